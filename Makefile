@@ -1,0 +1,23 @@
+PYTHON ?= python
+
+.PHONY: check format test test-all figures
+
+check:  ## everything that can be said without running the code
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m pyright --pythonpath "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command as c; c()"
+	$(PYTHON) -m codespell_lib src tests docs benchmarks README.md CONTRIBUTING.md CHANGELOG.md
+
+format:  ## let ruff mend what it can
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+test:  ## the fast tests
+	$(PYTHON) -m pytest -m "not slow"
+
+test-all:  ## all tests
+	$(PYTHON) -m pytest
+
+figures:  ## every figure quoted in docs/exact-figures.md
+	$(PYTHON) benchmarks/exact_figures.py

@@ -1,0 +1,74 @@
+"""Reading, drawing from and cutting categorical distributions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.randomness import UNIT_BITS
+from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_SCALE_BITS = 60
+"""Probabilities are added up as integer multiples of 2**-60, exactly and in any order."""
+
+
+def at(p: Float[Tensor, "B L V"], z: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """Entry of `p` at token `z`, position by position."""
+    return p.gather(-1, z[..., None]).squeeze(-1)
+
+
+def at_token(rows: Float[Tensor, "B V"], z: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """Entry of a sample's row at token `z`: the row is shared by all positions of the sample."""
+    return rows.gather(-1, z)
+
+
+def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor, "*batch K"]:
+    """K tokens from each row of `p` by inverse CDF, one for each fixed-point uniform in `u`.
+
+    `u` comes from `randomness.random_integers`. Rows need not be normalised, but must be
+    non-negative with a sum in (0, 2). A token of probability zero is never drawn, and a rare one is
+    drawn as often as it should be: sums of float32 probabilities lose whatever is below 6e-8 of the
+    running total (that is how Gumbel and cumulative-sum samplers come by an accidental min-p, App.
+    G), sums of integers lose nothing.
+    """
+    cdf = (p * 2.0**_SCALE_BITS).to(torch.int64).cumsum(-1)
+    target = _scaled(u, cdf[..., -1:])
+    return torch.searchsorted(cdf, target, right=True)
+
+
+def _scaled(u: Int[Tensor, "*batch K"], total: Int[Tensor, "*batch 1"]) -> Int[Tensor, "*batch K"]:
+    """floor(u * total / 2**62) without leaving int64; total < 2**61, so the result is < total."""
+    half = UNIT_BITS // 2
+    low_bits = (1 << half) - 1
+    u_high, u_low = u >> half, u & low_bits
+    total_high, total_low = total >> half, total & low_bits
+    middle = u_high * total_low + u_low * total_high + (u_low * total_low >> half)
+    return u_high * total_high + (middle >> half)
+
+
+def cut_below(p: Float[Tensor, "*batch V"], minimum: float) -> Float[Tensor, "*batch V"]:
+    """Drop probabilities below an absolute `minimum` and renormalise (the cut-off of App. G).
+
+    The most likely token is always kept.
+    """
+    return _cut(p, minimum, "minimum", torch.full_like(p[..., :1], minimum))
+
+
+def cut_below_max(p: Float[Tensor, "*batch V"], ratio: float) -> Float[Tensor, "*batch V"]:
+    """Drop probabilities below `ratio` times the largest one and renormalise (min-p proper)."""
+    return _cut(p, ratio, "ratio", ratio * p.amax(-1, keepdim=True))
+
+
+def _cut(p: Tensor, value: float, field: str, threshold: Tensor) -> Tensor:
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"the cut-off's {field} must be in [0, 1), got {value}. 0 cuts nothing; "
+            "the paper's App. G studies 1e-7 to 1e-3."
+        )
+    kept = torch.where(p >= threshold.minimum(p.amax(-1, keepdim=True)), p, 0)
+    return kept / kept.sum(-1, keepdim=True)

@@ -1,0 +1,230 @@
+"""The GIDD ELBO, term by term (Theorem 3.7). This file is the definition; it forms [B, L, V].
+
+    -log p(x) <= E[ weight * (kl + itakura_saito) ] + E[ reconstruction ] + prior
+
+The integral over t runs over [eps, 1 - eps]; the two other terms are what is left outside it, as
+costs: the paper prints their sum C with the opposite sign (Eq. 15).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gidd.diffusion.categorical import at, at_token
+from gidd.diffusion.process import marginal, marginal_at, posterior
+from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+class ElboTerms(NamedTuple):
+    """Per-token terms of the bound; `weight * divergence` averages to the NELBO's integral."""
+
+    weight: Float[Tensor, "B L"]
+    """w_t(z_t, x), Eq. 13."""
+
+    kl: Float[Tensor, "B L"]
+    """D_KL(q_t(. | x) || q_t(. | x_theta)), Eq. 14."""
+
+    itakura_saito: Float[Tensor, "B L"]
+    """D_IS(q_t(z_t | x) || q_t(z_t | x_theta)), Eq. 14."""
+
+    @property
+    def divergence(self) -> Float[Tensor, "B L"]:
+        """The bracket of Eq. 14."""
+        return self.kl + self.itakura_saito
+
+
+def elbo_terms(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> ElboTerms:
+    """The terms of Eq. 14, apart, so that a `Weighting` can replace the first.
+
+    `x_theta` is the denoiser's distribution over clean tokens given the noisy sequence `z`; it sums
+    to 1 and is zero on the mask.
+    """
+    pair = _marginals(schedule, t, x, x_theta)
+    kl = _kl(*pair).sum(-1)
+    itakura_saito = _itakura_saito(*(at(tensor, z) for tensor in pair))
+    return ElboTerms(elbo_weight(schedule, t, x, z), kl, itakura_saito)
+
+
+def elbo_weight(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+) -> Float[Tensor, "B L"]:
+    """w_t(z_t, x) = inflow(z_t) / q_t(z_t | x) (Eq. 13); 0 where q_t(z_t | x) = 0."""
+    q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
+    return at_token(schedule.inflow(t), z) / q_z.clamp_min(TINY)
+
+
+def full_itakura_saito(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L"]:
+    """The sum of D_IS over all tokens, a looser bound in place of D_IS at z_t (Remark H.6).
+
+    It is infinite where noise cannot reach a token that the model believes possible, so it is of no
+    use for mask-only noise.
+    """
+    q, p, gap = _marginals(schedule, t, x, x_theta)
+    divergence = torch.where((q == 0) & (p > 0), torch.inf, _itakura_saito(q, p, gap))
+    return torch.where(gap == 0, 0, divergence).sum(-1)
+
+
+def reconstruction(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L"]:
+    """-log p_theta(z_0 = x | z_t): the cost of the last step, from t = eps to 0 (C in Eq. 15).
+
+    It stands for the integral over [0, eps]; for p_u > 0 and gamma = 1 it is of order sqrt(eps).
+    """
+    q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
+    p_z = marginal_at(schedule, t, z, at(x_theta, z))
+    return _log(p_z) - _log(q_z) - _log(at(x_theta, x))
+
+
+def prior_kl(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L"]:
+    """KL of the first step, from z_1 ~ p_1 to t = 1 - eps: the cost left above the integral.
+
+    `x_theta` is the prediction at time 1 from a draw of the prior. The prior itself costs nothing,
+    q_1(. | x) = p_1; compared at 1 - eps with a prior of masks only, the KL would be infinite.
+    """
+    return _kl(*_marginals(schedule, t, x, x_theta)).sum(-1)
+
+
+def step_kl(
+    schedule: MixingSchedule,
+    s: Float[Tensor, " B"],
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L"]:
+    """D_KL(q(z_s | z_t, x) || p_theta(z_s | z_t)): one step of the discrete-time bound (App. H.5).
+
+    Summed over a mesh from 1 to 0 it is the whole bound; divided by t - s it tends to
+    `weight * divergence` as s -> t.
+    """
+    clean = F.one_hot(x, schedule.vocab.size).to(t.dtype)
+    q = posterior(schedule, s, t, z, clean)
+    p = posterior(schedule, s, t, z, x_theta)
+    return _kl(q, p, q - p).sum(-1)
+
+
+def mdm_loss(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L"]:
+    """The masked-diffusion loss: -alpha'/(1 - alpha) times cross-entropy on masks (Eq. 2)."""
+    mask_id = schedule.vocab.mask_id
+    if mask_id is None:
+        raise ScheduleError(
+            "mdm_loss needs noise that masks, but vocab.mask_id is None. "
+            "Use elbo_terms, which is defined for every schedule."
+        )
+    hazard = schedule.inflow(t)[:, mask_id]  # -alpha'/alpha when pi_t = m
+    weight = hazard * schedule.alpha(t) / schedule.beta_pi(t)[:, mask_id]
+    return -weight[:, None] * (z == mask_id) * _log(at(x_theta, x))
+
+
+def ar_nll(logits: Float[Tensor, "B L V"], x: Int[Tensor, "B L"]) -> Float[Tensor, "B L-1"]:
+    """-log p(x_i | x_<i) of an autoregressive model, for every token but the first.
+
+    Entry i belongs to the label x[:, i + 1]: average with `valid[:, 1:]`, not `valid[:, :-1]`.
+    """
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:], reduction="none")
+
+
+class _Marginals(NamedTuple):
+    """q_t(. | x), q_t(. | x_theta) and their difference, known better than by subtraction."""
+
+    q: Float[Tensor, "B L V"]
+    p: Float[Tensor, "B L V"]
+    gap: Float[Tensor, "B L V"]
+
+
+def _marginals(schedule: MixingSchedule, t: Tensor, x: Tensor, x_theta: Tensor) -> _Marginals:
+    """gap = q - p = alpha (x - x_theta), where 1 - x_theta(x) is summed from the other tokens."""
+    clean = F.one_hot(x, schedule.vocab.size).to(x_theta.dtype)
+    elsewhere = (1 - clean) * x_theta
+    gap = clean * elsewhere.sum(-1, keepdim=True) - elsewhere
+    return _Marginals(
+        q=marginal(schedule, t, clean),
+        p=marginal(schedule, t, x_theta),
+        gap=schedule.alpha(t)[:, None, None] * gap,
+    )
+
+
+# Both divergences are of second order in d = q/p - 1. Where d is small, the first-order terms are
+# cancelled on paper; float32 keeps about six digits of every term instead of none.
+_NEAR = 0.1
+
+
+def _kl(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """q log(q/p) - q + p, non-negative; its sum over tokens is D_KL, since q and p sum to 1."""
+    near = gap.abs() < _NEAR * p
+    d = _ratio_where(near, gap, p)
+    by_series = p * (d.square() - (1 + d) * _minus_log1p(d))
+    return torch.where(near, by_series, q * _log_ratio_where(~near, q, p) - gap)
+
+
+def _itakura_saito(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """q/p - log(q/p) - 1 (Theorem 3.7)."""
+    near = gap.abs() < _NEAR * p
+    log_ratio = _log_ratio_where(~near, q, p)
+    by_series = _minus_log1p(_ratio_where(near, gap, p))
+    return torch.where(near, by_series, log_ratio.expm1() - log_ratio)
+
+
+def _ratio_where(where: Tensor, gap: Tensor, p: Tensor) -> Tensor:
+    """gap / p where asked, 0 elsewhere, so that the branch not taken has a finite gradient."""
+    return torch.where(where, gap, 0) / torch.where(where, p, 1)
+
+
+def _log_ratio_where(where: Tensor, q: Tensor, p: Tensor) -> Tensor:
+    """log(q / p) where asked, 0 elsewhere; q is data, so only p/q needs a finite gradient."""
+    p = torch.where(where, p, 1).clamp_min(TINY)
+    return -(p / torch.where(where, q, 1).clamp_min(TINY)).log()
+
+
+def _minus_log1p(d: Tensor) -> Tensor:
+    """d - log(1 + d) for |d| <= 0.1 to full precision, with y = d / (2 + d).
+
+    log(1 + d) = 2 artanh(y) = 2 (y + y^3/3 + y^5/5 + ...) and d - 2y = d y.
+    """
+    y = d / (2 + d)
+    y2 = y.square()
+    tail = 1 / 3 + y2 * (1 / 5 + y2 * (1 / 7 + y2 * (1 / 9 + y2 * (1 / 11 + y2 * (1 / 13)))))
+    return d * y - 2 * y * y2 * tail
+
+
+def _log(p: Tensor) -> Tensor:
+    """Logarithm of a probability, finite even at 0."""
+    return p.clamp_min(TINY).log()

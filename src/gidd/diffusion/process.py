@@ -1,0 +1,126 @@
+"""The noise process of any schedule: marginals, noising, transitions, rates, the reverse step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.categorical import at, at_token, draw
+from gidd.diffusion.schedule import TINY, MixingSchedule
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+def marginal(
+    schedule: MixingSchedule, t: Float[Tensor, " B"], x_theta: Float[Tensor, "B L V"]
+) -> Float[Tensor, "B L V"]:
+    """q_t(. | x_theta) = alpha_t x_theta + beta_t pi_t (Eq. 3); one-hot x_theta: q_t(. | x)."""
+    return schedule.alpha(t)[:, None, None] * x_theta + schedule.beta_pi(t)[:, None, :]
+
+
+def marginal_at(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    x_theta_at_z: Float[Tensor, "B L"],
+) -> Float[Tensor, "B L"]:
+    """q_t(z | x_theta) from x_theta(z) alone (Eq. 3); x_theta(z) = 1[z = x] gives q_t(z | x)."""
+    return schedule.alpha(t)[:, None] * x_theta_at_z + at_token(schedule.beta_pi(t), z)
+
+
+def noise(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    u: Int[Tensor, "B L"],
+) -> Int[Tensor, "B L"]:
+    """z_t ~ q_t(. | x) (Eq. 3), from fixed-point uniforms `u` (`randomness.random_integers`).
+
+    One draw from the row (alpha, beta_pi): its first entry keeps the token, the others name a new
+    one. Nothing of size [B, L, V] is formed.
+    """
+    keep_or_token = torch.cat([schedule.alpha(t)[:, None], schedule.beta_pi(t)], dim=-1)
+    choice = draw(keep_or_token, u)
+    return torch.where(choice == 0, x, choice - 1)
+
+
+def prior(schedule: MixingSchedule, like: Tensor) -> Float[Tensor, " V"]:
+    """p_1 = pi_1: what tokens look like when all signal is gone; device and type of `like`."""
+    return schedule.beta_pi(like.new_ones(1)).squeeze(0)
+
+
+def sample_prior(
+    schedule: MixingSchedule, u: Int[Tensor, "B L"], dtype: torch.dtype = torch.float32
+) -> Int[Tensor, "B L"]:
+    """z_1 ~ p_1, from fixed-point uniforms `u`."""
+    like = torch.empty(0, device=u.device, dtype=dtype)
+    return draw(prior(schedule, like).expand(len(u), -1), u)
+
+
+class Transition(NamedTuple):
+    """q_{t|s}(z_t | z_s) = alpha 1[z_t = z_s] + beta_pi(z_t): keep the token or draw a new one."""
+
+    alpha: Float[Tensor, " B"]
+    beta_pi: Float[Tensor, "B V"]
+
+
+def transition(
+    schedule: MixingSchedule, s: Float[Tensor, " B"], t: Float[Tensor, " B"]
+) -> Transition:
+    """Conditional transition from time s to time t, s <= t, s < 1 (Prop. 3.3)."""
+    alpha = schedule.alpha(t) / schedule.alpha(s)
+    beta_pi = schedule.beta_pi(t) - alpha[:, None] * schedule.beta_pi(s)
+    return Transition(alpha, beta_pi.clamp_min(0))  # rounding may leave -1e-8 of nothing
+
+
+def forward_rate(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    z_from: Int[Tensor, "B L"],
+    z_to: Int[Tensor, "B L"],
+) -> Float[Tensor, "B L"]:
+    """R_t(z_from, z_to), the rate of jumping from one token to another (Lemma 3.6, Eq. 11)."""
+    inflow = schedule.inflow(t)
+    alpha_ratio = -inflow.sum(-1, keepdim=True)  # alpha'/alpha, Lemma H.5
+    return alpha_ratio * (z_from == z_to) + at_token(inflow, z_to)
+
+
+def backward_rates(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L V"]:
+    """Rates of the model's reverse chain from z to every token (Lemma H.3); each row sums to 0."""
+    inflow = schedule.inflow(t)
+    q = marginal(schedule, t, x_theta)
+    q_z = at(q, z)[..., None].clamp_min(TINY)
+    # R_t(z', z) q_t(z' | x_theta) / q_t(z | x_theta) for z' != z: the diagonal of R_t plays no part
+    rates = at_token(inflow, z)[..., None] * q / q_z
+    off_diagonal = rates.scatter(-1, z[..., None], 0.0)
+    return off_diagonal.scatter(-1, z[..., None], -off_diagonal.sum(-1, keepdim=True))
+
+
+def posterior(
+    schedule: MixingSchedule,
+    s: Float[Tensor, " B"],
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    x_theta: Float[Tensor, "B L V"],
+) -> Float[Tensor, "B L V"]:
+    """p_theta(z_s | z_t) (Eqs. 12 and 16), the law of one reverse step from t to s <= t.
+
+    With a one-hot x_theta it is q(z_s | z_t, x). Where z is impossible at time t there is nothing
+    to condition on, and the row is zero.
+    """
+    step = transition(schedule, s, t)
+    q_s = marginal(schedule, s, x_theta)
+    q_t_at_z = marginal_at(schedule, t, z, at(x_theta, z))[..., None]
+    redrawn = at_token(step.beta_pi, z)[..., None] * q_s
+    kept = torch.zeros_like(q_s).scatter(
+        -1, z[..., None], step.alpha[:, None, None] * at(q_s, z)[..., None]
+    )
+    return (redrawn + kept) / q_t_at_z.clamp_min(TINY)

@@ -1,0 +1,111 @@
+"""Randomness without state: noise is a pure function of where it is used.
+
+Every random number belongs to an address (seed, stream, step, sample, position). The same address
+gives the same number on any device, in any batch, on any number of ranks, before or after a crash,
+so there is no generator state to save, to broadcast or to get wrong.
+
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+2011), written with torch's int64 operations: it needs no kernel of its own and gives the same bits
+on CPU, CUDA and MPS.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+UNIT_BITS = 62
+"""A fixed-point uniform is an integer u in [0, 2**UNIT_BITS), standing for u / 2**UNIT_BITS."""
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+Word = int | Tensor
+"""A 32-bit unsigned word, held in a Python integer or an int64 tensor."""
+
+
+class Stream(IntEnum):
+    """What a random number is for. Streams never share numbers; add new ones at the end."""
+
+    TIMES = 0
+    """Diffusion times of a training batch."""
+    NOISE = 1
+    """z_t given x."""
+    PRIOR = 2
+    """z_1."""
+    SOURCE = 3
+    """Text drawn from a `gidd.sources` source."""
+
+
+def philox(
+    counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]
+) -> tuple[Word, Word, Word, Word]:
+    """Philox4x32-10: four words that look random, from a 128-bit counter and a 64-bit key.
+
+    The product of two 32-bit words may exceed 2**63; int64 multiplication wraps modulo 2**64, which
+    leaves both halves right once they are masked.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((product1 >> 32) & _WORD) ^ c1 ^ k0,
+            product1 & _WORD,
+            ((product0 >> 32) & _WORD) ^ c3 ^ k1,
+            product0 & _WORD,
+        )
+        k0 = (k0 + _KEY_STEPS[0]) & _WORD
+        k1 = (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def random_integers(
+    seed: int | Int[Tensor, " B"],
+    stream: Stream,
+    step: int | Int[Tensor, " B"],
+    sample: Int[Tensor, " B"],
+    position: Int[Tensor, " L"],
+) -> Int[Tensor, "B L"]:
+    """Fixed-point uniforms at the given addresses: integers in [0, 2**62).
+
+    `sample` is an index into the whole data set (any int64 >= 0), not into the batch. `seed` and
+    `step` are one for the batch or one per sample. `step` and `position` must be below 2**32.
+    """
+    seed = _column(seed)
+    sample = sample[:, None]
+    # the stream's own key: the seed, encrypted with the stream as counter
+    key = philox((int(stream), 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
+    counter = (position, sample & _WORD, (sample >> 32) & _WORD, _column(step))
+    high, low, _, _ = philox(counter, key)
+    bits = (high << 30) | (low >> 2)
+    assert isinstance(bits, Tensor)
+    return bits
+
+
+def uniforms(
+    seed: int | Int[Tensor, " B"],
+    stream: Stream,
+    step: int | Int[Tensor, " B"],
+    sample: Int[Tensor, " B"],
+    position: Int[Tensor, " L"],
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "B L"]:
+    """Uniforms in [0, 1) at the given addresses, with all the bits that `dtype` can hold."""
+    bits = 53 if dtype == torch.float64 else 24
+    integers = random_integers(seed, stream, step, sample, position)
+    return (integers >> (UNIT_BITS - bits)).to(dtype) * 2.0**-bits
+
+
+def _column(value: int | Tensor) -> int | Tensor:
+    """One value for the batch as it is; one per sample as a column, to broadcast over positions."""
+    return value if isinstance(value, int) else value[:, None]

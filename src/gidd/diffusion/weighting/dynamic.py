@@ -1,0 +1,53 @@
+"""The paper's dynamic weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.weighting.base import Weighting, require_positive
+from gidd.errors import ScheduleError
+
+
+@final
+@dataclass(frozen=True)
+class DynamicWeighting(Weighting):
+    """2 w_max on masks, w_max on replaced and w_max (B/N) exp(-lambda_t/2) on kept tokens (Eq. 20).
+
+    lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio. The formula is fitted
+    to the hybrid schedule and speaks of its constant B, which is 0 for masked diffusion; for other
+    noise use `TightWeighting`.
+    """
+
+    schedule: MixingSchedule
+    w_max: float = 1.0
+    """A factor on all weights, as printed."""
+
+    def __post_init__(self) -> None:
+        """Check that the formula means something for this schedule."""
+        if not isinstance(self.schedule, HybridSchedule | MaskedSchedule):
+            raise ScheduleError(
+                "dynamic weighting is defined for HybridSchedule and MaskedSchedule, got "
+                f"{type(self.schedule).__name__}. Use TightWeighting: it is bounded in the same "
+                "way, is defined for every schedule and keeps the ELBO's minimiser."
+            )
+        require_positive("dynamic.w_max", self.w_max)
+
+    @classmethod
+    def of(cls, schedule: MixingSchedule) -> Self:
+        """Defined for hybrid and masked schedules."""
+        return cls(schedule)
+
+    def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        """The three cases of Eq. 20; exp(-lambda_t/2) is sqrt((1 - alpha) / alpha)."""
+        vocab = self.schedule.vocab
+        noise_to_signal = self.schedule.beta_pi(t).sum(-1) / self.schedule.alpha(t)
+        B = self.schedule.c.B if isinstance(self.schedule, HybridSchedule) else 0.0
+        kept = B / vocab.size * noise_to_signal.sqrt()[:, None]
+        weight = torch.where(z == vocab.mask_id, 2.0, torch.where(z == x, kept, 1.0))
+        return self.w_max * weight

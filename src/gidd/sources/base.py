@@ -1,0 +1,166 @@
+"""Text-like sources whose likelihood and posteriors are known exactly.
+
+They stand in for text wherever a number must be checked: the best possible denoiser is known, and
+so is the entropy that no bound can go below.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gidd.diffusion.categorical import at_token, draw
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+class EntropyRate(NamedTuple):
+    """Entropy per token of an endless text, in nats."""
+
+    nats: float
+    standard_error: float
+    """0 where the rate is known in closed form."""
+
+
+class Source(ABC):
+    """A Markov chain over hidden states that emits one token per state.
+
+    Tokens are the ids 0 .. num_tokens - 1; special ids such as the mask come after them. Posteriors
+    are distributions over the ids of the schedule's vocabulary, so they can stand where a network's
+    prediction stands. K is the number of hidden states.
+    """
+
+    initial: Float[Tensor, " K"]
+    """Law of the first state."""
+
+    transition: Float[Tensor, "K K"]
+    """Row k: law of the state that follows state k."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of different tokens in a clean text."""
+
+    @abstractmethod
+    def emission_of(self, token: Int[Tensor, "B L"]) -> Float[Tensor, "B L K"]:
+        """Probability that each state emits `token`; zero for ids that the source never emits."""
+
+    @abstractmethod
+    def tokens_of(self, states: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
+        """Law of the emitted token from the law of the state."""
+
+    @abstractmethod
+    def entropy_rate(self) -> EntropyRate:
+        """Entropy per token of an endless text."""
+
+    def sample(self, seed: int, sample: Int[Tensor, " B"], length: int) -> Int[Tensor, "B L"]:
+        """Texts number `sample` of the corpus that `seed` stands for, each of `length` tokens."""
+        position = torch.arange(length, device=sample.device)
+        u_state = random_integers(seed, Stream.SOURCE, 0, sample, position)
+        u_token = random_integers(seed, Stream.SOURCE, 1, sample, position)
+        law = self.initial.expand(len(sample), -1)
+        tokens: list[Tensor] = []
+        for i in range(length):
+            state = draw(law, u_state[:, i : i + 1]).squeeze(-1)
+            emission = self.tokens_of(F.one_hot(state, len(self.initial)).to(self.initial))
+            tokens.append(draw(emission, u_token[:, i : i + 1]))
+            law = self.transition[state]
+        return torch.cat(tokens, dim=-1)
+
+    def log_prob(self, x: Int[Tensor, "B L"]) -> Float[Tensor, " B"]:
+        """Exact log-probability of whole texts."""
+        return self._forward(self.emission_of(x))[1].sum(-1)
+
+    def leave_one_out(
+        self, schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "B L V"]:
+        """p(x_i | Z_t without z_i) at every position: the minimiser of the ELBO."""
+        evidence = self._evidence(schedule, t, z)
+        before, _ = self._forward(evidence)
+        states = before * self._backward(evidence)
+        tokens = self.tokens_of(states / states.sum(-1, keepdim=True))
+        if not tokens.isfinite().all():
+            raise DataError(
+                "these noisy tokens have probability zero under the source and the schedule, so "
+                "there is nothing to condition on. Draw them with gidd.diffusion.process.noise."
+            )
+        return F.pad(tokens, (0, schedule.vocab.size - self.num_tokens))
+
+    def posterior(
+        self, schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "B L V"]:
+        """p(x_i | Z_t): the ordinary posterior, which also hears the token's own evidence."""
+        t = t.to(self.initial)
+        kept = schedule.alpha(t)[:, None, None] * F.one_hot(z, schedule.vocab.size)
+        own = kept + at_token(schedule.beta_pi(t), z)[..., None]  # q_t(z_i | v) for every token v
+        joint = self.leave_one_out(schedule, t, z) * own
+        return joint / joint.sum(-1, keepdim=True)
+
+    def _evidence(self, schedule: MixingSchedule, t: Tensor, z: Tensor) -> Tensor:
+        """q_t(z_i | state) [B, L, K]: the emission's probability of z_i, mixed with noise."""
+        if schedule.vocab.size < self.num_tokens:
+            raise ConfigError(
+                f"schedule.vocab.size must be at least the source's {self.num_tokens} tokens, got "
+                f"{schedule.vocab.size}. Use Vocab({self.num_tokens + 1}, "
+                f"mask_id={self.num_tokens})."
+            )
+        t = t.to(self.initial)
+        noise = at_token(schedule.beta_pi(t), z)
+        return schedule.alpha(t)[:, None, None] * self.emission_of(z) + noise[..., None]
+
+    def _forward(self, evidence: Tensor) -> tuple[Tensor, Tensor]:
+        """Law of each state given what came before [B, L, K], and log p(z_i | z_<i) [B, L]."""
+        predicted = self.initial.expand(len(evidence), -1)
+        laws: list[Tensor] = []
+        log_norms: list[Tensor] = []
+        for i in range(evidence.shape[1]):
+            laws.append(predicted)
+            joint = predicted * evidence[:, i]
+            norm = joint.sum(-1, keepdim=True)
+            log_norms.append(norm.log())
+            predicted = (joint / norm) @ self.transition
+        return torch.stack(laws, dim=1), torch.cat(log_norms, dim=-1)
+
+    def _backward(self, evidence: Tensor) -> Tensor:
+        """p(z_{>i} | state_i) up to a factor [B, L, K]."""
+        message = torch.ones_like(evidence[:, 0])
+        messages = [message]
+        for i in range(evidence.shape[1] - 1, 0, -1):
+            message = (message * evidence[:, i]) @ self.transition.T
+            message = message / message.sum(-1, keepdim=True)
+            messages.append(message)
+        return torch.stack(messages[::-1], dim=1)
+
+
+def require_stochastic(field: str, rows: Tensor) -> None:
+    """Refuse rows that are not probability distributions."""
+    if not (rows >= 0).all() or not ((rows.sum(-1) - 1).abs() < 1e-6).all():
+        raise ConfigError(
+            f"source.{field} must hold probability distributions (entries >= 0, rows sum to 1), "
+            f"got smallest entry {rows.min():.6g} and row sums in [{rows.sum(-1).min():.6g}, "
+            f"{rows.sum(-1).max():.6g}]. Divide each row by its sum."
+        )
+
+
+def stationary_law(transition: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
+    """The law that one step of the chain leaves unchanged."""
+    K = len(transition)
+    equations = torch.cat(
+        [transition.T - torch.eye(K).to(transition), torch.ones(1, K).to(transition)]
+    )
+    right = torch.zeros(K + 1, 1).to(transition)
+    right[-1] = 1
+    return torch.linalg.lstsq(equations, right).solution.squeeze(-1).clamp_min(0)
+
+
+def row_entropies(rows: Float[Tensor, "... V"]) -> Float[Tensor, ...]:
+    """Entropy of each distribution, in nats."""
+    return torch.special.entr(rows).sum(-1)
