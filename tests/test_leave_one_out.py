@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import as_times, schedules, unit
 
+from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.schedules import (
     SCHEDULES,
     Cosine,
@@ -28,7 +29,7 @@ from gidd.diffusion.weighting import (
     Weighting,
 )
 from gidd.sources import MarkovSource
-from gidd.sources.enumeration import SmallWorld
+from gidd.sources.enumeration import SmallWorld, exact_nodes
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(4, mask_id=3)
@@ -82,7 +83,7 @@ REWEIGHTED = {  # V, p_u: H(X), then the true NELBO of each weighting's minimise
 
 @pytest.mark.parametrize("row", REWEIGHTED)
 def test_reweighting_moves_the_minimiser(row):
-    """The paper's ablation as a theorem: dynamic weights cost little, clamping a lot, tight nothing."""
+    """The paper's ablation as a theorem: dynamic costs little, clamping a lot, tight nothing."""
     rng = np.random.default_rng(0)  # one generator makes the sources of all three rows, in order
     sources = [MarkovSource.random(num_tokens, 0.3, rng) for num_tokens, *_ in REWEIGHTED.values()]
     num_tokens, p_uniform, entropy, elbo, dynamic, clamp, equal = REWEIGHTED[row]
@@ -91,8 +92,10 @@ def test_reweighting_moves_the_minimiser(row):
     assert world.entropy == pytest.approx(entropy, abs=6e-5)
 
     def true_nelbo(weighting: Weighting) -> float:
-        return world.nelbo(world.minimiser(weighting))
+        # many nodes: a clamped weight has a kink in t, which quadrature meets slowly
+        return world.nelbo(world.minimiser(weighting), exact_nodes(256))
 
+    # the figures of record are themselves quadratures, 1e-4 low where the entropy is known
     assert true_nelbo(ElboWeighting(schedule)) == pytest.approx(elbo, abs=2e-4)
     assert true_nelbo(DynamicWeighting(schedule)) == pytest.approx(dynamic, abs=2e-4)
     assert true_nelbo(ClampWeighting(schedule)) == pytest.approx(clamp, abs=2e-4)
@@ -122,8 +125,6 @@ def test_tight_weights_keep_the_minimiser(schedule, time, concentration, seed):
 @given(st.tuples(unit, unit, unit), st.floats(1e-3, 1 - 1e-3))
 def test_the_minimiser_is_where_the_gradient_vanishes(schedule_type, cube, time):
     """Not by formula: the gradient of the expected weighted loss in the logits is zero there."""
-    from gidd.diffusion.elbo import elbo_terms
-
     schedule = schedule_type.from_unit_cube(VOCAB, cube)
     world = SmallWorld(MarkovSource.random(3, 0.8), schedule, length=2)
     weighting = TightWeighting(schedule)

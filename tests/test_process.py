@@ -134,7 +134,7 @@ def test_mean_elbo_weight_is_minus_alpha_ratio(schedule: MixingSchedule, time):
 
 @given(schedules(), st.lists(st.floats(0, 0.999), min_size=2, max_size=2), st.integers(0, 9))
 def test_posteriors_normalise_and_satisfy_bayes(schedule: MixingSchedule, values, seed):
-    """Sum over z_s is 1; q(z_s | z_t, x) q_t(z_t | x) = q_{t|s}(z_t | z_s) q_s(z_s | x) (Eq. 12)."""
+    """Sum over z_s is 1; q(z_s | z_t, x) q_t(z_t | x) = q_{t|s}(z_t | z_s) q_s(z_s | x): Eq. 12."""
     s, t = as_times(sorted(values)).split(1)
     size = schedule.vocab.size
     z = torch.arange(size)[None]

@@ -37,13 +37,31 @@ HALF = torch.full((5,), 0.1, dtype=torch.float64)
 
 # what is built, the error, and what its message must name: field, value, allowed range, remedy
 REFUSED = {
-    "gamma = 2.5": (lambda: HybridSchedule(VOCAB, 0.1, 2.5), ScheduleError, ["gamma", "2.5", "(0, 2]", "uses 1"]),
-    "gamma = 0": (lambda: HybridSchedule(VOCAB, 0.1, 0.0), ScheduleError, ["gamma", "0.0", "(0, 2]", "uses 1"]),
-    "p_u = 1": (lambda: HybridSchedule(VOCAB, 1.0), ScheduleError, ["p_uniform", "1.0", "[0, 1)", "UniformSchedule"]),
-    "p_u < 0": (lambda: HybridSchedule(VOCAB, -0.1), ScheduleError, ["p_uniform", "-0.1", "[0, 1)"]),
+    "gamma = 2.5": (
+        lambda: HybridSchedule(VOCAB, 0.1, 2.5),
+        ScheduleError,
+        ["gamma", "2.5", "(0, 2]", "uses 1"],
+    ),
+    "gamma = 0": (
+        lambda: HybridSchedule(VOCAB, 0.1, 0.0),
+        ScheduleError,
+        ["gamma", "0.0", "(0, 2]", "uses 1"],
+    ),
+    "p_u = 1": (
+        lambda: HybridSchedule(VOCAB, 1.0),
+        ScheduleError,
+        ["p_uniform", "1.0", "[0, 1)", "UniformSchedule"],
+    ),
+    "p_u < 0": (
+        lambda: HybridSchedule(VOCAB, -0.1),
+        ScheduleError,
+        ["p_uniform", "-0.1", "[0, 1)"],
+    ),
     "p_u = nan": (lambda: HybridSchedule(VOCAB, float("nan")), ScheduleError, ["p_uniform", "nan"]),
     "alpha that rises": (
-        lambda: MaskedSchedule(VOCAB, FunctionCurve(lambda t: 1 - t + 0.2 * torch.sin(2 * torch.pi * t))),
+        lambda: MaskedSchedule(
+            VOCAB, FunctionCurve(lambda t: 1 - t + 0.2 * torch.sin(2 * torch.pi * t))
+        ),
         ScheduleError,
         ["alpha", "decrease from 1 to 0", "alpha(0.", "never rises"],
     ),
@@ -63,7 +81,9 @@ REFUSED = {
         ["components[0].noise", "probability distribution", "0.5", "divide by the sum"],
     ),
     "pi with negative entries": (
-        lambda: MixtureSchedule(VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), Ramp()),)),
+        lambda: MixtureSchedule(
+            VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), Ramp()),)
+        ),
         ScheduleError,
         ["components[0].noise", "entries >= 0", "-0.1"],
     ),
@@ -72,7 +92,11 @@ REFUSED = {
         ScheduleError,
         ["components[0].noise", "5 ids", "[4]", "Append zeros"],
     ),
-    "no noise at all": (lambda: MixtureSchedule(VOCAB, ()), ScheduleError, ["components", "at least one"]),
+    "no noise at all": (
+        lambda: MixtureSchedule(VOCAB, ()),
+        ScheduleError,
+        ["components", "at least one"],
+    ),
     "functional pi that sums to 1/2": (
         lambda: FunctionalSchedule(VOCAB, lambda t: 1 - t, lambda t: t[:, None] * HALF),
         ScheduleError,
@@ -80,7 +104,9 @@ REFUSED = {
     ),
     "functional pi that is negative": (
         lambda: FunctionalSchedule(
-            VOCAB, lambda t: 1 - t, lambda t: t[:, None] * (2 * mask_noise(VOCAB) - uniform_noise(VOCAB))
+            VOCAB,
+            lambda t: 1 - t,
+            lambda t: t[:, None] * (2 * mask_noise(VOCAB) - uniform_noise(VOCAB)),
         ),
         ScheduleError,
         ["beta_pi", "non-negative", "token 0"],
@@ -101,11 +127,23 @@ REFUSED = {
         ScheduleError,
         ["inflow", "non-negative", "No Markov chain", "token 0", "never decrease"],
     ),
-    "mask id outside the vocabulary": (lambda: Vocab(5, mask_id=5), ConfigError, ["mask_id", "5", "[0, 5)", "enlarge"]),
+    "mask id outside the vocabulary": (
+        lambda: Vocab(5, mask_id=5),
+        ConfigError,
+        ["mask_id", "5", "[0, 5)", "enlarge"],
+    ),
     "negative mask id": (lambda: Vocab(5, mask_id=-1), ConfigError, ["mask_id", "-1", "[0, 5)"]),
-    "pad id outside the vocabulary": (lambda: Vocab(5, pad_id=7), ConfigError, ["pad_id", "7", "[0, 5)"]),
+    "pad id outside the vocabulary": (
+        lambda: Vocab(5, pad_id=7),
+        ConfigError,
+        ["pad_id", "7", "[0, 5)"],
+    ),
     "vocabulary of one": (lambda: Vocab(1), ConfigError, ["vocab.size", "at least 2", "1"]),
-    "masking without a mask": (lambda: MaskedSchedule(Vocab(5)), ScheduleError, ["mask_id", "None", "UniformSchedule"]),
+    "masking without a mask": (
+        lambda: MaskedSchedule(Vocab(5)),
+        ScheduleError,
+        ["mask_id", "None", "UniformSchedule"],
+    ),
     "hybrid without a mask": (lambda: HybridSchedule(Vocab(5)), ScheduleError, ["mask_id", "None"]),
     "power of zero": (lambda: Polynomial(0.0), ScheduleError, ["power", "0.0", "positive"]),
     "negative ramp": (lambda: Ramp(-1.0), ScheduleError, ["weight", "-1.0", "at least 0"]),
@@ -114,13 +152,37 @@ REFUSED = {
         ScheduleError,
         ["dynamic", "UniformSchedule", "TightWeighting"],
     ),
-    "weights of zero": (lambda: ClampWeighting(MaskedSchedule(VOCAB), 0.0), ConfigError, ["w_max", "positive", "0.0"]),
-    "negative weights": (lambda: TightWeighting(MaskedSchedule(VOCAB), -1.0), ConfigError, ["w_max", "-1.0"]),
+    "weights of zero": (
+        lambda: ClampWeighting(MaskedSchedule(VOCAB), 0.0),
+        ConfigError,
+        ["w_max", "positive", "0.0"],
+    ),
+    "negative weights": (
+        lambda: TightWeighting(MaskedSchedule(VOCAB), -1.0),
+        ConfigError,
+        ["w_max", "-1.0"],
+    ),
     "no steps": (lambda: even_mesh(0), ConfigError, ["steps", "at least 1", "0"]),
-    "eps of one half": (lambda: paper_nodes(8, eps=0.5), ConfigError, ["eps", "[0, 0.5)", "0.5", "1e-4"]),
-    "negative eps": (lambda: stratify(0.5, torch.arange(2), 2, eps=-1.0), ConfigError, ["eps", "-1.0"]),
-    "absolute cut-off of one": (lambda: cut_below(torch.ones(2) / 2, 1.0), ConfigError, ["minimum", "[0, 1)", "1.0"]),
-    "negative relative cut-off": (lambda: cut_below_max(torch.ones(2) / 2, -0.1), ConfigError, ["ratio", "-0.1"]),
+    "eps of one half": (
+        lambda: paper_nodes(8, eps=0.5),
+        ConfigError,
+        ["eps", "[0, 0.5)", "0.5", "1e-4"],
+    ),
+    "negative eps": (
+        lambda: stratify(0.5, torch.arange(2), 2, eps=-1.0),
+        ConfigError,
+        ["eps", "-1.0"],
+    ),
+    "absolute cut-off of one": (
+        lambda: cut_below(torch.ones(2) / 2, 1.0),
+        ConfigError,
+        ["minimum", "[0, 1)", "1.0"],
+    ),
+    "negative relative cut-off": (
+        lambda: cut_below_max(torch.ones(2) / 2, -0.1),
+        ConfigError,
+        ["ratio", "-0.1"],
+    ),
     "source without a distribution": (
         lambda: MarkovSource(torch.ones(2) / 2, torch.ones(2, 2)),
         ConfigError,
@@ -138,7 +200,7 @@ REFUSED = {
         ConfigError,
         ["vocab.size", "6", "5", "Vocab(7, mask_id=6)"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

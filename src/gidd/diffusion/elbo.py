@@ -54,8 +54,8 @@ def elbo_terms(
     to 1 and is zero on the mask.
     """
     pair = _marginals(schedule, t, x, x_theta)
-    kl = _kl(*pair).sum(-1)
-    itakura_saito = _itakura_saito(*(at(tensor, z) for tensor in pair))
+    kl = kl_term(*pair).sum(-1)
+    itakura_saito = itakura_saito_term(*(at(tensor, z) for tensor in pair))
     return ElboTerms(elbo_weight(schedule, t, x, z), kl, itakura_saito)
 
 
@@ -82,7 +82,7 @@ def full_itakura_saito(
     use for mask-only noise.
     """
     q, p, gap = _marginals(schedule, t, x, x_theta)
-    divergence = torch.where((q == 0) & (p > 0), torch.inf, _itakura_saito(q, p, gap))
+    divergence = torch.where((q == 0) & (p > 0), torch.inf, itakura_saito_term(q, p, gap))
     return torch.where(gap == 0, 0, divergence).sum(-1)
 
 
@@ -113,7 +113,7 @@ def prior_kl(
     `x_theta` is the prediction at time 1 from a draw of the prior. The prior itself costs nothing,
     q_1(. | x) = p_1; compared at 1 - eps with a prior of masks only, the KL would be infinite.
     """
-    return _kl(*_marginals(schedule, t, x, x_theta)).sum(-1)
+    return kl_term(*_marginals(schedule, t, x, x_theta)).sum(-1)
 
 
 def step_kl(
@@ -132,7 +132,7 @@ def step_kl(
     clean = F.one_hot(x, schedule.vocab.size).to(t.dtype)
     q = posterior(schedule, s, t, z, clean)
     p = posterior(schedule, s, t, z, x_theta)
-    return _kl(q, p, q - p).sum(-1)
+    return kl_term(q, p, q - p).sum(-1)
 
 
 def mdm_loss(
@@ -187,16 +187,19 @@ def _marginals(schedule: MixingSchedule, t: Tensor, x: Tensor, x_theta: Tensor) 
 _NEAR = 0.1
 
 
-def _kl(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """q log(q/p) - q + p, non-negative; its sum over tokens is D_KL, since q and p sum to 1."""
+def kl_term(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """q log(q/p) - q + p, non-negative; its sum over tokens is D_KL, since q and p sum to 1.
+
+    `gap` is q - p. It is passed because the caller knows it better than a subtraction would.
+    """
     near = gap.abs() < _NEAR * p
     d = _ratio_where(near, gap, p)
     by_series = p * (d.square() - (1 + d) * _minus_log1p(d))
     return torch.where(near, by_series, q * _log_ratio_where(~near, q, p) - gap)
 
 
-def _itakura_saito(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """q/p - log(q/p) - 1 (Theorem 3.7)."""
+def itakura_saito_term(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """D_IS(q || p) = q/p - log(q/p) - 1 (Theorem 3.7); `gap` is q - p."""
     near = gap.abs() < _NEAR * p
     log_ratio = _log_ratio_where(~near, q, p)
     by_series = _minus_log1p(_ratio_where(near, gap, p))

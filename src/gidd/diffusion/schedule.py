@@ -19,8 +19,11 @@ from gidd.vocab import Vocab
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-TINY = torch.finfo(torch.float32).tiny
-"""The one floor below which a probability is taken for this number before its logarithm."""
+TINY = 1e-30
+"""The one floor: a smaller probability is taken for this one before a logarithm or a division.
+
+Its logarithm is -69, and its inverse times the largest weight in [1e-6, 1 - 1e-6] fits in float32.
+"""
 
 _CHECK_TIMES = 129
 _CHECK_TOLERANCE = 1e-9

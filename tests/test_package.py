@@ -1,0 +1,73 @@
+"""The package as a user meets it: lean imports, and a README whose code runs."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
+import gidd
+for module in pkgutil.walk_packages(gidd.__path__, "gidd."):
+    importlib.import_module(module.name)
+    print(module.name)
+"""
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w.-]+", line).group().lower() for line in requirements}
+
+
+def test_every_module_imports_with_the_base_dependencies_alone():
+    """Everything that an extra would install is hidden from the import system."""
+    extras = set().union(*map(names, PROJECT["optional-dependencies"].values()))
+    blocked = extras - names(PROJECT["dependencies"]) - {"gidd"}
+    blocked = {name.replace("-", "_") for name in blocked} | {"importlinter", "codespell_lib"}
+    assert "jaxtyping" in blocked
+    code = IMPORT_EVERYTHING.format(blocked=blocked)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "gidd.diffusion.elbo" in result.stdout.split()
+
+
+def test_base_dependencies_stay_few():
+    assert names(PROJECT["dependencies"]) == {"torch", "numpy", "safetensors", "tyro", "rich"}
+
+
+def code_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_code_in_the_documents_runs(path):
+    """Blocks of one page run in order, in one namespace, as a reader would type them."""
+    namespace: dict[str, object] = {}
+    for block in code_blocks(path):
+        exec(compile(block, str(path), "exec"), namespace)
+
+
+def test_code_in_the_readme_prints_what_it_says(capsys):
+    """Where a block ends in a comment `# prints: ...`, that is what it prints."""
+    namespace: dict[str, object] = {}
+    blocks = code_blocks(ROOT / "README.md")
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+        printed = capsys.readouterr().out.splitlines()
+        expected = re.findall(r"# prints: (.*)", block)
+        assert printed == expected

@@ -1,0 +1,69 @@
+"""Times for training, sampling and likelihoods."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gidd.diffusion.times import (
+    TRAINING_EPS,
+    even_mesh,
+    paper_nodes,
+    sine_mesh,
+    sine_midpoints,
+    stratified_times,
+)
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**31), st.integers(1, 200))
+def test_every_stratum_holds_one_time(seed, step, num_samples):
+    """Whatever the seed and step: one time in each of `num_samples` equal intervals."""
+    t = stratified_times(seed, step, torch.arange(num_samples), num_samples, dtype=torch.float64)
+    assert t.min() >= TRAINING_EPS
+    assert t.max() <= 1 - TRAINING_EPS
+    gaps = t.sort().values.diff()
+    even = (1 - 2 * TRAINING_EPS) / num_samples
+    torch.testing.assert_close(gaps, torch.full_like(gaps, even), rtol=1e-6, atol=1e-12)
+
+
+def test_each_time_is_uniform_by_itself():
+    """Slot 5 of 8 over many steps covers [eps, 1 - eps] evenly."""
+    slot = torch.tensor([5])
+    t = torch.cat([stratified_times(0, step, slot, 8) for step in range(4000)]).double()
+    counts = torch.histc((t - TRAINING_EPS) / (1 - 2 * TRAINING_EPS), bins=16, min=0, max=1)
+    assert ((counts - 250).abs() < 5 * 250**0.5).all()
+
+
+@pytest.mark.parametrize("mesh", [even_mesh, sine_mesh])
+@given(st.integers(1, 300))
+def test_meshes_walk_from_one_to_zero(mesh, num_steps):
+    times = mesh(num_steps)
+    assert len(times) == num_steps + 1
+    assert times[0] == 1 and times[-1] == 0
+    assert (times.diff() < 0).all()
+
+
+@given(st.integers(2, 300))
+def test_meshes_are_what_they_are_called(num_steps):
+    torch.testing.assert_close(even_mesh(num_steps)[1], torch.tensor(1 - 1 / num_steps).double())
+    theta = sine_mesh(num_steps).sqrt().asin()
+    expected = torch.full_like(theta[1:], -math.pi / 2 / num_steps)
+    torch.testing.assert_close(theta.diff(), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_nodes_integrate():
+    """Smooth, and singular like t^(-1/2): the sine rule is right, the paper's even grid is not."""
+    sine, even, eps = sine_midpoints(128), paper_nodes(128), TRAINING_EPS
+    assert float(sine.weight.sum()) == pytest.approx(1 - 2 * eps, rel=2e-8)
+    low, high = eps, 1 - eps
+    assert float(sine.weight @ sine.t**2) == pytest.approx((high**3 - low**3) / 3, abs=1e-7)
+    assert float(even.weight @ even.t**2) == pytest.approx(1 / 3, abs=5e-3)
+    singular = 2 * (high**0.5 - low**0.5)
+    assert float(sine.weight @ sine.t**-0.5) == pytest.approx(singular, abs=1e-7)
+    assert float(even.weight @ even.t**-0.5) > singular + 0.5
+    for nodes in (sine, even):
+        assert eps <= nodes.t.min() and nodes.t.max() <= 1 - eps
+    for few in (5, 6, 7, 16):
+        assert float(sine_midpoints(few, eps=0.0).weight.sum()) == pytest.approx(1, abs=0.02)
