@@ -18,7 +18,7 @@ from gidd.diffusion.elbo import (
     step_kl,
 )
 from gidd.diffusion.process import backward_rates, forward_rate, marginal_at
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.diffusion.schedules import (
     Bump,
     Component,
@@ -59,7 +59,7 @@ def rate_form(schedule: MixingSchedule, t: Tensor, x: int, x_theta: Tensor) -> T
         total = total + q[i] * (forward[i, i] - backward[i, i])
         for j in range(size):
             flow = forward[j, i] * q[j]  # q(z) R(z', z) q(z')/q(z)
-            if j != i and flow > 0:
+            if j != i and flow > TINY:  # below, the logarithm of a product underflows
                 total = total + flow * (flow / (backward[i, j] * q[i])).log()
     return total
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gidd.diffusion.categorical import cut_below
 from gidd.diffusion.elbo import ElboTerms, ar_nll, elbo_terms, elbo_weight, mdm_loss
 from gidd.diffusion.process import marginal_at, posterior, transition
-from gidd.diffusion.schedules import FunctionalSchedule, HybridSchedule, MaskedSchedule
+from gidd.diffusion.schedules import FirstReleaseSchedule, HybridSchedule, MaskedSchedule
 from gidd.diffusion.schedules.autodiff import value_and_slope
 from gidd.diffusion.times import stratify
 from gidd.diffusion.weighting import PAPER_CEILING, ClampWeighting, DynamicWeighting
@@ -353,25 +353,10 @@ FIRST_RELEASE = json.loads((GOLDEN / "schedule_v1.0.0.json").read_text())
 
 @pytest.mark.parametrize("p_uniform", FIRST_RELEASE["p_u"])
 def test_golden_schedule_of_the_published_checkpoints(p_uniform):
-    """schedule_v1.0.0.json: another constant B, written as two functions and nothing more."""
+    """schedule_v1.0.0.json: another constant B, of one token and not of all together."""
     vocab, rows = Vocab(50258, mask_id=50257), FIRST_RELEASE["p_u"][p_uniform]
-    B = np.exp(rows[0]["log_B"])  # of one token here, of all together in the paper
-
-    def scale(t: Tensor) -> tuple[Tensor, Tensor]:
-        c = B * (t * (1 - t)).sqrt()
-        return c, 1 + (vocab.size - 2) * c
-
-    def alpha(t: Tensor) -> Tensor:
-        c, total = scale(t)
-        return (1 - t - c) / total
-
-    def beta_pi(t: Tensor) -> Tensor:
-        c, total = scale(t)
-        rows = (c / total)[:, None].repeat(1, vocab.size)
-        rows[:, vocab.mask_id] = t / total
-        return rows
-
-    schedule = FunctionalSchedule(vocab, alpha, beta_pi)
+    schedule = FirstReleaseSchedule(vocab, float(p_uniform))
+    np.testing.assert_allclose(schedule.B, np.exp(rows[0]["log_B"]), rtol=1e-12)
     t = torch.tensor(FIRST_RELEASE["t"], dtype=torch.float64)
     for name, actual in (
         ("alpha", schedule.alpha(t)),

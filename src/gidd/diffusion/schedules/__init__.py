@@ -4,6 +4,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules.amounts import Amount, Bump, FunctionAmount, Ramp
 from gidd.diffusion.schedules.curves import Cosine, Curve, FunctionCurve, Linear, Polynomial
 from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
+from gidd.diffusion.schedules.first_release import FirstReleaseSchedule
 from gidd.diffusion.schedules.functional import FunctionalSchedule
 from gidd.diffusion.schedules.hybrid import HybridSchedule
 from gidd.diffusion.schedules.masked import MaskedSchedule
@@ -16,6 +17,7 @@ SCHEDULES: tuple[type[MixingSchedule], ...] = (
     HybridSchedule,
     MixtureSchedule,
     FunctionalSchedule,
+    FirstReleaseSchedule,
 )
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Component",
     "Cosine",
     "Curve",
+    "FirstReleaseSchedule",
     "FunctionAmount",
     "FunctionCurve",
     "FunctionalSchedule",

@@ -1,0 +1,173 @@
+"""Head and loss: fused GIDD loss against cross-entropy, forward and backward, time and memory.
+
+python benchmarks/loss.py            # a table; about four minutes on two cores
+python benchmarks/loss.py --json     # ends with one JSON object: ratio_float32, ratio_bf16, ...
+
+Times are medians of rounds in which the contestants take turns in one process. The yardstick is the
+faster of `F.linear_cross_entropy` (in chunks, where torch has it) and linear + `F.cross_entropy`.
+Memory is the peak resident size above what inputs and gradients take, in units of one float32
+[tokens, V] tensor, measured in a process of its own (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.weighting import DynamicWeighting
+from gidd.vocab import Vocab
+
+BATCH, LENGTH, WIDTH = 8, 512, 768
+VOCAB = Vocab(50258, mask_id=50257)
+
+
+class Problem:
+    """Hidden states, a head and noisy tokens: 4,096 tokens, V = 50,258, d = 768."""
+
+    def __init__(self, schedule: MixingSchedule, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.schedule = schedule
+        self.hidden = torch.empty(BATCH, LENGTH, WIDTH, dtype=dtype).normal_(generator=generator)
+        self.weight = torch.empty(VOCAB.size, WIDTH, dtype=dtype).normal_(
+            0, 0.02, generator=generator
+        )
+        self.bias = torch.zeros(VOCAB.size, dtype=dtype)
+        self.impossible = torch.zeros(VOCAB.size, dtype=torch.bool)
+        self.impossible[VOCAB.mask_id] = True
+        for tensor in (self.hidden, self.weight, self.bias):
+            tensor.requires_grad_()
+        self.x = torch.randint(VOCAB.size - 1, (BATCH, LENGTH), generator=generator)
+        self.t = (torch.arange(BATCH) + 0.5) / BATCH
+        u = random_integers(0, Stream.NOISE, 0, torch.arange(BATCH), torch.arange(LENGTH))
+        self.z = noise(schedule, self.t, self.x, u)
+        self.loss_weight = DynamicWeighting(schedule)(self.t, self.x, self.z) / self.x.numel()
+
+    def fused(self) -> Tensor:
+        """Our loss."""
+        bias = self.bias.masked_fill(self.impossible, -torch.inf)
+        return fused_loss(
+            self.schedule, self.t, self.x, self.z, self.hidden, self.weight, bias, self.loss_weight
+        ).loss
+
+    def cross_entropy(self) -> Tensor:
+        """All logits at once."""
+        logits = F.linear(self.hidden, self.weight, self.bias)
+        return F.cross_entropy(logits.flatten(0, 1), self.x.flatten())
+
+    def linear_cross_entropy(self) -> Tensor:
+        """Torch's own chunked loss."""
+        return F.linear_cross_entropy(
+            self.hidden.flatten(0, 1),
+            self.weight,
+            self.x.flatten(),
+            linear_bias=self.bias,
+            options=nn.LinearCrossEntropyOptions(),
+        )
+
+    def run(self, loss: Callable[[], Tensor]) -> float:
+        """Seconds for forward and backward."""
+        start = time.perf_counter()
+        loss().backward()
+        seconds = time.perf_counter() - start
+        self.hidden.grad = self.weight.grad = self.bias.grad = None
+        return seconds
+
+
+def medians(problem: Problem, losses: list[Callable[[], Tensor]], rounds: int) -> dict[str, float]:
+    """Median seconds of each loss; the losses take turns, after one round that does not count."""
+    seconds: dict[str, list[float]] = {loss.__name__: [] for loss in losses}
+    for round_number in range(rounds + 1):
+        for loss in losses:
+            elapsed = problem.run(loss)
+            if round_number:
+                seconds[loss.__name__].append(elapsed)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def timing(schedule: MixingSchedule, dtype: torch.dtype, rounds: int) -> dict[str, float]:
+    """Seconds of the contestants and the ratio to the faster yardstick."""
+    problem = Problem(schedule, dtype)
+    losses = [problem.fused, problem.cross_entropy]
+    if dtype == torch.float32 and hasattr(F, "linear_cross_entropy"):
+        losses.append(problem.linear_cross_entropy)  # in bf16 on CPU it is several times slower
+    result = medians(problem, losses, rounds)
+    yardstick = min(value for name, value in result.items() if name != "fused")
+    return result | {"ratio": result["fused"] / yardstick}
+
+
+def _resident(field: str) -> int:
+    """Bytes of VmRSS (now) or VmHWM (peak) of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{field} is not in /proc/self/status; memory is measured on Linux only")
+
+
+def _measure_memory(dtype: torch.dtype, name: str, results: multiprocessing.Queue[float]) -> None:
+    problem = Problem(HybridSchedule(VOCAB, 0.1), dtype)
+    loss = getattr(problem, name)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+    before = _resident("VmRSS")
+    loss().backward()
+    gradients = (problem.hidden, problem.weight, problem.bias)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in gradients)
+    unit = BATCH * LENGTH * VOCAB.size * 4
+    results.put((_resident("VmHWM") - before - size) / unit)
+
+
+def memory(dtype: torch.dtype, name: str) -> float:
+    """Peak above inputs and gradients, in float32 [tokens, V] tensors, in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[float] = context.Queue()
+    process = context.Process(target=_measure_memory, args=(dtype, name, results))
+    process.start()
+    process.join()
+    return results.get()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
+    options = parser.parse_args()
+    hybrid, masked = HybridSchedule(VOCAB, 0.1), MaskedSchedule(VOCAB)
+    cases = {
+        "float32": timing(hybrid, torch.float32, options.rounds),
+        "bf16": timing(hybrid, torch.bfloat16, options.rounds),
+        "masked": timing(masked, torch.bfloat16, options.rounds),
+    }
+    print("| case | fused, s | linear + cross-entropy, s | linear_cross_entropy, s | ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, case in cases.items():
+        chunked = case.get("linear_cross_entropy")
+        print(
+            f"| {name} | {case['fused']:.2f} | {case['cross_entropy']:.2f} | "
+            f"{'-' if chunked is None else f'{chunked:.2f}'} | {case['ratio']:.2f} |"
+        )
+    peaks = {name: memory(torch.float32, name) for name in ("fused", "cross_entropy")}
+    print(f"\nPeak memory, float32 [tokens, V] tensors: {peaks}")
+    if options.json:
+        ratios = {f"ratio_{name}": case["ratio"] for name, case in cases.items()}
+        details = {"seconds": cases, "memory": peaks}
+        print(json.dumps(ratios | {"memory_ratio": peaks["fused"]} | details))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Head and NELBO in one pass over the vocabulary, a few hundred tokens at a time.
+
+Same numbers as `elbo.py`, which is the definition; derivation in docs/fused-loss.md. The logits of
+a chunk of tokens are turned into their own gradient in place, and the gradients of hidden states
+and head are added up on the way: logits for all tokens never exist at once, and the backward pass
+has nothing left to do but to scale.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.categorical import at_token
+from gidd.diffusion.elbo import elbo_weight, itakura_saito_term
+from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+CHUNK_TOKENS = 1024
+"""Tokens whose logits exist at once. More is a little faster, and larger by V numbers a token."""
+
+_BLOCK_ENTRIES = 1 << 20
+"""Entries of a chunk that are worked on at once, so that they stay in a core's cache."""
+
+_SLICE = 8192
+"""Rows of the head whose bf16 gradient is formed at once."""
+
+
+class FusedLoss(NamedTuple):
+    """The loss, ready for `backward`, and what it is made of, without gradient."""
+
+    loss: Float[Tensor, ""]
+    """Sum of loss_weight * (kl + itakura_saito) over all tokens."""
+
+    weight: Float[Tensor, "B L"]
+    """The ELBO's own weight, w_t(z_t, x) (Eq. 13)."""
+
+    kl: Float[Tensor, "B L"]
+    """D_KL of Eq. 14; 0 where both weights are 0, as the head is not run there."""
+
+    itakura_saito: Float[Tensor, "B L"]
+    """D_IS of Eq. 14; 0 where both weights are 0."""
+
+
+def fused_loss(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
+    hidden: Float[Tensor, "B L D"],
+    head_weight: Float[Tensor, "V D"],
+    head_bias: Float[Tensor, " V"],
+    loss_weight: Float[Tensor, "B L"],
+    chunk_tokens: int = CHUNK_TOKENS,
+    compiled: bool = False,
+) -> FusedLoss:
+    """Weighted divergence of x_theta = softmax(hidden @ head_weight.T + head_bias), summed.
+
+    `head_bias` is -inf at ids that the denoiser never predicts. `loss_weight` is the weighting's
+    value for each token, times whatever scale the reduction wants (for a mean, 1 / number of
+    tokens); no gradient flows into it. Hidden states may be bf16: what is between the matrix
+    products is float32 (float64 if `t` is). `compiled` runs that part through `torch.compile`.
+
+    The gradients are ready when the loss is, so `backward` may be called once only.
+    """
+    if chunk_tokens < 1:
+        raise ConfigError(
+            f"chunk_tokens must be at least 1, got {chunk_tokens}. That many tokens have their "
+            f"logits at once; {CHUNK_TOKENS} suits most machines."
+        )
+    weight = elbo_weight(schedule, t, x, z)
+    touched = (weight != 0) | (loss_weight != 0)
+    tokens = _Tokens.of(schedule, t, x, z, loss_weight, touched)
+    loss, kl, itakura_saito = _HeadLoss.apply(
+        hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
+    )
+    return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
+
+
+class _Tokens(NamedTuple):
+    """What the loss needs to know of each token, and the noise of each sample."""
+
+    row: Int[Tensor, " N"]
+    """Which row of the flattened batch."""
+
+    sample: Int[Tensor, " N"]
+    """Which sample of the batch, hence which row of `noise`."""
+
+    x: Int[Tensor, " N"]
+    z: Int[Tensor, " N"]
+    alpha: Float[Tensor, " N"]
+    noise_x: Float[Tensor, " N"]
+    """beta_t pi_t at x."""
+
+    noise_z: Float[Tensor, " N"]
+    loss_weight: Float[Tensor, " N"]
+
+    noise: Float[Tensor, "B V"]
+    """beta_t pi_t."""
+
+    @classmethod
+    def of(
+        cls,
+        schedule: MixingSchedule,
+        t: Tensor,
+        x: Tensor,
+        z: Tensor,
+        loss_weight: Tensor,
+        touched: Tensor,
+    ) -> _Tokens:
+        """Keep the touched tokens only: under mask-only noise, the masked ones."""
+        noise = schedule.beta_pi(t)
+        sample, position = touched.nonzero(as_tuple=True)
+
+        def kept(values: Tensor) -> Tensor:
+            return values[sample, position]
+
+        return cls(
+            row=sample * x.shape[1] + position,
+            sample=sample,
+            x=kept(x),
+            z=kept(z),
+            alpha=schedule.alpha(t)[sample],
+            noise_x=kept(at_token(noise, x)),
+            noise_z=kept(at_token(noise, z)),
+            loss_weight=kept(loss_weight).to(t.dtype),
+            noise=noise,
+        )
+
+    def rows(self, rows: slice) -> _Tokens:
+        """Some of the tokens."""
+        return _Tokens(*(part[rows] for part in self[:-1]), noise=self.noise)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Loss and gradients together; `backward` only scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head_weight: Tensor,
+        head_bias: Tensor,
+        tokens: _Tokens,
+        chunk_tokens: int,
+        compiled: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = head_weight.to(hidden.dtype), head_bias.to(hidden.dtype)
+        terms = _all_chunks(hidden, weight, bias, tokens, chunk_tokens, compiled)
+        ctx.gradients = (
+            terms.d_hidden,
+            terms.d_weight.to(head_weight.dtype),
+            terms.d_bias.to(head_bias.dtype),
+        )
+        ctx.mark_non_differentiable(terms.kl, terms.itakura_saito)
+        loss = tokens.loss_weight @ (terms.kl + terms.itakura_saito)[tokens.row]
+        return loss, terms.kl, terms.itakura_saito
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "fused_loss: backward was called a second time, but its gradients were given away "
+                "the first time. Call fused_loss again, or use elbo_terms, which keeps its graph."
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        # in place: a copy of the head's gradient would be the largest tensor of all
+        return *(gradient.mul_(outputs[0]) for gradient in gradients), None, None, None
+
+
+class _Terms(NamedTuple):
+    kl: Float[Tensor, " tokens"]
+    itakura_saito: Float[Tensor, " tokens"]
+    d_hidden: Float[Tensor, "tokens D"]
+    d_weight: Float[Tensor, "V D"]
+    d_bias: Float[Tensor, " V"]
+
+
+def _all_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    tokens: _Tokens,
+    chunk_tokens: int,
+    compiled: bool,
+) -> _Terms:
+    """Divergences of all tokens and the gradients of their weighted sum.
+
+    The head's gradient is added up in float32; its first chunk needs no zeros to be added to.
+    """
+    dtype = tokens.alpha.dtype
+    terms = _Terms(
+        kl=tokens.alpha.new_zeros(len(hidden)),
+        itakura_saito=tokens.alpha.new_zeros(len(hidden)),
+        d_hidden=torch.zeros_like(hidden),
+        d_weight=torch.empty_like(weight, dtype=dtype),
+        d_bias=torch.zeros_like(bias, dtype=dtype),
+    )
+    if not len(tokens.row):
+        terms.d_weight.zero_()
+    buffer = hidden.new_empty(min(chunk_tokens, len(tokens.row)), len(weight))
+    for start in range(0, len(tokens.row), chunk_tokens):
+        chunk = tokens.rows(slice(start, start + chunk_tokens))
+        states = hidden[chunk.row]
+        logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
+        kl, itakura_saito = _to_gradient(logits, chunk, terms.d_bias, compiled)
+        terms.kl[chunk.row], terms.itakura_saito[chunk.row] = kl, itakura_saito
+        terms.d_hidden[chunk.row] = logits @ weight
+        _add_product(terms.d_weight, logits, states, first=start == 0)
+    return terms
+
+
+def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -> None:
+    """total += d_logits.T @ states, or total = where it is the first."""
+    if d_logits.dtype == total.dtype:
+        torch.addmm(total, d_logits.T, states, beta=0 if first else 1, out=total)
+        return
+    # a bf16 product is added to a float32 total: in slices, as it need not exist as a whole
+    for part, columns in zip(total.split(_SLICE), d_logits.split(_SLICE, dim=1), strict=True):
+        product = columns.T @ states
+        part.copy_(product) if first else part.add_(product)
+
+
+def _to_gradient(
+    logits: Float[Tensor, "N V"], tokens: _Tokens, d_bias: Float[Tensor, " V"], compiled: bool
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Turn logits into the gradient of the weighted loss, in place, and add its sum to `d_bias`.
+
+    Works on blocks of rows that share a sample, hence a row of noise. Returns KL and IS [N].
+    """
+    terms = _compiled_token_terms() if compiled else token_terms
+    kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
+    num_rows = max(1, _BLOCK_ENTRIES // logits.shape[-1])
+    _, counts = tokens.sample.unique_consecutive(return_counts=True)
+    start = 0
+    for count in counts.tolist():
+        for first in range(start, start + count, num_rows):
+            rows = slice(first, min(first + num_rows, start + count))
+            block = tokens.rows(rows)
+            noise = tokens.noise[block.sample[0]]
+            kl[rows], itakura_saito[rows], gradient = terms(logits[rows], noise, block)
+            d_bias += gradient.sum(0)
+            logits[rows] = gradient
+        start += count
+    return kl, itakura_saito
+
+
+def token_terms(
+    logits: Float[Tensor, "N V"], noise: Float[Tensor, " V"], tokens: _Tokens
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, "N V"]]:
+    """KL, IS and the gradient of loss_weight * (KL + IS) in the logits, for tokens of one sample.
+
+    In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. All else
+    is at x or at z alone; the vocabulary is met in S, in sum(r) and in the gradient.
+    """
+    alpha, b_x, b_z = tokens.alpha, tokens.noise_x, tokens.noise_z
+    at_x, at_z = tokens.x[:, None], tokens.z[:, None]
+
+    logits = logits.to(noise.dtype)
+    top = logits.amax(-1, keepdim=True)
+    x_theta = (logits - top).exp_()
+    total = x_theta.sum(-1, keepdim=True)
+    log_total = top + total.log()
+    log_x_theta_x = (logits.gather(-1, at_x) - log_total).squeeze(-1)
+    log_x_theta_z = (logits.gather(-1, at_z) - log_total).squeeze(-1)
+    x_theta /= total
+
+    # one_plus = p / b;  S = sum_v b log(p / b);  r = x_theta b / p
+    one_plus = (x_theta * (alpha[0] / noise.clamp_min(TINY))).add_(1)
+    S = one_plus.log() @ noise
+    r = torch.div(x_theta, one_plus, out=one_plus)
+
+    # logarithms, so that nothing is lost where x_theta underflows and b = 0
+    log_p_x = torch.logaddexp(alpha.log() + log_x_theta_x, b_x.log())
+    log_p_z = torch.logaddexp(alpha.log() + log_x_theta_z, b_z.log())
+    q_x = alpha + b_x
+    kl = q_x * (q_x.log() - log_p_x) + b_x * (log_p_x - b_x.clamp_min(TINY).log()) - S
+    kept = tokens.z == tokens.x
+    q_z = torch.where(kept, q_x, b_z)
+    gap_z = -alpha * torch.where(kept, log_x_theta_z.expm1(), log_x_theta_z.exp())  # q - p at z
+    p_z = log_p_z.exp()
+    itakura_saito = itakura_saito_term(q_z, p_z, gap_z)
+
+    # x_theta dKL/dx_theta = -alpha r, and more at x; x_theta dIS/dx_theta at z alone
+    g_x = -alpha * (alpha.log() + log_x_theta_x - log_p_x).exp()
+    g_z = -(alpha.log() + log_x_theta_z - log_p_z).exp() * gap_z / p_z.clamp_min(TINY)
+    mean = g_x + g_z - alpha * r.sum(-1)
+    c = tokens.loss_weight
+    gradient = x_theta.mul_((-c * mean)[:, None]).sub_(r.mul_((c * alpha)[:, None]))
+    gradient.scatter_add_(-1, at_x, (c * g_x)[:, None]).scatter_add_(-1, at_z, (c * g_z)[:, None])
+    return kl, itakura_saito, gradient
+
+
+@cache
+def _compiled_token_terms() -> Any:
+    return torch.compile(token_terms, dynamic=True)

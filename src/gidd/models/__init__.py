@@ -1,0 +1,31 @@
+"""Networks that predict clean tokens, and how they are saved.
+
+Reading order: `layers`, `dit` (the diffusion transformer), `denoiser` (from features to x_theta),
+`hub` (save, load), `reference` (the authors' checkpoints), `autoregressive` (the baseline).
+"""
+
+from gidd.models.autoregressive import AutoregressiveModel, llama_config
+from gidd.models.checkpoint import Pretrained
+from gidd.models.denoiser import Backbone, Denoiser, Head
+from gidd.models.dit import SIZES, DiT, DiTConfig
+from gidd.models.hub import from_pretrained, load, push_to_hub, save
+from gidd.models.reference import export_reference, read_published, read_training
+
+__all__ = [
+    "SIZES",
+    "AutoregressiveModel",
+    "Backbone",
+    "Denoiser",
+    "DiT",
+    "DiTConfig",
+    "Head",
+    "Pretrained",
+    "export_reference",
+    "from_pretrained",
+    "llama_config",
+    "load",
+    "push_to_hub",
+    "read_published",
+    "read_training",
+    "save",
+]

@@ -1,0 +1,58 @@
+"""The autoregressive baseline: a Llama with as many parameters as the DiT of the same size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast, final
+
+from torch import Tensor, nn
+
+from gidd.models.dit import DiTConfig
+from gidd.models.optional import hugging_face
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_INTERMEDIATE_MULTIPLE = 32
+"""Widths of matrices are kept to multiples of this, which hardware likes."""
+
+
+def llama_config(size: DiTConfig) -> Any:
+    """The `transformers.LlamaConfig` of a DiT's width, depth and heads.
+
+    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to equal the DiT's, which spends
+    some of its own on the time.
+    """
+    width = size.width
+    per_block = size.num_block_parameters / size.num_layers
+    intermediate = (per_block - 4 * width**2 - 2 * width) / (3 * width)
+    return hugging_face("transformers").LlamaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=width,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        intermediate_size=_INTERMEDIATE_MULTIPLE * round(intermediate / _INTERMEDIATE_MULTIPLE),
+        max_position_embeddings=size.max_length,
+        tie_word_embeddings=False,
+        # ids of another tokenizer by default; generation is done by our own sampler
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+@final
+class AutoregressiveModel(nn.Module):
+    """A causal language model: position i predicts token i + 1."""
+
+    def __init__(self, size: DiTConfig) -> None:
+        super().__init__()
+        llama = hugging_face("transformers").LlamaForCausalLM(llama_config(size))
+        self.trunk = cast(nn.Module, llama.model)
+        self.head = cast(nn.Linear, llama.lm_head)
+
+    def hidden(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        """The features that go into the head."""
+        return self.trunk(input_ids=x, use_cache=False).last_hidden_state
+
+    def forward(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
+        """Logits of the next token at every position."""
+        return self.head(self.hidden(x))

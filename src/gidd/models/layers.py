@@ -1,0 +1,126 @@
+"""The parts of a diffusion transformer. Legend of shapes: B batch, L length, D width, H heads."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ROTARY_BASE = 10_000.0
+TIME_FEATURES = 256
+
+
+class Rotation(NamedTuple):
+    """The angles of rotary position embedding, one row per position."""
+
+    cos: Float[Tensor, "L head_width"]
+    sin: Float[Tensor, "L head_width"]
+
+
+def rotation(length: int, head_width: int, device: torch.device) -> Rotation:
+    """Angles of positions 0 .. length - 1, always float32.
+
+    They are computed anew for every forward pass (once for all blocks, a few thousand cosines), so
+    that there is no buffer to resize, to round to bf16 or to lose on the meta device.
+    """
+    exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
+    frequency = 1.0 / ROTARY_BASE**exponent
+    position = torch.arange(length, device=device, dtype=torch.float32)
+    angle = (position[:, None] * frequency).repeat(1, 2)
+    return Rotation(angle.cos(), angle.sin())
+
+
+def rotate(x: Float[Tensor, "B H L head_width"], by: Rotation) -> Tensor:
+    """Turn the pairs (i, i + head_width / 2) of every head by its position's angles."""
+    first, second = x.chunk(2, dim=-1)
+    turned = x * by.cos + torch.cat([-second, first], dim=-1) * by.sin
+    return turned.to(x.dtype)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Shift and scale normalised features by what the time says (adaptive layer norm)."""
+    return x * (1 + scale) + shift
+
+
+def layer_norm(width: int) -> nn.LayerNorm:
+    """Layer norm with a gain and no shift; torch takes its mean and variance in float32."""
+    return nn.LayerNorm(width, eps=1e-5, bias=False)
+
+
+class TimeEmbedding(nn.Module):
+    """A time in [0, 1] as a vector: sines and cosines, then two linear layers.
+
+    The time is not multiplied by 1000 as is common elsewhere: the published weights expect it so.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(TIME_FEATURES, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
+        """The condition that every block is modulated by."""
+        half = TIME_FEATURES // 2
+        index = torch.arange(half, device=t.device, dtype=torch.float32)
+        angle = t.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
+        features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.input.weight.dtype)
+        return F.silu(self.output(F.silu(self.input(features))))
+
+
+class Attention(nn.Module):
+    """Every position attends to every position; no biases."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "B L D"], by: Rotation) -> Float[Tensor, "B L D"]:
+        """Attention with rotated queries and keys; values are not rotated."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(rotate(q, by), rotate(k, by), v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a tanh-approximated gelu between them, four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """Position by position."""
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised, modulated by the time, gated and added."""
+
+    def __init__(self, width: int, num_heads: int, time_width: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(width)
+        self.attention = Attention(width, num_heads)
+        self.mlp_norm = layer_norm(width)
+        self.mlp = MLP(width)
+        self.modulation = nn.Linear(time_width, 6 * width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], condition: Float[Tensor, "B time_width"], by: Rotation
+    ) -> Float[Tensor, "B L D"]:
+        """One residual block."""
+        parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
+        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), by)
+        x = x + gate_a * self.dropout(attended)
+        changed = self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m))
+        return x + gate_m * self.dropout(changed)
