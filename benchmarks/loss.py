@@ -17,6 +17,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -109,6 +110,18 @@ def timing(schedule: MixingSchedule, dtype: torch.dtype, rounds: int) -> dict[st
     return result | {"ratio": result["fused"] / yardstick}
 
 
+def profile(problem: Problem) -> str:
+    """Share of the time of each kind of operation in one fused run, after one to warm up."""
+    problem.run(problem.fused)
+    with torch.profiler.profile() as record:
+        problem.run(problem.fused)
+    events = [e for e in record.key_averages() if e.self_cpu_time_total > 0]
+    events.sort(key=attrgetter("self_cpu_time_total"), reverse=True)
+    total = sum(event.self_cpu_time_total for event in events)
+    rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]
+    return "\n".join(["| operation | share | calls |", "| --- | --- | --- |", *rows])
+
+
 def _resident(field: str) -> int:
     """Bytes of VmRSS (now) or VmHWM (peak) of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -145,9 +158,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--profile", action="store_true", help="show where one fused run spends it")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
     options = parser.parse_args()
     hybrid, masked = HybridSchedule(VOCAB, 0.1), MaskedSchedule(VOCAB)
+    if options.profile:
+        print(profile(Problem(hybrid, torch.bfloat16)))
+        return
     cases = {
         "float32": timing(hybrid, torch.float32, options.rounds),
         "bf16": timing(hybrid, torch.bfloat16, options.rounds),

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from gidd.diffusion.elbo import elbo_terms
+from gidd.diffusion.fused import fused_loss
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
+from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.vocab import Vocab
@@ -137,3 +139,32 @@ def test_any_backbone_will_do(inputs):
 def test_a_head_that_is_too_small_is_refused():
     with pytest.raises(ConfigError, match="at least vocab.size = 12 rows, got 11"):
         Denoiser(Bag(), Vocab(12))
+
+
+def test_the_fused_loss_trains_a_network_as_the_definition_does(inputs):
+    """Same loss, same gradient of every parameter of a DiT, padding rows of the head included."""
+    z, _ = inputs
+    x = (z + 1) % 11
+    x = torch.where(x == VOCAB.mask_id, 0, x)
+    t = torch.tensor([0.1, 0.5, 0.9])
+    schedule = HybridSchedule(VOCAB, 0.2)
+    weights = TightWeighting(schedule)(t, x, z) / x.numel()
+
+    model = denoiser()
+    terms = elbo_terms(schedule, t, x, z, model(z, t))
+    expected = (weights * terms.divergence).sum()
+    expected.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    head = model.head()
+    result = fused_loss(
+        schedule, t, x, z, model.hidden(z, t), head.weight, head.bias, weights, chunk_tokens=5
+    )
+    torch.testing.assert_close(result.loss, expected, rtol=1e-5, atol=0)
+    result.loss.backward()
+    for name, parameter in model.named_parameters():
+        scale = float(gradients[name].abs().max())
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5 * scale)
+    assert (model.backbone.head.weight.grad[11:] == 0).all()
+    assert (model.backbone.head.bias.grad[VOCAB.mask_id] == 0).all()
