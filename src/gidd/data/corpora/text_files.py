@@ -1,0 +1,26 @@
+"""Files of the user: text, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from gidd.data.corpora.base import Corpus
+from gidd.data.documents import Documents, find_documents
+
+
+@final
+@dataclass(frozen=True)
+class Files(Corpus):
+    """A file, or all files below a folder in the order of their names."""
+
+    name: str
+    description = "files and folders: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+
+    def documents(self) -> list[Documents]:
+        """One document per text file, line or row."""
+        return find_documents(self.name)
+
+    def validation(self) -> int:
+        """None."""
+        return 0

@@ -1,0 +1,10 @@
+"""TinyStories: short stories in the words of a small child."""
+
+from gidd.data.corpora.hub import HubCorpus
+
+TINYSTORIES = HubCorpus(
+    name="tinystories",
+    description="short synthetic stories; its validation split is for validation",
+    dataset="roneneldan/TinyStories",
+    validation_split="validation",
+)
