@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from gidd.data.optional import data_package
 from gidd.data.zstd import ZstdReader
 from gidd.errors import DataError, GiddError
+from gidd.optional import optional_package
 
 _JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", ".gz", ".zst"))
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
@@ -66,7 +66,7 @@ class _File(Documents):
     @contextmanager
     def _open(self) -> Generator[Any]:
         """The file's bytes, decompressed; whatever goes wrong with them is a DataError."""
-        system = data_package("fsspec")
+        system = optional_package("fsspec", "data")
         try:
             compression = "gzip" if self.path.endswith(".gz") else None
             with system.open(self.path, "rb", compression=compression) as file:
@@ -129,13 +129,13 @@ class ParquetFile(_File):
 
     def count(self) -> int:
         """Number of rows, from the file's footer."""
-        parquet = data_package("pyarrow.parquet")
+        parquet = optional_package("pyarrow.parquet", "data")
         with self._open() as file, parquet.ParquetFile(file) as table:
             return table.metadata.num_rows
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         """The texts; row groups outside the range are not read."""
-        parquet = data_package("pyarrow.parquet")
+        parquet = optional_package("pyarrow.parquet", "data")
         with self._open() as file, parquet.ParquetFile(file) as table:
             if "text" not in table.schema_arrow.names:
                 raise DataError(

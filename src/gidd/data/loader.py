@@ -8,11 +8,10 @@ at the next one.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -23,9 +22,7 @@ from gidd.data.order import epoch_and_place, shuffled
 from gidd.data.shards import Array, Shard, ShardSet, open_shard
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from gidd.optional import optional_package
 
 _ENDLESS = 1 << 40
 """Steps that a loader pretends to have; samples go on through the epochs."""
@@ -189,7 +186,7 @@ class Loader:
         num_workers: int = 0,
         read_ahead: int = 2,
     ) -> None:
-        grain = _grain()
+        grain = optional_package("grain", "data")
         self.step = start
         """The step whose batch comes next: the loader's whole state."""
         source = BatchSource(shards, config, rank, num_ranks)
@@ -215,12 +212,3 @@ class Loader:
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
-
-
-def _grain() -> ModuleType:
-    try:
-        return importlib.import_module("grain")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'grain is needed to load batches and is not installed. Run `pip install "gidd[data]"`.'
-        ) from error

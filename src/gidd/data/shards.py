@@ -12,7 +12,6 @@ local file (any `fsspec` address) is read by byte ranges.
 
 from __future__ import annotations
 
-import importlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gidd.errors import ConfigError, DataError
+from gidd.errors import DataError
+from gidd.optional import optional_package
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES = {4: np.int32, 5: np.int64, 8: np.uint16}
@@ -232,12 +232,7 @@ class _Remote:
     """A file behind an fsspec address, read a range of bytes at a time."""
 
     def __init__(self, address: str, dtype: np.dtype[Any], skip: int, count: int | None) -> None:
-        try:
-            fsspec = importlib.import_module("fsspec")
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                'fsspec is needed to read far files. Run `pip install "gidd[data]"`.'
-            ) from error
+        fsspec = optional_package("fsspec", "data")
         self._address, self._dtype, self._skip = address, dtype, skip
         try:
             self._system, self._path = fsspec.core.url_to_fs(address)

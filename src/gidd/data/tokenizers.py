@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, final
 
 from gidd.data.files import read_json, write_json, write_text
-from gidd.data.optional import data_package
 from gidd.errors import ConfigError, DataError
+from gidd.optional import optional_package
 from gidd.vocab import Vocab
 
 FILE = "tokenizer.json"
@@ -166,7 +166,7 @@ def train(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
             f"vocab_size must be at least 259 (256 bytes and 3 special tokens), got {vocab_size}. "
             "Ask for more, 4096 say."
         )
-    library = data_package("tokenizers")
+    library = optional_package("tokenizers", "data")
     inner = _byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size - 3,
@@ -197,7 +197,7 @@ def _read(texts: Iterable[str | Path]) -> Iterator[str]:
 
 def _byte_level(model: object) -> Any:
     """A tokenizer that is exact on every text: bytes in, bytes out, nothing added in front."""
-    library = data_package("tokenizers")
+    library = optional_package("tokenizers", "data")
     inner = library.Tokenizer(model)
     inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = library.decoders.ByteLevel()
@@ -217,11 +217,13 @@ def _gpt2_from_files(folder: Path) -> Any:
     vocab = read_json(folder / vocab_name, "Download GPT-2's files again.")
     lines = (folder / merges_name).read_text(encoding="utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    return _byte_level(data_package("tokenizers").models.BPE(vocab=vocab, merges=merges))
+    return _byte_level(
+        optional_package("tokenizers", "data").models.BPE(vocab=vocab, merges=merges)
+    )
 
 
 def _parse(path: Path) -> Any:
-    library = data_package("tokenizers")
+    library = optional_package("tokenizers", "data")
     try:
         return library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
@@ -235,7 +237,7 @@ def _download(name: str) -> Path:
             f"{name} is neither a {FILE}, nor a folder with one, nor a name on the Hugging Face "
             f"hub. {_AGAIN}"
         )
-    hub = data_package("huggingface_hub")
+    hub = optional_package("huggingface_hub", "data")
     try:
         return Path(hub.hf_hub_download(name, FILE))
     except (OSError, ValueError, RuntimeError) as error:

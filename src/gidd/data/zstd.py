@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from typing import Any, final
 
-from gidd.data.optional import data_package
+from gidd.optional import optional_package
 
 _CHUNK = 1 << 18
 
@@ -21,7 +21,7 @@ class ZstdReader(io.RawIOBase):
     def __init__(self, file: Any) -> None:
         super().__init__()
         self._file = file
-        self._library = data_package("zstandard").ZstdDecompressor()
+        self._library = optional_package("zstandard", "data").ZstdDecompressor()
         self._frame: Any = None
         self._input = b""
         self._output = memoryview(b"")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 from torch import Tensor, nn
 
 from gidd.models.dit import DiTConfig
-from gidd.models.optional import hugging_face
+from gidd.optional import optional_package
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ def llama_config(size: DiTConfig) -> Any:
     width = size.width
     per_block = size.num_block_parameters / size.num_layers
     intermediate = (per_block - 4 * width**2 - 2 * width) / (3 * width)
-    return hugging_face("transformers").LlamaConfig(
+    return optional_package("transformers", "hf").LlamaConfig(
         vocab_size=size.vocab_size,
         hidden_size=width,
         num_hidden_layers=size.num_layers,
@@ -45,7 +45,7 @@ class AutoregressiveModel(nn.Module):
 
     def __init__(self, size: DiTConfig) -> None:
         super().__init__()
-        llama = hugging_face("transformers").LlamaForCausalLM(llama_config(size))
+        llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
         self.trunk = cast(nn.Module, llama.model)
         self.head = cast(nn.Linear, llama.lm_head)
 

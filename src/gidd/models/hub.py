@@ -27,7 +27,6 @@ from gidd.models.checkpoint import (
 )
 from gidd.models.denoiser import Denoiser
 from gidd.models.dit import DiT
-from gidd.models.optional import hugging_face
 from gidd.models.record import (
     dit_config_from,
     record_plain,
@@ -36,6 +35,7 @@ from gidd.models.record import (
     vocab_from,
 )
 from gidd.models.reference import CONFIG, read_published
+from gidd.optional import optional_package
 
 RECORD = "gidd.json"
 NOISES = "schedule.safetensors"
@@ -121,7 +121,7 @@ def from_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrai
             f"{name} is neither a folder nor a name on the Hugging Face hub (owner/name). "
             "Check the path."
         )
-    hub = hugging_face("huggingface_hub")
+    hub = optional_package("huggingface_hub", "hf")
     try:
         folder: str = hub.snapshot_download(str(name), allow_patterns=_PATTERNS)
     except (OSError, ValueError) as error:
@@ -137,7 +137,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
     folder = Path(folder)
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder} holds no {RECORD}. Write the model there with `save`.")
-    hub = hugging_face("huggingface_hub")
+    hub = optional_package("huggingface_hub", "hf")
     hub.create_repo(name, private=private, exist_ok=True)
     hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=[*_PATTERNS, "*.md"])
 

@@ -9,8 +9,8 @@ from typing import Any, final
 
 from gidd.data.corpora.base import Corpus
 from gidd.data.documents import Documents
-from gidd.data.optional import data_package
 from gidd.errors import DataError
+from gidd.optional import optional_package
 
 
 @final
@@ -88,7 +88,7 @@ class HubDocuments(Documents):
 
     def _stream(self) -> Any:
         with _named_errors(self.name):
-            return data_package("datasets").load_dataset(
+            return optional_package("datasets", "data").load_dataset(
                 self.dataset, self.config, split=self.split, streaming=True
             )
 
@@ -97,7 +97,7 @@ class HubDocuments(Documents):
 def _about(dataset: str, config: str | None) -> dict[str, Any]:
     """What the hub says of each split; empty if it says nothing."""
     with _named_errors(dataset):
-        builder = data_package("datasets").load_dataset_builder(dataset, config)
+        builder = optional_package("datasets", "data").load_dataset_builder(dataset, config)
         return dict(builder.info.splits or {})
 
 
