@@ -99,7 +99,8 @@ def test_data_commands_do_not_load_torch(folder):
 def test_corpora_are_listed(folder):
     result = gidd(folder, "data", "list")
     assert result.returncode == 0, result.stderr
-    for name in ("openwebtext", "fineweb", "lm1b", "wikitext", "tinystories", "text8", "sotu"):
+    web = {"openwebtext", "fineweb", "lm1b", "wikitext", "tinystories", "text8"}
+    for name in web | {"sotu", "markov", "hidden-markov", "hf:ORG/NAME"}:
         assert name in result.stdout
 
 

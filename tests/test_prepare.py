@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gidd.data.corpora import CORPORA, HubCorpus
-from gidd.data.documents import find_documents
-from gidd.data.files import digest
+from gidd.data.corpora import CORPORA
+from gidd.data.formats import find_documents
 from gidd.data.manifest import Manifest, Split, verify
 from gidd.data.plan import make_tasks
 from gidd.data.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, gpt2, train
 from gidd.errors import ConfigError, DataError
+from gidd.files import sha256
 
 REASON = 'needs `pip install "gidd[data]"`'
 pytest.importorskip("tokenizers", reason=REASON)
@@ -213,17 +213,19 @@ class Runs:
         assert process.returncode == 0, errors
         return contents(self.folder / out)
 
-    def kill(self, out: str, workers: int, rng: random.Random, seconds: float) -> bool:
-        """`kill -9` after a random time, or a moment after a random number of tasks is done.
+    def done(self, out: str) -> int:
+        return len(list((self.folder / out / "tasks").glob("0*.json")))
+
+    def kill(self, out: str, workers: int, rng: random.Random, seconds: float, tasks: int) -> bool:
+        """`kill -9` after a random time, or a moment after at most `tasks` more tasks are done.
 
         Returns whether the process was at work and not yet done.
         """
+        wanted, by_tasks = self.done(out) + rng.randrange(tasks), rng.random() < 0.7
         process = self.start(out, workers)
-        wanted, begin = rng.randrange(40), time.monotonic()
-        by_tasks = rng.random() < 0.7
+        begin = time.monotonic()
         while process.poll() is None and time.monotonic() - begin < seconds:
-            done = len(list((self.folder / out / "tasks").glob("0*.json")))
-            if by_tasks and done >= wanted and (self.folder / out / "tasks").exists():
+            if by_tasks and (self.folder / out / "tasks").exists() and self.done(out) >= wanted:
                 break
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.02))
@@ -242,11 +244,12 @@ def kill_and_continue(runs: Runs, kills: int, kills_per_folder: int) -> None:
     expected = runs.finish("whole", 2)
     seconds = time.monotonic() - begin
     rng = random.Random(0)
-    hits = 0
+    hits, tasks = 0, 40 // kills_per_folder
     for first in range(0, kills, kills_per_folder):
         out = f"out{first}"
         for _ in range(kills_per_folder):
-            hits += runs.kill(out, rng.choice([1, 2]), rng, rng.uniform(0.1, 1) * seconds)
+            limit = rng.uniform(0.1, 1) * seconds
+            hits += runs.kill(out, rng.choice([1, 2]), rng, limit, tasks)
         assert runs.finish(out, rng.choice([1, 2])) == expected
         verify(runs.folder / out)
     assert hits > kills // 2, "too many runs were over before they were killed"
@@ -298,11 +301,12 @@ def command_of(pid: int) -> str:
 def test_two_runs_at_once_are_refused(corpus, tokenizer, tmp_path):
     import fcntl
 
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(DataError, match="another `gidd data prepare`"):
-        prepare([corpus], tokenizer, tmp_path, quiet=True)
-    os.close(descriptor)
+    (tmp_path / "tasks").mkdir()
+    with (tmp_path / "tasks" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another `gidd data prepare`"):
+            prepare([corpus], tokenizer, tmp_path, quiet=True)
+    prepare([corpus], tokenizer, tmp_path, quiet=True)
 
 
 # ---- damage ----
@@ -359,8 +363,8 @@ def rewritten(folder: Path, shard_number: int, tokens: np.ndarray, ends: list[in
         shards[shard_number],
         documents=len(ends),
         tokens=len(tokens),
-        tokens_sha256=digest(path),
-        index_sha256=digest(Path(f"{path}.index")),
+        tokens_sha256=sha256(path),
+        index_sha256=sha256(Path(f"{path}.index")),
     )
     splits = dict(manifest.splits) | {"train": Split(shards=tuple(shards))}
     replace(manifest, splits=splits).write(folder)
@@ -559,31 +563,6 @@ def test_a_folder_of_other_sources_or_settings_is_refused(corpus, prepared, toke
 
 
 # ---- corpora ----
-
-
-def test_corpora_are_listed_by_their_names():
-    assert {name: corpus.name for name, corpus in CORPORA.items()} == {n: n for n in CORPORA}
-    assert all(corpus.description for corpus in CORPORA.values())
-    assert CORPORA["openwebtext"].validation() == 100_000
-
-
-def test_a_dataset_of_the_hub_is_streamed(tokenizer, tmp_path, monkeypatch):
-    """A folder stands in for the hub: the library opens both in the same way."""
-    pytest.importorskip("datasets", reason=REASON)
-    documents = [text or "-" for text in texts(12)]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_bytes(lines(documents[:9]))
-    (tmp_path / "data" / "validation.jsonl").write_bytes(lines(documents[9:]))
-    corpus = HubCorpus(
-        name="local",
-        description="-",
-        dataset=str(tmp_path / "data"),
-        validation_split="validation",
-    )
-    monkeypatch.setitem(CORPORA, "local", corpus)
-    prepare(["local"], tokenizer, tmp_path / "out", tasks=3, quiet=True)
-    expected = {"train": documents[:9], "validation": documents[9:]}
-    assert read_back(tmp_path / "out", tokenizer) == expected
 
 
 @pytest.mark.slow

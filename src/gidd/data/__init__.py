@@ -1,7 +1,8 @@
 """From documents to batches.
 
-Reading order: `tokenizers`, `documents` (where texts come from), `corpora` (by name), `plan`,
-`prepare` (token shards on disk), `manifest` (what they are, and whether they still are).
+Reading order: `tokenizers`, `documents` and `formats` (where texts come from), `remote` (behind
+URLs), `corpora` (by name), `plan`, `tasks`, `prepare` (token shards on disk), `executors` (on many
+machines), `manifest` (what the shards are, and whether they still are).
 """
 
 from gidd.data.corpora import CORPORA

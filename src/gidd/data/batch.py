@@ -27,6 +27,11 @@ class Batch(NamedTuple):
         """The same batch on a device; the copy overlaps with work there if memory is pinned."""
         return Batch(*(part.to(device, non_blocking=True) for part in self))
 
+    def split(self, parts: int) -> list[Batch]:
+        """The same samples in so many batches of nearly one size, in order."""
+        pieces = (part.tensor_split(parts) for part in self)
+        return [Batch(*piece) for piece in zip(*pieces, strict=True)]
+
     def pinned(self) -> Batch:
         """The same batch in page-locked memory."""
         return Batch(*(part.pin_memory() for part in self))

@@ -13,16 +13,16 @@ the last token of each document.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from gidd.data.files import digest, read_json, write_json
 from gidd.data.tokenizers import FILE as TOKENIZER
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
+from gidd.files import read_json, sha256, write_json
 from gidd.vocab import Vocab
 
 MANIFEST = "manifest.json"
@@ -90,6 +90,9 @@ class Manifest:
 
     command: str = ""
 
+    known: Mapping[str, float] = field(default_factory=lambda: {})
+    """Figures known of the source beforehand, such as its entropy rate; of most texts none."""
+
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
         """The manifest of a prepared folder."""
@@ -98,7 +101,7 @@ class Manifest:
             raise DataError(
                 f"{path} does not exist, so {folder} is not a finished preparation. {_PREPARE}"
             )
-        record = read_json(path, _RESTORE)
+        record = read_json(path, _RESTORE, DataError)
         if record.get("format") != FORMAT:
             raise DataError(
                 f"{path}: format must be {FORMAT}, got {record.get('format')!r}. "
@@ -131,6 +134,7 @@ class Manifest:
             splits=splits,
             sources=tuple(record["sources"]),
             command=record["command"],
+            known=record.get("known", {}),
         )
 
     def write(self, folder: str | Path) -> None:
@@ -214,7 +218,7 @@ def _verify_file(path: Path, size: int, expected: str) -> None:
             f"{path} must have {size} bytes, got {actual}: it was cut short or is another file. "
             f"{_RESTORE}"
         )
-    if digest(path) != expected:
+    if sha256(path) != expected:
         raise DataError(
             f"{path} is not the file that {MANIFEST} was written for: its SHA-256 differs. "
             f"{_RESTORE}"

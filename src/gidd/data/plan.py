@@ -13,12 +13,20 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, final
 
 from gidd.data.documents import Documents
+from gidd.data.manifest import MANIFEST
 from gidd.data.tokenizers import Tokenizer
+from gidd.data.workers import Report, run
 from gidd.errors import ConfigError, DataError
+from gidd.files import read_json, write_json
 
+TASKS = "tasks"
+"""Folder of the plan and of the records of finished tasks."""
+
+PLAN = "plan.json"
 TRAIN = "train"
 VALIDATION = "validation"
 _BYTES_PER_TASK = 256 << 20
@@ -108,3 +116,64 @@ def identity(
 def plan_digest(plan: dict[str, Any]) -> str:
     """SHA-256 of a plan; a finished task's record holds it, and counts for that plan only."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def read_plan(out: Path) -> dict[str, Any]:
+    """The plan of a folder."""
+    path = out / TASKS / PLAN
+    return read_json(path, f"Delete the folder {out} and prepare again.", DataError)
+
+
+def settle_plan(
+    out: Path,
+    documents: Sequence[Documents],
+    settings: dict[str, Any],
+    notes: dict[str, Any],
+    workers: int,
+) -> dict[str, Any]:
+    """The plan of the run that is continued, or a new one: how many documents each source has."""
+    path = out / TASKS / PLAN
+    if path.is_file():
+        plan = read_plan(out)
+        changed = [field for field, value in settings.items() if plan.get(field) != value]
+        if not changed:
+            return plan
+        if any((out / TASKS).glob("[0-9]*.json")):
+            raise DataError(
+                f"{out} was begun with other {' and '.join(changed)}, as {path} records. "
+                "Use the same sources and settings, delete the folder, or choose another --out."
+            )  # if nothing was finished, nothing is lost by beginning anew
+    elif any(out.glob("*/*.ds")) or (out / MANIFEST).exists():
+        raise DataError(
+            f"{out} holds shards but no {TASKS}/{PLAN}: they are not of this preparation. "
+            "Choose another --out folder."
+        )
+    long = sum(not source.quick_count for source in documents) > 1
+    counts = run(
+        _count, documents, workers if long else min(workers, 1), lambda _documents, _tokens: None
+    )
+    plan = settings | notes | {"counts": counts}
+    if not sum(counts) or not _size(plan):
+        raise DataError(
+            f"{', '.join(notes['sources'])}: there is no document in it. Check the sources."
+        )
+    cut(plan)  # refuses bad settings before they are recorded
+    write_json(path, plan)
+    return plan
+
+
+def cut(plan: dict[str, Any]) -> list[Task]:
+    """The tasks of a plan."""
+    total = sum(plan["counts"])
+    held_out = num_held_out(plan["validation"], total)
+    return make_tasks(plan["counts"], held_out, num_tasks(plan["tasks"], total, _size(plan)))
+
+
+def _size(plan: dict[str, Any]) -> int:
+    """Bytes of all sources, as their stamps say."""
+    return sum(size for _, size, *_ in plan["documents"])
+
+
+def _count(documents: Documents, report: Report) -> int:
+    report(0, 0)
+    return documents.count()

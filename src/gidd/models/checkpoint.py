@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import CheckpointError, ConfigError
+from gidd.errors import CheckpointError
+from gidd.files import aside
 from gidd.models.denoiser import Denoiser
 from gidd.models.dit import DiT, DiTConfig
 
 WEIGHTS = "model.safetensors"
+COPY_AGAIN = "Copy or download the file again."
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth")
 
 
@@ -39,58 +38,11 @@ class Pretrained:
     """What a reader of this checkpoint had to decide and you should know."""
 
 
-def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, force it to disk, then rename it to `path`.
-
-    Whenever the machine stops, `path` holds all of the old bytes or all of the new ones.
-    """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    try:
-        write(aside)
-        _force_to_disk(aside)
-        aside.replace(path)
-        _force_to_disk(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file; the same tensors give the same bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_aside(path, lambda aside: save_file(plain, aside, metadata={"format": "pt"}))
-
-
-def write_json(path: Path, value: object) -> None:
-    """Indented JSON."""
-    try:
-        text = json.dumps(value, indent=2, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: only numbers, strings, lists and dictionaries can be saved, and no NaN or "
-            f"infinity ({error}). Convert the summary's values to plain ones."
-        ) from error
-    write_aside(path, lambda aside: aside.write_text(text + "\n", encoding="utf-8"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON: {error}. Copy or download the file again."
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object. Copy or download the file again.")
-    return cast("dict[str, Any]", value)
+    with aside(path) as beside:
+        save_file(plain, beside, metadata={"format": "pt"})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -120,12 +72,6 @@ def _only_pickles(folder: Path) -> str:
         f" {', '.join(found)} beside it is a pickle, which can run any code when it is opened, so "
         "it never is. Convert it to safetensors on a machine where you trust it."
     )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def dit_from_tensors(

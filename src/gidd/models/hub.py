@@ -15,14 +15,13 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
+from gidd.files import read_json, sha256, write_json
 from gidd.models.checkpoint import (
+    COPY_AGAIN,
     WEIGHTS,
     Pretrained,
-    digest,
     dit_from_tensors,
-    read_json,
     read_tensors,
-    write_json,
     write_tensors,
 )
 from gidd.models.denoiser import Denoiser
@@ -77,7 +76,7 @@ def save(
         "model": record_plain(backbone.config),
         "schedule": noise.json,
         "vocabulary": record_plain(denoiser.vocab),
-        "files": {name: digest(folder / name) for name in files},
+        "files": {name: sha256(folder / name) for name in files},
         "training": summary or {},
     }
     write_json(folder / RECORD, record)
@@ -144,7 +143,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
 
 def _load_ours(folder: Path) -> Pretrained:
     path = folder / RECORD
-    record = read_json(path)
+    record = read_json(path, COPY_AGAIN, CheckpointError)
     if record.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: format must be {FORMAT}, got {record.get('format')!r}. "
@@ -174,7 +173,7 @@ def _read_files(folder: Path, digests: object) -> dict[str, dict[str, Tensor]]:
     files: dict[str, dict[str, Tensor]] = {}
     for name, expected in digests.items():
         files[name] = read_tensors(folder / name)
-        if digest(folder / name) != expected:
+        if sha256(folder / name) != expected:
             raise CheckpointError(
                 f"{folder / name} is not the file that {RECORD} was written for: its SHA-256 "
                 "differs. A save was interrupted or the file is damaged; save or copy it again."

@@ -20,13 +20,13 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import FirstReleaseSchedule
 from gidd.errors import CheckpointError, ConfigError
+from gidd.files import read_json, write_json
 from gidd.models.checkpoint import (
+    COPY_AGAIN,
     WEIGHTS,
     Pretrained,
     dit_from_tensors,
-    read_json,
     read_tensors,
-    write_json,
     write_tensors,
 )
 from gidd.models.denoiser import Denoiser
@@ -93,7 +93,7 @@ def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
         folder: Where the two files are.
         p_uniform: The share of uniform noise it was trained with, where `config.json` is silent.
     """
-    record = read_json(folder / CONFIG)
+    record = read_json(folder / CONFIG, COPY_AGAIN, CheckpointError)
     config = _published_config(record, folder / CONFIG)
     vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     if vocab.size == _GPT2_WITH_MASK.size:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gidd.data.corpora.base import Corpus
+from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus
 from gidd.data.corpora.fineweb import FINEWEB
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hub import PREFIX, HubCorpus
 from gidd.data.corpora.lm1b import LM1B
 from gidd.data.corpora.openwebtext import OPENWEBTEXT
 from gidd.data.corpora.sotu import SOTU
@@ -16,29 +18,86 @@ from gidd.data.corpora.text_files import Files
 from gidd.data.corpora.tinystories import TINYSTORIES
 from gidd.data.corpora.wikitext import WIKITEXT
 from gidd.data.documents import Documents
+from gidd.data.remote import is_url, shown
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError
 
-_ALL: tuple[Corpus, ...] = (OPENWEBTEXT, FINEWEB, LM1B, WIKITEXT, TINYSTORIES, TEXT8, SOTU)
+_ALL: tuple[Corpus, ...] = (
+    *(OPENWEBTEXT, FINEWEB, LM1B, WIKITEXT, TINYSTORIES, TEXT8, SOTU),
+    *(MARKOV, HIDDEN_MARKOV),
+)
 CORPORA = {corpus.name: corpus for corpus in _ALL}
 
 
-def resolve(sources: str | Path | Sequence[str | Path]) -> tuple[list[Documents], int]:
-    """All documents of files, folders and named corpora, and how many are for validation.
+class Resolved(NamedTuple):
+    """What sources stand for."""
 
-    The last corpus says how many: only the end of the whole list can be held out. A file or a
-    folder comes before a corpus of the same name.
+    documents: list[Documents]
+    validation: int
+    """How many of the last documents are for validation, unless the user says otherwise."""
+
+    names: list[str]
+    """The sources as they may be recorded: URLs without passwords and signatures."""
+
+    known: dict[str, float]
+    """Figures known beforehand."""
+
+    tokenizer: Tokenizer | None
+    """The one tokenizer that fits, None where any does."""
+
+
+def corpora_of(sources: str | Path | Sequence[str | Path]) -> list[Corpus]:
+    """The corpora, datasets, files and folders that sources name.
+
+    A file or a folder comes before a corpus of the same name.
     """
     sources = [sources] if isinstance(sources, str | Path) else sources
     if not sources:
         raise ConfigError("sources must name at least one file, folder or corpus, got none.")
-    documents: list[Documents] = []
-    validation = 0
-    for source in sources:
-        known = isinstance(source, str) and source in CORPORA and not Path(source).exists()
-        corpus = CORPORA[str(source)] if known else Files(str(source))
-        documents += corpus.documents()
-        validation = corpus.validation()
-    return documents, validation
+    corpora = [_corpus(source) for source in sources]
+    for corpus in corpora:
+        if len(corpora) > 1 and isinstance(corpus, ExactCorpus):
+            raise ConfigError(
+                f"sources must name {corpus.name} alone, got {len(corpora)} sources: its tokens "
+                "are not those of other texts. Prepare it into a folder of its own."
+            )
+    return corpora
 
 
-__all__ = ["CORPORA", "Corpus", "Files", "HubCorpus", "resolve"]
+def _corpus(source: str | Path) -> Corpus:
+    if isinstance(source, Path) or is_url(source) or Path(source).exists():
+        return Files(str(source))
+    if source.startswith(PREFIX):
+        return HubCorpus.named(source)
+    return CORPORA.get(source) or Files(source)
+
+
+def resolve(sources: str | Path | Sequence[str | Path]) -> Resolved:
+    """All documents of the sources, in their order.
+
+    The last corpus says how many are held out: only the end of the whole list can be.
+    """
+    corpora = corpora_of(sources)
+    documents = [part for corpus in corpora for part in corpus.documents()]
+    names = [shown(corpus.name) for corpus in corpora]
+    last = corpora[-1]
+    return Resolved(documents, last.validation(), names, last.known(), last.tokenizer())
+
+
+def texts(sources: str | Path | Sequence[str | Path]) -> Iterator[str]:
+    """The text of every document, one after the other."""
+    for source in resolve(sources).documents:
+        yield from source.read(0, source.count())
+
+
+__all__ = [
+    "CORPORA",
+    "Corpus",
+    "ExactCorpus",
+    "Files",
+    "HubCorpus",
+    "Resolved",
+    "corpora_of",
+    "resolve",
+    "texts",
+]

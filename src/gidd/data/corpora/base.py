@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from gidd.data.documents import Documents
+from gidd.data.tokenizers import Tokenizer
 
 
 class Corpus(ABC):
@@ -26,3 +27,11 @@ class Corpus(ABC):
     @abstractmethod
     def validation(self) -> int:
         """How many of the last documents are for validation, unless the user says otherwise."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The one tokenizer that fits, None where any does."""
+        return None
+
+    def known(self) -> dict[str, float]:
+        """Figures that are known of the documents beforehand, for the manifest."""
+        return {}

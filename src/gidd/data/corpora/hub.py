@@ -1,16 +1,31 @@
-"""Documents of a dataset on the Hugging Face hub, streamed."""
+"""Documents of a dataset on the Hugging Face hub, streamed: nothing is kept on disk.
+
+Any dataset can be named as a source:
+
+    hf:ORG/NAME?config=CONFIG&split=SPLIT&text=COLUMN
+
+where everything from "?" on may be left out. The code that a dataset may bring is never run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
+from urllib.parse import parse_qsl
 
 from gidd.data.corpora.base import Corpus
-from gidd.data.documents import Documents
-from gidd.errors import DataError
+from gidd.data.documents import Documents, no_column, text_of
+from gidd.data.formats import reader
+from gidd.errors import ConfigError, DataError, GiddError
 from gidd.optional import optional_package
+
+PREFIX = "hf:"
+_OPTIONS = ("config", "split", "text")
+"""What may follow "?"."""
 
 
 @final
@@ -33,86 +48,122 @@ class HubCorpus(Corpus):
     held_out: int = 0
     text_field: str = "text"
 
+    @classmethod
+    def named(cls, source: str) -> HubCorpus:
+        """The dataset that a source such as `hf:ORG/NAME?split=train` names."""
+        dataset, _, query = source.removeprefix(PREFIX).partition("?")
+        pairs = parse_qsl(query, keep_blank_values=True)
+        keys = [key for key, _ in pairs]
+        if not dataset or set(keys) - set(_OPTIONS) or len(set(keys)) < len(keys):
+            raise ConfigError(
+                f"a dataset must be named as hf:ORG/NAME?config=...&split=...&text=..., got "
+                f"{source!r}. After the name {', '.join(_OPTIONS)} are allowed, each at most once."
+            )
+        options = dict(pairs)
+        return cls(
+            name=source,
+            description="",
+            dataset=dataset,
+            config=options.get("config"),
+            split=options.get("split", "train"),
+            text_field=options.get("text", "text"),
+        )
+
     def documents(self) -> list[Documents]:
         """The training split and then, if there is one, the validation split."""
-        return [self._of(split) for split in (self.split, self.validation_split) if split]
+        splits = [split for split in (self.split, self.validation_split) if split]
+        return [part for split in splits for part in self._of(split)]
 
     def validation(self) -> int:
         """As the dataset has it, or `held_out`."""
-        return self._of(self.validation_split).count() if self.validation_split else self.held_out
+        if self.validation_split is None:
+            return self.held_out
+        return sum(part.count() for part in self._of(self.validation_split))
 
-    def _of(self, split: str) -> HubDocuments:
-        return HubDocuments(self.dataset, self.config, split, self.text_field)
+    def _of(self, split: str) -> list[Documents]:
+        """Every shard of a split: Parquet files as they are, others through the library.
+
+        A Parquet file says how many documents it has, and any part of it can be read.
+        """
+        with _named_errors(self.dataset):
+            builder = _builder(self.dataset, self.config)
+            num_shards = builder.as_streaming_dataset(split=split).num_shards
+            files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
+        if files and all(file.endswith(".parquet") for file in files):
+            return [reader(file, self.text_field) for file in files]
+        return [
+            HubShard(self.dataset, self.config, split, self.text_field, number, num_shards)
+            for number in range(num_shards)
+        ]
 
 
 @final
 @dataclass(frozen=True)
-class HubDocuments(Documents):
-    """One split of a dataset, read as a stream: nothing is kept on disk.
+class HubShard(Documents):
+    """One of the pieces that a dataset is stored in, as the `datasets` library streams it.
 
-    A task streams past the documents before its own. For a dataset of many gigabytes download its
-    Parquet files (`hf download --repo-type dataset NAME`) and prepare that folder instead.
+    A task reads the shards that its documents are in, and of the first of them what lies before.
     """
 
     dataset: str
     config: str | None
     split: str
     text_field: str
+    number: int
+    num_shards: int
+
+    quick_count = False
 
     @property
     def name(self) -> str:
-        """Dataset and split."""
-        return f"{self.dataset}:{self.split}"
+        """Dataset, split and number."""
+        return f"{self.dataset}:{self.split}, shard {self.number + 1} of {self.num_shards}"
 
     def stamp(self) -> list[int]:
-        """Bytes and documents as the hub says, -1 where it does not."""
-        about = _about(self.dataset, self.config).get(self.split)
-        return [getattr(about, field, None) or -1 for field in ("num_bytes", "num_examples")]
+        """Bytes, if the dataset says how many, and a number that changes with its files."""
+        with _named_errors(self.name):
+            builder = _builder(self.dataset, self.config)
+            about = (builder.info.splits or {}).get(self.split)
+            files = (builder.config.data_files or {}).get(self.split)
+        version = repr([builder.hash, getattr(files, "origin_metadata", None)])
+        number = int.from_bytes(hashlib.sha256(version.encode()).digest()[:6])
+        size = getattr(about, "num_bytes", None)
+        return [-1 if size is None else size // self.num_shards, number]
 
     def count(self) -> int:
-        """As the hub says, or by reading all."""
-        known = self.stamp()[1]
-        return known if known >= 0 else sum(1 for _ in self._stream())
+        """By reading all, for the dataset says at most how many there are in all shards."""
+        with _named_errors(self.name):
+            return sum(1 for _ in self._stream())
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         """The texts."""
-        stream = self._stream().skip(start).take(stop - start)
-        for number, row in enumerate(stream, start=start):
-            text = row.get(self.text_field)
-            if not isinstance(text, str):
-                raise DataError(
-                    f"{self.name}, document {number}: the field {self.text_field!r} must be a "
-                    f"string; the fields are {sorted(row)}. Correct text_field of the corpus."
-                )
-            yield text
+        with _named_errors(self.name):
+            stream = self._stream().skip(start).take(stop - start)
+            for number, row in enumerate(stream, start=start + 1):
+                if self.text_field not in row:
+                    raise no_column(self.name, self.text_field, list(row))
+                yield text_of(row, self.text_field, f"{self.name}, document {number}")
 
     def _stream(self) -> Any:
-        with _named_errors(self.name):
-            return optional_package("datasets", "data").load_dataset(
-                self.dataset, self.config, split=self.split, streaming=True
-            )
+        whole = _builder(self.dataset, self.config).as_streaming_dataset(split=self.split)
+        return whole.shard(num_shards=self.num_shards, index=self.number)
 
 
 @lru_cache(maxsize=32)
-def _about(dataset: str, config: str | None) -> dict[str, Any]:
-    """What the hub says of each split; empty if it says nothing."""
-    with _named_errors(dataset):
-        builder = optional_package("datasets", "data").load_dataset_builder(dataset, config)
-        return dict(builder.info.splits or {})
+def _builder(dataset: str, config: str | None) -> Any:
+    """What the library knows of a dataset, which takes several requests to find out."""
+    return optional_package("datasets", "data").load_dataset_builder(dataset, config)
 
 
-class _named_errors:
+@contextmanager
+def _named_errors(name: str) -> Generator[None]:
     """Whatever the `datasets` library raises, as a DataError that names the dataset."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DataError):
-            raise DataError(
-                f"{self.name} cannot be read from the Hugging Face hub: {error}. Check the name "
-                "and the connection, or download its files and prepare their folder."
-            ) from error
+    try:
+        yield
+    except GiddError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name} cannot be read from the Hugging Face hub: {error}. Check the name, config and "
+            "split and the connection, or download its files and prepare their folder."
+        ) from error

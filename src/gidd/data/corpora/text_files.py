@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import final
 
 from gidd.data.corpora.base import Corpus
-from gidd.data.documents import Documents, find_documents
+from gidd.data.documents import Documents
+from gidd.data.formats import find_documents
 
 
 @final
 @dataclass(frozen=True)
 class Files(Corpus):
-    """A file, or all files below a folder in the order of their names."""
+    """A file, or all files below a folder in the order of their names; a path or a URL."""
 
     name: str
-    description = "files and folders: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+    description = "files, folders and URLs: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
 
     def documents(self) -> list[Documents]:
         """One document per text file, line or row."""
