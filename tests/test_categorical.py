@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gidd.diffusion.categorical import at, at_token, cut_below, cut_below_max, draw
+from gidd.diffusion.categorical import at, at_token, cut_below, cut_below_max, draw, happens
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 
 ONE = 1 << UNIT_BITS
@@ -98,3 +98,21 @@ def test_the_two_cut_offs_differ():
     p = torch.tensor([0.02, 0.01, 0.005] + [0.965 / 965] * 965)
     assert (cut_below(p, 0.008) > 0).sum() == 2
     assert (cut_below_max(p, 0.04) > 0).sum() == 968  # 0.04 x 0.02 = 0.0008 < 0.001
+
+
+@given(st.floats(0, 1, width=32), st.integers(0, ONE - 1))
+def test_an_event_happens_with_its_probability(p, u):
+    """Below p * 2**62 it happens, above it does not; 0 never, 1 always; 1e-9 is not lost."""
+    happened = bool(happens(torch.tensor(p), torch.tensor(u)))
+    assert happened == (u // 4 < int(p * 2**60))
+    assert not happens(torch.tensor(0.0), torch.tensor(u))
+    assert happens(torch.tensor(1.0), torch.tensor(u))
+    assert bool(happens(torch.tensor(1e-9), torch.tensor(int(0.99e-9 * ONE))))
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, ONE - 1))
+def test_a_likelier_event_happens_whenever_a_rarer_one_does(p, other, u):
+    low, high = sorted((p, other))
+    p_low, p_high = torch.tensor([low, high], dtype=torch.float64)
+    if happens(p_low, torch.tensor(u)):
+        assert happens(p_high, torch.tensor(u))

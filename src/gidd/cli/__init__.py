@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from gidd.errors import GiddError
 
-GROUPS = {"data": "tokenizers, token shards, corpora"}
+GROUPS = {
+    "data": "tokenizers, token shards, corpora",
+    "train": "train a model, or go on training it",
+    "export": "write a run's newest checkpoint as a model",
+    "plot": "draw the curves of runs",
+    "plan": "memory, time, traffic and failures of a run on devices that are not here",
+}
 """Module of this package: what it is for."""
 
 

@@ -11,7 +11,7 @@ from gidd.diffusion.randomness import UNIT_BITS
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 _SCALE_BITS = 60
 """Probabilities are added up as integer multiples of 2**-60, exactly and in any order."""
@@ -41,6 +41,14 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
     return torch.searchsorted(cdf, target, right=True)
 
 
+def happens(p: Float[Tensor, "*batch"], u: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+    """True with probability `p`, by one fixed-point uniform each; rare events are not lost.
+
+    For the same `u`, what happens with probability p also happens with any larger one.
+    """
+    return (u >> (UNIT_BITS - _SCALE_BITS)) < (p * 2.0**_SCALE_BITS).to(torch.int64)
+
+
 def _scaled(u: Int[Tensor, "*batch K"], total: Int[Tensor, "*batch 1"]) -> Int[Tensor, "*batch K"]:
     """floor(u * total / 2**62) without leaving int64; total < 2**61, so the result is < total."""
     half = UNIT_BITS // 2
@@ -64,11 +72,16 @@ def cut_below_max(p: Float[Tensor, "*batch V"], ratio: float) -> Float[Tensor, "
     return _cut(p, ratio, "ratio", ratio * p.amax(-1, keepdim=True))
 
 
-def _cut(p: Tensor, value: float, field: str, threshold: Tensor) -> Tensor:
+def require_cut(field: str, value: float) -> None:
+    """Refuse what is not a cut-off."""
     if not 0 <= value < 1:
         raise ConfigError(
             f"the cut-off's {field} must be in [0, 1), got {value}. 0 cuts nothing; "
             "the paper's App. G studies 1e-7 to 1e-3."
         )
+
+
+def _cut(p: Tensor, value: float, field: str, threshold: Tensor) -> Tensor:
+    require_cut(field, value)
     kept = torch.where(p >= threshold.minimum(p.amax(-1, keepdim=True)), p, 0)
     return kept / kept.sum(-1, keepdim=True)

@@ -64,8 +64,9 @@ def fused_loss(
 
     `head_bias` is -inf at ids that the denoiser never predicts. `loss_weight` is the weighting's
     value for each token, times whatever scale the reduction wants (for a mean, 1 / number of
-    tokens); no gradient flows into it. Hidden states may be bf16: what is between the matrix
-    products is float32 (float64 if `t` is). `compiled` runs that part through `torch.compile`.
+    tokens); no gradient flows into it. Hidden states may be bf16, and become so under autocast:
+    what is between the matrix products is float32 (float64 if `t` is). `compiled` runs that part
+    through `torch.compile`.
 
     The gradients are ready when the loss is, so `backward` may be called once only.
     """
@@ -77,9 +78,13 @@ def fused_loss(
     weight = elbo_weight(schedule, t, x, z)
     touched = (weight != 0) | (loss_weight != 0)
     tokens = _Tokens.of(schedule, t, x, z, loss_weight, touched)
-    loss, kl, itakura_saito = _HeadLoss.apply(
-        hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
-    )
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        loss, kl, itakura_saito = _HeadLoss.apply(
+            hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
+        )
     return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
 
 
@@ -152,7 +157,8 @@ class _HeadLoss(torch.autograd.Function):
         compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = head_weight.to(hidden.dtype), head_bias.to(hidden.dtype)
-        terms = _all_chunks(hidden, weight, bias, tokens, chunk_tokens, compiled)
+        wanted = any(ctx.needs_input_grad)
+        terms = _all_chunks(hidden, weight, bias, tokens, chunk_tokens, compiled, wanted)
         ctx.gradients = (
             terms.d_hidden,
             terms.d_weight.to(head_weight.dtype),
@@ -189,8 +195,9 @@ def _all_chunks(
     tokens: _Tokens,
     chunk_tokens: int,
     compiled: bool,
+    wanted: bool,
 ) -> _Terms:
-    """Divergences of all tokens and the gradients of their weighted sum.
+    """Divergences of all tokens and, if wanted, the gradients of their weighted sum.
 
     The head's gradient is added up in float32; its first chunk needs no zeros to be added to.
     """
@@ -211,8 +218,9 @@ def _all_chunks(
         logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
         kl, itakura_saito = _to_gradient(logits, chunk, terms.d_bias, compiled)
         terms.kl[chunk.row], terms.itakura_saito[chunk.row] = kl, itakura_saito
-        terms.d_hidden[chunk.row] = logits @ weight
-        _add_product(terms.d_weight, logits, states, first=start == 0)
+        if wanted:
+            terms.d_hidden[chunk.row] = logits @ weight
+            _add_product(terms.d_weight, logits, states, first=start == 0)
     return terms
 
 

@@ -47,6 +47,14 @@ class Stream(IntEnum):
     """Order of the samples of an epoch."""
     CROP = 5
     """Where the window into a long document begins."""
+    REDRAW = 6
+    """Whether a sampler draws a token anew."""
+    RENOISE = 7
+    """Whether a token drawn anew is noise, and which."""
+    TOKEN = 8
+    """A token from x_theta."""
+    PLACE = 9
+    """Which positions a corrector takes."""
 
 
 def philox(

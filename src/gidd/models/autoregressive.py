@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
+import torch
 from torch import Tensor, nn
 
 from gidd.models.dit import DiTConfig
+from gidd.models.initial import Initial
 from gidd.optional import optional_package
 
 if TYPE_CHECKING:
@@ -46,8 +49,37 @@ class AutoregressiveModel(nn.Module):
     def __init__(self, size: DiTConfig) -> None:
         super().__init__()
         llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
-        self.trunk = cast(nn.Module, llama.model)
+        self.config = size
+        self.trunk = llama.model
         self.head = cast(nn.Linear, llama.lm_head)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers of the trunk, by the name they have in a DiT."""
+        return self.trunk.layers
+
+    @torch.no_grad()
+    def reset_parameters(self, initial: Initial | None = None) -> None:
+        """Draw all weights anew, as Llama does: normal, and gains of 1."""
+        initial = initial or Initial()
+        llama = self.trunk.config
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                initial.normal(module.weight, llama.initializer_range)
+            else:
+                for gain in module.parameters(recurse=False):
+                    gain.fill_(1)
+        # angles are no parameters, and are lost when a model built on meta gets its memory
+        angles = type(self.trunk.rotary_emb)(llama)
+        self.trunk.rotary_emb = angles.to(self.head.weight.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write safetensors and config.json, which `transformers` loads as a Llama."""
+        library = optional_package("transformers", "hf")
+        with torch.device("meta"):
+            llama = library.LlamaForCausalLM(self.trunk.config)
+        llama.model, llama.lm_head = self.trunk, self.head
+        llama.save_pretrained(str(folder))
 
     def hidden(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
         """The features that go into the head."""

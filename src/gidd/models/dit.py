@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gidd.errors import ConfigError
+from gidd.models.initial import Initial
 from gidd.models.layers import Block, TimeEmbedding, layer_norm, modulate, rotation
 
 if TYPE_CHECKING:
@@ -173,17 +174,21 @@ class DiT(nn.Module):
         self.reset_parameters()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, initial: Initial | None = None) -> None:
         """Draw all weights anew, uniform in +-1/sqrt(inputs); the head and modulations are zero."""
+        initial = initial or Initial()
+        zero = {self.head, self.final_modulation} | {block.modulation for block in self.blocks}
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.LayerNorm):
-                module.reset_parameters()
-        bound = self.config.width**-0.5
-        self.embedding.weight.uniform_(-bound, bound)
-        modulations = [cast(Block, block).modulation for block in self.blocks]
-        for linear in (*modulations, self.final_modulation, self.head):
-            linear.weight.zero_()
-            linear.bias.zero_()
+            if module in zero:
+                for parameter in module.parameters():
+                    parameter.zero_()
+            elif isinstance(module, nn.Linear):
+                for parameter in module.parameters():
+                    initial.uniform(parameter, module.in_features**-0.5)
+            elif isinstance(module, nn.Embedding):
+                initial.uniform(module.weight, module.embedding_dim**-0.5)
+            elif isinstance(module, nn.LayerNorm):
+                module.weight.fill_(1)
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
         """The features that go into the head."""

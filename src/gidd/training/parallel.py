@@ -1,0 +1,129 @@
+"""Where the parameters live: whole on every rank (DDP), or in parts on many (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from gidd.models.initial import Initial
+from gidd.training.world import World
+
+
+class Network(Protocol):
+    """A network that training can spread over ranks: a `DiT`, an `AutoregressiveModel`."""
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Parts that are gathered, used and let go one after the other."""
+        ...
+
+    def reset_parameters(self, initial: Initial) -> None:
+        """Draw all weights."""
+        ...
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Replicate:
+    """Every rank holds the whole model and optimiser (DDP): for models that fit one device."""
+
+    def place(
+        self, module: nn.Module, network: Network, world: World, precision: torch.dtype
+    ) -> nn.Module:
+        """Give a module on the meta device its memory on this rank, ready to be filled."""
+        del network, precision
+        return module.to_empty(device=world.device)
+
+    def connect(self, module: nn.Module, world: World) -> nn.Module:
+        """Let the backward pass of a filled module add up gradients over ranks."""
+        if world.size == 1:
+            return module
+        # all ranks drew the same weights: there is nothing to broadcast
+        device_ids = [world.device] if world.device.type == "cuda" else None
+        return DistributedDataParallel(
+            module, device_ids=device_ids, init_sync=False, gradient_as_bucket_view=True
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Parameters, gradients and optimiser are divided among ranks (FSDP2)."""
+
+    ranks: int | None = None
+    """Neighbouring ranks that share one copy of the model, e.g. those of one machine; all by
+    default. Fewer means less traffic between machines and more memory."""
+
+    reshard_after_forward: bool = True
+    """Let a block's parameters go after its forward pass and gather them again for the backward."""
+
+    def place(
+        self, module: nn.Module, network: Network, world: World, precision: torch.dtype
+    ) -> nn.Module:
+        """Divide a module on the meta device and give this rank the memory of its part."""
+        mesh = world.mesh if self.ranks in (None, world.size) else world.grid(self.ranks)
+        # gathered in the precision of the matrix products, added up in float32
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if precision == torch.float32 else precision,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+        for block in network.blocks:
+            fully_shard(
+                block,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=self.reshard_after_forward,
+            )
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        return module.to_empty(device=world.device)
+
+    def connect(self, module: nn.Module, world: World) -> nn.Module:
+        """Nothing more to do: a sharded module adds up its own gradients."""
+        del world
+        return module
+
+
+Parallel = Replicate | Shard
+
+
+def gradients_of_last_only(module: nn.Module, last: bool) -> AbstractContextManager[object]:
+    """Leave out the sum over ranks for all micro-batches but the last, where that is free.
+
+    A replicated model keeps whole gradients anyway. A sharded one would have to begin to, so its
+    gradients are divided after every micro-batch.
+    """
+    if isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    return nullcontext()
+
+
+def let_go(module: nn.Module) -> None:
+    """Give back what was gathered for a forward pass that no backward pass follows."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Generator[None]:
+    """Have all parameters outside the blocks at hand, to use parts of a module by themselves.
+
+    All ranks enter and do the same in here: blocks are gathered as they are called.
+    """
+    if isinstance(module, FSDPModule):
+        module.unshard()
+    yield
+    let_go(module)
+
+
+def compile_blocks(network: Network) -> None:
+    """Compile every block by itself: one short compilation serves all, and none may break."""
+    for block in network.blocks:
+        block.compile(fullgraph=True)

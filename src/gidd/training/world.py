@@ -1,0 +1,162 @@
+"""The processes of a run: who this one is, what it computes on, how it talks to the others.
+
+Nothing else in the library knows about process groups. A run of one process has a world of one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from gidd.errors import ConfigError
+
+TIMEOUT_SECONDS = 600.0
+"""How long ranks wait for each other before they give up."""
+
+
+@final
+class World:
+    """This process among all processes of a run; made by `open_world`."""
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, store: dist.Store, timeout: float
+    ) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self.store = store
+        """Small facts that all ranks can see, e.g. how far each one is."""
+        self.timeout = timeout
+        self.host_group = new_host_group(timeout)
+        """For what is said between hosts: never waits for work on the devices."""
+        self.mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("ranks",))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what only one may write."""
+        return self.rank == 0
+
+    def grid(self, columns: int) -> DeviceMesh:
+        """All ranks in rows of `columns` neighbours."""
+        if columns < 1 or self.size % columns:
+            raise ConfigError(
+                f"parallel.ranks must divide the number of ranks, {self.size}, got {columns}. "
+                "So many neighbouring ranks share one copy of the model."
+            )
+        shape = (self.size // columns, columns)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    def facts(self, sums: Tensor, norm: Tensor, flag: bool) -> tuple[list[float], float, bool]:
+        """Sums over all ranks, a number that all ranks have alike, and whether any raised a flag.
+
+        One exchange between devices and one wait for this one. All ranks enter.
+        """
+        exact = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no doubles
+        shared = torch.cat([sums.to(exact), sums.new_tensor([flag], dtype=exact)])
+        if self.size > 1:
+            dist.all_reduce(shared)
+        *totals, raised, size = cast(
+            "list[float]", torch.cat([shared, norm.to(exact).reshape(1)]).tolist()
+        )
+        return totals, size, raised > 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each number, summed over all ranks in double precision. All ranks enter."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.host_group)
+        return cast("list[float]", total.tolist())
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Each flag: is it raised on any rank? All ranks enter and all get the same answer."""
+        if self.size == 1:
+            return list(flags)
+        raised = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(raised, dist.ReduceOp.MAX, group=self.host_group)
+        return [bool(flag) for flag in raised]
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value, on all ranks."""
+        box = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0, group=self.host_group)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier(group=self.host_group)
+
+
+def new_host_group(timeout: float) -> Any:
+    """A process group of all ranks that moves data between hosts' memories. All ranks enter.
+
+    Work in a background thread must have one of its own: two threads that use one group can enter
+    its collectives in different orders on different ranks.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
+
+@contextmanager
+def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Generator[World]:
+    """The world that `torchrun` described in the environment, or a world of this process alone.
+
+    Args:
+        device: "cpu", "cuda" or "mps"; by default the fastest there is.
+        timeout: Seconds that ranks wait for each other.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    store = _store(rank, size, timeout) if size > 1 else dist.HashStore()
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
+    try:
+        yield World(rank, size, place, store, timeout)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str | None, local_rank: int) -> torch.device:
+    if name is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        name = found.type if found else "cpu"
+    allowed = ("cpu", "cuda", "mps")
+    if name not in allowed:
+        raise ConfigError(
+            f"device must be one of {', '.join(allowed)}, got {name!r}. "
+            "Leave it out to take the fastest there is."
+        )
+    if name != "cuda":
+        return torch.device(name)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _store(rank: int, size: int, timeout: float) -> dist.Store:
+    """The store of `torchrun`, with names of its own for every restart.
+
+    After a restart the store still holds what the dead processes wrote; ranks that read it wait for
+    partners that no longer exist.
+    """
+    environment = os.environ
+    try:
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except KeyError as error:
+        raise ConfigError(
+            f"WORLD_SIZE is {size} but {error} is not set. Start several processes with torchrun."
+        ) from error
+    agent_has_it = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        host, port, size, rank == 0 and not agent_has_it, timedelta(seconds=timeout)
+    )
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt-{attempt}", store)
