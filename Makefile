@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check format test test-all figures
+.PHONY: check format test test-all figures kills
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
@@ -18,6 +18,9 @@ test:  ## the fast tests
 
 test-all:  ## all tests
 	$(PYTHON) -m pytest
+
+kills:  ## one training killed 200 times, compared with one left in peace
+	$(PYTHON) tests/kill_training.py --kills 200 --json
 
 figures:  ## every figure quoted in docs/exact-figures.md
 	$(PYTHON) benchmarks/exact_figures.py

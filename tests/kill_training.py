@@ -9,6 +9,7 @@ from the moment when it begins to write a checkpoint. Prints one JSON object.
 
 import argparse
 import json
+import logging
 import os
 import random
 import signal
@@ -21,7 +22,8 @@ from training_runs import final_tensors, reported, speeches, tiny_run, train_her
 
 from gidd.training.checkpoint_folder import damage, folder_name, steps_in
 
-SAVE_EVERY = 3
+SAVE_EVERY = 10
+logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: says jax is missing
 
 
 def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
@@ -30,7 +32,7 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
     # long enough that the kills end before the training does
     run = tiny_run(
         folder / "data",
-        steps=SAVE_EVERY * (kills + 20),
+        steps=SAVE_EVERY * (2 * kills + 10),
         save_every=SAVE_EVERY,
         keep_every=10 * SAVE_EVERY,
     )

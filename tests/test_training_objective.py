@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from training_runs import speeches
 
 from gidd.data.batch import Batch
 from gidd.data.loader import BatchSource, LoaderConfig, open_split
+from gidd.data.shards import ShardSet, open_shard
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.elbo import ar_nll, elbo_terms
 from gidd.diffusion.process import noise
@@ -142,11 +144,12 @@ def test_validation_is_the_same_however_it_is_batched():
     assert parts == pytest.approx(whole, rel=1e-5)
 
 
-def test_unigram_entropy_is_that_of_the_text_alone():
-    tokens = torch.tensor([[0, 1, 2, 3, 9, 9]])
-    batch = Batch(tokens, tokens < 9, torch.zeros(1, dtype=torch.int64))
-    with open_world("cpu") as world:
-        assert unigram_entropy([batch], 11, world) == pytest.approx(math.log(4))
+def test_unigram_entropy_is_that_of_the_first_tokens(tmp_path):
+    for name, tokens in {"a": [0, 1, 2, 3], "b": [5, 5, 5, 5]}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(tokens, dtype=np.uint16))
+    shards = ShardSet([open_shard(tmp_path / "a.npy"), open_shard(tmp_path / "b.npy")])
+    assert unigram_entropy(shards, 11, max_tokens=4) == pytest.approx(math.log(4))
+    assert unigram_entropy(shards, 11) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(8))
 
 
 def test_a_batch_is_split_in_order():

@@ -184,9 +184,7 @@ def evaluation(
     split = "validation" if "validation" in Manifest.read(folder).splits else "train"
     shards, config = open_split(folder, split), loader_config(run, tokenizer)
     num_samples = run.train.evaluate_samples
-    baseline = unigram_entropy(
-        held_out(shards, config, num_samples, world), tokenizer.vocab.size, world
-    )
+    baseline = unigram_entropy(shards, tokenizer.vocab.size)
 
     def evaluate(state: TrainState) -> Evaluation:
         def batches() -> Iterator[Batch]:

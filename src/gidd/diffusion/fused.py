@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at once. More is a little faster, and larger by V numbers a token."""
 
-_BLOCK_ENTRIES = 1 << 20
+BLOCK_ENTRIES = 1 << 20
 """Entries of a chunk that are worked on at once, so that they stay in a core's cache."""
 
 _SLICE = 8192
@@ -244,7 +244,7 @@ def _to_gradient(
     """
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
-    num_rows = max(1, _BLOCK_ENTRIES // logits.shape[-1])
+    num_rows = max(1, BLOCK_ENTRIES // logits.shape[-1])
     _, counts = tokens.sample.unique_consecutive(return_counts=True)
     start = 0
     for count in counts.tolist():

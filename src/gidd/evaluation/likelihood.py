@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from gidd.data.batch import Batch
+from gidd.data.shards import ShardSet
 from gidd.training.objective import Metrics, Objective
 from gidd.training.parallel import let_go
 from gidd.training.world import World
@@ -40,19 +41,14 @@ def validate(
     return objective.summary(dict(zip(objective.names, totals, strict=True)))
 
 
-def unigram_entropy(batches: Iterable[Batch], vocab_size: int, world: World) -> float:
-    """Entropy of single tokens of text, in nats: what a model that sees no context could reach.
+def unigram_entropy(shards: ShardSet, vocab_size: int, max_tokens: int = 1 << 24) -> float:
+    """Entropy of single tokens, in nats: what a model that sees no context could reach.
 
-    It is that of the very tokens given, hence a little below what any model could know. All ranks
-    enter.
+    It is that of the first tokens of the shards, hence a little below what any model could know.
     """
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for batch in batches:
-        counts += batch.tokens[batch.valid].bincount(minlength=vocab_size)
-    return entropy(torch.tensor(world.sum(counts.tolist()), dtype=torch.float64))
-
-
-def entropy(counts: Tensor) -> float:
-    """Of a distribution given by counts, in nats."""
-    p = counts / counts.sum()
-    return -torch.xlogy(p, p).sum().item()
+    counts, left = np.zeros(vocab_size, dtype=np.int64), max_tokens
+    for shard in shards.shards:
+        counts += np.bincount(shard.tokens[:left], minlength=vocab_size)
+        left -= min(left, len(shard.tokens))
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())

@@ -84,9 +84,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"], by: Rotation) -> Float[Tensor, "B L D"]:
         """Attention with rotated queries and keys; values are not rotated."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(rotate(q, by), rotate(k, by), v)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        qkv = self.qkv(x)
+        dtype = qkv.dtype
+        if qkv.device.type == "cpu" and qkv.requires_grad:
+            # torch's backward pass on CPUs takes up to four times as long in bf16, and is no
+            # faster at any length that was tried
+            qkv = qkv.float()
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        with torch.autocast(qkv.device.type, enabled=False):
+            mixed = F.scaled_dot_product_attention(rotate(q, by), rotate(k, by), v)
+        return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

@@ -56,8 +56,10 @@ class Engine:
 
     Every network call has exactly `rows_per_call` sequences of one length; if fewer are left, the
     last call is filled up with copies. The shape of a matrix product decides its last bits, so this
-    is what makes a sequence come out bit by bit the same alone and in a batch. 1 wastes nothing and
-    is as fast as any on a CPU; give a GPU as many as it needs to be busy.
+    is what makes a sequence come out bit by bit the same alone and in a batch. With 1 nothing else
+    is needed, nothing is wasted, and on a CPU it is as fast as any. Give a GPU as many as it needs
+    to be busy; then a row must also have the same bits wherever it stands in a batch, which kernels
+    for one shape have as a rule and the tests check.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TILE_ENTRIES = 6_500_000
 """Largest [positions, V] tensor that is formed at once; 128 positions of GPT-2's vocabulary."""
+
+BLOCK_ENTRIES = 1 << 20
+"""Entries that are processed and looked at together, so that they stay in a core's cache."""
 
 Look = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """(rows of x_theta [K, V], their places in the flattened [B * L]) -> findings, each [K]."""
@@ -71,7 +74,7 @@ class Prediction:
         self.asked = self.asked | where.any(-1)
         index = where.flatten().nonzero().squeeze(-1)
         if len(index):
-            parts = [look(self._rows(part), part) for part in index.split(self._tile)]
+            parts = [look(*block) for part in index.split(self._tile) for block in self._rows(part)]
         else:
             parts = [look(torch.empty(0, self.vocab_size, device=index.device), index)]
         findings = (torch.cat(finding) for finding in zip(*parts, strict=True))
@@ -81,8 +84,8 @@ class Prediction:
         """All of x_theta at once: for definitions and small vocabularies."""
         self.asked = torch.ones_like(self.asked)
         index = torch.arange(self.z.numel(), device=self.z.device)
-        rows = torch.cat([self._rows(part) for part in index.split(self._tile)])
-        return rows.unflatten(0, self.z.shape)
+        blocks = [rows for part in index.split(self._tile) for rows, _ in self._rows(part)]
+        return torch.cat(blocks).unflatten(0, self.z.shape)
 
     def observe(self) -> Observation:
         """Opinions on all positions; one more pass of the head, no other number is touched."""
@@ -101,16 +104,19 @@ class Prediction:
         most = max(32, TILE_ENTRIES // self.vocab_size // 32 * 32)
         return min(most, (self.z.numel() + 31) // 32 * 32)
 
-    def _rows(self, index: Int[Tensor, " K"]) -> Float[Tensor, "K V"]:
+    def _rows(self, index: Int[Tensor, " K"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of x_theta and their places, block by block."""
         if self._hidden is None:
             self._hidden = self.network.hidden(self.z, self.t).flatten(0, 1)
         hidden = self._hidden[index]
         if len(self.z) > 1:
             hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
         rows = self.network.distribution(hidden)[: len(index)]
-        for processor in self.processors:
-            rows = processor(rows)
-        return rows
+        block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # no vector has a tail
+        for part, places in zip(rows.split(block), index.split(block), strict=True):
+            for processor in self.processors:
+                part = processor(part)
+            yield part, places
 
     def _spread(self, index: Tensor, finding: Tensor) -> Tensor:
         everywhere = finding.new_zeros(self.z.numel())

@@ -7,15 +7,18 @@ probabilities, which shrink with the step, it would cut more the more steps ther
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
+from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
 from gidd.vocab import Vocab
 
@@ -35,8 +38,9 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
         return p
     if temperature == 0:
         return torch.zeros_like(p).scatter(-1, p.argmax(-1, keepdim=True), 1)
-    powered = (p / p.amax(-1, keepdim=True)).pow(1 / temperature)
-    return powered / powered.sum(-1, keepdim=True)
+    logits = (p / p.amax(-1, keepdim=True)).log() / temperature
+    # what is below TINY times the largest is nothing: denormal numbers would take most of the time
+    return F.threshold(logits, math.log(TINY), -torch.inf).softmax(-1)
 
 
 def require_temperature(field: str, temperature: float) -> None:

