@@ -12,6 +12,9 @@ GROUPS = {
     "data": "tokenizers, token shards, corpora",
     "train": "train a model, or go on training it",
     "export": "write a run's newest checkpoint as a model",
+    "sample": "write texts with a model, from nothing or from a prompt",
+    "infill": "fill the blanks of a text",
+    "correct": "find and mend wrong words of a text",
     "plot": "draw the curves of runs",
     "plan": "memory, time, traffic and failures of a run on devices that are not here",
 }

@@ -1,0 +1,216 @@
+"""What a sampler costs beside the bare network: steps, masked diffusion, self-correction.
+
+python benchmarks/sampling.py                     # tables; about twenty minutes on two cores
+python benchmarks/sampling.py --json              # ends with one JSON object
+python benchmarks/sampling.py --sizes tiny --batches 1 --dtype bf16
+python benchmarks/sampling.py --profile           # where one ancestral step of `tiny` spends it
+
+The models are `tiny` and `small` with V = 50,258 and L = 512, random weights. A bare forward is all
+logits of all positions, nothing else. Steps are those of a 128-step chain, at evenly spaced moves,
+on tokens noised to that time; each is timed in turn with a bare forward of the same batch. A ratio
+is the median over moves. The largest over sizes and batches is `step_ratio` (hybrid noise,
+p_u = 0.2) and, over batches of `tiny`, `masked_ratio`.
+
+`correct_speedup` is Algorithm 1 as printed, one sequence and one token at a time, against the
+batched corrector with k tokens a call, until its self-accuracy is the same or better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.models import SIZES, Denoiser, DiT
+from gidd.sampling import Canvas, Engine, self_correction, stay, walk
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(50258, mask_id=50257)
+LENGTH, NUM_STEPS = 512, 128
+HYBRID, MASKED = HybridSchedule(VOCAB, 0.2), MaskedSchedule(VOCAB)
+CORRECTED, CORRECTED_LENGTH = 16, 128
+
+
+def model(size: str) -> Denoiser:
+    """Random weights, also where a fresh model has zeros, so that its outputs are not all alike.
+
+    The head is the embedding, so that the model agrees with most of a random text: there is
+    something to keep and something to correct.
+    """
+    torch.manual_seed(0)
+    denoiser = Denoiser(DiT(SIZES[size](VOCAB.size, LENGTH)), VOCAB).eval()
+    with torch.no_grad():
+        for name, parameter in denoiser.named_parameters():
+            if "modulation" in name:
+                parameter.normal_(0, 0.12)
+        backbone = cast("DiT", denoiser.backbone)
+        backbone.head.weight.copy_(4 * backbone.embedding.weight)
+    return denoiser
+
+
+def precision(dtype: str) -> AbstractContextManager[object]:
+    """Autocast to bf16, or nothing."""
+    return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
+
+
+def noisy_canvas(schedule: MixingSchedule, t: float, batch: int) -> Canvas:
+    """Random text, noised to time t."""
+    canvas = Canvas.blank(schedule, batch, LENGTH)
+    x = torch.randint(50257, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
+    u = random_integers(0, Stream.NOISE, 0, canvas.request, canvas.position)
+    canvas.tokens[:] = noise(schedule, torch.full((batch,), t), x, u)
+    return canvas
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+class Ratio(NamedTuple):
+    """Medians over moves: seconds of a bare forward, and what a step costs beside it."""
+
+    bare: float
+    ratio: float
+
+
+@torch.no_grad()
+def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride: int) -> Ratio:
+    """Moves 0, stride, 2 stride, ... of the chain, in turn with bare forwards."""
+    engine, mesh = Engine(denoiser, schedule), even_mesh(NUM_STEPS)
+    backbone = cast("DiT", denoiser.backbone)
+    bare: list[float] = []
+    ratios: list[float] = []
+    for move in range(0, NUM_STEPS, stride):
+        t = float(mesh[move])
+        canvas, times = noisy_canvas(schedule, t, batch), torch.full((batch,), t)
+        forward = partial(backbone, canvas.tokens.clone(), times)
+        if not bare:
+            forward()  # warms up
+        bare.append(seconds(forward))
+        plan = walk(mesh[move : move + 2])
+        ratios.append(seconds(partial(engine.run, canvas, plan)) / bare[-1])
+    return Ratio(statistics.median(bare), statistics.median(ratios))
+
+
+class Correction(NamedTuple):
+    """Seconds and mean self-accuracy of a way to correct the same texts."""
+
+    seconds: float
+    self_accuracy: float
+
+
+def correct(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> Correction:
+    """All texts, `num_tokens` a call; one sequence after the other where it is one token a call."""
+    corrector = partial(self_correction, temperature=0.1, num_tokens=num_tokens, distance=2)
+    start = time.perf_counter()
+    results: list[Tensor] = []
+    for part in texts.split(1 if num_tokens == 1 else len(texts)):
+        canvas = Canvas.blank(engine.schedule, len(part), part.shape[1])
+        canvas.tokens[:] = part
+        engine.run(canvas, stay(corrector, calls))
+        results.append(canvas.tokens)
+    elapsed = time.perf_counter() - start
+    accuracy = [self_accuracy(engine, row) for row in torch.cat(results).split(1)]
+    return Correction(elapsed, statistics.mean(accuracy))
+
+
+@torch.no_grad()
+def self_accuracy(engine: Engine, z: Tensor) -> float:
+    """Share of tokens that the network finds most likely."""
+    top = engine.network.distribution(engine.network.hidden(z, torch.zeros(1))).argmax(-1)
+    return float((top == z).double().mean())
+
+
+def correct_speedup(
+    denoiser: Denoiser, num_tokens: int, calls: int
+) -> tuple[Correction, Correction]:
+    """Algorithm 1 and the batched corrector, the latter with the calls it needs to catch up."""
+    engine = Engine(denoiser, HYBRID)
+    shape = (CORRECTED, CORRECTED_LENGTH)
+    texts = torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
+    literal = correct(engine, texts, 1, calls)
+    needed = 1 + -(-(calls - 1) // num_tokens)  # as many changes; the last state is judged too
+    while True:
+        batched = correct(engine, texts, num_tokens, needed)
+        if batched.self_accuracy >= literal.self_accuracy or needed >= calls:
+            return literal, batched
+        needed += 1
+
+
+def profile(denoiser: Denoiser) -> str:
+    """Share of the time of each kind of operation in one ancestral step, after one to warm up."""
+    engine, plan = Engine(denoiser, HYBRID), walk(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
+    engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
+    with torch.profiler.profile() as record:
+        engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
+    events = sorted(record.key_averages(), key=attrgetter("self_cpu_time_total"), reverse=True)
+    total = sum(event.self_cpu_time_total for event in events)
+    rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]
+    return "\n".join(["| operation | share | calls |", "| --- | --- | --- |", *rows])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "small"], choices=list(SIZES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bf16"])
+    parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 moves")
+    parser.add_argument("--calls", type=int, default=33, help="calls that Algorithm 1 may make")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens a call, batched corrector")
+    parser.add_argument("--profile", action="store_true", help="where one step of tiny spends it")
+    options = parser.parse_args()
+    if options.profile:
+        with precision(options.dtype):
+            print(profile(model("tiny")))
+        return
+    steps: dict[str, float] = {}
+    print(f"{options.dtype}, {torch.get_num_threads()} threads\n")
+    print("| size | batch | noise | bare forward, s | step / bare |\n|---|---|---|---|---|")
+    speedup: dict[str, float] = {}
+    for size in options.sizes:
+        denoiser = model(size)
+        with precision(options.dtype):
+            for batch in options.batches:
+                for name, schedule in (("hybrid", HYBRID), ("masked", MASKED)):
+                    found = step_ratio(denoiser, schedule, batch, options.stride)
+                    steps[f"{name}/{size}/{batch}"] = found.ratio
+                    print(f"| {size} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |")
+            if size == options.sizes[0]:
+                literal, batched = correct_speedup(denoiser, options.tokens, options.calls)
+                speedup = {
+                    "correct_speedup": literal.seconds / batched.seconds,
+                    "literal_self_accuracy": literal.self_accuracy,
+                    "batched_self_accuracy": batched.self_accuracy,
+                }
+    print(f"\nSelf-correction: {speedup}")
+    if options.json:
+        hybrid = [ratio for name, ratio in steps.items() if name.startswith("hybrid")]
+        first = f"masked/{options.sizes[0]}/"
+        masked = [ratio for name, ratio in steps.items() if name.startswith(first)]
+        ratios = {"step_ratio": max(hybrid), "masked_ratio": max(masked)}
+        print(json.dumps(ratios | speedup | {"dtype": options.dtype, "ratios": steps}))
+
+
+if __name__ == "__main__":
+    main()

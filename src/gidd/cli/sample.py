@@ -1,0 +1,71 @@
+"""Write texts with a model, from nothing or between a prompt and a suffix.
+
+Examples:
+  gidd sample models/nano
+  gidd sample models/nano --prompt "My fellow citizens" --n 4 --steps 64 --temperature 0.8
+  gidd sample models/nano --watch
+  gidd sample models/nano --html sample.html --correction.calls 64
+  gidd sample models/nano --n 100 --jsonl > samples.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from gidd.cli.display import Display, progress, show_generations
+from gidd.pipeline import SamplingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of `gidd sample`."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
+
+    n: int = 1
+    """Number of texts."""
+
+    prompt: str = ""
+    """What every text begins with."""
+
+    suffix: str = ""
+    """What every text ends with. Without it a text ends where the model ends it."""
+
+    length: int | None = None
+    """Tokens of a text, prompt and suffix included; by default the model's whole context."""
+
+    seed: int = 0
+    """The same seed gives the same texts."""
+
+    first: int = 0
+    """Number of the first text: `--first 5` gives the sixth text of `--n 6` alone."""
+
+    sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(
+        default_factory=SamplingOptions
+    )
+    display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, sample, show."""
+    options = tyro.cli(Options, prog="gidd sample", description=__doc__, args=list(arguments))
+    pipe = options.display.open(options.model)
+    with progress(options.display, pipe, options.n) as on_step:
+        generations = pipe.generate(
+            options.n,
+            prompt=options.prompt,
+            suffix=options.suffix,
+            length=options.length,
+            seed=options.seed,
+            first=options.first,
+            on_step=on_step,
+            watch=options.display.keeps_frames,
+            options=options.sampling,
+        )
+    title = f"{options.prompt} …" if options.prompt else "Text from noise"
+    show_generations(options.display, pipe, generations, title=title)

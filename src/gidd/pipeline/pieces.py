@@ -1,0 +1,103 @@
+"""Which token stands for which piece of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import final
+
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import DataError
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_SHOWN = 20
+
+
+@final
+class Pieces:
+    """Cuts text into the pieces of its tokens.
+
+    Byte-level tokens may be parts of a character. Together such tokens have a text, which is given
+    to the first of them; the others get "".
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        """One piece for each token; joined, they are the text."""
+        pieces = [self.of(token) for token in tokens]
+        start = 0
+        while start < len(pieces):
+            stop = start + 1
+            if _BROKEN in pieces[start]:
+                stop = self._mended(tokens, pieces, start)
+                text = self._decode(tokens[start:stop])
+                pieces[start:stop] = [text, *[""] * (stop - start - 1)]
+            start = stop
+        return pieces
+
+    def of(self, token: int) -> str:
+        """The text of one token; it holds U+FFFD for a part of a character."""
+        if token not in self._known:
+            self._known[token] = self._decode([token])
+        return self._known[token]
+
+    def is_partial(self, token: int) -> bool:
+        """Whether a token is, or ends in, a part of a character."""
+        return _BROKEN in self.of(token)
+
+    def encode(self, text: str, what: str) -> list[int]:
+        """The tokens of a text that they give back exactly; any other text is refused.
+
+        Args:
+            text: The text.
+            what: What it is, for messages.
+        """
+        tokens = self.tokenizer.encode(text)
+        back = "".join(self(tokens))
+        if back != text:
+            pairs = enumerate(zip(text, back, strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), min(len(text), len(back)))
+            given, got = text[place : place + _SHOWN], back[place : place + _SHOWN]
+            raise DataError(
+                f"{what} must come back from the model's tokenizer as it was, but {given!r} at "
+                f"character {place} comes back as {got!r}. Write it as the tokenizer does, or use "
+                "a model with a byte-level tokenizer, which is exact on every text."
+            )
+        return tokens
+
+    @cached_property
+    def not_text(self) -> frozenset[int]:
+        """End-of-text and padding, which no text may hold in its middle; the mask never occurs."""
+        pad = self.tokenizer.vocab.pad_id
+        return frozenset({self.tokenizer.end_id} | (set() if pad is None else {pad}))
+
+    @cached_property
+    def partial(self) -> frozenset[int]:
+        """All tokens that are parts of characters."""
+        return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_partial(v))
+
+    @cached_property
+    def _before(self) -> str:
+        return self.tokenizer.decode([self.tokenizer.end_id])
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens in the middle of a text: some decoders drop a leading space."""
+        text = self.tokenizer.decode([self.tokenizer.end_id, *tokens])
+        if text.startswith(self._before):
+            return text.removeprefix(self._before)
+        return self.tokenizer.decode(tokens)
+
+    def _mended(self, tokens: Sequence[int], pieces: Sequence[str], start: int) -> int:
+        """The end of the fewest broken pieces from `start` on that are whole characters together.
+
+        If no number of them is, the end of all of them.
+        """
+        stop = start + 1
+        while stop < len(pieces) and _BROKEN in pieces[stop]:
+            stop += 1
+            if _BROKEN not in self._decode(tokens[start:stop]):
+                break
+        return stop

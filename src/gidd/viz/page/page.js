@@ -1,0 +1,257 @@
+"use strict";
+// Text is data: it reaches the page through textContent alone.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+const MASK = -1;
+const PLAY_MS = 12000;
+
+let story = null; // {shots, given, cells, events}
+let now = 0;
+let timer = null;
+
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const percent = (permille) => (permille < 10 ? (permille / 10).toFixed(1) : Math.round(permille / 10)) + "%";
+// percent of the shading's colour, by the logarithm: natural text has many tokens of 1 to 10 percent
+const doubt = (permille) => (55 * -Math.log10(Math.max(permille, 1) / 1000)) / 3;
+const quoted = (text) => "\u201c" + text.replaceAll("\n", "\u21b5") + "\u201d";
+
+/* Shots are stored as changes of the shot before; here each gets all its tokens. */
+function unpack(packed) {
+  const shots = [];
+  const events = [];
+  const old = new Map(); // position -> the visible token that was replaced last
+  let texts = [];
+  packed.shots.forEach((shot, k) => {
+    const before = texts;
+    texts = before.slice();
+    for (let i = 0; i < shot.texts.length; i += 2) texts[shot.texts[i]] = shot.texts[i + 1];
+    const state = texts.map((text, i) => {
+      if (text === MASK) return "mask";
+      if (packed.given[i]) return "given";
+      if (k === 0 || before[i] === text) return "";
+      return before[i] === MASK ? "fresh" : "changed";
+    });
+    let filled = 0, replaced = 0;
+    state.forEach((kind, i) => {
+      if (kind === "fresh") filled += 1;
+      if (kind !== "changed") return;
+      replaced += 1;
+      old.set(i, before[i]);
+      events.push({ shot: k, position: i, old: before[i], new: texts[i], sure: shot.sure[i] });
+    });
+    const first = shots.length ? shots[0].texts : texts;
+    const marks = new Map();
+    texts.forEach((text, i) => {
+      const from = data.kind === "correct" ? first[i] : old.get(i);
+      if (from !== undefined && from !== MASK && text !== MASK && from !== text) marks.set(i, from);
+    });
+    const top = new Map();
+    for (let i = 0; i < shot.top.length; i += 3) top.set(shot.top[i], [shot.top[i + 1], shot.top[i + 2]]);
+    shots.push({ ...shot, texts, state, marks, top, filled, replaced });
+  });
+  return { given: packed.given, shots, events };
+}
+
+function open(number) {
+  stop();
+  story = unpack(data.stories[number]);
+  const canvas = at("canvas");
+  canvas.replaceChildren();
+  story.cells = story.shots[0].texts.map((_, i) => {
+    const gone = element("del");
+    const token = element("span", "token");
+    token.dataset.position = i;
+    gone.hidden = true;
+    canvas.append(gone, token);
+    return { gone, token };
+  });
+  at("count").textContent = story.events.length;
+  at("events").replaceChildren(...story.events.map((event) => {
+    const row = element("button");
+    row.type = "button";
+    row.append(element("span", "when", "move " + story.shots[event.shot].move));
+    const what = element("span");
+    what.append(element("del", "", data.strings[event.old]), " ", element("ins", "", data.strings[event.new]),
+      element("span", "when", " " + percent(event.sure)));
+    row.append(what);
+    row.addEventListener("click", () => show(event.shot));
+    const item = element("li");
+    item.append(row);
+    return item;
+  }));
+  at("slider").max = story.shots.length - 1;
+  drawCurve("accuracy", (shot) => shot.accuracy, 0, 1, (v) => Math.round(100 * v) + "%");
+  const most = Math.max(...story.shots.map((shot) => shot.entropy), 0.1);
+  drawCurve("entropy", (shot) => shot.entropy, 0, most, (v) => v.toFixed(2));
+  show(data.kind === "correct" ? story.shots.length - 1 : 0);
+}
+
+function show(k) {
+  now = Math.max(0, Math.min(k, story.shots.length - 1));
+  const shot = story.shots[now];
+  const marked = at("marks").checked;
+  story.cells.forEach(({ gone, token }, i) => {
+    const text = shot.texts[i];
+    const isMarked = marked && shot.marks.has(i);
+    token.className = "token " + shot.state[i] + (isMarked ? " marked" : "");
+    token.textContent = text === MASK ? "" : data.strings[text];
+    token.style.setProperty("--doubtful", text === MASK || shot.state[i] === "given" ? 0 : doubt(shot.sure[i]));
+    if (text === MASK) { token.setAttribute("role", "img"); token.setAttribute("aria-label", "blank"); }
+    else { token.removeAttribute("role"); token.removeAttribute("aria-label"); }
+    const goes = isMarked && !shot.marks.has(i - 1); // what neighbours replaced stands before the first
+    gone.hidden = !goes;
+    gone.textContent = goes ? replacedFrom(shot, i) : "";
+  });
+  at("slider").value = now;
+  const where = shot.step === "end" ? "the end" : shot.step + ", t = " + shot.time.toFixed(3);
+  const facts = ["step " + now + " of " + (story.shots.length - 1), where, shot.masks + " blanks"];
+  if (now) facts.push(shot.filled + " written", shot.replaced + " replaced");
+  at("status").textContent = facts.join(" \u00b7 ");
+  at("slider").setAttribute("aria-valuetext", facts.join(", "));
+  [...at("events").children].forEach((item, i) => item.classList.toggle("later", story.events[i].shot > now));
+  for (const id of ["accuracy", "entropy"]) moveCursor(id);
+  hideTip();
+}
+
+function replacedFrom(shot, first) {
+  let text = "";
+  for (let i = first; shot.marks.has(i); i += 1) text += data.strings[shot.marks.get(i)];
+  return text;
+}
+
+/* Curves */
+const BOX = { left: 34, right: 350, top: 10, bottom: 110 };
+const charts = {};
+
+function drawing(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function drawCurve(id, value, low, high, write) {
+  const svg = at(id);
+  const last = Math.max(1, story.shots.length - 1);
+  const x = (k) => BOX.left + (BOX.right - BOX.left) * k / last;
+  const y = (v) => BOX.bottom - (BOX.bottom - BOX.top) * (v - low) / (high - low);
+  const points = story.shots.map((shot, k) => x(k).toFixed(1) + "," + y(value(shot)).toFixed(1));
+  const cursor = drawing("line", { class: "cursor", y1: BOX.top, y2: BOX.bottom });
+  const dot = drawing("circle", { r: 4 });
+  const label = drawing("text", { class: "value", y: BOX.top + 2 });
+  svg.replaceChildren(
+    drawing("line", { class: "axis", x1: BOX.left, x2: BOX.right, y1: BOX.bottom, y2: BOX.bottom }),
+    drawing("line", { class: "axis", x1: BOX.left, x2: BOX.right, y1: BOX.top, y2: BOX.top }),
+    drawing("text", { x: BOX.left - 5, y: BOX.bottom + 3, "text-anchor": "end" }, write(low)),
+    drawing("text", { x: BOX.left - 5, y: BOX.top + 4, "text-anchor": "end" }, write(high)),
+    drawing("text", { x: BOX.left, y: BOX.bottom + 15 }, "step 0"),
+    drawing("text", { x: BOX.right, y: BOX.bottom + 15, "text-anchor": "end" }, String(story.shots.length - 1)),
+    drawing("polyline", { class: "curve", points: points.join(" ") }), cursor, dot, label);
+  charts[id] = { x, y, value, write, cursor, dot, label };
+}
+
+function moveCursor(id) {
+  const { x, y, value, write, cursor, dot, label } = charts[id];
+  const v = value(story.shots[now]);
+  cursor.setAttribute("x1", x(now));
+  cursor.setAttribute("x2", x(now));
+  dot.setAttribute("cx", x(now));
+  dot.setAttribute("cy", y(v));
+  const near = x(now) > (BOX.left + BOX.right) / 2;
+  label.setAttribute("x", x(now) + (near ? -7 : 7));
+  label.setAttribute("y", Math.max(BOX.top + 12, Math.min(BOX.bottom - 4, y(v) - 7)));
+  label.setAttribute("text-anchor", near ? "end" : "start");
+  label.textContent = write(v);
+}
+
+for (const id of ["accuracy", "entropy"]) {
+  const go = (event) => {
+    const box = at(id).getBoundingClientRect();
+    const place = (event.clientX - box.left) / box.width * 360;
+    show(Math.round((place - BOX.left) / (BOX.right - BOX.left) * (story.shots.length - 1)));
+  };
+  at(id).addEventListener("pointerdown", (event) => { stop(); at(id).setPointerCapture(event.pointerId); go(event); });
+  at(id).addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
+}
+
+/* What the network thinks of a token */
+function hideTip() { at("tip").hidden = true; }
+
+at("canvas").addEventListener("pointerover", (event) => {
+  const token = event.target.closest("#canvas .token");
+  if (!token) { hideTip(); return; }
+  const i = Number(token.dataset.position);
+  const shot = story.shots[now];
+  const lines = [shot.texts[i] === MASK ? "blank" : quoted(data.strings[shot.texts[i]])];
+  if (shot.state[i] === "given") lines[0] += " \u2014 given";
+  if (shot.texts[i] !== MASK) lines.push("sure of it: " + percent(shot.sure[i]));
+  const top = shot.top.get(i);
+  if (top) lines.push("would write: " + quoted(data.strings[top[0]]) + " " + percent(top[1]));
+  const past = story.events.filter((e) => e.position === i && e.shot <= now);
+  for (const e of past.slice(-3)) lines.push("move " + story.shots[e.shot].move + ": replaced " + quoted(data.strings[e.old]));
+  const tip = at("tip");
+  tip.textContent = lines.join("\n");
+  tip.hidden = false;
+  const box = token.getBoundingClientRect();
+  tip.style.left = Math.min(box.left, window.innerWidth - tip.offsetWidth - 8) + "px";
+  const below = box.bottom + 6;
+  tip.style.top = (below + tip.offsetHeight < window.innerHeight ? below : box.top - tip.offsetHeight - 6) + "px";
+});
+at("canvas").addEventListener("pointerleave", hideTip);
+
+/* Controls */
+function stop() {
+  if (timer !== null) clearInterval(timer);
+  timer = null;
+  at("play").textContent = "\u25b6 Play";
+  at("play").setAttribute("aria-label", "Play");
+}
+
+function play() {
+  if (timer !== null) { stop(); return; }
+  if (now === story.shots.length - 1) show(0);
+  at("play").textContent = "\u275a\u275a Pause";
+  at("play").setAttribute("aria-label", "Pause");
+  timer = setInterval(() => {
+    show(now + 1);
+    if (now === story.shots.length - 1) stop();
+  }, Math.max(40, Math.min(400, PLAY_MS / story.shots.length)));
+}
+
+const step = (by) => { stop(); show(now + by); };
+at("slider").addEventListener("input", () => { stop(); show(Number(at("slider").value)); });
+at("back").addEventListener("click", () => step(-1));
+at("on").addEventListener("click", () => step(1));
+at("play").addEventListener("click", play);
+at("marks").addEventListener("change", () => show(now));
+at("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.target.closest("input, select, button, summary")) return;
+  const keys = { ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => step(-now), End: () => step(story.shots.length), " ": play };
+  if (!keys[event.key]) return;
+  event.preventDefault();
+  keys[event.key]();
+});
+
+at("manifest").textContent = JSON.stringify(data.manifest, null, 2);
+at("marks").checked = data.kind === "correct";
+at("story").replaceChildren(...data.stories.map((s, i) => {
+  const option = element("option", "", s.title);
+  option.value = i;
+  return option;
+}));
+at("picker").hidden = data.stories.length < 2;
+at("story").addEventListener("change", () => open(Number(at("story").value)));
+open(0);

@@ -1,0 +1,163 @@
+"""A text as it comes about, live in a terminal."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gidd.sampling import Tick
+
+_FRAMES_PER_SECOND = 15
+_FRESH_MOVES = 4
+"""A new token is marked for so many moves: one flash would not be seen."""
+
+_FRAME_LINES = 7
+"""Lines of the terminal that are not text: border, bar, facts, legend and an empty one."""
+
+_BLANK = " ░░░"
+_STYLES = {
+    "blank": "bright_black",
+    "fresh": "bold green",
+    "changed": "bold underline magenta",
+    "given": "cyan",
+    "settled": "",
+}
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters are replaced, line breaks stay."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if _is_space(c) else "\ufffd" for c in text
+    )
+
+
+def _is_space(character: str) -> bool:
+    return character == "\t" or unicodedata.category(character) == "Zs"
+
+
+@final
+class CanvasView:
+    """Shows one sequence at a time: the first of those that are moving.
+
+    Use it as a context manager and as the `on_step` of an engine. When it is left, the terminal is
+    as it was, and the caller prints the result.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        pieces: Callable[[Sequence[int]], list[str]],
+        mask_id: int | None,
+        num_sequences: int,
+    ) -> None:
+        self._console, self._pieces, self._mask_id = console, pieces, mask_id
+        self._num_sequences = num_sequences
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+        self._member = -1
+        self._tokens: list[int] = []
+        self._given: list[bool] = []
+        self._since: dict[int, tuple[int, str]] = {}
+        """Position -> the move that changed it last, and how."""
+        self._move = self._num_moves = 0
+        self._facts = ""
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, tick: Tick) -> None:
+        """Take note of a round of moves, and draw it if the last drawing is old enough."""
+        row = int(tick.rows.min())
+        self._see(tick, row)
+        now = time.monotonic()
+        if now - self._drawn >= 1 / _FRAMES_PER_SECOND:
+            self._drawn = now
+            self._live.update(self.render(), refresh=True)
+
+    def _see(self, tick: Tick, row: int) -> None:
+        canvas = tick.canvas
+        tokens: list[int] = canvas.tokens[row].tolist()
+        member = tick.members[row]
+        if member != self._member:
+            which = (tick.rows == row).nonzero().flatten()
+            self._tokens = tick.before[which[0]].tolist()
+            self._given = canvas.protected[row].tolist()
+            self._member, self._since = member, {}
+        self._move, self._num_moves = int(canvas.move[row]), int(tick.num_moves[row])
+        for i, (old, new) in enumerate(zip(self._tokens, tokens, strict=True)):
+            if old != new:
+                self._since[i] = (self._move, "fresh" if old == self._mask_id else "changed")
+        self._tokens = tokens
+        blanks = sum(token == self._mask_id for token in tokens)
+        self._facts = f"t = {float(canvas.time[row]):.3f}   {blanks} blanks"
+        frames = tick.record.frames if tick.record else None
+        if frames and frames.get(row):
+            frame, free = frames[row][-1], canvas.free[row]
+            self._facts += f"   self-accuracy {frame.self_accuracy(free):.0%}"
+            self._facts += f"   entropy {frame.mean_entropy(free):.2f}"
+
+    def render(self) -> RenderableType:
+        """The canvas as it is now."""
+        title = f"sequence {self._member + 1} of {self._num_sequences}"
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_row(
+            f"move {self._move} of {self._num_moves}",
+            ProgressBar(total=max(1, self._num_moves), completed=self._move, complete_style="cyan"),
+        )
+        facts = Text(self._facts, style="dim")
+        body = Group(self._visible_lines(), "", bar, facts, _legend())
+        return Panel(body, title=title, title_align="left", border_style="dim")
+
+    def _visible_lines(self) -> Text:
+        """All of the text or, if the terminal is too small, the lines around the newest token."""
+        text = Text()
+        newest, newest_move = 0, -1
+        for i, piece in enumerate(self._pieces(self._tokens)):
+            move, how = self._since.get(i, (-1, ""))
+            if move > newest_move:
+                newest, newest_move = len(text), move
+            text.append(
+                _BLANK if self._tokens[i] == self._mask_id else printable(piece),
+                _STYLES[self._state(i, move, how)],
+            )
+        lines = text.wrap(self._console, max(10, self._console.width - 4))
+        room = max(3, self._console.height - _FRAME_LINES)
+        if len(lines) <= room:
+            return Text("\n").join(lines)
+        above = text[:newest].wrap(self._console, max(10, self._console.width - 4))
+        first = min(max(0, len(above) - room // 2), len(lines) - room)
+        return Text("\n").join(lines[first : first + room])
+
+    def _state(self, i: int, move: int, how: str) -> str:
+        if self._tokens[i] == self._mask_id:
+            return "blank"
+        if self._given[i]:
+            return "given"
+        return how if self._move - move < _FRESH_MOVES and move >= 0 else "settled"
+
+
+def _legend() -> Text:
+    names = {"blank": "░░░ blank", "fresh": "new", "changed": "replaced", "given": "given"}
+    parts = [Text(name, _STYLES[kind]) for kind, name in names.items()]
+    return Text("   ").join([*parts, Text("settled")])
