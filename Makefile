@@ -16,8 +16,8 @@ format:  ## let ruff mend what it can
 test:  ## the fast tests
 	$(PYTHON) -m pytest -m "not slow"
 
-test-all:  ## all tests
-	$(PYTHON) -m pytest
+test-all:  ## all tests, on two cores, a file at a time on each
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
 
 kills:  ## one training killed 200 times, compared with one left in peace
 	$(PYTHON) tests/kill_training.py --kills 200 --json

@@ -23,7 +23,7 @@ from gidd.training.optim import OptimConfig
 from gidd.training.parallel import Shard
 
 OPENWEBTEXT = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
-SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24, length=128)
+SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24)
 STEPS_131B = 500_000
 """Of 512 samples of 512 tokens: 131 billion tokens."""
 
@@ -64,16 +64,16 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
     )
 
 
-def laptop(size: str, *, steps: int, batch: int, learning_rate: float) -> RunConfig:
-    """A size for two CPU cores: 249 speeches, a vocabulary of 1,024, context 128."""
+def laptop(size: str, *, steps: int, length: int, learning_rate: float) -> RunConfig:
+    """A size for two CPU cores: 249 speeches, a vocabulary of 1,024, a short context."""
     return RunConfig(
         model=ModelConfig.named(size),
         objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
-        data=SPEECHES,
+        data=replace(SPEECHES, length=length),
         optim=OptimConfig(learning_rate=learning_rate, warmup=steps // 20, weight_decay=0.02),
         train=TrainConfig(
             steps=steps,
-            global_batch=batch,
+            global_batch=32,
             evaluate_every=max(1, steps // 10),
             evaluate_samples=256,
             save_every=max(1, steps // 10),
@@ -101,8 +101,8 @@ def _paper_rows() -> dict[str, RunConfig]:
 
 
 PRESETS: dict[str, RunConfig] = {
-    "nano": laptop("nano", steps=1500, batch=32, learning_rate=2e-3),
-    "micro": laptop("micro", steps=6000, batch=32, learning_rate=1e-3),
+    "nano": laptop("nano", steps=3000, length=64, learning_rate=1e-3),
+    "micro": laptop("micro", steps=10_000, length=128, learning_rate=7e-4),
     **_paper_rows(),
     "1b": large("1b", batch=1024, length=1024, tokens=3e11, learning_rate=3e-4),
     "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),
