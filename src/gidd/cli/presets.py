@@ -82,6 +82,13 @@ def summary(run: RunConfig) -> str:
     tokens = train.steps * train.global_batch * data.length
     sizes = run.model.build(2, data.length)
     return (
-        f"{sizes.num_block_parameters / 1e6:,.0f}M in blocks, {train.steps:,} steps, "
-        f"{tokens / 1e9:,.3g}B tokens of {', '.join(data.sources)}"
+        f"{_amount(sizes.num_block_parameters)} in blocks, {train.steps:,} steps, "
+        f"{_amount(tokens)} tokens of {', '.join(data.sources)}"
     )
+
+
+def _amount(number: float) -> str:
+    """A large number in three digits."""
+    sizes = {"T": 1e12, "B": 1e9, "M": 1e6}
+    unit = next((unit for unit, size in sizes.items() if number >= size), "M")
+    return f"{number / sizes[unit]:.3g}{unit}"
