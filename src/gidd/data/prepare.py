@@ -41,7 +41,7 @@ from gidd.data.plan import (
     settle_plan,
 )
 from gidd.data.progress import PreparationProgress
-from gidd.data.tasks import Work, finished, token_dtype, write_shards
+from gidd.data.tasks import Work, finished, token_dtype, tokenizer_of, write_shards
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.workers import run
 from gidd.errors import ConfigError, DataError
@@ -120,7 +120,10 @@ class Preparation:
             shards = tuple(record[name] for record in records if record and name in record)
             if shards:
                 splits[name] = Split(shards=shards)
-        plan, tokenizer = read_plan(self.out), Tokenizer.load(self.out)
+        plan = read_plan(self.out)
+        tokenizer = tokenizer_of(
+            self.out, plan_digest(plan)
+        )  # loaded, if tasks ran in this process
         manifest = Manifest(
             tokenizer=tokenizer.fingerprint,
             vocab=tokenizer.vocab,

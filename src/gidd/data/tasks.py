@@ -64,7 +64,7 @@ class Work:
 
 def write_shards(work: Work, report: Report) -> None:
     """Write the shards of one task, with the tokenizer in the output folder, and its record."""
-    tokenizer = _tokenizer(work.out, work.plan)
+    tokenizer = tokenizer_of(work.out, work.plan)
     shards: dict[str, Any] = {}
     for split, parts in work.parts.items():
         file = f"{split}/{work.name}.ds"
@@ -100,7 +100,7 @@ def token_dtype(tokenizer: Tokenizer) -> str:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(out: Path, plan: str) -> Tokenizer:
+def tokenizer_of(out: Path, plan: str) -> Tokenizer:
     """Loaded once per process; the plan is part of the key because it fixes the tokenizer."""
     return Tokenizer.load(out)
 
