@@ -36,6 +36,7 @@ from gidd.training.checkpoint import Checkpoints
 from gidd.training.config import RunConfig
 from gidd.training.report import Report
 from gidd.training.report_trackers import default_trackers
+from gidd.training.state import TrainState
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab
 
@@ -60,9 +61,14 @@ def step_times(size: str, samples: int, rounds: int, world: World) -> tuple[floa
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(rounds + 1):
-        ours.append(timed(lambda: loop.step(run, world, state, batch)))
+        ours.append(timed(lambda: step(run, world, state, batch)))
         theirs.append(timed(bare))
     return median(ours[1:]), median(theirs[1:])
+
+
+def step(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
+    """Both halves of our step."""
+    loop.update(run, state, loop.gradients(run, world, state, batch))
 
 
 def bare_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
@@ -124,7 +130,7 @@ def overhead(steps: int, folder: Path, world: World) -> dict[str, float]:
         clocked(parts["reports"], Report, "training"),
         clocked(parts["checkpoints"], Checkpoints, "save", "wait"),
         clocked(parts["data"], Loader, "__next__"),
-        clocked(parts["steps"], loop, "step"),
+        clocked(parts["steps"], loop, "gradients", "update"),
     ):
         fit(
             run,

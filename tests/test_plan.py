@@ -34,9 +34,9 @@ from gidd.training.parallel import Replicate, Shard, gradients_of_last_only
 from gidd.training.plan import Assumptions, plan
 from gidd.training.plan_cuda import behave_as_on_cuda
 from gidd.training.plan_devices import DEVICES, Device
-from gidd.training.plan_failures import Saving, failures
+from gidd.training.plan_failures import Saving, failures, saving
 from gidd.training.plan_ledger import Collective
-from gidd.training.plan_trace import trace_in_child
+from gidd.training.plan_trace import Trace, trace_in_child
 from gidd.training.plan_traffic import Network, traffic
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
@@ -157,6 +157,13 @@ def test_young_daly_is_the_best_interval():
     for factor in (0.3, 0.9, 1.1, 3.0):
         other = failures(seconds, saved, rate, 300.0, factor * best.interval_seconds)
         assert other.goodput < best.goodput and other.days > best.days
+
+
+def test_training_waits_for_the_part_of_writing_that_it_does_not_hide():
+    held = {"parameters": 100, "optimiser": 200}
+    traced = Trace(phases={"update": held}, num_parameters=25, num_tensors=5, collectives=())
+    waits = [saving(traced, 1, 100.0, 10.0, hidden).pause_seconds for hidden in (0, 20, 30, 40)]
+    assert waits == pytest.approx([33.0, 13.0, 3.0, 3.0])  # 3 s to copy, 30 s to write
 
 
 def test_a_run_that_fails_all_the_time_never_ends():

@@ -18,6 +18,7 @@ def test_a_training_killed_at_random_moments_ends_as_if_left_in_peace():
     assert outcome["kills"] == 15
     assert outcome["kills_while_saving"] >= 3
     assert outcome["damaged_checkpoints"] == []
+    assert outcome["steps_lost_at_most"] <= outcome["save_every"]
     assert outcome["leftovers"] == []
     assert outcome["same_reports"]
     assert outcome["same_tensors"]

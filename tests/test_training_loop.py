@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 import gidd.run
+import gidd.training.checkpoint
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import TrainingDiverged
 from gidd.export import export
 from gidd.models import from_pretrained
 from gidd.training.build import build_state
+from gidd.training.checkpoint_tensors import write_tensors
 from gidd.training.config import (
     Autoregressive,
     ClampedWeights,
@@ -68,6 +71,27 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp
     with pytest.raises(TrainingDiverged, match=r"(?s)step 0.*last checkpoint.*learning_rate"):
         train_here(tiny_run(data, save_every=5), tmp_path)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 3, 100])
+def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
+    run_ahead, data, tmp_path, monkeypatch
+):
+    """The first write takes until the run has stood still; how far it got is what a kill costs."""
+    got = []
+
+    def slow_write(*args):
+        while not got:
+            before = len(reported(tmp_path))
+            time.sleep(0.5)
+            if len(reported(tmp_path)) == before:
+                got.append(before)
+        write_tensors(*args)
+
+    monkeypatch.setattr(gidd.training.checkpoint, "write_tensors", slow_write)
+    run = tiny_run(data, steps=30, save_every=10, run_ahead=run_ahead)
+    assert train_here(run, tmp_path)
+    assert got == [10 + min(run_ahead, 10)]  # never beyond the next checkpoint
 
 
 @pytest.mark.parametrize("average", [None, 0.9])

@@ -58,7 +58,11 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
         data=DataConfig(sources=("fineweb",), tokenizer="gpt2", validation=100_000, length=length),
         optim=replace(base.optim, learning_rate=learning_rate, warmup=2_000),
         train=replace(
-            base.train, steps=round(tokens / (batch * length)), global_batch=batch, save_every=500
+            base.train,
+            steps=round(tokens / (batch * length)),
+            global_batch=batch,
+            save_every=500,
+            run_ahead=10,  # steps are short beside the writing of so large a checkpoint
         ),
         parallel=Shard(),
     )

@@ -230,6 +230,10 @@ class TrainConfig:
     save_every: int = 1000
     """Steps between checkpoints; there is one at the end too."""
 
+    run_ahead: int = 0
+    """Steps that may be finished while a checkpoint is still being written; with 0 only gradients
+    are computed meanwhile. A kill costs at most save_every + run_ahead steps."""
+
     keep: int = 2
     """Checkpoints to keep, the newest ones."""
 
@@ -245,6 +249,8 @@ class TrainConfig:
         for name in (*least_one, "evaluate_samples", "save_every", "keep"):
             if getattr(self, name) < 1:
                 yield f"train.{name} must be at least 1, got {getattr(self, name)}."
+        if self.run_ahead < 0:
+            yield f"train.run_ahead must be 0 or more, got {self.run_ahead}."
         if not 0 <= self.seed < 2**31:
             yield f"train.seed must be in [0, 2**31), got {self.seed}."
         if self.keep_every is not None and self.keep_every < 1:

@@ -1,4 +1,4 @@
-"""The training loop, and the optimiser step that it repeats."""
+"""The training loop, and the two halves of the optimiser step that it repeats."""
 
 from __future__ import annotations
 
@@ -59,25 +59,31 @@ def train(
 
     while state.step < config.steps:
         watch.phase(state.step, "step")
-        done = step(run, world, state, batch, watch.stop_asked)
+        found = gradients(run, world, state, batch, watch.stop_asked)
+        if state.step % config.save_every >= config.run_ahead:
+            # what a kill costs is bounded: no further update before the last checkpoint is there
+            watch.phase(state.step, "writing")
+            with speed.paused():
+                checkpoints.wait()
+        learning_rate = update(run, state, found)
         speed.step()
 
         # now and then (all ranks enter; reports and checkpoints know who writes)
         last = state.step == config.steps
         if due(state.step, config.report_every) or last:
             metrics = state.objective.summary(state.pending)
-            metrics |= {"grad_norm": done.grad_norm, "learning_rate": done.learning_rate}
+            metrics |= {"grad_norm": found.norm, "learning_rate": learning_rate}
             report.training(state.step, metrics | speed.wall(config.steps - state.step))
             state.pending = {}
         if due(state.step, config.evaluate_every) or last:
             watch.phase(state.step, "evaluation")
             with speed.paused():
                 report.evaluation(state.step, *evaluate(state))
-        if due(state.step, config.save_every) or last or done.stop:
+        if due(state.step, config.save_every) or last or found.stop:
             watch.phase(state.step, "checkpoint")
             with speed.paused():
                 checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
-        if done.stop:
+        if found.stop:
             break
         if not last:
             watch.phase(state.step, "data")
@@ -87,26 +93,24 @@ def train(
     return state.step == config.steps
 
 
-class Step(NamedTuple):
-    """What an optimiser step was like."""
+class Gradients(NamedTuple):
+    """What is known of a step before its update; the gradients themselves are in the module."""
 
-    grad_norm: float
+    sums: dict[str, float]
+    """Of the objective, over the global batch."""
+
+    norm: float
     """Before it was shortened."""
 
-    learning_rate: float
     stop: bool
     """Whether any rank was asked to stop."""
 
 
-def step(
+def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_asked: bool = False
-) -> Step:
-    """One optimiser step on this rank's samples of a global batch. All ranks enter."""
-    learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
-    for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate
-
-    # forward: draw t and z_t, score them; backward
+) -> Gradients:
+    """Forward and backward on this rank's samples of a global batch. All ranks enter."""
+    # draw t and z_t, score them; backward
     sums = torch.zeros(len(state.objective.names), device=world.device)
     micros = batch.split(run.train.accumulate)
     for k, micro in enumerate(micros):
@@ -125,15 +129,21 @@ def step(
             "The weights are still those of the step before. Resume from the last checkpoint with "
             "a lower optim.learning_rate or a longer optim.warmup."
         )
+    return Gradients(step_sums, norm, stop)
 
-    # update
+
+def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
+    """Change the weights by their gradients; returns the learning rate."""
+    learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     if state.average:
         state.average.update(state.objective.named_parameters())
     state.step += 1
-    state.add(step_sums)
-    return Step(norm, learning_rate, stop)
+    state.add(found.sums)
+    return learning_rate
 
 
 def due(step: int, every: int) -> bool:

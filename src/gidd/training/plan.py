@@ -52,7 +52,7 @@ class Assumptions:
     """That all ranks together write to the file system."""
 
     copy_gb_per_second: float = 10.0
-    """That a device copies to its host's memory; training waits for this part of a checkpoint."""
+    """That a device copies to its host's memory; training waits for all of it."""
 
     failures_per_device_hour: float = 1.24e-4
     """7.9 hours between failures at 1,024 devices, as in Meta's research clusters (Kokolis et al.,
@@ -177,6 +177,7 @@ def plan(
         parts,
         assumptions.copy_gb_per_second * 1e9,
         assumptions.write_gb_per_second * 1e9,
+        hidden_seconds=(run.train.run_ahead + 1) * pace.step_seconds,
     )
     rate = assumptions.failures_per_device_hour * ranks / _HOUR
     cost = partial(failures, pace.days * _DAY, saved, rate, 60 * assumptions.restart_minutes)

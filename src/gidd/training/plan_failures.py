@@ -23,10 +23,10 @@ class Saving:
     """That a rank copies to its host."""
 
     pause_seconds: float
-    """That training waits."""
+    """That training waits: for the copy, and for writing beyond the steps it may run ahead."""
 
     write_seconds: float
-    """In the background."""
+    """Until the checkpoint is there."""
 
     pieces: int
     """Parts of tensors that one checkpoint is planned from."""
@@ -51,10 +51,13 @@ class Failures:
     """Until the run is complete; infinite if it never is."""
 
 
-def saving(traced: Trace, parts: int, copy_rate: float, write_rate: float) -> Saving:
+def saving(
+    traced: Trace, parts: int, copy_rate: float, write_rate: float, hidden_seconds: float
+) -> Saving:
     """What a checkpoint of a model in so many parts is.
 
-    Rates are bytes per second, of one rank's copy and of all ranks' writing together.
+    Rates are bytes per second, of one rank's copy and of all ranks' writing together. Writing may
+    hide behind training for `hidden_seconds`.
     """
     held = traced.phases["update"]
     own = held["parameters"] + held["optimiser"] + held.get("average", 0)
@@ -63,7 +66,7 @@ def saving(traced: Trace, parts: int, copy_rate: float, write_rate: float) -> Sa
     return Saving(
         bytes=whole,
         bytes_per_rank=own,
-        pause_seconds=own / copy_rate,
+        pause_seconds=own / copy_rate + max(0.0, whole / write_rate - hidden_seconds),
         write_seconds=whole / write_rate,
         pieces=kinds * traced.num_tensors * parts,
     )

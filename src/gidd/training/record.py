@@ -23,6 +23,7 @@ FREE = frozenset(
         "train.evaluate_samples",
         "train.evaluate_texts",
         "train.save_every",
+        "train.run_ahead",
         "train.keep",
         "train.keep_every",
         "train.timeout",

@@ -23,7 +23,7 @@ HUNG = 76
 """Exit status of a process that ended itself because no step was finished for too long."""
 
 _BEAT = 1.0
-_ORDER = ("start", "rehearsal", "evaluation", "checkpoint", "data", "step")
+_ORDER = ("start", "rehearsal", "evaluation", "checkpoint", "data", "step", "writing")
 """What ranks do after reaching a step's number; who is at an earlier thing is behind."""
 
 
