@@ -62,7 +62,7 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
             steps=round(tokens / (batch * length)),
             global_batch=batch,
             save_every=500,
-            run_ahead=10,  # steps are short beside the writing of so large a checkpoint
+            run_ahead=100,  # a minute, for file systems that are slow beside such steps
         ),
         parallel=Shard(),
     )
