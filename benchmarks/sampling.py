@@ -4,6 +4,7 @@ python benchmarks/sampling.py                     # tables; about twenty minutes
 python benchmarks/sampling.py --json              # ends with one JSON object
 python benchmarks/sampling.py --sizes tiny --batches 1 --dtype bf16
 python benchmarks/sampling.py --profile           # where one ancestral step of `tiny` spends it
+python benchmarks/sampling.py --model models/nano # self-correction alone, by a trained model
 
 The models are `tiny` and `small` with V = 50,258 and L = 512, random weights. A bare forward is all
 logits of all positions, nothing else. Steps are those of a 128-step chain, at evenly spaced moves,
@@ -12,7 +13,8 @@ is the median over moves. The largest over sizes and batches is `step_ratio` (hy
 p_u = 0.2) and, over batches of `tiny`, `masked_ratio`.
 
 `correct_speedup` is Algorithm 1 as printed, one sequence and one token at a time, against the
-batched corrector with k tokens a call, until its self-accuracy is the same or better.
+batched corrector with k tokens a call, until its self-accuracy is the same or better. The 16
+sequences are random tokens or, for a trained model, what it writes in 32 steps.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
-from gidd.models import SIZES, Denoiser, DiT
+from gidd.models import SIZES, Denoiser, DiT, from_pretrained
 from gidd.sampling import Canvas, Engine, self_correction, stay, walk
 from gidd.vocab import Vocab
 
@@ -127,31 +129,50 @@ def correct(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> Corre
         engine.run(canvas, stay(corrector, calls))
         results.append(canvas.tokens)
     elapsed = time.perf_counter() - start
-    accuracy = [self_accuracy(engine, row) for row in torch.cat(results).split(1)]
-    return Correction(elapsed, statistics.mean(accuracy))
+    return Correction(elapsed, mean_self_accuracy(engine, torch.cat(results)))
 
 
 @torch.no_grad()
-def self_accuracy(engine: Engine, z: Tensor) -> float:
+def mean_self_accuracy(engine: Engine, texts: Tensor) -> float:
     """Share of tokens that the network finds most likely."""
-    top = engine.network.distribution(engine.network.hidden(z, torch.zeros(1))).argmax(-1)
-    return float((top == z).double().mean())
+    network = engine.network
+    likely = [
+        network.distribution(network.hidden(z, torch.zeros(1))).argmax(-1) for z in texts.split(1)
+    ]
+    return float((torch.cat(likely) == texts).double().mean())
 
 
-def correct_speedup(
-    denoiser: Denoiser, num_tokens: int, calls: int
-) -> tuple[Correction, Correction]:
-    """Algorithm 1 and the batched corrector, the latter with the calls it needs to catch up."""
-    engine = Engine(denoiser, HYBRID)
-    shape = (CORRECTED, CORRECTED_LENGTH)
-    texts = torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
+def correct_speedup(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> dict[str, float]:
+    """Algorithm 1 against the batched corrector with the calls that it needs to catch up."""
     literal = correct(engine, texts, 1, calls)
-    needed = 1 + -(-(calls - 1) // num_tokens)  # as many changes; the last state is judged too
+    needed = 2  # the state after the last change is not judged, and so never returned
     while True:
         batched = correct(engine, texts, num_tokens, needed)
         if batched.self_accuracy >= literal.self_accuracy or needed >= calls:
-            return literal, batched
+            return {
+                "correct_speedup": literal.seconds / batched.seconds,
+                "start_self_accuracy": mean_self_accuracy(engine, texts),
+                "literal_self_accuracy": literal.self_accuracy,
+                "batched_self_accuracy": batched.self_accuracy,
+                "batched_calls": needed,
+            }
         needed += 1
+
+
+def random_texts() -> Tensor:
+    """Tokens without sense."""
+    shape = (CORRECTED, CORRECTED_LENGTH)
+    return torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
+
+
+def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
+    """Of a model that was trained, on texts that it wrote in few steps."""
+    loaded = from_pretrained(path)
+    engine = Engine(loaded.denoiser.eval(), loaded.schedule)
+    length = cast("DiT", loaded.denoiser.backbone).config.max_length
+    canvas = Canvas.blank(loaded.schedule, CORRECTED, length)
+    engine.run(canvas, walk(even_mesh(32)))
+    return correct_speedup(engine, canvas.tokens, num_tokens, calls)
 
 
 def profile(denoiser: Denoiser) -> str:
@@ -177,9 +198,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 moves")
     parser.add_argument("--calls", type=int, default=33, help="calls that Algorithm 1 may make")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens a call, batched corrector")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens a call, batched corrector")
     parser.add_argument("--profile", action="store_true", help="where one step of tiny spends it")
+    parser.add_argument("--model", help="a trained model: measure its self-correction alone")
     options = parser.parse_args()
+    if options.model:
+        print(json.dumps(trained_speedup(options.model, options.tokens, options.calls)))
+        return
     if options.profile:
         with precision(options.dtype):
             print(profile(model("tiny")))
@@ -197,12 +222,8 @@ def main() -> None:
                     steps[f"{name}/{size}/{batch}"] = found.ratio
                     print(f"| {size} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |")
             if size == options.sizes[0]:
-                literal, batched = correct_speedup(denoiser, options.tokens, options.calls)
-                speedup = {
-                    "correct_speedup": literal.seconds / batched.seconds,
-                    "literal_self_accuracy": literal.self_accuracy,
-                    "batched_self_accuracy": batched.self_accuracy,
-                }
+                engine = Engine(denoiser, HYBRID)
+                speedup = correct_speedup(engine, random_texts(), options.tokens, options.calls)
     print(f"\nSelf-correction: {speedup}")
     if options.json:
         hybrid = [ratio for name, ratio in steps.items() if name.startswith("hybrid")]
