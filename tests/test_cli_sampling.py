@@ -81,7 +81,7 @@ def letter(tmp_path):
     return path
 
 
-CORRECT = ["--calls", "12", "--tokens-per-call", "4", "--tau", "0.7"]
+CORRECT = ["--errors", "None", "--calls", "12", "--tokens-per-call", "4", "--tau", "0.7"]
 
 
 def test_in_place_changes_what_the_corrections_say(capsys, model, letter):

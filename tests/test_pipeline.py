@@ -138,7 +138,7 @@ def test_windows_share_a_text_out(num_tokens, context):
 
 @pytest.mark.parametrize("text", [TEXT[:40], TEXT * 3, UNICODE])
 def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
-    correction = pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5)
+    correction = pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5, errors=None)
     rebuilt, end = "", 0
     for r in correction.replacements:
         assert text[r.start : r.start + len(r.old)] == r.old
@@ -151,14 +151,21 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
     if len(correction.traces) == 1:
         assert after >= before
     assert without_seconds(correction) == without_seconds(
-        pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5)
+        pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5, errors=None)
     )
+
+
+def test_a_network_that_knows_nothing_leaves_found_text_alone(pipe):
+    """Its weights are random, so no token is likelier wrong than right."""
+    assert pipe.correct(TEXT[:40], calls=12).replacements == ()
+    assert pipe.correct(TEXT[:40], calls=12, errors=0.999).replacements
 
 
 def test_protected_spans_stay(pipe):
     text = TEXT * 2
     spans = [(2, 9), (60, 100), (len(text) - 5, len(text))]
-    correction = pipe.correct(text, protected=spans, calls=20, tokens_per_call=4, tau=1.0)
+    how = CorrectionOptions(calls=20, tokens_per_call=4, tau=1.0)
+    correction = pipe.correct(text, protected=spans, options=how)
     assert len(correction.traces) > 1
     assert correction.replacements
     for r in correction.replacements:

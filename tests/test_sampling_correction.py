@@ -8,7 +8,7 @@ from sampling_worlds import random_denoiser
 
 from gidd.diffusion.categorical import draw
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedules import HybridSchedule
+from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import Engine, Known, Request, gain, likelihood, self_correction, stay
 from gidd.vocab import Vocab
@@ -140,6 +140,24 @@ def test_gain_prefers_what_improves_most():
     assert first == {likelihood: 0, gain: 1}
 
 
+@pytest.mark.parametrize("errors", [0.01, 0.1, 0.3, 0.6])
+def test_with_a_share_of_errors_it_decides_by_the_posterior(errors):
+    """Tokens drawn apart from a known law, some replaced at random: all cases enumerated."""
+    law = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
+    size = len(law)
+    network = Known(lambda z, t: law.expand(*z.shape, -1))
+    engine = Engine(network, UniformSchedule(Vocab(size, mask_id=None)))
+    corrector = partial(self_correction, temperature=0.0, num_tokens=size, errors=errors)
+    plan, free = stay(corrector, 2), (False,) * size
+    (sample,) = engine.sample([Request(tokens=tuple(range(size)), plan=plan, protected=free)])
+    # P(meant = v, replaced or not, seen = z)
+    replaced = errors / size * law[:, None].expand(size, size)
+    right = (1 - errors) * law.diag()
+    for z in range(size):
+        wrong, meant = replaced[:, z].max(0)
+        assert sample.tokens[z] == (int(meant) if wrong > right[z, z] else z)
+
+
 def test_a_fixed_point_costs_one_call():
     """tau = 0 and nothing to change: one look is enough, however much patience there is."""
     rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
@@ -172,6 +190,7 @@ def test_impossible_settings_are_refused():
         ({"distance": 0}, "distance must be at least 1, got 0"),
         ({"num_tokens": 0}, "num_tokens must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"errors": 1.0}, "errors must be between 0 and 1, got 1.0"),
     ]:
         plan = stay(partial(self_correction, **option), 1)
         with pytest.raises(ConfigError, match=message):

@@ -7,6 +7,7 @@ Examples:
   gidd correct models/nano letter.txt
   gidd correct models/nano letter.txt --in-place --keep "[0-9]+"
   gidd correct models/nano letter.txt --diff > letter.patch
+  gidd correct models/nano letter.txt --errors 0.2    # much is wrong in it; None: the paper's way
   gidd correct models/nano - < letter.txt > corrected.txt
   gidd correct models/nano --text "We is a nation of laws." --watch
 """
@@ -29,6 +30,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.files import aside
 from gidd.pipeline import Correction, CorrectionOptions
 from gidd.pipeline.correcting import Span
+from gidd.pipeline.options import FOUND_TEXT
 from gidd.pipeline.windows import windows
 from gidd.viz import diff
 
@@ -58,9 +60,7 @@ class Options:
     seed: int = 0
     """The same seed gives the same corrections."""
 
-    correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = field(
-        default_factory=CorrectionOptions
-    )
+    correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = FOUND_TEXT
     display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
 
 

@@ -58,6 +58,10 @@ class CorrectionOptions:
     score: Literal["likelihood", "gain"] = "likelihood"
     """Which changes come first: the likeliest new token (the paper's), or the largest gain."""
 
+    errors: float | None = None
+    """Share of tokens thought to be wrong: one is replaced only if it is likelier wrong than right.
+    None replaces whatever the model would rather write, as in the paper."""
+
     def plan(self) -> Plan:
         """The corrector's calls, on finished text."""
         if self.score not in _SCORES:
@@ -72,8 +76,13 @@ class CorrectionOptions:
             num_tokens=self.tokens_per_call,
             distance=self.distance,
             score=_SCORES[self.score],
+            errors=self.errors,
         )
         return stay(corrector, self.calls, CLEAN_TIME)
+
+
+FOUND_TEXT = CorrectionOptions(errors=0.05)
+"""For text that the model did not write itself: most of it is right."""
 
 
 class CorrectionKeywords(TypedDict, total=False):
@@ -85,6 +94,7 @@ class CorrectionKeywords(TypedDict, total=False):
     tokens_per_call: int
     distance: int
     score: Literal["likelihood", "gain"]
+    errors: float | None
 
 
 @final

@@ -21,6 +21,7 @@ from gidd.pipeline.likelihood import ESTIMATOR, estimate
 from gidd.pipeline.manifest import schedule_in_words
 from gidd.pipeline.opinions import judges_visible, look, opinion
 from gidd.pipeline.options import (
+    FOUND_TEXT,
     CorrectionKeywords,
     CorrectionOptions,
     SamplingKeywords,
@@ -40,7 +41,7 @@ from gidd.sampling import (
     parse,
 )
 
-_SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
+_SAMPLING = SamplingOptions()
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 1, 16
 
 
@@ -178,7 +179,7 @@ class Pipeline:
         seed: int = 0,
         on_step: OnStep | None = None,
         watch: bool = False,
-        options: CorrectionOptions = _CORRECTION,
+        options: CorrectionOptions = FOUND_TEXT,
         **how: Unpack[CorrectionKeywords],
     ) -> Correction:
         """Replace tokens that the network finds wrong, as in Sec. 5.3.

@@ -63,20 +63,25 @@ def self_correction(
     num_tokens: int = 1,
     distance: int = 1,
     score: Score = likelihood,
+    errors: float | None = None,
 ) -> Change:
     """One pass of Algorithm 1's loop (s = t): draw a token everywhere, commit the best change.
 
-    A sequence has converged when no drawn token differs from its own. It also stops after
+    A sequence has converged when no drawn token is a change. It also stops after
     `patience` calls without a better self-accuracy, the share of free tokens that the network finds
     most likely. It is then left in the best state that was seen, which may be the one it came with:
     the state after the last change has not been judged, and is never returned.
 
     `num_tokens` changes are committed in one call, any two at least `distance` apart; 1 is the
     paper's. Each state's self-accuracy comes from its own prediction.
+
+    Algorithm 1 replaces whatever the network would put otherwise, right or wrong. With `errors`,
+    the share of tokens thought to be wrong, it replaces what is likelier wrong than right.
     """
     require_temperature("self-correction's temperature", temperature)
     require_distance(distance)
     _require_positive(num_tokens=num_tokens, patience=patience)
+    least_gain = 0.0 if errors is None else _gain_of_an_error(errors, schedule.vocab.size)
     z, free = canvas.tokens, canvas.free
     u = canvas.random(Stream.TOKEN).flatten()
 
@@ -87,12 +92,13 @@ def self_correction(
         values = (old, rows.gather(-1, token), tempered.gather(-1, token))
         proposal = Proposal(*(value.squeeze(-1) for value in values))
         is_top = proposal.old >= rows.amax(-1)
-        return token.squeeze(-1), proposal.new, score(proposal), is_top
+        allowed = proposal.new >= least_gain * proposal.old
+        return token.squeeze(-1), proposal.new, score(proposal), is_top, allowed
 
-    token, probability, scores, is_top = prediction.read(free, look)
+    token, probability, scores, is_top, allowed = prediction.read(free, look)
     self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
     best = _better(canvas.best, z, self_accuracy)
-    differs = free & (token != z)
+    differs = free & allowed & (token != z)
     finished = ~differs.any(-1) | (best.age >= patience)
     committed = top_spaced(scores, differs, num_tokens, distance)
     return Change(torch.where(committed, token, z), probability * committed, best, finished)
@@ -106,6 +112,21 @@ def _better(best: Best, tokens: Tensor, score: Tensor) -> Best:
         torch.where(improved, score, best.score),
         torch.where(improved, 0, best.age + 1),
     )
+
+
+def _gain_of_an_error(errors: float, num_tokens: int) -> float:
+    """How much likelier a token must be than the one that it replaces (Bayes' rule).
+
+    If a share `errors` of tokens was replaced by any of `num_tokens` at random, then, given the
+    rest of the text, z stands there because it is right with weight (1 - errors) x_theta(z), and
+    because v is right and was replaced with weight errors x_theta(v) / num_tokens.
+    """
+    if not 0 < errors < 1:
+        raise ConfigError(
+            f"self-correction's errors must be between 0 and 1, got {errors}. It is the share of "
+            "tokens that are thought to be wrong, e.g. 0.05."
+        )
+    return (1 - errors) * num_tokens / errors
 
 
 def _require_positive(**options: int) -> None:
