@@ -1,7 +1,7 @@
 """Ancestral sampling against a final Gibbs phase at equal network calls, on exactly known text.
 
-python benchmarks/sampling_laws.py --json                  # 10^5 texts; about an hour on one core
-python benchmarks/sampling_laws.py --json --texts 10000    # six minutes
+python benchmarks/sampling_laws.py --json                  # 10^5 texts; 40 minutes on one core
+python benchmarks/sampling_laws.py --json --texts 10000    # four minutes
 
 The text is first-order Markov, V = 50, L = 64; the denoiser is exact; noise is hybrid with
 p_u = 0.2 on an even mesh. The last quarter of the calls redraws every other position at t = 0.
