@@ -197,6 +197,16 @@ def test_bytes_between_machines_do_not_depend_on_how_a_model_is_divided():
     assert entering == pytest.approx([127 / 128] * 3)
 
 
+def test_micro_batches_are_gathered_each_and_summed_over_copies_once():
+    parts = (Collective("all-gather", 8, 5, 4.0), Collective("all-reduce", 128, 3, 0.5))
+    run = replace(SMALL, train=replace(SMALL.train, accumulate=4))
+    flows = traffic(run, parts, network(1024)).flows
+    assert [flow.collective for flow in flows] == [
+        Collective("all-gather", 8, 20, 16.0),
+        Collective("all-reduce", 128, 3, 0.5),
+    ]
+
+
 def test_within_a_machine_nothing_comes_from_others():
     parts = (Collective("all-gather", 8, 1, 450e9),)
     (flow,) = traffic(SMALL_ONE, parts, network(8)).flows

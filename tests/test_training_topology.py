@@ -16,6 +16,7 @@ LAYOUTS = {
     "fsdp-2": (2, Shard(), 1),
     "fsdp-4": (4, Shard(), 1),
     "hsdp-2x2": (4, Shard(ranks=2), 1),
+    "hsdp-2x2-accumulate-2": (4, Shard(ranks=2), 2),
     "ddp-3": (3, Replicate(), 1),  # 8 samples over 3 ranks: 2, 3 and 3
     "accumulate-2": (1, Replicate(), 2),
     "accumulate-4": (1, Replicate(), 4),

@@ -98,10 +98,12 @@ def gradients_of_last_only(module: nn.Module, last: bool) -> AbstractContextMana
     """Leave out the sum over ranks for all micro-batches but the last, where that is free.
 
     A replicated model keeps whole gradients anyway. A sharded one would have to begin to, so its
-    gradients are divided after every micro-batch.
+    gradients are divided after every micro-batch; copies of it are summed over after the last.
     """
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
+    if isinstance(module, FSDPModule):
+        module.set_requires_all_reduce(last)
     return nullcontext()
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import final
 
 from gidd.training.config import RunConfig
-from gidd.training.parallel import Replicate
 from gidd.training.plan_ledger import Collective
 
 
@@ -60,13 +59,13 @@ def traffic(
     """Communication of a step, from that of a micro-batch; None if links are not known."""
     if network.within is None:
         return None
-    # sums of a replicated model wait for the last micro-batch
-    times = 1 if isinstance(run.parallel, Replicate) else run.train.accumulate
-    flows = tuple(
-        _flow(c._replace(calls=c.calls * times, bytes=c.bytes * times), network, network.within)
-        for c in collectives
-    )
-    return Traffic(flows=flows, seconds=sum(flow.seconds for flow in flows))
+    flows: list[Flow] = []
+    for c in collectives:
+        # sums over copies of the model wait for the last micro-batch
+        times = 1 if c.kind == "all-reduce" else run.train.accumulate
+        whole = c._replace(calls=c.calls * times, bytes=c.bytes * times)
+        flows.append(_flow(whole, network, network.within))
+    return Traffic(flows=tuple(flows), seconds=sum(flow.seconds for flow in flows))
 
 
 def _flow(collective: Collective, network: Network, within: float) -> Flow:
