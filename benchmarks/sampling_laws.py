@@ -1,10 +1,13 @@
-"""Ancestral sampling against a final Gibbs phase at equal network calls, on exactly known text.
+"""How far samplers are from the data, on exactly known text with an exact denoiser.
 
-python benchmarks/sampling_laws.py --json                  # 10^5 texts; 40 minutes on one core
-python benchmarks/sampling_laws.py --json --texts 10000    # four minutes
+python benchmarks/sampling_laws.py --json                         # 10^5 texts; 40 minutes on a core
+python benchmarks/sampling_laws.py --json --texts 10000           # four minutes
+python benchmarks/sampling_laws.py --json --table convergence     # as long
 
-The text is first-order Markov, V = 50, L = 64; the denoiser is exact; noise is hybrid with
-p_u = 0.2 on an even mesh. The last quarter of the calls redraws every other position at t = 0.
+The text is first-order Markov, V = 50, L = 64. `equal-calls` is ancestral sampling (hybrid noise,
+p_u = 0.2, even mesh) against the same number of network calls of which the last quarter redraws
+every other position at t = 0. `convergence` is every step that samples, with more and more calls:
+the confidence order with mask noise, for which it is meant.
 
 Three measures: total variation of the law of neighbouring pairs, the share of pairs that the source
 all but forbids, and nats per token between the mean true log-likelihood and the source's entropy.
@@ -15,19 +18,23 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gidd.diffusion.schedules import HybridSchedule
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
-from gidd.sampling import Canvas, Engine, Known, Plan, gibbs, stay, walk
+from gidd.sampling import Canvas, Engine, Known, Plan, confidence, gibbs, stay, walk
+from gidd.sampling.steps import SAMPLING_STEPS
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
 NUM_TOKENS, LENGTH = 50, 64
-SCHEDULE = HybridSchedule(Vocab(NUM_TOKENS + 1, mask_id=NUM_TOKENS), 0.2)
+VOCAB = Vocab(NUM_TOKENS + 1, mask_id=NUM_TOKENS)
+HYBRID, MASKED = HybridSchedule(VOCAB, 0.2), MaskedSchedule(VOCAB)
 SOURCE = MarkovSource.random(NUM_TOKENS, 0.3, rng=0)
 RARE = 1e-4
 """A pair less likely than this is counted as forbidden."""
@@ -70,15 +77,45 @@ def pair_law() -> Tensor:
     return total.flatten() / (LENGTH - 1)
 
 
-def sample(plan: Plan, num_texts: int) -> Tensor:
+class Sampler(NamedTuple):
+    """What makes texts."""
+
+    name: str
+    calls: int
+    schedule: MixingSchedule
+    plan: Plan
+
+
+def equal_calls() -> Iterator[Sampler]:
+    """Ancestral steps alone, and with a final Gibbs phase."""
+    for calls in (16, 32, 64):
+        last = calls // 4
+        yield Sampler("ancestral", calls, HYBRID, walk(even_mesh(calls)))
+        plan = walk(even_mesh(calls - last)) + stay(gibbs, last)
+        yield Sampler("last quarter Gibbs", calls, HYBRID, plan)
+
+
+def convergence() -> Iterator[Sampler]:
+    """Every step that samples, with more and more calls."""
+    for step in SAMPLING_STEPS:
+        schedule = MASKED if step is confidence else HYBRID
+        for calls in (4, 16, 64):
+            yield Sampler(step.__name__, calls, schedule, walk(even_mesh(calls), step))
+
+
+TABLES = {"equal-calls": equal_calls, "convergence": convergence}
+
+
+def sample(sampler: Sampler, num_texts: int) -> Tensor:
     """Texts of the exact denoiser, in float32."""
     source = MarkovSource(SOURCE.initial.float(), SOURCE.transition.float())
-    network = Known(lambda z, t: source.leave_one_out(SCHEDULE, t, z))
+    schedule = sampler.schedule
+    network = Known(lambda z, t: source.leave_one_out(schedule, t, z))
     texts: list[Tensor] = []
     for start in range(0, num_texts, 1000):
-        canvas = Canvas.blank(SCHEDULE, min(1000, num_texts - start), LENGTH)
+        canvas = Canvas.blank(schedule, min(1000, num_texts - start), LENGTH)
         canvas.request += start
-        Engine(network, SCHEDULE, rows_per_call=len(canvas.tokens)).run(canvas, plan)
+        Engine(network, schedule, rows_per_call=len(canvas.tokens)).run(canvas, sampler.plan)
         texts.append(canvas.tokens)
     return torch.cat(texts)
 
@@ -90,26 +127,18 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--texts", type=int, default=100_000)
-    parser.add_argument("--calls", nargs="+", type=int, default=[16, 32, 64])
+    parser.add_argument("--table", choices=list(TABLES), default="equal-calls")
     options = parser.parse_args()
     data = distance(SOURCE.sample(1, torch.arange(options.texts), LENGTH))
     results = {"data": data._asdict()}
     print("| calls | sampler | bigram TV | forbidden pairs | nats a token from the data |")
     print("|---|---|---|---|---|")
     print(f"| - | data | {data.bigram_tv:.4f} | {data.forbidden:.5f} | {data.nats:.4f} |")
-    for calls in options.calls:
-        gibbs_calls = calls // 4
-        plans = {
-            "ancestral": walk(even_mesh(calls)),
-            "last quarter Gibbs": walk(even_mesh(calls - gibbs_calls)) + stay(gibbs, gibbs_calls),
-        }
-        for name, plan in plans.items():
-            found = distance(sample(plan, options.texts))
-            results[f"{name}/{calls}"] = found._asdict()
-            print(
-                f"| {calls} | {name} | {found.bigram_tv:.4f} | {found.forbidden:.5f} | "
-                f"{found.nats:.4f} |"
-            )
+    for sampler in TABLES[options.table]():
+        found = distance(sample(sampler, options.texts))
+        results[f"{sampler.name}/{sampler.calls}"] = found._asdict()
+        figures = f"{found.bigram_tv:.4f} | {found.forbidden:.5f} | {found.nats:.4f}"
+        print(f"| {sampler.calls} | {sampler.name} | {figures} |", flush=True)
     if options.json:
         print(json.dumps({"texts": options.texts, "distance": results}))
 
