@@ -182,7 +182,10 @@ class Pipeline:
         options: CorrectionOptions = FOUND_TEXT,
         **how: Unpack[CorrectionKeywords],
     ) -> Correction:
-        """Replace tokens that the network finds wrong, as in Sec. 5.3.
+        """Replace tokens that are likelier wrong than right, by the self-correction of Sec. 5.3.
+
+        `errors` is the share of tokens thought to be wrong; None, as in the paper, replaces
+        whatever the model would rather write.
 
         The number of tokens stays. End-of-text and parts of characters are never written, and
         parts of characters never replaced, so that all other bytes of the text stay as they are.

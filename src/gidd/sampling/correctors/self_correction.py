@@ -67,10 +67,10 @@ def self_correction(
 ) -> Change:
     """One pass of Algorithm 1's loop (s = t): draw a token everywhere, commit the best change.
 
-    A sequence has converged when no drawn token is a change. It also stops after
-    `patience` calls without a better self-accuracy, the share of free tokens that the network finds
-    most likely. It is then left in the best state that was seen, which may be the one it came with:
-    the state after the last change has not been judged, and is never returned.
+    A sequence has converged when there is no change to make. It also stops after `patience` calls
+    without a better self-accuracy, the share of free tokens that the network finds most likely. It
+    is then left in the best state that was seen, which may be the one it came with: the state after
+    the last change has not been judged, and is never returned.
 
     `num_tokens` changes are committed in one call, any two at least `distance` apart; 1 is the
     paper's. Each state's self-accuracy comes from its own prediction.
