@@ -2,17 +2,14 @@
 
 import gzip
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from preparing import contents, read_back, texts, write_corpus
 
 from gidd.data.corpora import CORPORA
 from gidd.data.formats import find_documents
@@ -26,25 +23,6 @@ from gidd.files import sha256
 REASON = 'needs `pip install "gidd[data]"`'
 pytest.importorskip("tokenizers", reason=REASON)
 pytest.importorskip("fsspec", reason=REASON)
-
-WORDS = [
-    "diffusion",
-    "mask",
-    " the",
-    "\n",
-    "é",
-    "東京",
-    "[MASK]",
-    "<|endoftext|>",
-    " a",
-    "\r\n",
-    "",
-]
-
-
-def texts(count: int, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
-    return ["".join(rng.choices(WORDS, k=rng.randrange(60))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -60,52 +38,11 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-def write_corpus(folder: Path, documents: list[str]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-    import zstandard
-
-    for i in range(4):
-        (folder / f"a{i}.txt").write_bytes(documents[i].encode())
-    parts = [documents[4 + 10 * i : 14 + 10 * i] for i in range(4)]
-    (folder / "b.jsonl").write_bytes(lines(parts[0]) + b"\n  \n")
-    (folder / "c.jsonl.gz").write_bytes(gzip.compress(lines(parts[1])))
-    frames = [zstandard.compress(lines(part)) for part in (parts[2][:4], parts[2][4:])]
-    (folder / "d.jsonl.zst").write_bytes(b"".join(frames))
-    table = pyarrow.table({"text": parts[3], "other": list(range(10))})
-    pyarrow.parquet.write_table(table, folder / "e.parquet", row_group_size=3)
-
-
-def lines(documents: list[str]) -> bytes:
-    return "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in documents).encode()
-
-
 @pytest.fixture(scope="module")
 def prepared(corpus, tokenizer, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("prepared")
     prepare([corpus], tokenizer, out, validation=7, tasks=5, quiet=True)
     return out
-
-
-def read_back(folder: Path, tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """All documents by split, decoded; each must be closed by one end-of-text token."""
-    manifest = Manifest.read(folder)
-    result: dict[str, list[str]] = {}
-    for name, split in manifest.splits.items():
-        for shard in split.shards:
-            tokens = np.fromfile(folder / shard.file, dtype=manifest.dtype)
-            ends = np.fromfile(folder / (shard.file + ".index"), dtype="<u8").tolist()
-            assert len(tokens) == ends[-1] == shard.tokens
-            for start, end in zip([0, *ends], ends, strict=False):
-                *ids, last = tokens[start:end].tolist()
-                assert last == tokenizer.end_id
-                result.setdefault(name, []).append(tokenizer.decode(ids))
-    return result
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_every_document_of_every_kind_of_file_is_there_in_order(prepared, tokenizer):
@@ -181,132 +118,6 @@ def test_datatrove_reads_the_shards(prepared):
     data = module.DatatroveFolderDataset(str(prepared / "train"), seq_len=8, token_size=2)
     expected = np.fromfile(prepared / "train" / "00000.ds", dtype="<u2")[:9]
     assert data[0]["input_ids"].tolist() == expected.tolist()
-
-
-# ---- ended at any moment ----
-
-RUN = """
-import sys
-from gidd.data import Tokenizer, prepare
-if __name__ == "__main__":
-    prepare([sys.argv[1]], Tokenizer.load(sys.argv[2]), sys.argv[3], validation=20, tasks=40,
-            workers=int(sys.argv[4]), quiet=True)
-"""
-
-
-class Runs:
-    """A preparation of many small tasks in a process of its own, which may be killed."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer):
-        self.folder = folder
-        (folder / "run.py").write_text(RUN)
-        (folder / "source.jsonl").write_bytes(lines(texts(400)))
-        tokenizer.save(folder / "tokenizer")
-
-    def start(self, out: str, workers: int) -> subprocess.Popen:
-        words = ["run.py", "source.jsonl", "tokenizer", out, str(workers)]
-        return subprocess.Popen([sys.executable, *words], cwd=self.folder, stderr=subprocess.PIPE)
-
-    def finish(self, out: str, workers: int) -> dict[str, bytes]:
-        process = self.start(out, workers)
-        _, errors = process.communicate(timeout=100)
-        assert process.returncode == 0, errors
-        return contents(self.folder / out)
-
-    def done(self, out: str) -> int:
-        return len(list((self.folder / out / "tasks").glob("0*.json")))
-
-    def kill(self, out: str, workers: int, rng: random.Random, seconds: float, tasks: int) -> bool:
-        """`kill -9` after a random time, or a moment after at most `tasks` more tasks are done.
-
-        Returns whether the process was at work and not yet done.
-        """
-        wanted, by_tasks = self.done(out) + rng.randrange(tasks), rng.random() < 0.7
-        process = self.start(out, workers)
-        begin = time.monotonic()
-        while process.poll() is None and time.monotonic() - begin < seconds:
-            if by_tasks and (self.folder / out / "tasks").exists() and self.done(out) >= wanted:
-                break
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.02))
-        process.kill()
-        process.communicate()
-        return process.returncode != 0
-
-
-@pytest.fixture
-def runs(tmp_path, tokenizer) -> Runs:
-    return Runs(tmp_path, tokenizer)
-
-
-def kill_and_continue(runs: Runs, kills: int, kills_per_folder: int) -> None:
-    begin = time.monotonic()
-    expected = runs.finish("whole", 2)
-    seconds = time.monotonic() - begin
-    rng = random.Random(0)
-    hits, tasks = 0, 40 // kills_per_folder
-    for first in range(0, kills, kills_per_folder):
-        out = f"out{first}"
-        for _ in range(kills_per_folder):
-            limit = rng.uniform(0.1, 1) * seconds
-            hits += runs.kill(out, rng.choice([1, 2]), rng, limit, tasks)
-        assert runs.finish(out, rng.choice([1, 2])) == expected
-        verify(runs.folder / out)
-    assert hits > kills // 2, "too many runs were over before they were killed"
-
-
-def test_killed_and_continued_it_makes_the_same_files(runs):
-    kill_and_continue(runs, kills=5, kills_per_folder=5)
-
-
-@pytest.mark.slow
-def test_killed_at_fifty_moments_it_makes_the_same_files(runs):
-    kill_and_continue(runs, kills=50, kills_per_folder=1)
-
-
-def test_leftovers_of_a_killed_run_are_removed(corpus, tokenizer, tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / ".00003.ds.123.aside").write_bytes(b"half")
-    prepare([corpus], tokenizer, tmp_path, quiet=True)
-    assert not [name for name in contents(tmp_path) if "aside" in name]
-
-
-def test_workers_end_with_the_process_that_began_them(runs):
-    process = runs.start("out", 2)
-    pattern = f"parent_pid={process.pid},"
-    children: list[int] = []
-    begin = time.monotonic()
-    while not children and process.poll() is None and time.monotonic() - begin < 30:
-        children = [pid for pid in processes() if pattern in command_of(pid)]
-    process.kill()
-    process.communicate()
-    while any(command_of(pid) for pid in children):
-        assert time.monotonic() - begin < 40, "a worker outlived its parent"
-        time.sleep(0.01)
-
-
-def processes() -> list[int]:
-    if not Path("/proc/self").exists():
-        pytest.skip("processes are looked up in /proc")
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def test_two_runs_at_once_are_refused(corpus, tokenizer, tmp_path):
-    import fcntl
-
-    (tmp_path / "tasks").mkdir()
-    with (tmp_path / "tasks" / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another `gidd data prepare`"):
-            prepare([corpus], tokenizer, tmp_path, quiet=True)
-    prepare([corpus], tokenizer, tmp_path, quiet=True)
 
 
 # ---- damage ----
