@@ -5,7 +5,9 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 import typing
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.models import Head
 from gidd.pipeline import CorrectionOptions, Pipeline, SamplingOptions
+from gidd.pipeline.correcting import protected_tokens
 from gidd.pipeline.likelihood import estimate
 from gidd.pipeline.options import CorrectionKeywords, SamplingKeywords, StepName
 from gidd.pipeline.windows import windows
@@ -105,6 +108,33 @@ def test_prompt_and_suffix_are_kept_exactly(pipe, prompt, suffix):
         assert all(0 <= p <= 1 for p in result.confidence)
 
 
+@pytest.fixture
+def longing_pipe(tmp_path) -> Callable[[int], Pipeline]:
+    """Makes a model that would rather write a certain token than anything else."""
+
+    def longing(token: int) -> Pipeline:
+        pipe = gidd.from_pretrained(write_model(tmp_path), device="cpu")
+        with torch.no_grad():
+            pipe.denoiser.backbone.head.bias[token] += 50
+        return pipe
+
+    return longing
+
+
+def test_cuts_choose_among_what_may_be_written(pipe, longing_pipe):
+    """A ban after the cut would find nothing left, and write noise."""
+    eager = longing_pipe(pipe.tokenizer.end_id)
+    (result,) = eager.infill("Peace[MASK:4] all", steps=4, top_k=1)
+    written = [edit for edit in result.trace.edits if edit.probability > 0]
+    assert len(written) >= 4
+    assert all(edit.probability == 1 for edit in written)
+
+
+def test_text_ends_at_padding_too(pipe, longing_pipe):
+    (result,) = longing_pipe(pipe.tokenizer.vocab.pad_id).generate(prompt="Peace", steps=4)
+    assert result.text == "Peace"
+
+
 def test_blanks_are_filled_and_the_rest_is_kept(pipe):
     for result in pipe.infill("[MASK:2]Peace[MASK]–[MASK:3] all", 4, steps=5, temperature=0.7):
         first, second, third = result.filled
@@ -153,6 +183,20 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
     assert without_seconds(correction) == without_seconds(
         pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5, errors=None)
     )
+
+
+def test_many_protected_spans_and_strange_text_take_linear_time(pipe):
+    """Some 20,000 tokens each: what took minutes must take moments."""
+    began = time.perf_counter()
+    text = TEXT * 40
+    tokens = pipe.tokenizer.encode(text)
+    spans = [(i, i + 1) for i in range(0, len(text), 3)]
+    fixed = protected_tokens(pipe.pieces, tokens, spans)
+    empty = protected_tokens(pipe.pieces, tokens, [(i, i) for i in range(len(text))])
+    assert any(fixed) and not any(empty)
+    strange = "\ufffd" + "我" * 5000
+    assert "".join(pipe.pieces(pipe.tokenizer.encode(strange))) == strange
+    assert time.perf_counter() - began < 5
 
 
 def test_a_network_that_knows_nothing_leaves_found_text_alone(pipe):
@@ -235,11 +279,14 @@ def test_options_and_keywords_are_the_same():
     ("call", "error", "message"),
     [
         (lambda p: p.generate(0), ConfigError, "at least 1, got 0"),
-        (lambda p: p.generate(prompt=TEXT), DataError, "must fit into the length of 32 tokens"),
-        (lambda p: p.generate(prompt="Peace", length=1), DataError, "must fit into the length"),
+        (lambda p: p.generate(prompt=TEXT), DataError, "must leave room in a text of 32 tokens"),
+        (lambda p: p.generate(prompt="Peace", length=1), DataError, "must leave room"),
+        (lambda p: p.generate(length=-5), ConfigError, "at least 1 token, got -5"),
+        (lambda p: p.generate(2, first=2**63 - 1), ConfigError, "number of the last text"),
+        (lambda p: p.generate(prompt="a\udcff"), DataError, "the prompt must be text"),
         (lambda p: p.generate(prompt="Peace", length=2), DataError, "must leave room"),
         (lambda p: p.generate(length=33), DataError, "context of 32 tokens"),
-        (lambda p: p.generate(length=0), DataError, "leave room"),
+        (lambda p: p.generate(length=0), ConfigError, "at least 1 token, got 0"),
         (lambda p: p.generate(steps=0), ConfigError, "at least 1, got 0"),
         (lambda p: p.generate(step="euler"), ConfigError, "step must be one of ancestral"),
         (lambda p: p.generate(seed=-1), ConfigError, "seed must be in"),

@@ -23,8 +23,10 @@ from gidd.sampling import (
     TopK,
     ancestral,
     blanks,
+    confidence,
     gibbs,
     gibbs_sweep,
+    greedy,
     prompt,
     self_correction,
     stay,
@@ -106,6 +108,24 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, rows_per_call, 
         assert together == alone
 
 
+def test_processors_see_the_same_shapes_in_any_company():
+    """torch divides the sum of one long row among threads, of many rows not: other last bits."""
+    vocab, shapes = Vocab(50258, mask_id=50257), set()
+
+    def spy(rows):
+        shapes.add(tuple(rows.shape))
+        return rows
+
+    table = torch.full((16, 50258), 1 / 50257)
+    table[:, -1] = 0
+    schedule = MaskedSchedule(vocab)
+    engine = Engine(Known(lambda z, t: table.expand(len(z), -1, -1)), schedule, rows_per_call=2)
+    for number in range(6):
+        plan, processors = walk(even_mesh(8)), (spy,)
+        engine.sample([Request(tokens=blanks(16), plan=plan, number=number, processors=processors)])
+    assert len(shapes) == 1
+
+
 def test_shapes_of_network_calls_are_fixed():
     """What makes it so: every call has the same number of sequences, of one length."""
     shapes = set()
@@ -179,9 +199,17 @@ def test_features_are_forgotten_oldest_first():
     assert counted.calls == 4
 
 
+UNIFORM = UniformSchedule(VOCAB)
+EVERYWHERE = [
+    pytest.param(step, schedule, id=f"{step.__name__}-{type(schedule).__name__}")
+    for step in (*STEPS, *CORRECTORS)
+    for schedule in (HYBRID, MASKED, UNIFORM)
+    if not (step in (confidence, greedy) and schedule is UNIFORM)  # refused: nothing to fill
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [HYBRID, MASKED, UniformSchedule(VOCAB)], ids=repr)
-@pytest.mark.parametrize("step", [*STEPS, *CORRECTORS], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("step", "schedule"), EVERYWHERE)
 def test_protected_positions_survive(step, schedule):
     """10,000 random runs of one to three calls, protected tokens anywhere, masks among them."""
     num, length = 10_000, 6
@@ -294,8 +322,8 @@ def test_text_ends_before_the_first_stop_that_was_written():
     network = Known(lambda z, t: table.expand(len(z), -1, -1))
     plan = walk(even_mesh(2))
     stops = [
-        Request(tokens=(9, None, None, None), plan=plan, stop=9),
-        Request(tokens=(9, None, None, None), plan=plan, stop=5),
+        Request(tokens=(9, None, None, None), plan=plan, stop=(5, 9)),
+        Request(tokens=(9, None, None, None), plan=plan, stop=(5,)),
         Request(tokens=(9, None, None, None), plan=plan),
     ]
     texts = [sample.text for sample in Engine(network, MASKED).sample(stops)]
@@ -304,13 +332,16 @@ def test_text_ends_before_the_first_stop_that_was_written():
 
 def test_impossible_requests_are_refused():
     engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
-    plan = walk(even_mesh(2))
+    plan, one_call = walk(even_mesh(2)), stay(self_correction, 1)
     refused = {
         "context of 32": Request(tokens=blanks(33), plan=plan),
         "empty": Request(tokens=(), plan=plan),
         r"ids must be in \[0, 65\)": Request(tokens=(1, 65, None), plan=plan),
         r"got \[-1\]": Request(tokens=(-1, None), plan=plan),
-        "got .99.": Request(tokens=(1, None), plan=plan, stop=99),
+        "got .99.": Request(tokens=(1, None), plan=plan, stop=(99,)),
+        r"seed must be in \[0, 2\*\*63\)": Request(tokens=(1, None), plan=plan, seed=2**63),
+        "number must be in": Request(tokens=(1, None), plan=plan, number=-1),
+        "two calls in a row": Request(tokens=blanks(4), plan=walk(even_mesh(2)) + one_call),
         "each of the 2": Request(tokens=(1, None), plan=plan, protected=(True,)),
         "cannot be kept": Request(tokens=(1, None), plan=plan, protected=(True, True)),
     }
@@ -334,12 +365,12 @@ def test_impossible_requests_are_refused():
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_steps_that_need_a_mask_say_so(step):
-    schedule = UniformSchedule(Vocab(65))
-    engine = Engine(random_denoiser(Vocab(65)), schedule)
+@pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
+def test_steps_that_need_a_mask_say_so(step, vocab):
+    engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
     request = Request(tokens=blanks(4), plan=walk(even_mesh(3), step))
     if step.__name__ in ("confidence", "greedy"):
-        with pytest.raises(ConfigError, match="needs a vocabulary with a mask"):
+        with pytest.raises(ConfigError, match="needs noise that ends in masks alone, got"):
             engine.sample([request])
     else:
         assert len(engine.sample([request])[0].tokens) == 4

@@ -82,6 +82,13 @@ def test_required_and_banned_tokens():
     assert ban(vocab, [0]) != ban(vocab, [1])
 
 
+def test_the_ends_of_temperature_and_top_p():
+    """What float32 cannot divide by is greedy; all of the mass is all of the tokens."""
+    rows = torch.rand(3, 50258, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    assert torch.equal(Temperature(1e-46)(rows), Temperature(0)(rows))
+    assert torch.equal(TopP(1)(rows), rows)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -123,9 +130,12 @@ def test_templates(template, tokens):
     assert parse(template, encode) == tokens
 
 
-@pytest.mark.parametrize("template", ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]"])
+BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"]
+
+
+@pytest.mark.parametrize("template", [*BLANKS, "[MASK:" + "9" * 5000 + "]"])
 def test_blanks_without_a_number_are_refused(template):
-    with pytest.raises(DataError, match=r"whole number n of tokens, at least 1, got \[MASK:"):
+    with pytest.raises(DataError, match=r"number n of tokens from 1 to 1,000,000, got \[MASK:"):
         parse(template, encode)
     with pytest.raises(DataError, match="empty"):
         parse("", encode)

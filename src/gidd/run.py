@@ -212,7 +212,7 @@ def write_texts(
     length = min(run.data.length, TEXT_LENGTH)
     plan = walk(even_mesh(TEXT_STEPS))
     requests = [
-        Request(tokens=blanks(length), plan=plan, number=number, stop=tokenizer.end_id)
+        Request(tokens=blanks(length), plan=plan, number=number, stop=(tokenizer.end_id,))
         for number in range(run.train.evaluate_texts)
     ]
     engine = Engine(objective.denoiser, objective.schedule, device=world.device)

@@ -73,12 +73,14 @@ def protected_tokens(pieces: Pieces, tokens: Sequence[int], spans: Sequence[Span
                 f"length of the text in characters, got ({start}, {stop}). Spans count as Python "
                 "slices do: text[start:stop] stays."
             )
+    kept = bytearray(length)
+    for start, stop in spans:
+        kept[start:stop] = b"\1" * (stop - start)
     fixed: list[bool] = []
     end = 0
     for token, text in zip(tokens, texts, strict=True):
         begin, end = end, end + len(text)
-        touched = any(start < end and begin < stop for start, stop in spans)
-        fixed.append(touched or pieces.is_partial(token))
+        fixed.append(any(kept[begin:end]) or pieces.is_partial(token))
     return fixed
 
 

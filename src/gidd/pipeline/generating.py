@@ -26,13 +26,12 @@ def require_seed(field: str, value: int) -> int:
 
 def with_blanks(length: int, before: Sequence[int], after: Sequence[int]) -> Tokens:
     """A prompt and a suffix with room between them."""
-    tokens = prompt(length, before, after)
-    if None not in tokens:
+    if len(before) + len(after) >= length > 0:
         raise DataError(
             f"prompt and suffix must leave room in a text of {length} tokens, got {len(before)} "
-            f"and {len(after)} tokens. Shorten them, or ask for a longer text."
+            f"and {len(after)} tokens. Shorten them, or ask for a longer text within the context."
         )
-    return tokens
+    return prompt(length, before, after)
 
 
 def requests(
@@ -44,16 +43,18 @@ def requests(
     n: int,
     seed: int,
     first: int,
-    stop: int | None,
+    stop: tuple[int, ...],
     never: frozenset[int],
 ) -> list[Request]:
     """`n` requests for one text with blanks; without a stop, tokens of `never` are not written."""
     if n < 1:
         raise ConfigError(f"the number of texts must be at least 1, got {n}. Ask for one.")
     require_seed("seed", seed)
+    require_seed("the number of the last text", first + n - 1)
     require_seed("first", first)
-    if stop is None:
-        processors = (*processors, ban(vocab, never))
+    if not stop:
+        # before the cuts: they must not leave a banned token alone
+        processors = (ban(vocab, never), *processors)
     return [
         Request(
             tokens=tokens,
@@ -77,7 +78,7 @@ def task(request: Request) -> Manifest:
         "number": request.number,
         "plan": plan_in_words(request.plan),
         "processors": processors_in_words(request.processors),
-        "stop": request.stop,
+        "stop": list(request.stop),
     }
 
 

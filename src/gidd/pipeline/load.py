@@ -58,7 +58,7 @@ def from_pretrained(
         loaded.schedule,
         chosen,
         context=backbone.config.max_length,
-        device=torch.device(device) if device else _fastest(),
+        device=_device(device),
         precision=precision,
         rows_per_call=rows_per_call,
         source=_source(name, loaded),
@@ -121,5 +121,12 @@ def _source(name: str | Path, loaded: Pretrained) -> dict[str, Any]:
     return {"name": str(name), "sha256": digest, "steps": loaded.summary.get("steps")}
 
 
-def _fastest() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+def _device(name: str | None) -> torch.device:
+    fastest = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    chosen = torch.device(name) if name else fastest
+    if chosen.type not in ("cpu", fastest.type):
+        raise ConfigError(
+            f"device must be one that this machine and this build of torch have, cpu or "
+            f"{fastest.type}, got {name}. Leave it out to take the fastest."
+        )
+    return chosen

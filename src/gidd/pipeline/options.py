@@ -41,7 +41,8 @@ class CorrectionOptions:
     """How the self-correction of Sec. 5.3 goes about it."""
 
     calls: int = 256
-    """At most so many network calls; it ends earlier when it has converged. 0 corrects nothing."""
+    """At most so many network calls; it ends earlier when it has converged. 0 corrects nothing, 1
+    is refused: a change counts when the next call has judged it."""
 
     tau: float = 0.1
     """Temperature at which replacements are drawn; the paper uses 0.1 to 0.5, 0 is greedy."""

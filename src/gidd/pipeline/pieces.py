@@ -11,6 +11,8 @@ from gidd.errors import DataError
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _SHOWN = 20
+_MOST_PIECES = 16
+"""Broken pieces that are tried together: a few characters, so that long runs take linear time."""
 
 
 @final
@@ -55,6 +57,13 @@ class Pieces:
             text: The text.
             what: What it is, for messages.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{what} must be text, got {text[error.start]!r} at character {error.start}, which "
+                "is half a character or a byte that is no UTF-8. Leave it out."
+            ) from error
         tokens = self.tokenizer.encode(text)
         back = "".join(self(tokens))
         if back != text:
@@ -93,11 +102,11 @@ class Pieces:
     def _mended(self, tokens: Sequence[int], pieces: Sequence[str], start: int) -> int:
         """The end of the fewest broken pieces from `start` on that are whole characters together.
 
-        If no number of them is, the end of all of them.
+        If few of them are not, which U+FFFD itself in the text never is, the end of all of them.
         """
         stop = start + 1
         while stop < len(pieces) and _BROKEN in pieces[stop]:
             stop += 1
-            if _BROKEN not in self._decode(tokens[start:stop]):
+            if stop - start <= _MOST_PIECES and _BROKEN not in self._decode(tokens[start:stop]):
                 break
         return stop

@@ -119,7 +119,7 @@ class Pipeline:
         before = self.pieces.encode(prompt, "the prompt")
         after = self.pieces.encode(suffix, "the suffix")
         tokens = generating.with_blanks(length, before, after)
-        stop = None if suffix else self.tokenizer.end_id
+        stop = () if suffix else tuple(sorted(self.pieces.not_text))
         requests = self._requests(tokens, stop, replace(options, **how), plan, n, seed, first)
         return self.run(requests, on_step=on_step, watch=watch)
 
@@ -146,7 +146,7 @@ class Pipeline:
                 f"a text to infill must have a blank, got {template[:60]!r}. Write [MASK] for one "
                 "token or [MASK:3] for three; to mend a text without blanks, correct it."
             )
-        requests = self._requests(tokens, None, replace(options, **how), plan, n, seed, first)
+        requests = self._requests(tokens, (), replace(options, **how), plan, n, seed, first)
         return self.run(requests, on_step=on_step, watch=watch)
 
     def run(
@@ -272,7 +272,7 @@ class Pipeline:
     def _requests(
         self,
         tokens: Tokens,
-        stop: int | None,
+        stop: tuple[int, ...],
         options: SamplingOptions,
         plan: Plan | None,
         n: int,

@@ -150,6 +150,12 @@ class Engine:
         size = self.schedule.vocab.size
         prediction = Prediction(self.network, t, part.tokens, size, processors)
         change = step(self.schedule, s, t, part, prediction)
+        if change.best is not None and program.alone(part, filled).any():
+            raise ConfigError(
+                "a corrector that returns the best state it has seen needs two calls in a row: one "
+                "judges the text, the next what was changed. Got a single call; give it a phase of "
+                "its own, stay(corrector, calls), with calls of 2 or more."
+            )
         following, leaves = program.after(part, filled, change.finished)
         canvas.calls[rows] += prediction.asked[:num]
         if record is not None and record.frames is not None:

@@ -111,12 +111,12 @@ class Prediction:
         hidden = self._hidden[index]
         if len(self.z) > 1:
             hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
-        rows = self.network.distribution(hidden)[: len(index)]
+        rows = self.network.distribution(hidden)
         block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # no vector has a tail
-        for part, places in zip(rows.split(block), index.split(block), strict=True):
+        for part, places in zip(rows.split(block), index.split(block), strict=False):
             for processor in self.processors:
-                part = processor(part)
-            yield part, places
+                part = processor(part)  # before rows of zeros are cut off: sums depend on shapes
+            yield part[: len(places)], places
 
     def _spread(self, index: Tensor, finding: Tensor) -> Tensor:
         everywhere = finding.new_zeros(self.z.numel())

@@ -36,7 +36,7 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
     """
     if temperature == 1:
         return p
-    if temperature == 0:
+    if temperature < TINY:  # smaller than float32 can divide by
         return torch.zeros_like(p).scatter(-1, p.argmax(-1, keepdim=True), 1)
     logits = (p / p.amax(-1, keepdim=True)).log() / temperature
     # what is below TINY times the largest is nothing: denormal numbers would take most of the time
@@ -106,6 +106,8 @@ class TopP:
 
     def __call__(self, p: Tensor) -> Tensor:
         """Cut and normalise."""
+        if self.mass == 1:
+            return p
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
         likelier = ordered.cumsum(-1) - ordered  # mass of all tokens before this one
         kept = torch.where(likelier < self.mass, ordered, 0)

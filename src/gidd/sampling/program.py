@@ -84,6 +84,12 @@ class Program:
         plan = self.plan_of[rows]
         return self.t[plan, part.move], self.s[plan, part.move]
 
+    def alone(self, part: Canvas, rows: Int[Tensor, " K"]) -> Bool[Tensor, " K"]:
+        """Sequences whose present phase is one move."""
+        plan, move = self.plan_of[rows], part.move
+        begins = (move == 0) | (self.phase_end[plan, (move - 1).clamp_min(0)] == move)
+        return begins & (self.phase_end[plan, move] == move + 1)
+
     def after(
         self, part: Canvas, rows: Int[Tensor, " K"], finished: Bool[Tensor, " K"] | None
     ) -> tuple[Int[Tensor, " K"], Bool[Tensor, " K"]]:

@@ -42,8 +42,8 @@ class Request:
     processors: tuple[Processor, ...] = ()
     """Applied to x_theta in this order."""
 
-    stop: int | None = None
-    """The text ends before the first such token that the sampler wrote, e.g. end-of-text."""
+    stop: tuple[int, ...] = ()
+    """The text ends before the first of these that the sampler wrote: end-of-text, padding."""
 
     def check(self, vocab: Vocab, max_length: int | None = None) -> None:
         """Refuse tokens that the vocabulary has not and sequences that do not fit."""
@@ -57,13 +57,19 @@ class Request:
                 f"a request must fit into the model's context of {max_length} tokens, got "
                 f"{len(self.tokens)}. Shorten the prompt, or ask for fewer blanks."
             )
-        given = [v for v in (*self.tokens, self.stop) if v is not None]
+        given = [v for v in (*self.tokens, *self.stop) if v is not None]
         unknown = [v for v in given if not 0 <= v < vocab.size]
         if unknown:
             raise DataError(
                 f"token ids must be in [0, {vocab.size}), the ids of the vocabulary, got "
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
+        for name in ("seed", "number"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise ConfigError(
+                    f"request.{name} must be in [0, 2**63), got {getattr(self, name)}. "
+                    "Any such number will do."
+                )
         if self.protected is not None and len(self.protected) != len(self.tokens):
             raise ConfigError(
                 f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
@@ -119,6 +125,8 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
 
     For text of at most `length` tokens give the request a `stop` token.
     """
+    if length < 1:
+        raise ConfigError(f"the length of a text must be at least 1 token, got {length}.")
     missing = length - len(prefix) - len(suffix)
     if missing < 0:
         raise DataError(
@@ -128,9 +136,11 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
     return (*prefix, *(None,) * missing, *suffix)
 
 
-def end_at(stop: int | None, tokens: Sequence[int], protected: Sequence[bool]) -> tuple[int, ...]:
-    """The tokens before the first unprotected `stop`."""
+def end_at(
+    stop: Sequence[int], tokens: Sequence[int], protected: Sequence[bool]
+) -> tuple[int, ...]:
+    """The tokens before the first unprotected one of `stop`."""
     for i, (token, kept) in enumerate(zip(tokens, protected, strict=True)):
-        if token == stop and not kept:
+        if token in stop and not kept:
             return tuple(tokens[:i])
     return tuple(tokens)

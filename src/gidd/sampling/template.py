@@ -41,9 +41,10 @@ def _number(blank: re.Match[str]) -> int:
     written: str | None = blank.group(1)
     if written is None:
         return 1
-    if not written.isdecimal() or not 1 <= int(written) <= _MOST_BLANKS:
+    digits = len(str(_MOST_BLANKS))
+    if not (written.isdecimal() and len(written) <= digits and 1 <= int(written) <= _MOST_BLANKS):
         raise DataError(
-            f"a blank must be [MASK] or [MASK:n] with a whole number n of tokens, at least 1, got "
-            f"{blank.group(0)}. Write [MASK:3] for three tokens."
+            f"a blank must be [MASK] or [MASK:n] with a whole number n of tokens from 1 to "
+            f"{_MOST_BLANKS:,}, got {blank.group(0)[:40]}. Write [MASK:3] for three tokens."
         )
     return int(written)

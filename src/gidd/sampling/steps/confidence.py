@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
+_ALL_MASKS = 0.999
+"""Share of masks at t = 1 from which no other token needs to be replaced."""
+
+
 def confidence(
     schedule: MixingSchedule,
     s: Float[Tensor, " B"],
@@ -81,10 +85,12 @@ def _fill(
 
 def _masks_at(schedule: MixingSchedule, s: Tensor, canvas: Canvas) -> Int[Tensor, " B"]:
     """How many of the free positions hold a mask at time s, on average and rounded."""
-    if schedule.vocab.mask_id is None:
+    mask = schedule.vocab.mask_id
+    at_start = 0.0 if mask is None else float(schedule.beta_pi(torch.ones_like(s[:1]))[0, mask])
+    if mask is None or at_start < _ALL_MASKS:
         raise ConfigError(
-            "filling masks by confidence needs a vocabulary with a mask, got vocab.mask_id = None. "
+            "filling masks by confidence needs noise that ends in masks alone, got a schedule with "
+            f"{at_start:.1%} of them at t = 1: it would leave the other tokens as they are. "
             "Use the ancestral step, which works with every schedule."
         )
-    share = schedule.beta_pi(s)[:, schedule.vocab.mask_id]
-    return (canvas.free.sum(-1) * share).round().long()
+    return (canvas.free.sum(-1) * schedule.beta_pi(s)[:, mask]).round().long()
