@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -26,6 +27,12 @@ HOSTILE = [
     "plain ",
 ]
 MASK = len(HOSTILE)
+STATES = [
+    [0, MASK, MASK, MASK, MASK],
+    [0, 1, MASK, 2, 6],
+    [0, 7, 3, 2, 6],
+    [0, 7, 3, 4, 5],
+]
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -33,25 +40,30 @@ def pieces(tokens):
     return [HOSTILE[token] if token != MASK else "[MASK]" for token in tokens]
 
 
-def frame(move: int, tokens: list[int], step: str = "ancestral") -> Frame:
+def frame(move: int, tokens: list[int], step: str) -> Frame:
     z = torch.tensor(tokens)
     p = torch.linspace(0.001, 1, len(tokens))
     return Frame(move, step, 1 - move / 3, z, p, p, (z + 1) % MASK, p.sqrt())
 
 
-def write(path: Path, *, kind="sample", num=1) -> str:
+def bytes_of_a_character(tokens):
+    """Tokens 0 and 1 are the bytes of é: side by side they have one text, which is the first's."""
+    texts = ["\ufffd\ufffdabcdef"[token % MASK] for token in tokens]
+    for i, pair in enumerate(itertools.pairwise(tokens)):
+        if pair == (0, 1):
+            texts[i : i + 2] = ["é", ""]
+    return texts
+
+
+def write(path: Path, *, kind="sample", num=1, states=STATES, pieces=pieces) -> str:
+    steps = [*["ancestral"] * (len(states) - 1), "end"]
     stories = [
         Story(
-            f"{k} {HOSTILE[1]}",
-            [
-                frame(0, [0, MASK, MASK, MASK, MASK]),
-                frame(1, [0, 1, MASK, 2, 6]),
-                frame(2, [0, 7, 3, 2, 6]),
-                frame(3, [0, 7, 3, 4, 5], "end"),
-            ],
+            f"{number} {HOSTILE[1]}",
+            [frame(k, *shot) for k, shot in enumerate(zip(states, steps, strict=True))],
             [True, False, False, False, False],
         )
-        for k in range(num)
+        for number in range(num)
     ]
     write_page(
         path,
@@ -233,6 +245,33 @@ def test_a_browser_marks_neighbours_together(opened):
         HOSTILE[2] + HOSTILE[6],
     ]
     assert page.locator("#canvas .marked").count() == 3
+
+
+def test_a_browser_counts_tokens_and_not_their_texts(opened):
+    """A byte's text is another when its neighbour comes; the byte is still the same token."""
+    states = [
+        [2, MASK, MASK, 2, 2],
+        [2, MASK, 1, 2, 2],
+        [2, 0, 1, 2, 2],
+        [2, 0, 3, 2, 2],
+        [2, 0, 1, 2, 3],
+    ]
+    page = opened(kind="correct", states=states, pieces=bytes_of_a_character)
+    assert page.text_content("#count") == "3"
+    assert page.locator("#events li").all_text_contents() == [
+        "move 3 b 50%",
+        "move 4b  50%",
+        "move 4a b 100%",
+    ]
+    assert page.locator("#canvas del:visible").all_text_contents() == ["a"]
+    page.fill("#slider", "2")
+    assert canvas(page) == "aéaa"
+    assert "1 written · 0 replaced" in page.text_content("#status")
+    assert page.locator("#canvas .fresh").all_text_contents() == ["é"]
+    assert page.locator("#canvas .changed").count() == 0
+    page.fill("#slider", "3")
+    assert canvas(page) == "a\ufffdbaa"
+    assert page.locator("#canvas .changed").all_text_contents() == ["b"]
 
 
 def test_a_browser_can_choose_among_sequences(opened):

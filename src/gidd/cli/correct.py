@@ -14,10 +14,11 @@ Examples:
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,15 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from gidd.cli.display import Display, print_json, progress, read_input, write_html, write_text
+from gidd.cli.display import (
+    Display,
+    print_json,
+    progress,
+    read_input,
+    require_writable,
+    write_html,
+    write_text,
+)
 from gidd.errors import ConfigError, DataError
 from gidd.files import aside
 from gidd.pipeline import Correction, CorrectionOptions
@@ -70,6 +79,9 @@ def main(arguments: Sequence[str]) -> None:
     path = _path(options)
     text = _text(options, path)
     kept = _spans(options.keep, text)
+    target = path.resolve() if path and options.in_place else None  # what a link points to
+    if target is not None:
+        require_writable(target, "--in-place")
     pipe = options.display.open(options.model)
     num_windows = len(windows(len(pipe.pieces.encode(text, "the text")), pipe.context))
     with progress(options.display, pipe, num_windows) as on_step:
@@ -81,6 +93,13 @@ def main(arguments: Sequence[str]) -> None:
             watch=options.display.keeps_frames,
             options=options.correction,
         )
+    replaced = False
+    try:
+        if target is not None:
+            _replace(target, text, correction.text)
+            replaced = True
+    finally:  # what cannot be written is not lost
+        _show(options, path, correction, replaced)
     write_html(
         options.display,
         pipe,
@@ -90,10 +109,6 @@ def main(arguments: Sequence[str]) -> None:
         text=correction.text,
         manifest=correction.manifest,
     )
-    if options.in_place:
-        assert path is not None  # _path has refused
-        _replace(path, text, correction.text)
-    _show(options, path, correction)
 
 
 def _path(options: Options) -> Path | None:
@@ -134,18 +149,22 @@ def _spans(patterns: Sequence[str], text: str) -> list[Span]:
 
 
 def _replace(path: Path, before: str, after: str) -> None:
-    """Write a file that is still as it was read, keeping its permissions."""
-    path = path.resolve()  # a link goes on pointing to it
+    """Write a file that is still as it was read, keeping its permissions and, if we may, owner."""
     if path.read_bytes() != before.encode():
         raise DataError(f"{path} was changed meanwhile, so it is left alone. Correct it again.")
     if after == before:
         return
+    found = path.stat()
     with aside(path) as beside:
+        beside.touch(mode=0o600)  # nobody reads it before its permissions are set
         beside.write_bytes(after.encode())
-        shutil.copymode(path, beside)
+        for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
+            with suppress(PermissionError):
+                os.chown(beside, owner, group)
+        beside.chmod(found.st_mode & 0o777)  # not the bits that lend the owner's rights
 
 
-def _show(options: Options, path: Path | None, correction: Correction) -> None:
+def _show(options: Options, path: Path | None, correction: Correction, replaced: bool) -> None:
     changes = [diff.Change(r.start, r.old, r.new) for r in correction.replacements]
     before, after = correction.self_accuracy
     summary = (
@@ -164,10 +183,11 @@ def _show(options: Options, path: Path | None, correction: Correction) -> None:
         )
     elif options.diff:
         name = path.name if path else "text"
-        write_text(diff.unified(name, correction.original, correction.text))
+        write_text(diff.unified(name, correction.original, changes))
     elif sys.stdout.isatty():
         console = Console(highlight=False)
-        console.print(diff.coloured(correction.original, changes))
-    elif not options.in_place:
+        colours = console.color_system is not None and not console.no_color
+        console.print(diff.readable(correction.original, changes, colours=colours))
+    elif not replaced:
         write_text(correction.text)
     print(f"gidd: {summary}.", file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 from rich.console import Console
@@ -19,7 +20,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline import Generation, Pipeline, Trace, from_pretrained
@@ -62,6 +62,8 @@ class Display:
                 "--watch draws on a terminal, and stderr is none. Leave it out; --html FILE writes "
                 "a page that shows every step."
             )
+        if self.html is not None:
+            require_writable(self.html, "--html")
         pipe = from_pretrained(
             model, device=self.device, precision=self.precision, tokenizer=self.tokenizer
         )
@@ -111,16 +113,7 @@ class _Bar:
 def show_generations(
     display: Display, pipe: Pipeline, generations: Sequence[Generation], *, title: str
 ) -> None:
-    """Texts on stdout, and the page if it was asked for."""
-    write_html(
-        display,
-        pipe,
-        [generation.trace for generation in generations],
-        kind="sample",
-        title=title,
-        text="\n\n".join(generation.text for generation in generations),
-        manifest=generations[0].manifest,
-    )
+    """Texts on stdout, and the page if it was asked for: later, as it may fail."""
     for number, generation in enumerate(generations, start=1):
         if display.jsonl:
             print_json(
@@ -136,6 +129,15 @@ def show_generations(
         if len(generations) > 1:
             print(f"--- {number} of {len(generations)}", flush=True)
         print_text(generation.text)
+    write_html(
+        display,
+        pipe,
+        [generation.trace for generation in generations],
+        kind="sample",
+        title=title,
+        text="\n\n".join(generation.text for generation in generations),
+        manifest=generations[0].manifest,
+    )
 
 
 def write_html(
@@ -170,6 +172,33 @@ def write_html(
     print(f"gidd: {display.html} shows every step.", file=sys.stderr)
 
 
+def require_writable(path: Path, option: str) -> None:
+    """Refuse, before any work is done, a file that could not be written after it.
+
+    Args:
+        path: The file, which may exist or not; folders that it needs are made later.
+        option: Who wants to write it, for the message.
+    """
+    if problem := _obstacle(path):
+        raise ConfigError(
+            f"{option} needs a file that can be written, got {path}: {problem}. Name another file, "
+            "or change the permissions."
+        )
+
+
+def _obstacle(path: Path) -> str | None:
+    try:
+        if path.exists():
+            if not path.is_file():
+                return "it is not a regular file"
+            path.open("r+b").close()  # one that is protected is meant to stay as it is
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        with TemporaryFile(dir=folder):  # files are written beside the old one and renamed
+            return None
+    except OSError as error:
+        return error.strerror
+
+
 def read_input(content: bytes, name: str) -> str:
     """The text of a file, whose every byte must come back."""
     try:
@@ -188,12 +217,10 @@ def print_text(text: str) -> None:
 
 def write_text(text: str) -> None:
     """As it is, or without control characters if a terminal would obey them."""
-    if sys.stdout.isatty():
-        Console().print(Text(printable(text)), end="")
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
+    shown = printable(text) if sys.stdout.isatty() else text
+    sys.stdout.flush()
+    sys.stdout.buffer.write(shown.encode())
+    sys.stdout.buffer.flush()
 
 
 def print_json(**fields: Any) -> None:

@@ -46,6 +46,7 @@ def from_pretrained(
         p_uniform: For a checkpoint of the authors, the noise it was trained with; by default it is
             read off the end of its name.
     """
+    chosen_device = _device(device)  # before a large model is read
     folder = Path(name)
     if folder.is_dir():
         _require_model(folder)
@@ -58,7 +59,7 @@ def from_pretrained(
         loaded.schedule,
         chosen,
         context=backbone.config.max_length,
-        device=_device(device),
+        device=chosen_device,
         precision=precision,
         rows_per_call=rows_per_call,
         source=_source(name, loaded),

@@ -94,29 +94,33 @@ def write_page(
 def _packed(
     story: Story, pieces: PiecesOf, mask_id: int | None, strings: dict[str, int]
 ) -> dict[str, Any]:
-    """A story as numbers: each shot holds the tokens that differ from the shot before."""
+    """A story as numbers: each shot holds what differs from the shot before.
+
+    That is position, token and text: a byte's text changes with its neighbours, so the page needs
+    the tokens to know what was replaced.
+    """
     free = ~torch.tensor(story.protected, dtype=torch.bool)
     shots: list[dict[str, Any]] = []
-    before: list[int | None] = [None] * len(free)
+    before: list[tuple[int, int] | None] = [None] * len(free)
     for frame in story.frames:
         tokens: list[int] = frame.tokens.tolist()
-        texts = [
-            _MASK if token == mask_id else strings.setdefault(text, len(strings))
+        cells = [
+            (_MASK, _MASK) if token == mask_id else (token, strings.setdefault(text, len(strings)))
             for token, text in zip(tokens, pieces(tokens), strict=True)
         ]
-        changed = [(i, v) for i, v in enumerate(texts) if v != before[i]]
-        before = list(texts)
+        changed = [(i, *cell) for i, cell in enumerate(cells) if cell != before[i]]
+        before = [*cells]
         shots.append(
             {
                 "move": frame.move,
                 "step": frame.step,
                 "time": frame.time,
-                "texts": [number for pair in changed for number in pair],
+                "cells": [number for triple in changed for number in triple],
                 "sure": _permille(frame.probability),
                 "top": _other_choices(frame, free, pieces, strings),
                 "accuracy": frame.self_accuracy(free.to(frame.tokens.device)),
                 "entropy": frame.mean_entropy(free.to(frame.tokens.device)),
-                "masks": sum(text == _MASK for text in texts),
+                "masks": sum(token == mask_id for token in tokens),
             }
         )
     return {"title": story.title, "given": [int(p) for p in story.protected], "shots": shots}

@@ -24,6 +24,9 @@ _FRESH_MOVES = 4
 _FRAME_LINES = 7
 """Lines of the terminal that are not text: border, bar, facts, legend and an empty one."""
 
+_HARMLESS = "\n\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+"""Not printable by Unicode, but parts of ordinary text: of emoji, of Persian."""
+
 _BLANK = " ░░░"
 _STYLES = {
     "blank": "bright_black",
@@ -37,7 +40,8 @@ _STYLES = {
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: control characters are replaced, line breaks stay."""
     return "".join(
-        c if c.isprintable() or c == "\n" else " " if _is_space(c) else "\ufffd" for c in text
+        c if c.isprintable() or c in _HARMLESS else " " if _is_space(c) else "\ufffd"
+        for c in text.replace("\r\n", "\n")
     )
 
 
@@ -125,8 +129,10 @@ class CanvasView:
             f"move {self._move} of {self._num_moves}",
             ProgressBar(total=max(1, self._num_moves), completed=self._move, complete_style="cyan"),
         )
-        facts = Text(self._facts, style="dim")
-        body = Group(self._visible_lines(), "", bar, facts, _legend())
+        below = (Text(self._facts, style="dim"), _legend())
+        for line in below:  # wrapped, they would be more lines than are counted on
+            line.no_wrap, line.overflow = True, "ellipsis"
+        body = Group(self._visible_lines(), "", bar, *below)
         return Panel(body, title=title, title_align="left", border_style="dim")
 
     def _visible_lines(self) -> Text:

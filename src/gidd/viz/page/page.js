@@ -22,39 +22,43 @@ const percent = (permille) => (permille < 10 ? (permille / 10).toFixed(1) : Math
 const doubt = (permille) => (55 * -Math.log10(Math.max(permille, 1) / 1000)) / 3;
 const quoted = (text) => "\u201c" + text.replaceAll("\n", "\u21b5") + "\u201d";
 
-/* Shots are stored as changes of the shot before; here each gets all its tokens. */
+/* Shots are stored as changes of the shot before; here each gets all its tokens and their texts. */
 function unpack(packed) {
   const shots = [];
   const events = [];
   const old = new Map(); // position -> the visible token that was replaced last
-  let texts = [];
+  let tokens = [], texts = [];
   packed.shots.forEach((shot, k) => {
-    const before = texts;
-    texts = before.slice();
-    for (let i = 0; i < shot.texts.length; i += 2) texts[shot.texts[i]] = shot.texts[i + 1];
-    const state = texts.map((text, i) => {
-      if (text === MASK) return "mask";
+    const before = { tokens, texts };
+    tokens = tokens.slice();
+    texts = texts.slice();
+    for (let i = 0; i < shot.cells.length; i += 3) {
+      tokens[shot.cells[i]] = shot.cells[i + 1];
+      texts[shot.cells[i]] = shot.cells[i + 2];
+    }
+    const state = tokens.map((token, i) => {
+      if (token === MASK) return "mask";
       if (packed.given[i]) return "given";
-      if (k === 0 || before[i] === text) return "";
-      return before[i] === MASK ? "fresh" : "changed";
+      if (k === 0 || before.tokens[i] === token) return "";
+      return before.tokens[i] === MASK ? "fresh" : "changed";
     });
     let filled = 0, replaced = 0;
     state.forEach((kind, i) => {
       if (kind === "fresh") filled += 1;
       if (kind !== "changed") return;
       replaced += 1;
-      old.set(i, before[i]);
-      events.push({ shot: k, position: i, old: before[i], new: texts[i], sure: shot.sure[i] });
+      old.set(i, { token: before.tokens[i], text: before.texts[i] });
+      events.push({ shot: k, position: i, old: before.texts[i], new: texts[i], sure: shot.sure[i] });
     });
-    const first = shots.length ? shots[0].texts : texts;
-    const marks = new Map();
-    texts.forEach((text, i) => {
-      const from = data.kind === "correct" ? first[i] : old.get(i);
-      if (from !== undefined && from !== MASK && text !== MASK && from !== text) marks.set(i, from);
+    const first = shots.length ? shots[0] : { tokens, texts };
+    const marks = new Map(); // position -> the text that stood there
+    tokens.forEach((token, i) => {
+      const from = data.kind === "correct" ? { token: first.tokens[i], text: first.texts[i] } : old.get(i);
+      if (from && from.token !== MASK && token !== MASK && from.token !== token) marks.set(i, from.text);
     });
     const top = new Map();
     for (let i = 0; i < shot.top.length; i += 3) top.set(shot.top[i], [shot.top[i + 1], shot.top[i + 2]]);
-    shots.push({ ...shot, texts, state, marks, top, filled, replaced });
+    shots.push({ ...shot, tokens, texts, state, marks, top, filled, replaced });
   });
   return { given: packed.given, shots, events };
 }
