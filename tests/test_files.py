@@ -1,5 +1,6 @@
 """Files are whole or absent, whatever happens while they are written."""
 
+import errno
 import hashlib
 import os
 import signal
@@ -9,7 +10,15 @@ import sys
 import pytest
 
 from gidd.errors import CheckpointError, ConfigError
-from gidd.files import aside, fsync_directory, read_json, remove_leftovers, sha256, write_json
+from gidd.files import (
+    aside,
+    fsync_directory,
+    locked,
+    read_json,
+    remove_leftovers,
+    sha256,
+    write_json,
+)
 from gidd.files import writing as opened
 
 KILLED_WHILE_WRITING = """
@@ -83,6 +92,26 @@ def test_the_bytes_are_forced_to_disk_before_the_new_name_and_the_name_after_it(
     assert events[1:] == ["rename", f"fsync {tmp_path.name}"]
     fsync_directory(tmp_path)
     assert events[-1] == f"fsync {tmp_path.name}"
+
+
+def test_a_locked_file_is_refused_until_the_block_ends_well_or_not(tmp_path):
+    path = tmp_path / "lock"
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), locked(path, ConfigError("busy")):
+            with pytest.raises(ConfigError, match="busy"), locked(path, ConfigError("busy")):
+                pytest.fail("both hold it")
+            raise ZeroDivisionError
+
+
+def test_on_a_file_system_without_locks_work_goes_on(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", ConfigError("busy")), locked(tmp_path / "lock", ConfigError("")):
+        pass
 
 
 def test_the_checksum_is_sha256(tmp_path):

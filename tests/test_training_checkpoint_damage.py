@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from checkpoint_states import bits, on_ranks_save, placed, wholes
 from ranks import run_ranks
 
 from gidd.errors import CheckpointError
-from gidd.training import checkpoint_tensors
+from gidd.training import checkpoint, checkpoint_tensors
 from gidd.training.checkpoint import Checkpoints
 from gidd.training.checkpoint_folder import MANIFEST, Manifest, read_manifest, write_manifest
+from gidd.training.checkpoint_tensors import read_tensors
 from gidd.training.world import World, open_world
 
 
@@ -64,7 +66,7 @@ def harm(draw: random.Random, newest: Path, older: Path) -> tuple[str, Path]:
         case "stale":
             data = bytearray((older / path.name).read_bytes())
         case "added":
-            path = newest / draw.choice(["model.safetensors", ".metadata", "a.pt", "more.json"])
+            path = newest / draw.choice(["model.safetensors", "a.pt", "more.json"])
             data = bytearray(older.joinpath("record.json").read_bytes())
         case "zeroed":
             start = draw.randrange(len(data))
@@ -161,6 +163,81 @@ def test_a_link_in_place_of_a_file_is_refused(two):
     restored = two.restore(wholes(99))
     assert restored is not None
     assert restored.notes == [f"{path} is not a plain file"]
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", ".nfs000000000012", "._shard-00001-model-00001-of-00001.safetensors"]
+)
+def test_hidden_files_of_the_system_are_no_damage_and_are_not_read(two, name):
+    (two.path(20) / name).write_bytes(b"of the system")
+    tensors = wholes(99)
+    assert two.restore(tensors) == (20, {"step": 20}, [])
+    assert bits(tensors) == bits(wholes(20))
+
+
+def forget(folder: Path, step: int, pattern: str) -> None:
+    """Delete shards and rewrite the manifest as if they had never been written."""
+    manifest = read_manifest(folder, step)
+    gone = {path.name for path in folder.glob(pattern)}
+    assert gone
+    for name in gone:
+        (folder / name).unlink()
+    files = {name: what for name, what in manifest.files.items() if name not in gone}
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, Manifest(step=step, tensors=manifest.tensors, files=files))
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "shard-00001-model-00002-*.safetensors"])
+def test_a_manifest_that_promises_more_tensors_than_its_files_hold_is_refused(two, pattern):
+    forget(two.path(20), 20, pattern)
+    restored = two.restore(wholes(99))
+    assert restored is not None
+    assert restored.step == 10
+    assert f"{two.path(20)} does not hold all of " in restored.notes[0]
+
+
+def test_part_of_a_divided_tensor_does_not_count_as_the_tensor(tmp_path, world):
+    """Both ranks' files name it, and so do those of the first alone."""
+    run_ranks(on_ranks_save, 2, tmp_path, "fsdp", 5)
+    checkpoints = Checkpoints(tmp_path, world)
+    forget(checkpoints.path(5), 5, "shard-00002-*.safetensors")
+    with pytest.raises(CheckpointError, match=r"step-000000005 does not hold all of .*bias"):
+        checkpoints.restore(wholes(99))
+
+
+def test_files_that_vanish_after_the_check_lead_to_the_checkpoint_before(two, monkeypatch):
+    def read_too_late(folder: Path, tensors: Any) -> None:
+        for shard in two.path(20).glob("*.safetensors"):
+            shard.unlink()
+        read_tensors(folder, tensors)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", read_too_late)
+    tensors = wholes(99)
+    restored = two.restore(tensors)
+    assert restored is not None
+    assert restored.step == 10
+    assert all("is missing" in note for note in restored.notes)
+    assert bits(tensors) == bits(wholes(10))
+
+
+def test_when_all_files_vanish_after_the_check_the_run_does_not_begin_anew(two, monkeypatch):
+    def read_too_late(folder: Path, tensors: Any) -> None:
+        for step in (10, 20):
+            shutil.rmtree(two.path(step))
+        read_tensors(folder, tensors)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", read_too_late)
+    with pytest.raises(CheckpointError, match="step-000000020"):
+        two.restore(wholes(99))
+
+
+def test_when_whole_files_cannot_be_read_no_older_ones_are_taken(two, monkeypatch):
+    def no_memory(*args: Any) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(checkpoint_tensors.HuggingFaceStorageReader, "read_data", no_memory)
+    with pytest.raises(CheckpointError, match=r"step-000000020 could not be read: no memory left"):
+        two.restore(wholes(99))
 
 
 def on_ranks_restore_damaged(folder: Path) -> tuple[Any, dict[str, bytes]]:

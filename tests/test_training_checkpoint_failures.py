@@ -7,15 +7,18 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from gidd.errors import CheckpointError
 from gidd.training import checkpoint
 from gidd.training.checkpoint import Checkpoints
+from gidd.training.checkpoint_tensors import write_tensors
 from gidd.training.world import World, open_world
 
 
@@ -107,6 +110,51 @@ def test_when_one_rank_cannot_write_all_learn_of_it_at_once(tmp_path, ranks):
     messages = run_ranks(on_ranks_last_may_not_write, ranks, tmp_path, timeout=25)
     assert len(set(messages)) == 1
     assert f"rank {ranks - 1}: [Errno 27] File too large" in messages[0]
+
+
+def on_ranks_files_vanish(folder: Path, pattern: str) -> str:
+    with open_world("cpu", timeout=30) as world:
+        checkpoints = Checkpoints(folder, world)
+        checkpoints.save(1, divided(world, 1), {})
+        checkpoints.wait()
+
+        def write_then_lose(aside: Path, *args: Any) -> None:
+            write_tensors(aside, *args)
+            world.barrier()
+            if world.is_first:
+                for path in list(folder.glob(pattern)):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            world.barrier()
+
+        checkpoint.write_tensors = write_then_lose
+        checkpoints.save(2, divided(world, 2), {}, {"run.yaml": ""})
+        with pytest.raises(CheckpointError) as error:
+            checkpoints.wait()
+        world.barrier()
+        assert os.listdir(folder) == ["step-000000001"]
+        return str(error.value)
+
+
+def divided(world: World, value: float) -> dict[str, Tensor]:
+    """One tensor, of which every rank has some rows."""
+    return {"a": distribute_tensor(torch.full((200, 100), value), world.mesh, [Shard(0)])}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pattern"),
+    [
+        (1, ".step-000000002.aside"),
+        (2, ".step-000000002.aside"),
+        (2, ".step-000000002.aside/shard-00002-*"),
+    ],
+)
+def test_files_deleted_while_others_are_written_are_missed_before_the_rest_is_seen(
+    tmp_path, ranks, pattern
+):
+    """Also if the folder is made again, and if the files of other ranks name all tensors."""
+    for message in run_ranks(on_ranks_files_vanish, ranks, tmp_path, pattern):
+        assert "the checkpoint of step 2 could not be written" in message
+        assert "does not hold all of a" in message
 
 
 def on_ranks_last_dies(folder: Path, said: Path) -> None:

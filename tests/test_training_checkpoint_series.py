@@ -1,14 +1,17 @@
 """Which checkpoints there are: whole ones, the newest, and none in part."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 
 from gidd.errors import CheckpointError
+from gidd.training import checkpoint
 from gidd.training.checkpoint import Checkpoints
 from gidd.training.checkpoint_folder import MANIFEST
 from gidd.training.world import World, open_world
@@ -90,8 +93,66 @@ def test_leftovers_go_at_the_start_but_not_for_a_reader(tmp_path, world):
     (tmp_path / "notes.txt").write_text("mine")
     assert Checkpoints(tmp_path, world, read_only=True).restore({}) is None
     assert len(os.listdir(tmp_path)) == 3
-    Checkpoints(tmp_path, world)
-    assert os.listdir(tmp_path) == ["notes.txt"]
+    with Checkpoints(tmp_path, world):
+        assert sorted(os.listdir(tmp_path)) == ["lock", "notes.txt"]
+
+
+def test_a_second_run_is_refused_and_deletes_nothing_of_the_first(tmp_path, world):
+    with Checkpoints(tmp_path, world) as first:
+        under_way = tmp_path / ".step-000000001.aside"
+        under_way.mkdir()
+        with (
+            pytest.raises(CheckpointError, match=r"written by another run.*Wait"),
+            Checkpoints(tmp_path, world),
+        ):
+            pytest.fail("both write")
+        with Checkpoints(tmp_path, world, read_only=True) as reader:
+            assert reader.steps() == []
+        assert under_way.is_dir()
+        first.save(1, {"a": torch.ones(1)}, {})
+    with Checkpoints(tmp_path, world) as second:
+        assert second.restore({"a": torch.ones(1)}) == (1, {}, [])
+
+
+def test_a_run_that_failed_does_not_keep_the_next_one_out(tmp_path, world):
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), Checkpoints(tmp_path, world):
+            raise ZeroDivisionError
+
+
+def test_a_save_that_goes_on_after_an_interruption_keeps_others_out(tmp_path, world, monkeypatch):
+    go, write = threading.Event(), checkpoint.write_tensors
+
+    def write_later(*args: Any) -> None:
+        assert go.wait(30)
+        write(*args)
+
+    def interrupted(self: Checkpoints) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_tensors", write_later)
+    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, world) as first:
+        first.save(1, {"a": torch.ones(1)}, {})
+        monkeypatch.setattr(Checkpoints, "wait", interrupted)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="another run"), Checkpoints(tmp_path, world):
+        pytest.fail("both write")
+    go.set()
+    first.wait()
+    assert first.steps() == [1]
+
+
+def on_ranks_begin(folder: Path) -> str:
+    with open_world("cpu", timeout=30) as world:
+        with pytest.raises(CheckpointError) as error, Checkpoints(folder, world):
+            pass
+        return str(error.value)
+
+
+def test_all_ranks_of_a_second_run_are_refused(tmp_path, world):
+    with Checkpoints(tmp_path, world):
+        messages = run_ranks(on_ranks_begin, 2, tmp_path, timeout=25)
+    assert all("another run" in message for message in messages)
 
 
 def test_a_reader_does_not_save(tmp_path, world):

@@ -54,6 +54,33 @@ def _force_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def locked(path: Path, busy: GiddError) -> Generator[None]:
+    """Until the block ends, no other process gets past here with the same file.
+
+    The lock is the system's and ends with the process. It is on a file that is open for writing:
+    network file systems cannot lock a folder. The file stays: were it deleted, two processes could
+    hold one each.
+
+    Args:
+        path: The file; made if there is none, in a folder that exists.
+        busy: What to raise if another process is in such a block.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on Windows, where two runs are on their own
+        yield
+        return
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        except OSError:  # nor on a file system without locks
+            pass
+        yield
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete the unfinished files of a run that was ended."""
     for path in folder.glob(f"**/.*{ASIDE}"):

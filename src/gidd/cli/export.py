@@ -6,6 +6,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +27,9 @@ def export(run: Annotated[Path, tyro.conf.Positional], /, *, out: Path) -> None:
         out: Folder for the model; `gidd.models.from_pretrained` loads it.
     """
     with open_world("cpu") as world:
-        step = write(run, out, world)
+        step, notes = write(run, out, world)
+    for note in notes:
+        print(f"gidd: passed over a newer checkpoint: {note}", file=sys.stderr)
     print(f"{out}: the model of step {step:,}")
 
 

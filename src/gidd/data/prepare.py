@@ -45,7 +45,7 @@ from gidd.data.tasks import Work, finished, token_dtype, tokenizer_of, write_sha
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.workers import run
 from gidd.errors import ConfigError, DataError
-from gidd.files import remove_leftovers
+from gidd.files import locked, remove_leftovers
 
 LOGS = "logs"
 """Folder for what the machines of a cluster have to say."""
@@ -162,7 +162,9 @@ def begun(
             "of an exact source. Leave --tokenizer out, or use the corpus's `tokenizer()`."
         )
     asked = found.validation if validation is None else validation
-    with _alone(out):
+    (out / TASKS).mkdir(parents=True, exist_ok=True)
+    busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or end it."
+    with locked(out / TASKS / "lock", DataError(busy)):
         settings = identity(found.documents, tokenizer, asked, tasks)
         notes = {"sources": found.names, "command": command, "known": found.known}
         plan = settle_plan(out, found.documents, settings, notes, workers)
@@ -172,27 +174,3 @@ def begun(
         for folder in {out / split for one in work for split in one.parts}:
             folder.mkdir(exist_ok=True)
         yield Preparation(out=out, work=work)
-
-
-@contextmanager
-def _alone(out: Path) -> Generator[None]:
-    """No two runs in one folder. The lock is the system's and ends with the process.
-
-    It is on a file that is open for writing: network file systems cannot lock a folder.
-    """
-    (out / TASKS).mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # not on Windows, where two runs are on their own
-        yield
-        return
-    with (out / TASKS / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"{out} is being written by another `gidd data prepare`. Wait for it, or end it."
-            ) from error
-        except OSError:  # nor on a file system without locks
-            pass
-        yield

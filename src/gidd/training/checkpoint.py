@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from gidd.errors import CheckpointError
 from gidd.training.checkpoint_folder import (
@@ -39,21 +39,30 @@ from gidd.training.world import World, new_host_group
 T = TypeVar("T")
 
 
+class Whole(NamedTuple):
+    """A checkpoint of which every file is what was written."""
+
+    step: int
+    notes: list[str]
+    """Files of newer checkpoints that are damaged, which is why those were passed over."""
+
+
 class Restored(NamedTuple):
     """A checkpoint that was read."""
 
     step: int
     record: dict[str, Any]
     notes: list[str]
-    """Files of newer checkpoints that are damaged, which is why those were passed over."""
+    """As of `Whole`."""
 
 
 @final
 class Checkpoints:
     """The checkpoints of one run: folders `step-000000123` that are whole or not there.
 
-    All ranks make one together; what killed runs left in the folder is deleted then. At the end of
-    a `with` block the save under way is waited for, also if the block fails.
+    All ranks make one together. A run saves in a `with` block, in which only one run at a time can
+    be. At its start what killed runs left in the folder is deleted; at its end the save under way
+    is waited for, also if the block fails.
 
     Args:
         folder: Where they are; on a file system that all ranks share.
@@ -81,10 +90,13 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._group = new_host_group(world.timeout)  # the thread's own
-        if not read_only:
-            _together(world, world.host_group, self._first(self._series.clean))
+        self._alone = ExitStack()  # of the first rank
 
     def __enter__(self) -> Checkpoints:
+        if not self._read_only:
+            world, alone = self.world, self._series.alone()
+            enter = self._first(lambda: self._alone.enter_context(alone))
+            _together(world, world.host_group, enter)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -93,6 +105,9 @@ class Checkpoints:
         except CheckpointError:
             if error is None:  # else what ended the block is the news
                 raise
+        finally:
+            if self._saving is None:  # else this thread was interrupted and the save goes on
+                self._alone.close()
 
     def steps(self) -> list[int]:
         """Steps of which there is a checkpoint, in order."""
@@ -142,11 +157,30 @@ class Checkpoints:
     def restore(self, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Restored | None:
         """Read the newest checkpoint of which every file is what was written.
 
-        All ranks enter, however many there are. Files are checked before a tensor is changed.
+        All ranks enter, however many there are. Files are checked before a tensor is changed; if
+        they are lost after that, the checkpoint before is read instead.
 
         Args:
             tensors: Filled in place; names, types and shapes must be those of the checkpoint.
             partial: Whether the checkpoint may hold more tensors than these.
+
+        Returns:
+            The checkpoint, or None if there is none at all.
+        """
+        whole = self.newest_whole()
+        while whole is not None:
+            step, notes = whole
+            self._require_same_model(step, tensors, partial)
+            try:
+                return Restored(step, self._fill(step, tensors), notes)
+            except CheckpointError:
+                whole = self.newest_whole()
+                if whole is None or whole.step == step:  # no other, or its files are not at fault
+                    raise
+        return None
+
+    def newest_whole(self) -> Whole | None:
+        """The newest checkpoint of which every file is what was written. All ranks enter.
 
         Returns:
             The checkpoint, or None if there is none at all.
@@ -157,7 +191,7 @@ class Checkpoints:
         for step in reversed(steps):
             found = self._damage(step)
             if not found:
-                return Restored(step, self._read(step, tensors, partial), notes)
+                return Whole(step, notes)
             self._damaged.add(step)
             notes += found
         if not steps:
@@ -167,6 +201,22 @@ class Checkpoints:
             "Copy one back from elsewhere, or name another folder to begin anew."
         )
 
+    def read(
+        self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
+    ) -> dict[str, Any]:
+        """Read a checkpoint that `newest_whole` found. All ranks enter.
+
+        Args:
+            step: Its step.
+            tensors: As of `restore`.
+            partial: As of `restore`.
+
+        Returns:
+            The record.
+        """
+        self._require_same_model(step, tensors, partial)
+        return self._fill(step, tensors)
+
     def _damage(self, step: int) -> list[str]:
         """What is wrong with a checkpoint. All ranks enter; each looks into some of its files."""
         world, path = self.world, self.path(step)
@@ -175,9 +225,9 @@ class Checkpoints:
         )
         return sorted({note for part in found for note in part})
 
-    def _read(self, step: int, tensors: Mapping[str, Tensor], partial: bool) -> dict[str, Any]:
-        """Fill tensors from a checkpoint that is whole. All ranks enter."""
-        world, path = self.world, self.path(step)
+    def _require_same_model(self, step: int, tensors: Mapping[str, Tensor], partial: bool) -> None:
+        """Refuse tensors that are not those of a checkpoint. All ranks enter."""
+        path = self.path(step)
 
         def check() -> None:
             saved = read_manifest(path, step).tensors
@@ -189,10 +239,15 @@ class Checkpoints:
                     "Use the configuration it was saved with, or another folder."
                 )
 
-        _together(world, world.host_group, check)  # before any rank changes a tensor
+        _together(self.world, self.world.host_group, check)  # before any rank changes a tensor
+
+    def _fill(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Fill tensors from a checkpoint that is whole; its record. All ranks enter."""
+        world, path = self.world, self.path(step)
         _together(world, world.host_group, lambda: read_tensors(path, tensors))
+        record = _together(world, world.host_group, lambda: read_record(path))[0]
         self._done.add(step)
-        return _together(world, world.host_group, lambda: read_record(path))[0]
+        return record
 
     def _write(
         self,
@@ -212,13 +267,13 @@ class Checkpoints:
             shards = {name: what for part in written for name, what in part.items()}
             commit = self._first(lambda: series.commit(step, describe(tensors), shards, texts))
             _together(world, group, commit)
-        except (Exception, CheckpointException) as error:
+        except Exception as error:
             if world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
             whole = ", ".join(map(folder_name, self.steps())) or "there was none"
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
-                f"{_reason(error)}. Earlier ones are intact: {whole}. "
+                f"{error}. Earlier ones are intact: {whole}. "
                 "Make room or mend the access, then start again to continue from the newest."
             ) from error
         self._done.add(step)
@@ -226,7 +281,7 @@ class Checkpoints:
             world, group, self._first(lambda: series.expire(step, self._damaged - self._done))
         )
 
-    def _first(self, work: Callable[[], None]) -> Callable[[], None]:
+    def _first(self, work: Callable[[], object]) -> Callable[[], object]:
         """The work on the first rank, nothing on others."""
         return work if self.world.is_first else lambda: None
 
@@ -246,9 +301,3 @@ def _together(world: World, group: Any, work: Callable[[], T]) -> list[T]:
     if failures:
         raise CheckpointError("; ".join(failures))
     return [value for value, _ in outcomes]
-
-
-def _reason(error: BaseException) -> str:
-    if not isinstance(error, CheckpointException):
-        return str(error)
-    return "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())

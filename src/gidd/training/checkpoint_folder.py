@@ -15,16 +15,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from safetensors import SafetensorError
+
 from gidd.errors import CheckpointError, ConfigError
 from gidd.files import sha256, write_text
+from gidd.training.checkpoint_tensors import lacking
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+SHARD = ".safetensors"
+"""How the names of the files with tensors end."""
+
 FORMAT = 1
 """Of the folder's layout; a reader refuses a number that it does not know."""
 
@@ -64,11 +70,11 @@ def checked_texts(record: Mapping[str, Any], files: Mapping[str, str]) -> dict[s
         files: Texts by file name.
     """
     for name in files:
-        reserved = name in (MANIFEST, RECORD) or name.endswith(".safetensors")
+        reserved = name in (MANIFEST, RECORD) or name.endswith(SHARD)
         if reserved or not PLAIN_NAME.fullmatch(name):
             raise ConfigError(
                 f"no file of a checkpoint can be called {name!r}. Use letters, digits, '.', '_' "
-                f"and '-', but not {MANIFEST}, {RECORD} or *.safetensors."
+                f"and '-', but not {MANIFEST}, {RECORD} or *{SHARD}."
             )
     try:
         text = json.dumps(dict(record), indent=1, allow_nan=False)
@@ -127,18 +133,41 @@ def _render(manifest: Manifest) -> str:
     return json.dumps({"sha256": digest, "content": content}, indent=1, sort_keys=True) + "\n"
 
 
+def visible(folder: Path) -> set[str]:
+    """Names of the files in a folder, without what systems hide in any (`.DS_Store`, `.nfs...`)."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def missing_tensors(folder: Path, tensors: Mapping[str, str], files: Iterable[str]) -> str | None:
+    """What the files of a folder lack of the tensors they should hold; None if nothing.
+
+    Args:
+        folder: The checkpoint, also one that is being written.
+        tensors: Type and shape of every tensor.
+        files: Names of its files.
+    """
+    shards = [folder / name for name in sorted(files) if name.endswith(SHARD)]
+    try:
+        lacks = lacking(shards, tensors)
+    except (OSError, SafetensorError, ValueError) as error:
+        return f"{folder} holds tensors that cannot be read: {error}"
+    shown = ", ".join(lacks[:5]) + (", ..." if len(lacks) > 5 else "")
+    return f"{folder} does not hold all of {shown}" if lacks else None
+
+
 def damage(folder: Path, step: int, part: int, parts: int) -> list[str]:
     """Everything in a checkpoint that is not what was written, each with the name of its file.
 
     Args:
         folder: The checkpoint.
         step: The step that its name promises.
-        part: Which share of the files to look into; the names of all are compared in any case.
+        part: Which share of the files to look into; the names of all are compared in any case,
+            and the first share includes whether all of them together hold every tensor.
         parts: Number of shares.
     """
     try:
         manifest = read_manifest(folder, step)
-        there = {path.name for path in folder.iterdir()} - {MANIFEST}
+        there = visible(folder) - {MANIFEST}
     except (CheckpointError, OSError) as error:
         return [str(error)]
     unsafe = [name for name in manifest.files if not PLAIN_NAME.fullmatch(name)]
@@ -151,6 +180,9 @@ def damage(folder: Path, step: int, part: int, parts: int) -> list[str]:
     for name in sorted(there & manifest.files.keys())[part::parts]:
         reason = _difference(folder / name, manifest.files[name])
         found += [f"{folder / name} {reason}"] if reason else []
+    if part == 0 and not found:  # else the reason is known
+        reason = missing_tensors(folder, manifest.tensors, manifest.files)
+        found += [reason] if reason else []
     return sorted(found)
 
 

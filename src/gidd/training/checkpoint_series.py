@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from gidd.errors import CheckpointError, ConfigError
-from gidd.files import ASIDE, fsync_directory, write_text
+from gidd.files import ASIDE, fsync_directory, locked, write_text
 from gidd.training.checkpoint_folder import (
     Manifest,
     entry,
     folder_name,
+    missing_tensors,
     steps_in,
+    visible,
     write_manifest,
 )
 
 TRASH = ".trash-"
 """How the name of a checkpoint begins that is being deleted."""
+
+LOCK = "lock"
+"""File that the run which may change the folder holds."""
 
 
 @final
@@ -57,6 +63,18 @@ class Series:
         """Folder that the checkpoint of a step is written to."""
         return self.folder / f".{folder_name(step)}{ASIDE}"
 
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other runs out until the block ends, and delete what killed ones left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        busy = CheckpointError(
+            f"{self.folder} is being written by another run. Wait for it or end it, "
+            "or name another folder to begin anew."
+        )
+        with locked(self.folder / LOCK, busy):
+            self._clean()
+            yield
+
     def begin(self, step: int) -> None:
         """Make an empty folder to write to."""
         shutil.rmtree(self.aside(step), ignore_errors=True)
@@ -81,12 +99,14 @@ class Series:
         for name, text in texts.items():
             write_text(aside / name, text)
         files = {**shards, **{name: entry(aside / name) for name in texts}}
-        there = {path.name for path in aside.iterdir()}
+        there = visible(aside)
         if there != files.keys():
             raise CheckpointError(
                 f"{aside} must hold the files of all ranks, but differs in "
                 f"{', '.join(sorted(there ^ files.keys()))}; is it on a disk that all ranks share?"
             )
+        if lack := missing_tensors(aside, tensors, files):
+            raise CheckpointError(f"{lack}, as if another process had deleted files there")
         # the last file: with it the names of all are forced to disk
         write_manifest(aside, Manifest(step=step, tensors=tensors, files=files))
         if self.path(step).exists():  # damaged, or of a run that this one did not continue
@@ -120,9 +140,8 @@ class Series:
         for path in self.folder.glob(f"{TRASH}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def clean(self) -> None:
-        """Make the folder if there is none, and delete what killed runs left in it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _clean(self) -> None:
+        """Delete what killed runs left."""
         for path in self.folder.glob(f".step-*{ASIDE}"):
             shutil.rmtree(path, ignore_errors=True)
         self._empty_trash()

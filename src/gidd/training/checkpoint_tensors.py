@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -18,6 +24,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
+
+from gidd.errors import CheckpointError
 
 FILE_BYTES = 2**28
 """About how large a rank's files become: each is put together in memory, twice, to be written."""
@@ -48,6 +56,31 @@ def differences(asked: Mapping[str, str], saved: Mapping[str, str], partial: boo
     if not partial:
         found += [f"{name} is not part of this model" for name in saved if name not in asked]
     return found
+
+
+def lacking(paths: Iterable[Path], promised: Mapping[str, str]) -> list[str]:
+    """Tensors of which files do not hold every number; only the files' headers are read.
+
+    A divided tensor is in many files, each of its numbers in one: names alone would not show that
+    a rank's part is missing.
+
+    Args:
+        paths: The safetensors files of all ranks.
+        promised: The tensors that they should hold, as described by `describe`.
+    """
+    held: dict[str, int] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            names: list[str] = file.keys()
+            for name in names:
+                size = math.prod(file.get_slice(name).get_shape())
+                held[name] = held.get(name, 0) + size
+    return [name for name, words in promised.items() if held.get(name) != _numbers(words)]
+
+
+def _numbers(words: str) -> int:
+    """How many numbers a tensor has, as described by `describe`."""
+    return math.prod(json.loads(words.partition(" ")[2]))
 
 
 @final
@@ -99,7 +132,7 @@ def write_tensors(
 ) -> None:
     """Write each rank's part to files of its own; what several ranks hold is written once.
 
-    All ranks of `group` enter. If one fails, all raise `CheckpointException`.
+    All ranks of `group` enter. If one fails, all raise.
 
     Args:
         folder: Where to; nothing else is in it.
@@ -112,7 +145,13 @@ def write_tensors(
         str(folder), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
     )
     planner = _CopyPlanner(copies)
-    save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+    try:
+        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+    except CheckpointException as error:  # a BaseException: nobody catches it
+        failures = error.failures.items()
+        raise CheckpointError(
+            "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in failures)
+        ) from error
 
 
 def _file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
@@ -133,10 +172,25 @@ def files_of_rank(folder: Path, rank: int) -> list[Path]:
     return sorted(folder.glob(f"shard-{rank + 1:05d}-*.safetensors"))
 
 
+@final
+class _VisibleFiles(FileSystem):
+    """Without what systems hide in any folder: such files are not part of a checkpoint."""
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [found for found in super().ls(path) if not Path(found).name.startswith(".")]
+
+
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill this rank's part of tensors in place; how they were divided when saved is no matter."""
     with warnings.catch_warnings():
         # each rank reads by itself: nothing has to be told, and so nothing unpickled
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         reader = HuggingFaceStorageReader(str(folder))
-        load(dict(tensors), storage_reader=reader, no_dist=True)
+        reader.fs = _VisibleFiles()
+        try:
+            load(dict(tensors), storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # a BaseException: nobody catches it
+            causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+            raise CheckpointError(
+                f"{folder} could not be read: {causes}. Mend that and start again."
+            ) from error
