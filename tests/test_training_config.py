@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gidd.cli.presets import parse
+from gidd.cli.train import Options
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
 from gidd.errors import ConfigError
@@ -14,11 +16,13 @@ from gidd.presets import PRESETS
 from gidd.training.build import build_objective
 from gidd.training.config import (
     Autoregressive,
+    ClampedWeights,
     Diffusion,
     HybridNoise,
     ModelConfig,
     RunConfig,
     TrainConfig,
+    UniformNoise,
 )
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
@@ -42,6 +46,37 @@ def test_all_problems_are_reported_at_once():
     expected += ["train.seed", "model.width", "p_uniform", "train.accumulate"]
     for field in expected:
         assert field in str(caught.value)
+
+
+def test_every_rank_has_something_to_evaluate():
+    PRESETS["10b"].check(num_ranks=1024)
+    run = PRESETS["nano"]
+    run = replace(run, train=replace(run.train, global_batch=1024))
+    run.check(num_ranks=256)
+    with pytest.raises(ConfigError, match=r"train.evaluate_samples = 256 .* 257 ranks"):
+        run.check(num_ranks=257)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": Diffusion(eps=0.7)}, r"objective.eps must be in \[0, 0.5\), got 0.7"),
+        ({"objective": Diffusion(weights=ClampedWeights(w_max=0.0))}, "w_max must be positive"),
+        ({"objective": Diffusion(noise=UniformNoise())}, "TightWeighting"),
+        ({"optim": OptimConfig(max_grad_norm=0.0)}, "optim.max_grad_norm must be positive"),
+    ],
+)
+def test_what_could_not_be_trained_is_refused_before_data_is_prepared(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(PRESETS["nano"], **change).check()
+
+
+@pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
+def test_a_number_for_a_tokenizer_is_a_number(word, expected):
+    words = ["nano", "--data.tokenizer", word]
+    _, options = parse(Options, words, "gidd train", "")
+    assert options.run.data.tokenizer == expected
+    assert from_yaml(RunConfig, to_yaml(options.run)).data.tokenizer == expected
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -78,11 +113,28 @@ def test_yaml_is_data_and_nothing_is_run():
 def test_what_may_change_between_parts_of_a_run():
     run = PRESETS["nano"]
     before = to_plain(run)
-    free = replace(run, parallel=Shard(), train=replace(run.train, accumulate=2))
-    assert require_same_training(before, to_plain(free)) == ["train.accumulate: 1 -> 2"]
+    free = replace(
+        run,
+        parallel=Shard(),
+        optim=replace(run.optim, learning_rate=1e-4),
+        train=replace(run.train, accumulate=2),
+    )
+    assert require_same_training(before, to_plain(free)) == [
+        "optim.learning_rate: 0.001 -> 0.0001",
+        "train.accumulate: 1 -> 2",
+    ]
     other = replace(run, train=replace(run.train, seed=1))
     with pytest.raises(ConfigError, match=r"train.seed: 0 -> 1"):
         require_same_training(before, to_plain(other))
+
+
+def test_sources_may_change_only_where_they_are_not_read(tmp_path):
+    run = PRESETS["nano"]
+    other = replace(run, data=replace(run.data, sources=("text8",)))
+    with pytest.raises(ConfigError, match=r"data.sources: \['sotu'\] -> \['text8'\]"):
+        require_same_training(to_plain(run), to_plain(other))
+    unread = replace(other, data=replace(other.data, folder=tmp_path))
+    assert len(require_same_training(to_plain(run), to_plain(unread))) == 2
 
 
 def test_learning_rate_is_the_papers():

@@ -1,10 +1,12 @@
 """The loop itself: it learns, it stops before a bad update, it can be exported and compiled."""
 
+import itertools
 import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import gidd.run
 import gidd.training.checkpoint
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import TrainingDiverged
+from gidd.errors import DataError, TrainingDiverged
 from gidd.export import export
 from gidd.models import from_pretrained
 from gidd.training.build import build_state
@@ -22,10 +24,12 @@ from gidd.training.checkpoint_tensors import write_tensors
 from gidd.training.config import (
     Autoregressive,
     ClampedWeights,
+    DataConfig,
     Diffusion,
     HybridNoise,
     UniformNoise,
 )
+from gidd.training.loop import dropout_seed
 from gidd.training.parallel import Shard
 from gidd.training.world import open_world
 
@@ -92,6 +96,32 @@ def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
     run = tiny_run(data, steps=30, save_every=10, run_ahead=run_ahead)
     assert train_here(run, tmp_path)
     assert got == [10 + min(run_ahead, 10)]  # never beyond the next checkpoint
+
+
+def test_masks_of_dropout_belong_to_seed_step_and_rank():
+    seeds = {dropout_seed(*at) for at in itertools.product((0, 1, 2**31 - 1), range(9), range(9))}
+    assert len(seeds) == 3 * 9 * 9
+    assert max(seeds) < 2**32  # torch's generator on CPUs takes no notice of higher bits
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": ("b.txt",)}, r"(?s)data.sources: .*a.txt.* -> .*b.txt"),
+        ({"validation": 3}, "data.validation: 2 documents -> 3 documents"),
+    ],
+)
+def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("".join(f"{name} {i}\n\n" for i in range(10)))
+    data = DataConfig(sources=("a.txt", "a.txt", "a.txt", "a.txt"), tokenizer=259, validation=2)
+    with open_world("cpu") as world:
+        folder = gidd.run.prepared(data, tmp_path, world, quiet=True)
+    with open_world("cpu") as world:
+        assert gidd.run.prepared(data, tmp_path, world, quiet=True) == folder
+    with open_world("cpu") as world, pytest.raises(DataError, match=message):
+        gidd.run.prepared(replace(data, **change), tmp_path, world, quiet=True)
 
 
 @pytest.mark.parametrize("average", [None, 0.9])

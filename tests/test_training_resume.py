@@ -13,7 +13,9 @@ import torch
 from ranks import run_ranks
 from training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
-from gidd.errors import ConfigError
+from gidd.data.prepare import prepare
+from gidd.data.tokenizers import Tokenizer, train
+from gidd.errors import ConfigError, DataError
 from gidd.training.parallel import Replicate, Shard
 from gidd.training.watch import STOPPED
 
@@ -87,9 +89,57 @@ def test_a_finished_run_stays_as_it_is(data, undisturbed):
 
 def test_another_run_is_not_continued_as_this_one(data, undisturbed):
     run = resumable(data)
-    other = replace(run, optim=replace(run.optim, learning_rate=1.0, weight_decay=0.5))
-    with pytest.raises(ConfigError, match=r"(?s)learning_rate.*weight_decay.*another --out"):
+    other = replace(run, optim=replace(run.optim, beta2=0.5, weight_decay=0.5))
+    with pytest.raises(ConfigError, match=r"(?s)beta2.*weight_decay.*another --out"):
         train_here(other, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("model", {"width": 64}, "model.width: 32 -> 64"),
+        ("train", {"average": None}, "train.average: 0.9 -> None"),
+    ],
+)
+def test_another_model_is_told_by_its_settings(part, change, message, data, undisturbed):
+    run = resumable(data)
+    other = replace(run, **{part: replace(getattr(run, part), **change)})
+    with pytest.raises(ConfigError, match=message):
+        train_here(other, undisturbed)
+
+
+def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(data, tmp_path):
+    run = resumable(data, steps=2, save_every=1)
+    train_here(run, tmp_path)
+    longer = replace(run, train=replace(run.train, steps=4))
+    lower = replace(longer.optim, learning_rate=1e-5, warmup=7, final_share=0.2, max_grad_norm=0.5)
+    assert train_here(replace(longer, optim=lower), tmp_path)
+    assert reported(tmp_path)[-2]["learning_rate"] == pytest.approx(1e-5 * 4 / 7)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(data, undisturbed, tmp_path):
+    files = [tmp_path / name for name in ("one.txt", "two.txt")]
+    for number, file in enumerate(files):
+        file.write_text(" ".join(f"word{number + i} zebra" for i in range(500)))
+    tokenizer = train(files, 300)
+    assert tokenizer.vocab == Tokenizer.load(data).vocab
+    prepare(files, tokenizer, tmp_path / "data", validation=1, quiet=True)
+    run = resumable(data)
+    other = replace(run, data=replace(run.data, folder=tmp_path / "data"))
+    with pytest.raises(DataError, match=r"(?s)tokenizer.*another --out"):
+        train_here(other, undisturbed)
+
+
+def test_resume_with_dropout_is_exact_to_the_last_bit(data, tmp_path):
+    run = tiny_run(data, steps=12, save_every=5)
+    run = replace(run, model=replace(run.model, dropout=0.2))
+    run_ranks(train_here, 1, run, tmp_path / "undisturbed")
+    kill_after(run, tmp_path / "killed", 5)
+    run_ranks(train_here, 1, run, tmp_path / "killed")
+    assert reported(tmp_path / "killed") == reported(tmp_path / "undisturbed")
+    ours, theirs = (final_tensors(run, tmp_path / name) for name in ("killed", "undisturbed"))
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
 
 
 def test_how_often_it_reports_and_saves_may_change(data, undisturbed):

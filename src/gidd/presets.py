@@ -61,6 +61,7 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
             base.train,
             steps=round(tokens / (batch * length)),
             global_batch=batch,
+            evaluate_samples=2048,  # at least one for every rank of a large cluster
             save_every=500,
             run_ahead=100,  # a minute, for file systems that are slow beside such steps
         ),

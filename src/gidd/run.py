@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,15 +20,18 @@ from gidd.data import corpora, tokenizers
 from gidd.data.batch import Batch
 from gidd.data.loader import BatchSource, Loader, LoaderConfig, open_split
 from gidd.data.manifest import MANIFEST, Manifest
+from gidd.data.plan import num_held_out
 from gidd.data.prepare import prepare
+from gidd.data.remote import shown
 from gidd.data.shards import ShardSet
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
-from gidd.errors import DataError, GiddError
+from gidd.errors import CheckpointError, DataError, GiddError
 from gidd.evaluation import unigram_entropy, validate
 from gidd.sampling import Engine, Request, blanks, walk
 from gidd.training.build import build_state
 from gidd.training.checkpoint import Checkpoints
+from gidd.training.checkpoint_folder import read_record
 from gidd.training.config import DataConfig, RunConfig
 from gidd.training.loop import Evaluation, train
 from gidd.training.objective import DiffusionObjective
@@ -78,7 +82,7 @@ def fit(
         ) as checkpoints,
     ):
         state = build_state(run, tokenizer.vocab, world, token_bytes(tokenizer))
-        notes = restore(run, state, checkpoints)
+        notes = restore(run, state, checkpoints, tokenizer)
         loader = Loader(
             open_split(folder),
             loader_config(run, tokenizer),
@@ -100,7 +104,7 @@ def fit(
                 trackers=also,
             ) as report,
         ):
-            for note in (*notes, *said):
+            for note in (*notes, *said, *doubts(folder)):
                 report.note(note)
             return train(
                 run,
@@ -116,14 +120,41 @@ def fit(
             )
 
 
-def restore(run: RunConfig, state: TrainState, checkpoints: Checkpoints) -> list[str]:
+def restore(
+    run: RunConfig, state: TrainState, checkpoints: Checkpoints, tokenizer: Tokenizer
+) -> list[str]:
     """Go on from the newest whole checkpoint, if there is one; return what to say about it."""
-    restored = checkpoints.restore(state.tensors())
+    try:
+        restored = checkpoints.restore(state.tensors())
+    except CheckpointError:
+        if saved := saved_run(checkpoints):  # settings say more than the tensors they lead to
+            require_same_training(saved, to_plain(run))
+        raise
     if restored is None:
         return []
     changed = require_same_training(restored.record["run"], to_plain(run))
+    require_same_tokenizer(checkpoints.path(restored.step), tokenizer)
     state.restore(restored.record)
     return [*restored.notes, *changed, f"continued from step {state.step}"]
+
+
+def saved_run(checkpoints: Checkpoints) -> dict[str, Any] | None:
+    """The settings of the newest checkpoint, if they can be read."""
+    try:
+        return read_record(checkpoints.path(checkpoints.steps()[-1]))["run"]
+    except (IndexError, KeyError, OSError, ValueError):
+        return None
+
+
+def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """Refuse data whose ids mean something else than those that the model has learnt."""
+    learnt = Tokenizer.load(checkpoint)
+    if (learnt.fingerprint, learnt.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
+        raise DataError(
+            f"the data was made with the tokenizer {tokenizer.fingerprint[:12]}, and {checkpoint} "
+            f"learnt from data that was made with {learnt.fingerprint[:12]}. Prepare the data with "
+            f"the {tokenizers.FILE} of the checkpoint, or give another --out to begin a new run."
+        )
 
 
 def prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> Path:
@@ -139,13 +170,38 @@ def prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> 
             raise DataError(message)
         return folder
     try:
-        if not (folder / MANIFEST).is_file():
+        if (folder / MANIFEST).is_file():
+            _require_same_data(data, folder)
+        else:
             _prepare(data, folder, quiet)
     except GiddError as error:
         world.store.set(done, str(error))
         raise
     world.store.set(done, "")
     return folder
+
+
+def _require_same_data(data: DataConfig, folder: Path) -> None:
+    """Refuse shards that were made from other sources, or of which others are held out."""
+    manifest = Manifest.read(folder)
+    sources = tuple(shown(corpus.name) for corpus in corpora.corpora_of(data.sources))
+    total = sum(split.documents for split in manifest.splits.values())
+    held_out = total - manifest.splits["train"].documents
+    asked = num_held_out(data.validation, total)
+    changed = [
+        f"{name}: {made} -> {wanted}"
+        for name, made, wanted in (
+            ("data.sources", " ".join(manifest.sources), " ".join(sources)),
+            ("data.validation", f"{held_out} documents", f"{asked} documents"),
+        )
+        if made != wanted
+    ]
+    if changed:
+        raise DataError(
+            f"{folder} was prepared with other settings:\n  "
+            + "\n  ".join(changed)
+            + f"\nGive the same settings, delete {folder} to prepare anew, or give another --out."
+        )
 
 
 def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
@@ -177,6 +233,16 @@ def token_bytes(tokenizer: Tokenizer) -> torch.Tensor | None:
     return sizes if sizes.any() else None
 
 
+def doubts(folder: Path) -> list[str]:
+    """What a person should know of the data before believing the numbers."""
+    if "validation" in Manifest.read(folder).splits:
+        return []
+    return [
+        "nothing is held out: what is called validation is training text; --data.validation N "
+        "holds out N documents (for a --data.folder: `gidd data prepare --validation N`)"
+    ]
+
+
 def evaluation(
     run: RunConfig, folder: Path, tokenizer: Tokenizer, world: World, watch: Watch
 ) -> Callable[[TrainState], Evaluation]:
@@ -188,15 +254,17 @@ def evaluation(
 
     def evaluate(state: TrainState) -> Evaluation:
         def batches() -> Iterator[Batch]:
-            for batch in held_out(shards, config, num_samples, world):
+            for batch in held_out(shards, config, num_samples, run.train.accumulate, world):
                 watch.phase(state.step, "evaluation")
                 yield batch
 
+        state.objective.eval()
         with state.averaged():
             metrics = validate(
                 state.objective, batches(), num_samples, world, autocast=run.train.autocast
             )
             texts = write_texts(run, state, tokenizer, world, watch)
+        state.objective.train()
         return Evaluation(metrics | {"unigram_entropy": baseline}, texts)
 
     return evaluate
@@ -227,14 +295,20 @@ def write_texts(
 
 
 def held_out(
-    shards: ShardSet, config: LoaderConfig, num_samples: int, world: World
+    shards: ShardSet, config: LoaderConfig, num_samples: int, accumulate: int, world: World
 ) -> Iterator[Batch]:
-    """This rank's part of the first samples of a split, a few at a time."""
+    """This rank's part of the first samples of a split, about as many at a time as in training.
+
+    All ranks get as many batches, though not as many samples: where they share a model, each call
+    of one waits for a call of all others. So no rank may have more batches than the emptiest one
+    has samples; a batch can then hold one sample more than in training.
+    """
     whole = replace(config, global_batch=num_samples)
     arrays = BatchSource(shards, whole, world.rank, world.size)[0]
     batch = Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
-    largest = max(1, config.global_batch // world.size)
-    yield from batch.split(-(-len(batch.tokens) // largest))
+    largest = max(1, config.global_batch // world.size // accumulate)
+    fullest, emptiest = -(-num_samples // world.size), num_samples // world.size
+    yield from batch.split(min(-(-fullest // largest), emptiest))
 
 
 def speed(run: RunConfig, tokenizer: Tokenizer, world: World) -> Speed:

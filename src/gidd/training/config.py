@@ -150,11 +150,24 @@ class Diffusion:
     eps: float = TRAINING_EPS
     """Times lie in [eps, 1 - eps]."""
 
+    def problems(self) -> Iterable[str]:
+        """What is wrong with these settings."""
+        if not 0 <= self.eps < 0.5:
+            yield f"objective.eps must be in [0, 0.5), got {self.eps}. The paper uses 1e-4."
+        try:  # any vocabulary: noise and weights are checked by building them
+            self.weights.build(self.noise.build(Vocab(3, mask_id=2)))
+        except (ConfigError, ScheduleError) as error:
+            yield str(error)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Autoregressive:
     """Train a Llama of as many parameters by next-token prediction: the baseline."""
+
+    def problems(self) -> Iterable[str]:
+        """None: there is nothing to set."""
+        return ()
 
 
 @final
@@ -168,7 +181,7 @@ class DataConfig:
     sources: tuple[str, ...] = ()
     """Corpora or files to prepare, as in `gidd data prepare`."""
 
-    tokenizer: str | int = "gpt2"
+    tokenizer: int | str = "gpt2"
     """As in `gidd data prepare`; a number trains a BPE of so many ids on the sources."""
 
     validation: int | float = 0.05
@@ -204,7 +217,7 @@ class TrainConfig:
     """Micro-batches that a rank's samples are divided into: less memory, the same numbers."""
 
     seed: int = 0
-    """Of weights, order, windows, times and noise."""
+    """Of weights, order, windows, times, noise and dropout."""
 
     autocast: bool = True
     """Matrix products in bfloat16, as in the paper; sums and weights stay float32."""
@@ -222,7 +235,8 @@ class TrainConfig:
     """Steps between evaluations on the validation split; there is one at the end too."""
 
     evaluate_samples: int = 512
-    """Samples that an evaluation looks at: always the same ones, with the same noise."""
+    """Samples that an evaluation looks at, at least one on every rank: always the same ones, with
+    the same noise."""
 
     evaluate_texts: int = 2
     """Texts that the model writes at an evaluation, for people to read."""
@@ -275,13 +289,12 @@ class RunConfig:
 
     def check(self, num_ranks: int = 1) -> None:
         """Report everything that is wrong, in one message."""
-        problems = [*self.data.problems(), *self.optim.problems(), *self.train.problems()]
-        vocab = Vocab(3, mask_id=2)  # any: sizes and noise are checked by building them
-        for part in (lambda: self.model.build(3, self.data.length), lambda: self.schedule(vocab)):
-            try:
-                part()
-            except (ConfigError, ScheduleError) as error:
-                problems.append(str(error))
+        parts = (self.data, self.optim, self.train, self.objective)
+        problems = [problem for part in parts for problem in part.problems()]
+        try:
+            self.model.build(3, self.data.length)  # any vocabulary: building checks the sizes
+        except ConfigError as error:
+            problems.append(str(error))
         smallest = self.train.global_batch // num_ranks
         if smallest < self.train.accumulate:
             problems.append(
@@ -289,13 +302,13 @@ class RunConfig:
                 f"each of {num_ranks} ranks, fewer than train.accumulate = "
                 f"{self.train.accumulate}. Use a larger batch, fewer ranks or fewer micro-batches."
             )
+        if self.train.evaluate_samples < num_ranks:
+            problems.append(
+                f"train.evaluate_samples = {self.train.evaluate_samples} leaves some of "
+                f"{num_ranks} ranks without a sample. Use at least {num_ranks}, or fewer ranks."
+            )
         if problems:
             raise ConfigError("\n".join(problems))
-
-    def schedule(self, vocab: Vocab) -> MixingSchedule | None:
-        """The noise, if this run has any."""
-        objective = self.objective
-        return objective.noise.build(vocab) if isinstance(objective, Diffusion) else None
 
 
 PAPER_ELBO = ClampedWeights(w_max=PAPER_CEILING)

@@ -47,7 +47,6 @@ class OptimConfig:
             ("warmup", 0, math.inf),
             ("final_share", 0, 1),
             ("weight_decay", 0, math.inf),
-            ("max_grad_norm", 0, math.inf),
         ):
             value = getattr(self, field)
             if not lowest <= value <= highest:
@@ -55,6 +54,11 @@ class OptimConfig:
         for field in ("beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 yield f"optim.{field} must be in [0, 1), got {getattr(self, field)}."
+        if not self.max_grad_norm > 0:
+            yield (
+                f"optim.max_grad_norm must be positive, got {self.max_grad_norm}: nothing would be "
+                "learnt. The paper uses 1; inf shortens no gradient."
+            )
         if not self.eps > 0:
             yield f"optim.eps must be positive, got {self.eps}. The paper uses 1e-9."
 

@@ -28,9 +28,13 @@ FREE = frozenset(
         "train.keep_every",
         "train.timeout",
         "data.folder",
-        "data.sources",
         "data.workers",
         "model.checkpoint_activations",
+        # what helps a run that has diverged
+        "optim.learning_rate",
+        "optim.warmup",
+        "optim.final_share",
+        "optim.max_grad_norm",
     }
 )
 """What may change when a run is continued, besides `parallel`: it is still the same training."""
@@ -101,7 +105,9 @@ def require_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     names = sorted(name for name in old | new if old.get(name) != new.get(name))
     names = [name for name in names if not name.startswith("parallel")]
     lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names}
-    wrong = [lines[name] for name in names if name not in FREE]
+    # sources are not read if there is a folder
+    free = FREE | {"data.sources"} if new.get("data.folder") else FREE
+    wrong = [lines[name] for name in names if name not in free]
     if wrong:
         raise ConfigError(
             "the checkpoint is of a run with other settings:\n  "
