@@ -1,6 +1,7 @@
 """The autoregressive baseline: as large as the DiT, and causal."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,29 @@ def test_next_token_logits_depend_on_the_past_only(transformers):
     assert before.shape == (2, 16, 11)
     torch.testing.assert_close(before[:, :9], after[:, :9])
     assert (before[:, 9:] - after[:, 9:]).abs().amax((0, 2)).gt(0).all()
+
+
+def test_recomputed_activations_change_no_gradient(transformers):
+    torch.manual_seed(0)
+    size, x = DiTConfig.nano(11, max_length=16), torch.randint(11, (2, 16))
+    kept = AutoregressiveModel(size)
+    again = AutoregressiveModel(replace(size, checkpoint_activations=True))
+    again.load_state_dict(kept.state_dict())
+    calls = []
+    again.blocks[0].self_attn.register_forward_hook(lambda *_: calls.append("forward"))
+    for model in (kept, again):
+        model(x).square().sum().backward()
+    assert len(calls) == 2  # in the forward pass, and again in the backward pass
+    for one, other in zip(kept.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(kept.eval()(x), again.eval()(x))
+    assert len(calls) == 3
+
+
+def test_dropout_is_refused(transformers):
+    with pytest.raises(ConfigError, match=r"model.dropout must be 0 .*got 0.1. Llama has none"):
+        AutoregressiveModel(replace(DiTConfig.nano(11), dropout=0.1))
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

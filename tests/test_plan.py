@@ -18,11 +18,15 @@ import torch
 import gidd.cli.plan
 from gidd.cli import main
 from gidd.data.batch import Batch
+from gidd.data.corpora import CORPORA
+from gidd.data.prepare import prepare
+from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError
 from gidd.models import DiT
 from gidd.presets import PRESETS
 from gidd.training.build import build_state
 from gidd.training.config import (
+    Autoregressive,
     DataConfig,
     Diffusion,
     HybridNoise,
@@ -38,10 +42,11 @@ from gidd.training.plan_failures import Saving, failures, saving
 from gidd.training.plan_ledger import Collective
 from gidd.training.plan_trace import Trace, trace_in_child
 from gidd.training.plan_traffic import Network, traffic
+from gidd.training.plan_vocab import num_ids
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
-HERE = Device(name="here", memory=1e9, flops=1e11, link=1e10, kind="cpu")
+HERE = Device(name="here", memory=1e9, flops=1e11, float32_flops=2e10, link=1e10, kind="cpu")
 VOCAB_SIZE = 8192
 
 
@@ -113,6 +118,18 @@ def test_time_is_operations_over_speed(small):
     assert pace.tokens == 100 * 16 * 16
 
 
+def test_float32_takes_its_own_peak(small):
+    slow = plan(replace(SMALL, train=replace(SMALL.train, autocast=False)), 4, HERE)
+    assert (small.pace.precision, slow.pace.precision) == ("bf16", "float32")
+    assert slow.pace.days == pytest.approx(5 * small.pace.days)
+    assert slow.pace.flops_per_token == small.pace.flops_per_token
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_float32_is_slower_on_every_device(device):
+    assert device.float32_flops < device.flops / 1.9
+
+
 def test_checkpoint_holds_weights_and_moments_once(small):
     assert small.saving.bytes == 12 * small.num_parameters
     assert small.saving.bytes_per_rank == pytest.approx(small.saving.bytes / 2, rel=0.01)
@@ -150,6 +167,18 @@ def test_attention_is_followed_in_bfloat16_and_norms_in_float32(monkeypatch):
         model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1)).sum().backward()
     assert seen == [torch.float32, *[(torch.bfloat16, torch.bfloat16)] * 2]
     assert torch.ones(1, dtype=torch.bfloat16).float().dtype == torch.float32  # elsewhere as ever
+
+
+def test_activations_of_the_baseline_can_be_recomputed():
+    """Of 4 layers only what goes into them is kept."""
+    pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
+    kept = replace(run_of(width=64, layers=4), objective=Autoregressive())
+    again = replace(kept, model=replace(kept.model, checkpoint_activations=True))
+    before, after = (
+        trace_in_child(run, Vocab(64), 1, "cpu").phases["forward"]["activations"]
+        for run in (kept, again)
+    )
+    assert after < before / 3
 
 
 def test_young_daly_is_the_best_interval():
@@ -214,6 +243,28 @@ def test_within_a_machine_nothing_comes_from_others():
     parts = (Collective("all-gather", 8, 1, 450e9),)
     (flow,) = traffic(SMALL_ONE, parts, network(8)).flows
     assert flow.between_bytes == 0 and flow.seconds == pytest.approx(7 / 8)
+
+
+def test_ids_are_counted_before_there_are_tokens(tmp_path):
+    """A folder says how many; so do exact sources, whatever the tokenizer was to be."""
+    tokenizer = character_level("abc")
+    (tmp_path / "text.txt").write_text("abc cab")
+    prepare(tmp_path / "text.txt", tokenizer, tmp_path / "data", validation=0, quiet=True)
+    markov = replace(SMALL, data=replace(SMALL.data, sources=("markov",)))
+    folder = replace(SMALL, data=replace(SMALL.data, folder=tmp_path / "data"))
+    assert num_ids(SMALL) == VOCAB_SIZE
+    assert num_ids(replace(SMALL, data=replace(SMALL.data, tokenizer="gpt2"))) == 50_258
+    assert num_ids(markov) == CORPORA["markov"].tokenizer().vocab.size
+    assert num_ids(folder) == tokenizer.vocab.size
+    tokenizer.save(tmp_path / "own")
+    own = replace(SMALL, data=replace(SMALL.data, tokenizer=str(tmp_path / "own")))
+    assert num_ids(own) == tokenizer.vocab.size
+
+
+def test_dry_run_counts_the_ids_of_the_sources(capsys):
+    main(["train", "nano", "--dry-run", "--data.sources", "markov"])
+    size = CORPORA["markov"].tokenizer().vocab.size
+    assert f"({size:,} ids)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

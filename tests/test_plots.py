@@ -102,3 +102,46 @@ def test_too_many_runs(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["plot", *[run] * 8])
     assert "1 to 7 runs fit into one picture, got 8" in capsys.readouterr().err
+
+
+def test_a_metric_that_was_reported_once_is_seen(tmp_path):
+    """As a point in each of the five panels: a line would need two."""
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    from gidd.viz.plots import COLOURS
+
+    main(["plot", str(write_run(tmp_path, num_steps=1))])
+    image = pixels(tmp_path / "curves.png")
+    rgb = np.array([int(COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    mine = np.abs(image - rgb).max(-1) < 0.02
+    below = np.split(mine[650:], 4, axis=1)
+    above = mine[:600, :1600]  # the label is beside it
+    assert all(panel.sum() > 30 for panel in (above, *below))
+
+
+def test_a_log_without_likelihoods_has_a_title_all_the_same(tmp_path, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure", reason="comes with gidd[viz]")
+    made, build = [], figures.Figure.__init__
+
+    def spy(figure, *args, **kwargs):
+        build(figure, *args, **kwargs)
+        made.append(figure)
+
+    monkeypatch.setattr(figures.Figure, "__init__", spy)
+    with Report(tmp_path, num_steps=1, quiet=True) as report:
+        report.training(1, {"loss": 3.0})
+    main(["plot", str(tmp_path)])
+    titles = [axes.get_title(loc="left") for axes in made[0].subfigs[0].axes]
+    assert titles == ["Likelihood, nats per token: training (line) and validation (points)"]
+
+
+def test_no_run_and_a_folder_as_picture_are_refused(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    run = str(write_run(tmp_path / "run", num_steps=2))
+    for words, message in (
+        ([], "name at least one run, e.g. `gidd plot runs/nano`"),
+        ([run, "--out", str(tmp_path)], f"{tmp_path} is a folder. Give e.g. {tmp_path}/curves.png"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["plot", *words])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err

@@ -32,7 +32,7 @@ from gidd.sampling import Engine, Request, blanks, walk
 from gidd.training.build import build_state
 from gidd.training.checkpoint import Checkpoints
 from gidd.training.checkpoint_folder import read_record
-from gidd.training.config import DataConfig, RunConfig
+from gidd.training.config import DataConfig, Diffusion, RunConfig
 from gidd.training.loop import Evaluation, train
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import gathered
@@ -317,7 +317,9 @@ def speed(run: RunConfig, tokenizer: Tokenizer, world: World) -> Speed:
     dtype = torch.bfloat16 if run.train.autocast else torch.float32
     return Speed(
         tokens_per_step=run.train.global_batch * run.data.length,
-        flops_per_token=training_flops_per_token(sizes, run.data.length),
+        flops_per_token=training_flops_per_token(
+            sizes, run.data.length, timed=isinstance(run.objective, Diffusion)
+        ),
         peak=matmul_rate(world.device, dtype) * world.size,
     )
 

@@ -147,7 +147,8 @@ def _failures(made: Plan) -> Table:
 def _assumed(made: Plan) -> Iterable[tuple[str, str]]:
     device = made.device
     yield f"{device.name}: memory", f"{device.memory / 1e9:.3g} GB"
-    yield f"{device.name}: bf16 peak", f"{device.flops / 1e12:.3g}e12 operations a second"
+    peak = f"{made.pace.peak / 1e12:.3g}e12 operations a second"
+    yield f"{device.name}: {made.pace.precision} peak", peak
     if device.link is not None:
         yield f"{device.name}: link in a machine", f"{device.link / 1e9:.3g} GB/s"
     for name, value in asdict(made.assumptions).items():

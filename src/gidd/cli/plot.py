@@ -12,6 +12,7 @@ from typing import Annotated
 
 import tyro
 
+from gidd.errors import ConfigError
 from gidd.viz import plots
 from gidd.viz.runs import Run
 
@@ -32,6 +33,8 @@ def plot(
         runs: Folders that `gidd train` has written to.
         out: The file; by default curves.png in the folder of the first run.
     """
+    if not runs:
+        raise ConfigError("name at least one run, e.g. `gidd plot runs/nano`.")
     logs = [Run.read(run) for run in runs]
     if out is None:
         out = (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.png"

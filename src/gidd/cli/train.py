@@ -23,6 +23,7 @@ from gidd.cli.presets import Run, Spread, parse, spread_run
 from gidd.run import Trackers, fit
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
+from gidd.training.plan_vocab import num_ids
 from gidd.training.record import to_plain, to_yaml
 from gidd.training.report_trackers import (
     default_trackers,
@@ -99,7 +100,7 @@ def _trackers(options: Options, out: Path, start: int) -> Trackers:
 def _print_plan(run: RunConfig, out: Path) -> None:
     """What would be trained: sizes of the real model, and every setting."""
     console = Console()
-    vocab_size = run.data.tokenizer if isinstance(run.data.tokenizer, int) else 50_258
+    vocab_size = num_ids(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
     blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
     total = sum(p.numel() for p in objective.parameters())

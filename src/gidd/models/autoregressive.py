@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 from torch import Tensor, nn
 
+from gidd.errors import ConfigError
 from gidd.models.dit import DiTConfig
 from gidd.models.initial import Initial
 from gidd.optional import optional_package
@@ -48,10 +49,17 @@ class AutoregressiveModel(nn.Module):
 
     def __init__(self, size: DiTConfig) -> None:
         super().__init__()
+        if size.dropout:
+            raise ConfigError(
+                f"model.dropout must be 0 for the autoregressive baseline, got {size.dropout}. "
+                "Llama has none: leave it out, or train a diffusion model."
+            )
         llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
         self.config = size
         self.trunk = llama.model
         self.head = cast(nn.Linear, llama.lm_head)
+        if size.checkpoint_activations:
+            self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def blocks(self) -> nn.ModuleList:

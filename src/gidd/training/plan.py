@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Literal, final
 
-from gidd.data.manifest import Manifest
 from gidd.diffusion.fused import CHUNK_TOKENS
 from gidd.errors import ConfigError
 from gidd.training.config import Diffusion, RunConfig
@@ -21,11 +20,11 @@ from gidd.training.plan_devices import Device
 from gidd.training.plan_failures import Failures, Saving, failures, saving
 from gidd.training.plan_trace import Share, Trace, share, trace_in_child
 from gidd.training.plan_traffic import Network, Traffic, traffic
+from gidd.training.plan_vocab import num_ids
 from gidd.training.speed import training_flops_per_token
 from gidd.vocab import Vocab
 
 _HOUR, _DAY = 3600.0, 86_400.0
-_GPT2 = {"gpt2": 50_258, "gpt2+pad": 50_259}
 
 
 @final
@@ -99,6 +98,12 @@ class Pace:
     """How fast and how long, if nothing fails."""
 
     flops_per_token: float
+    precision: Literal["bf16", "float32"]
+    """Of the matrix products."""
+
+    peak: float
+    """Operations per second of a device in that precision."""
+
     hardware_share: float
     """Of the peak, with recomputed activations counted."""
 
@@ -165,7 +170,7 @@ def plan(
     if problems:
         raise ConfigError("\n".join(problems))
     run.check(ranks)
-    size = vocab_size or _vocab_size(run)
+    size = vocab_size or num_ids(run)
     masked = isinstance(run.objective, Diffusion)
     traced = trace_in_child(
         run, Vocab(size, mask_id=size - 1 if masked else None), ranks, device.kind
@@ -203,20 +208,6 @@ def plan(
     )
 
 
-def _vocab_size(run: RunConfig) -> int:
-    data = run.data
-    if data.folder is not None:
-        return Manifest.read(data.folder).vocab.size
-    if isinstance(data.tokenizer, int):
-        return data.tokenizer
-    if data.tokenizer not in _GPT2:
-        raise ConfigError(
-            f"data.tokenizer is {data.tokenizer!r}, and its number of ids is not known before it "
-            "is loaded. Say it, e.g. --vocab-size 131072."
-        )
-    return _GPT2[data.tokenizer]
-
-
 def _memory(run: RunConfig, traced: Trace, ranks: int, vocab_size: int, usable: float) -> Memory:
     peak = max(sum(parts.values()) for parts in traced.phases.values())
     tokens = min(CHUNK_TOKENS, share(run, ranks).micro * run.data.length)
@@ -231,14 +222,17 @@ def _memory(run: RunConfig, traced: Trace, ranks: int, vocab_size: int, usable: 
 
 def _pace(run: RunConfig, ranks: int, device: Device, mfu: float, vocab_size: int) -> Pace:
     sizes, length = run.model.build(vocab_size, run.data.length), run.data.length
-    flops = training_flops_per_token(sizes, length)
+    flops = training_flops_per_token(sizes, length, timed=isinstance(run.objective, Diffusion))
+    peak = device.flops if run.train.autocast else device.float32_flops
     blocks = flops - 6 * sizes.width * sizes.vocab_size
     again = blocks / 3 if run.model.checkpoint_activations else 0.0  # the forward pass of blocks
     per_step = run.train.global_batch * length
-    per_second = ranks * device.flops * mfu / flops
+    per_second = ranks * peak * mfu / flops
     tokens, bytes_each = run.train.steps * per_step, 2 if vocab_size <= 1 << 16 else 4
     return Pace(
         flops_per_token=flops,
+        precision="bf16" if run.train.autocast else "float32",
+        peak=peak,
         hardware_share=mfu * (flops + again) / flops,
         tokens=tokens,
         tokens_per_step=per_step,

@@ -25,6 +25,9 @@ class Device:
     flops: float
     """Operations per second of bfloat16 matrix products with float32 sums, without sparsity."""
 
+    float32_flops: float
+    """The same of float32 products; torch does not shorten them to TF32 unless it is told to."""
+
     link: float | None
     """Bytes per second that it can receive from others in the same machine; None if not known."""
 
@@ -34,14 +37,15 @@ class Device:
 
 _SHEETS = (
     # NVLink's advertised rates count both directions: half of them can be received
-    Device(name="h100", memory=80e9, flops=989e12, link=450e9),  # SXM5
-    Device(name="h200", memory=141e9, flops=989e12, link=450e9),
-    Device(name="b200", memory=180e9, flops=2250e12, link=900e9),  # as in HGX and DGX machines
-    Device(name="a100-80gb", memory=80e9, flops=312e12, link=300e9),  # SXM4
-    Device(name="a100-40gb", memory=40e9, flops=312e12, link=300e9),
+    Device(name="h100", memory=80e9, flops=989e12, float32_flops=67e12, link=450e9),  # SXM5
+    Device(name="h200", memory=141e9, flops=989e12, float32_flops=67e12, link=450e9),
+    # B200 as in HGX and DGX machines
+    Device(name="b200", memory=180e9, flops=2250e12, float32_flops=75e12, link=900e9),
+    Device(name="a100-80gb", memory=80e9, flops=312e12, float32_flops=19.5e12, link=300e9),  # SXM4
+    Device(name="a100-40gb", memory=40e9, flops=312e12, float32_flops=19.5e12, link=300e9),
     # PCIe 4.0 x16
-    Device(name="l4", memory=24e9, flops=121e12, link=32e9),
-    Device(name="rtx4090", memory=24e9, flops=165e12, link=32e9),
+    Device(name="l4", memory=24e9, flops=121e12, float32_flops=30.3e12, link=32e9),
+    Device(name="rtx4090", memory=24e9, flops=165e12, float32_flops=82.6e12, link=32e9),
 )
 
 DEVICES: dict[str, Device] = {device.name: device for device in _SHEETS}
@@ -52,8 +56,15 @@ def named_device(name: str) -> Device:
     """A device by its name."""
     if name == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        flops = matmul_rate(torch.device("cpu"), torch.float32)
-        return Device(name="cpu", memory=memory, flops=flops, link=None, kind="cpu")
+        here = torch.device("cpu")
+        return Device(
+            name="cpu",
+            memory=memory,
+            flops=matmul_rate(here, torch.bfloat16),
+            float32_flops=matmul_rate(here, torch.float32),
+            link=None,
+            kind="cpu",
+        )
     if name not in DEVICES:
         raise ConfigError(
             f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}. "

@@ -13,22 +13,33 @@ import torch
 from gidd.models import DiTConfig
 
 
-def training_flops_per_token(model: DiTConfig, length: int) -> float:
+def training_flops_per_token(model: DiTConfig, length: int, *, timed: bool = True) -> float:
     """Arithmetic of one token's forward and backward pass: 2 and 4 operations per weight it meets.
 
     Beside the weights of blocks and head there is attention: every token meets `length` others
     twice, once for the scores and once for the mixing, in every layer. Recomputed activations are
     not counted, as usual for a model's use of the machine (MFU).
+
+    Args:
+        model: The sizes.
+        length: Tokens of a sample.
+        timed: Whether the model is told the time, as a DiT is: what the time modulates is computed
+            once for all tokens of a sample. The autoregressive baseline is not.
     """
     met = model.num_block_parameters + model.width * model.vocab_size
+    if timed:
+        one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
+        blocks, last = 6 * model.num_layers * one, 2 * one
+        met += (blocks + last) / length - blocks
     return 6 * met + 12 * model.num_layers * model.width * length
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a square matrix product here: what "all of the machine" means.
 
     The data sheet's figure would be higher, and is not known for most machines.
     """
+    size = 1024 if device.type == "cpu" else 8192  # a GPU must outlast the launch
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds: list[float] = []
     for _ in range(5):

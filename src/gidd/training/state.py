@@ -77,18 +77,29 @@ class TrainState:
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.step)
+        if self.average:
+            self.average.updates = self.step
 
 
 @final
 class Average:
-    """An exponential moving average of the weights, as they are divided among ranks."""
+    """An exponential moving average of the weights, as they are divided among ranks.
+
+    It forgets faster at first, so that the random weights it begins with do not stay in it: the
+    decay of update n is at most (1 + n) / (10 + n).
+    """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
         self.decay = decay
+        self.updates = 0
+        """Done so far: one for every step of the run."""
+
         self.values = {name: parameter.detach().clone() for name, parameter in parameters}
 
     @torch.no_grad()
     def update(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """value += (1 - decay) (weight - value)."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, parameter in parameters:
-            self.values[name].lerp_(parameter.detach(), 1 - self.decay)
+            self.values[name].lerp_(parameter.detach(), 1 - decay)
+        self.updates += 1

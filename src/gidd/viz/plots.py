@@ -53,6 +53,10 @@ def draw(runs: Sequence[Run], out: Path) -> None:
             f"1 to {len(COLOURS)} runs fit into one picture, got {len(runs)}. "
             "Give fewer, and the others to another picture."
         )
+    if out.is_dir():
+        raise ConfigError(
+            f"the picture must be a file, and {out} is a folder. Give e.g. {out / 'curves.png'}."
+        )
     matplotlib = optional_package("matplotlib", "viz")
     figures = optional_package("matplotlib.figure", "viz")
     agg = optional_package("matplotlib.backends.backend_agg", "viz")
@@ -89,7 +93,7 @@ def _draw_bound(axes: Any, runs: Sequence[Run]) -> None:
             value = float(best.values[-1] if best is validation else best.smooth()[-1])
             text = f"{where} {title} {value:.3f}\nperplexity {np.exp(min(value, 700.0)):,.1f}"
             labels.append(_Label(value, text if len(runs) == 1 else f"{run.name}\n{text}", colour))
-    what = " or ".join(sorted(titles))
+    what = " or ".join(sorted(titles)) or "Likelihood"
     axes.set_title(f"{what}, nats per token: training (line) and validation (points)")
     _finish(axes, limits, labels)
 
@@ -104,7 +108,7 @@ def _draw_kinds(axes: Any, runs: Sequence[Run]) -> None:
             if len(curve.values):
                 smooth = curve.smooth()
                 colour = kind_colour if len(runs) == 1 else run_colour
-                axes.plot(curve.steps, smooth, line, color=colour)
+                axes.plot(curve.steps, smooth, line, color=colour, marker=_marker(curve))
                 limits.show(smooth)
                 if run is runs[0]:
                     one = len(runs) == 1
@@ -131,8 +135,10 @@ def _draw_gradient(axes: Any, runs: Sequence[Run]) -> None:
         positive = curve.values > 0
         steps, logs = curve.steps[positive], np.log(curve.values[positive])
         if len(steps):
+            norm = Curve(steps, logs)
+            style = _SMOOTH | {"color": colour, "marker": _marker(norm)}
             axes.semilogy(steps, np.exp(logs), color=colour, **_RAW)
-            axes.semilogy(steps, np.exp(Curve(steps, logs).smooth()), color=colour, **_SMOOTH)
+            axes.semilogy(steps, np.exp(norm.smooth()), **style)
     ticker = optional_package("matplotlib.ticker", "viz")
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -144,9 +150,14 @@ def _draw_noisy(axes: Any, curve: Curve, colour: str, limits: _Limits) -> None:
     if len(curve.values):
         smooth = curve.smooth()
         axes.plot(*curve, color=colour, **_RAW)
-        axes.plot(curve.steps, smooth, color=colour, **_SMOOTH)
+        axes.plot(curve.steps, smooth, color=colour, marker=_marker(curve), **_SMOOTH)
         limits.show(smooth)
         limits.may_cut(curve.values)
+
+
+def _marker(curve: Curve) -> str:
+    """A line needs two points; one alone is a diamond, as circles are validation."""
+    return "D" if len(curve.values) == 1 else ""
 
 
 @final
