@@ -75,6 +75,8 @@ SWALLOWS = """
 import os, signal, time
 from gidd import cli
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+
 def load(name):
     try:
         os.kill(os.getpid(), signal.SIGINT)
