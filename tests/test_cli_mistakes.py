@@ -75,7 +75,7 @@ SWALLOWS = """
 import os, signal, time
 from gidd import cli
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 
 def load(name):
     try:
