@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import torch
+from sampling_worlds import small_dit
 
 from gidd import models
 from gidd.data import tokenizers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.models import Denoiser, DiT, DiTConfig
+from gidd.models import Denoiser
 from gidd.vocab import Vocab
 
 TEXT = (
@@ -19,15 +20,7 @@ CONTEXT = 32
 
 def random_denoiser(vocab: Vocab, std: float = 0.15) -> Denoiser:
     """A small DiT whose every weight matters."""
-    config = DiTConfig(
-        vocab_size=vocab.size,
-        max_length=CONTEXT,
-        width=32,
-        num_layers=2,
-        num_heads=2,
-        time_width=16,
-    )
-    model = Denoiser(DiT(config), vocab)
+    model = Denoiser(small_dit(vocab, CONTEXT), vocab)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

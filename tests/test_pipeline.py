@@ -176,7 +176,7 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
         rebuilt, end = rebuilt + text[end : r.start] + r.new, r.start + len(r.old)
     assert rebuilt + text[end:] == correction.text
     assert correction.replacements
-    assert {*correction.tokens}.isdisjoint(pipe.pieces.not_text)
+    assert {*correction.tokens}.isdisjoint(pipe.tokenizer.not_text)
     before, after = correction.self_accuracy
     if len(correction.traces) == 1:
         assert after >= before

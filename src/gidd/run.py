@@ -278,9 +278,9 @@ def write_texts(
     if not isinstance(objective, DiffusionObjective) or not run.train.evaluate_texts:
         return []
     length = min(run.data.length, TEXT_LENGTH)
-    plan = walk(even_mesh(TEXT_STEPS))
+    plan, stop = walk(even_mesh(TEXT_STEPS)), tuple(sorted(tokenizer.not_text))
     requests = [
-        Request(tokens=blanks(length), plan=plan, number=number, stop=(tokenizer.end_id,))
+        Request(tokens=blanks(length), plan=plan, number=number, stop=stop)
         for number in range(run.train.evaluate_texts)
     ]
     engine = Engine(objective.denoiser, objective.schedule, device=world.device)

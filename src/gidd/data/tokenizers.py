@@ -97,6 +97,12 @@ class Tokenizer:
         return self._id(self.end)
 
     @cached_property
+    def not_text(self) -> frozenset[int]:
+        """End-of-text and padding, which no text may hold in its middle; the mask never occurs."""
+        pad = self.vocab.pad_id
+        return frozenset({self.end_id} if pad is None else {self.end_id, pad})
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical `tokenizer.json`: equal if and only if the ids mean the same."""
         return hashlib.sha256(self._canonical.encode()).hexdigest()

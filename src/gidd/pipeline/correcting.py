@@ -35,7 +35,7 @@ def correct_text(
 ) -> Correction:
     """Correct a text and judge it before and after; `manifest` completes (task, network calls)."""
     fixed = protected_tokens(pieces, tokens, protected)
-    processors = (ban(engine.schedule.vocab, pieces.not_text | pieces.partial),)
+    processors = (ban(engine.schedule.vocab, pieces.tokenizer.not_text | pieces.partial),)
     corrector = Corrector(engine, plan, processors, context, seed, watch, on_step)
     new, traces = corrector.correct(tokens, fixed)
     before = opinion(engine, context, tokens, processors)

@@ -78,12 +78,6 @@ class Pieces:
         return tokens
 
     @cached_property
-    def not_text(self) -> frozenset[int]:
-        """End-of-text and padding, which no text may hold in its middle; the mask never occurs."""
-        pad = self.tokenizer.vocab.pad_id
-        return frozenset({self.tokenizer.end_id} | (set() if pad is None else {pad}))
-
-    @cached_property
     def partial(self) -> frozenset[int]:
         """All tokens that are parts of characters."""
         return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_partial(v))

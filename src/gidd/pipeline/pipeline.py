@@ -119,7 +119,7 @@ class Pipeline:
         before = self.pieces.encode(prompt, "the prompt")
         after = self.pieces.encode(suffix, "the suffix")
         tokens = generating.with_blanks(length, before, after)
-        stop = () if suffix else tuple(sorted(self.pieces.not_text))
+        stop = () if suffix else tuple(sorted(self.tokenizer.not_text))
         requests = self._requests(tokens, stop, replace(options, **how), plan, n, seed, first)
         return self.run(requests, on_step=on_step, watch=watch)
 
@@ -290,7 +290,7 @@ class Pipeline:
             seed=seed,
             first=first,
             stop=stop,
-            never=self.pieces.not_text,
+            never=self.tokenizer.not_text,
         )
 
     def _manifest(self, start: float, task: Manifest, calls: int) -> Manifest:
