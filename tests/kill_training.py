@@ -83,7 +83,24 @@ def wait_for_the_moment(out, left, pid, moments):
             return
         assert time.monotonic() < patience, "the run does not get on"
         time.sleep(0.0005)
-    time.sleep(moments.uniform(0.0, 0.03 if for_save else 0.2))
+    if for_save:
+        hold_while_saving(out / "checkpoints", [pid], moments)
+    else:
+        time.sleep(moments.uniform(0.0, 0.2))
+
+
+def hold_while_saving(checkpoints: Path, pids: list[int], moments: random.Random) -> None:
+    """Stop the processes in the midst of writing a checkpoint, at a moment of its own each time."""
+    end = time.monotonic() + 60
+    while True:
+        time.sleep(moments.uniform(0.0, 0.03))
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        if any(checkpoints.glob(".step-*")):
+            return
+        assert time.monotonic() < end, "no checkpoint is being written"
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def newest(checkpoints: Path) -> int:

@@ -1,6 +1,5 @@
 """`kill -9` at any moment leaves only whole checkpoints, and costs at most one of them."""
 
-import os
 import pickle
 import random
 import signal
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from kill_training import hold_while_saving
 from ranks import CONTEXT, start_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -56,17 +56,22 @@ def save_until_killed(folder: Path, begun: Any, ready: Any) -> None:
             time.sleep(0.01)
 
 
-def kill_often(folder: Path, ranks: int, kills: int, draw: random.Random) -> Iterator[set[str]]:
-    """Start, kill and start again; what each kill left that is no checkpoint."""
+def kill_often(folder: Path, ranks: int, kills: int, draw: random.Random) -> Iterator[str]:
+    """Start, kill and start again; yields what each kill met."""
     begun = CONTEXT.Value("q", 0, lock=False)  # a killed process would keep the lock
-    for _ in range(kills):
+    # any time from the start on may be while it reads, or deletes what the last kill left
+    moments = {"start": kills // 10, "any": 3 * kills // 10}
+    moments["save"] = kills - sum(moments.values())
+    for moment in draw.sample(list(moments), kills, counts=list(moments.values())):
         ready = CONTEXT.Event()
         processes, pipes = start_ranks(save_until_killed, ranks, folder, begun, ready)
-        if draw.random() < 0.9:  # else while it starts, reads and deletes what is left
+        if moment != "start":
             assert ready.wait(60), [_last_words(pipe) for pipe in pipes if pipe.poll()]
             _wait_until_begun(begun, begun.value + draw.randint(1, 3))
         time.sleep(draw.uniform(0, 0.1))
-        victims, under_way = draw.sample(processes, ranks), os.listdir(folder)
+        victims = draw.sample(processes, ranks)
+        if moment == "save":
+            hold_while_saving(folder, [victim.pid for victim in victims], draw)
         for victim in victims:  # those after the first may find out before they go too
             victim.kill()
             time.sleep(draw.choice([0, 0.05]))
@@ -77,8 +82,7 @@ def kill_often(folder: Path, ranks: int, kills: int, draw: random.Random) -> Ite
         assert victims[0].exitcode == -signal.SIGKILL
         for step in steps_in(folder):
             assert damage(folder / f"step-{step:09d}", step, 0, 1) == []
-        hidden = [name for name in under_way + os.listdir(folder) if name.startswith(".")]
-        yield {name.split("-")[0] for name in hidden}
+        yield moment
 
 
 def _last_words(pipe: Connection) -> str:
@@ -101,7 +105,7 @@ def _wait_until_begun(begun: Any, step: int) -> None:
 def test_no_kill_leaves_a_visible_checkpoint_that_is_not_whole(tmp_path, ranks, kills):
     folder = tmp_path / "run"
     folder.mkdir()
-    left = list(kill_often(folder, ranks, kills, random.Random(ranks)))
-    assert len(left) == kills
-    assert sum(".step" in names for names in left) >= kills / 2  # a save was under way
+    met = list(kill_often(folder, ranks, kills, random.Random(ranks)))
+    assert len(met) == kills
+    assert met.count("save") >= kills / 2
     assert max(steps_in(folder)) > kills
