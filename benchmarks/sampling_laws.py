@@ -7,7 +7,7 @@ python benchmarks/sampling_laws.py --json --table convergence     # as long
 The text is first-order Markov, V = 50, L = 64. `equal-calls` is ancestral sampling (hybrid noise,
 p_u = 0.2, even mesh) against the same number of network calls of which the last quarter redraws
 every other position at t = 0. `convergence` is every step that samples, with more and more calls:
-the confidence order with mask noise, for which it is meant.
+those that fill masks in an order with mask noise, for which they are meant.
 
 Three measures: total variation of the law of neighbouring pairs, the share of pairs that the source
 all but forbids, and nats per token between the mean true log-likelihood and the source's entropy.
@@ -27,8 +27,8 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
-from gidd.sampling import Canvas, Engine, Known, Plan, confidence, gibbs, stay, walk
-from gidd.sampling.steps import SAMPLING_STEPS
+from gidd.sampling import Canvas, Engine, Known, Plan, gibbs, stay, walk
+from gidd.sampling.steps import MASK_FILLING_STEPS, SAMPLING_STEPS
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
@@ -98,7 +98,7 @@ def equal_calls() -> Iterator[Sampler]:
 def convergence() -> Iterator[Sampler]:
     """Every step that samples, with more and more calls."""
     for step in SAMPLING_STEPS:
-        schedule = MASKED if step is confidence else HYBRID
+        schedule = MASKED if step in MASK_FILLING_STEPS else HYBRID
         for calls in (4, 16, 64):
             yield Sampler(step.__name__, calls, schedule, walk(even_mesh(calls), step))
 

@@ -66,7 +66,7 @@ def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step
     alone = pipe.generate(1, first=3, length=20, steps=6, seed=7, step=step, prompt="Peace")
     assert without_seconds(together[3]) == without_seconds(alone[0])
     assert together[3].trace.edits == alone[0].trace.edits
-    assert together[0].text != together[1].text or step in ("greedy", "threshold")
+    assert together[0].text != together[1].text or step == "greedy"
 
 
 def test_mixed_requests_do_not_mind_each_other(pipe):
@@ -233,11 +233,7 @@ def test_windows_of_a_long_text_are_told_apart(pipe):
 def test_masking_alone_cannot_judge_what_it_sees(masked_pipe):
     with pytest.raises(ConfigError, match="never been asked whether a token it sees is right"):
         masked_pipe.correct("Peace")
-    for how in (
-        {"gibbs": 2},
-        {"step": "threshold"},
-        {"correction": CorrectionOptions(calls=3)},
-    ):
+    for how in ({"gibbs": 2}, {"correction": CorrectionOptions(calls=3)}):
         with pytest.raises(ConfigError, match="never been asked"):
             masked_pipe.generate(length=8, **how)
     assert masked_pipe.score("Peace", nodes=2, repeats=2).confidence is None

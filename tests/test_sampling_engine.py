@@ -362,6 +362,10 @@ def test_impossible_requests_are_refused():
         stay(gibbs, -1)
     with pytest.raises(ConfigError, match="distance must be at least 1, got 0"):
         engine.sample([Request(tokens=blanks(2), plan=stay(partial(gibbs, distance=0), 1))])
+    for name, value in (("fill", 1.1), ("replace", float("nan"))):
+        step = partial(threshold, **{name: value})
+        with pytest.raises(ConfigError, match=f"{name} must be a probability.*got {value}"):
+            engine.sample([Request(tokens=blanks(2), plan=walk(even_mesh(2), step))])
 
 
 @pytest.mark.parametrize("step", STEPS)

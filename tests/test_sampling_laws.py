@@ -22,6 +22,7 @@ from gidd.diffusion.times import even_mesh
 from gidd.sampling import Canvas, Engine, Known, Plan, gibbs, stay, walk
 from gidd.sampling.correctors import LAW_KEEPING_CORRECTORS
 from gidd.sampling.steps import (
+    MASK_FILLING_STEPS,
     SAMPLING_STEPS,
     ancestral,
     ancestral_reference,
@@ -98,32 +99,63 @@ def test_whole_chain_has_the_law_that_was_counted_out(name, step):
 @pytest.mark.parametrize("name", ["masked", "hybrid"])
 def test_more_steps_come_closer_to_the_data(name, step):
     """Total variation to the data at 1, 4 and 32 steps, 20,000 texts: noise floor 0.007."""
-    if step is confidence and name == "hybrid":
-        pytest.skip("confidence order never takes back a token, so it samples masking noise only")
+    fills_masks = step in MASK_FILLING_STEPS
+    if fills_masks and name == "hybrid":
+        pytest.skip("what never draws a token anew samples masking noise only")
     world = world_of(SCHEDULES[name])
+    step = partial(threshold, fill=1.0) if step is threshold else step
     errors = []
     for num_steps in (1, 4, 32):
         observed = counts(world, sampled(world, walk(even_mesh(num_steps), step), 20_000).tokens)
         errors.append(total_variation(observed / observed.sum(), world.data_law))
-    # one token a step is exact already in confidence order
-    assert errors[0] > 3 * errors[1] if step is confidence else errors[0] > errors[1] > errors[2]
+    # one token a step is exact already if masks are filled in an order
+    assert errors[0] > 3 * errors[1] if fills_masks else errors[0] > errors[1] > errors[2]
     assert errors[2] < 0.03, errors
 
 
-def test_confidence_order_is_exact_one_token_at_a_time():
+@pytest.mark.parametrize("step", [confidence, partial(threshold, fill=1.0)])
+def test_filling_in_order_is_exact_one_token_at_a_time(step):
     """Which position comes next depends on what is there, not on what will be drawn."""
     world = world_of(MaskedSchedule(VOCAB))
-    texts = sampled(world, walk(even_mesh(3), confidence), 20_000).tokens
+    texts = sampled(world, walk(even_mesh(3), step), 20_000).tokens
     assert chi_square_p(counts(world, texts), world.data_law) > 1e-3
 
 
-@pytest.mark.parametrize("step", [greedy, threshold])
-def test_searching_steps_find_a_likely_text(step):
-    """They are deterministic, and their text is likelier than a text of the data is on average."""
+def test_a_threshold_trades_calls_for_truth():
+    """Masks filled together are drawn as if independent: the surer they are, the less it errs."""
+    world = world_of(MaskedSchedule(VOCAB))
+    errors, calls = [], []
+    for fill in (0.5, 0.7, 0.9):
+        canvas = sampled(world, walk(even_mesh(3), partial(threshold, fill=fill)), 20_000)
+        observed = counts(world, canvas.tokens)
+        errors.append(total_variation(observed / observed.sum(), world.data_law))
+        calls.append(float(canvas.calls.double().mean()))
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+    assert calls[0] < calls[1] < calls[2]
+
+
+def test_threshold_asks_only_about_what_may_be_wrong():
+    """Under masking alone what stands is right, however sure the network is of another token."""
+    schedule = MaskedSchedule(VOCAB)
+    sure = F.one_hot(torch.tensor(1), VOCAB.size).double()
+    network = Known(lambda z, t: sure.expand(*z.shape, -1))
+    canvas = Canvas.blank(schedule, 1, 3)
+    canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
+    Engine(network, schedule).run(canvas, walk(even_mesh(2), threshold))
+    assert canvas.tokens.tolist() == [[0, 1, 2]]
+    hybrid = SCHEDULES["hybrid"]
+    canvas = Canvas.blank(hybrid, 1, 3)
+    canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
+    Engine(network, hybrid).run(canvas, walk(even_mesh(2), threshold))
+    assert canvas.tokens.tolist() == [[1, 1, 1]]
+
+
+def test_greedy_finds_a_likely_text():
+    """It is deterministic, and its text is likelier than a text of the data is on average."""
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
     canvas = Canvas.blank(schedule, 16, 12)
-    Engine(exact(source, schedule), schedule).run(canvas, walk(even_mesh(12), step))
+    Engine(exact(source, schedule), schedule).run(canvas, walk(even_mesh(12), greedy))
     assert (canvas.tokens == canvas.tokens[0]).all()
     assert float(source.log_prob(canvas.tokens)[0]) > -source.entropy(12)
 

@@ -19,6 +19,7 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, TrainingDiverged
 from gidd.export import export
 from gidd.models import from_pretrained
+from gidd.run_data import prepared
 from gidd.training.build import build_state
 from gidd.training.checkpoint_tensors import write_tensors
 from gidd.training.config import (
@@ -108,7 +109,9 @@ def test_masks_of_dropout_belong_to_seed_step_and_rank():
     ("change", "message"),
     [
         ({"sources": ("b.txt",)}, r"(?s)data.sources: .*a.txt.* -> .*b.txt"),
-        ({"validation": 3}, "data.validation: 2 documents -> 3 documents"),
+        ({"validation": 3}, "data.validation: 2 -> 3"),
+        ({"tokenizer": 260}, "data.tokenizer: 259 -> 260"),
+        ({"tokenizer": "gpt2"}, "data.tokenizer: 259 -> gpt2"),
     ],
 )
 def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path, monkeypatch):
@@ -117,11 +120,11 @@ def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path,
         Path(name).write_text("".join(f"{name} {i}\n\n" for i in range(10)))
     data = DataConfig(sources=("a.txt", "a.txt", "a.txt", "a.txt"), tokenizer=259, validation=2)
     with open_world("cpu") as world:
-        folder = gidd.run.prepared(data, tmp_path, world, quiet=True)
+        folder = prepared(data, tmp_path, world, quiet=True)
     with open_world("cpu") as world:
-        assert gidd.run.prepared(data, tmp_path, world, quiet=True) == folder
+        assert prepared(data, tmp_path, world, quiet=True) == folder
     with open_world("cpu") as world, pytest.raises(DataError, match=message):
-        gidd.run.prepared(replace(data, **change), tmp_path, world, quiet=True)
+        prepared(replace(data, **change), tmp_path, world, quiet=True)
 
 
 @pytest.mark.parametrize("average", [None, 0.9])

@@ -7,7 +7,6 @@ loop. `out` holds `data/` (if it was prepared here), `checkpoints/`, `metrics.js
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,23 +15,21 @@ from typing import Any
 
 import torch
 
-from gidd.data import corpora, tokenizers
+from gidd.data import tokenizers
 from gidd.data.batch import Batch
 from gidd.data.loader import BatchSource, Loader, LoaderConfig, open_split
-from gidd.data.manifest import MANIFEST, Manifest
-from gidd.data.plan import num_held_out
-from gidd.data.prepare import prepare
-from gidd.data.remote import shown
+from gidd.data.manifest import Manifest
 from gidd.data.shards import ShardSet
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
-from gidd.errors import CheckpointError, DataError, GiddError
+from gidd.errors import CheckpointError, DataError
 from gidd.evaluation import unigram_entropy, validate
+from gidd.run_data import prepared
 from gidd.sampling import Engine, Request, blanks, walk
 from gidd.training.build import build_state
 from gidd.training.checkpoint import Checkpoints
 from gidd.training.checkpoint_folder import read_record
-from gidd.training.config import DataConfig, Diffusion, RunConfig
+from gidd.training.config import Diffusion, RunConfig
 from gidd.training.loop import Evaluation, train
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import gathered
@@ -155,64 +152,6 @@ def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
             f"learnt from data that was made with {learnt.fingerprint[:12]}. Prepare the data with "
             f"the {tokenizers.FILE} of the checkpoint, or give another --out to begin a new run."
         )
-
-
-def prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> Path:
-    """The folder of token shards. The first rank makes it if need be, the others wait for that."""
-    if data.folder is not None:
-        Manifest.read(data.folder)
-        return data.folder
-    folder, done = out / "data", "data/prepared"
-    if not world.is_first:
-        while not world.store.check([done]):  # hours, perhaps: longer than ranks wait elsewhere
-            time.sleep(0.2)
-        if message := world.store.get(done).decode():
-            raise DataError(message)
-        return folder
-    try:
-        if (folder / MANIFEST).is_file():
-            _require_same_data(data, folder)
-        else:
-            _prepare(data, folder, quiet)
-    except GiddError as error:
-        world.store.set(done, str(error))
-        raise
-    world.store.set(done, "")
-    return folder
-
-
-def _require_same_data(data: DataConfig, folder: Path) -> None:
-    """Refuse shards that were made from other sources, or of which others are held out."""
-    manifest = Manifest.read(folder)
-    sources = tuple(shown(corpus.name) for corpus in corpora.corpora_of(data.sources))
-    total = sum(split.documents for split in manifest.splits.values())
-    held_out = total - manifest.splits["train"].documents
-    asked = num_held_out(data.validation, total)
-    changed = [
-        f"{name}: {made} -> {wanted}"
-        for name, made, wanted in (
-            ("data.sources", " ".join(manifest.sources), " ".join(sources)),
-            ("data.validation", f"{held_out} documents", f"{asked} documents"),
-        )
-        if made != wanted
-    ]
-    if changed:
-        raise DataError(
-            f"{folder} was prepared with other settings:\n  "
-            + "\n  ".join(changed)
-            + f"\nGive the same settings, delete {folder} to prepare anew, or give another --out."
-        )
-
-
-def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
-    wanted, tokenizer = data.tokenizer, corpora.resolve(data.sources).tokenizer
-    if tokenizer is None:  # true of all but the exact sources
-        tokenizer = (
-            tokenizers.train(corpora.texts(data.sources), wanted)
-            if isinstance(wanted, int)
-            else tokenizers.named(wanted)
-        )
-    prepare(data.sources, tokenizer, folder, validation=data.validation, quiet=quiet)
 
 
 def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:

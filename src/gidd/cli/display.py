@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,7 +23,7 @@ from rich.progress import (
 )
 
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline import Generation, Pipeline, Trace, from_pretrained
+from gidd.pipeline import Generation, Pipeline, SamplingOptions, Trace, from_pretrained
 from gidd.sampling import OnStep, Tick
 from gidd.viz.html import Story, write_page
 from gidd.viz.terminal import CanvasView, printable
@@ -70,6 +71,28 @@ class Display:
         for note in pipe.notes:
             print(f"gidd: {note}", file=sys.stderr)
         return pipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """Options of the commands that write texts."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
+
+    n: int = 1
+    """Number of texts."""
+
+    seed: int = 0
+    """The same seed gives the same texts."""
+
+    first: int = 0
+    """Number of the first text: `--first 5` gives the sixth text of `--n 6` alone."""
+
+    sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(
+        default_factory=SamplingOptions
+    )
+    display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
 
 
 @contextmanager

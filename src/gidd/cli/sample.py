@@ -11,24 +11,16 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass
 
 import tyro
 
-from gidd.cli.display import Display, progress, show_generations
-from gidd.pipeline import SamplingOptions
+from gidd.cli.display import Writing, progress, show_generations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Writing):
     """Options of `gidd sample`."""
-
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
-
-    n: int = 1
-    """Number of texts."""
 
     prompt: str = ""
     """What every text begins with."""
@@ -38,17 +30,6 @@ class Options:
 
     length: int | None = None
     """Tokens of a text, prompt and suffix included; by default the model's whole context."""
-
-    seed: int = 0
-    """The same seed gives the same texts."""
-
-    first: int = 0
-    """Number of the first text: `--first 5` gives the sixth text of `--n 6` alone."""
-
-    sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(
-        default_factory=SamplingOptions
-    )
-    display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -22,8 +22,10 @@ from gidd.sampling import (
     likelihood,
     self_correction,
     stay,
+    threshold,
     walk,
 )
+from gidd.sampling.steps.threshold import FILL, REPLACE
 
 StepName = Literal["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
 """The names of `gidd.sampling.STEPS`."""
@@ -107,7 +109,13 @@ class SamplingOptions:
     """Number of steps from noise to text; each is at most one network call."""
 
     step: StepName = "ancestral"
-    """What a step does. ancestral and confidence sample, greedy and threshold search."""
+    """What a step does. All sample but greedy, which looks for a likely text."""
+
+    fill: float = FILL
+    """With the step threshold: a blank is filled when its likeliest token has this probability."""
+
+    replace: float = REPLACE
+    """With the step threshold: a token is replaced by one that has this probability."""
 
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
@@ -137,14 +145,15 @@ class SamplingOptions:
                 f"step must be one of {', '.join(_STEPS)}, got {self.step!r}. "
                 "For a step of your own give a plan: gidd.sampling.walk(mesh, step)."
             )
-        sampled = walk(even_mesh(self.steps), _STEPS[self.step])
+        step = _STEPS[self.step]
+        if step is threshold:
+            step = partial(threshold, fill=self.fill, replace=self.replace)
+        sampled = walk(even_mesh(self.steps), step)
         return sampled + stay(gibbs_sweep, self.gibbs) + self.correction.plan()
 
     @property
     def judges(self) -> str:
         """What here asks the network about tokens that it sees; "" if nothing does."""
-        if self.step == "threshold":
-            return "the step threshold"
         if self.gibbs:
             return "gibbs"
         return "correction" if self.correction.calls else ""
@@ -170,6 +179,8 @@ class SamplingKeywords(TypedDict, total=False):
 
     steps: int
     step: StepName
+    fill: float
+    replace: float
     temperature: float
     top_k: int | None
     top_p: float | None

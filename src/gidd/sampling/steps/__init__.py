@@ -9,18 +9,21 @@ from gidd.sampling.steps.confidence import confidence, greedy
 from gidd.sampling.steps.gibbs import gibbs
 from gidd.sampling.steps.threshold import threshold
 
-SAMPLING_STEPS = (ancestral, ancestral_reference, confidence)
-"""Their law tends to the data's as steps grow, if the denoiser is exact."""
-
-SEARCHING_STEPS = (greedy, threshold)
-"""They look for a likely text; their law is not the data's."""
-
-STEPS = (*SAMPLING_STEPS, *SEARCHING_STEPS)
+STEPS = (ancestral, ancestral_reference, confidence, greedy, threshold)
 """All steps that lead from t to s."""
 
+SAMPLING_STEPS = tuple(step for step in STEPS if step is not greedy)
+"""Their law tends to the data's as steps grow, if the denoiser is exact (threshold: and fill = 1).
+
+`greedy` draws nothing: whatever the steps, it has one text to give.
+"""
+
+MASK_FILLING_STEPS = (confidence, greedy, threshold)
+"""They never draw a token anew, so what is said of their law is said for masking noise."""
+
 __all__ = [
+    "MASK_FILLING_STEPS",
     "SAMPLING_STEPS",
-    "SEARCHING_STEPS",
     "STEPS",
     "ancestral",
     "ancestral_reference",

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gidd.diffusion.categorical import at_token
+from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
+from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, Change
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.steps.ancestral import drawn
 from gidd.sampling.steps.confidence import masked
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+FILL, REPLACE = 0.7, 0.9
+"""From which probability on the likeliest token is written, into a mask or over another token."""
 
 
 def threshold(
@@ -23,21 +30,38 @@ def threshold(
     canvas: Canvas,
     prediction: Prediction,
     *,
-    fill: float = 0.7,
-    replace: float = 0.9,
+    fill: float = FILL,
+    replace: float = REPLACE,
 ) -> Change:
-    """Fill masks whose likeliest token has at least `fill`, replace others by one with `replace`.
+    """Fill masks whose likeliest token has at least `fill`, each with a token drawn from x_theta.
 
     The surest mask of a sequence is filled in any case, so that every step makes progress, and a
-    step to s = 0 fills all. Nothing is random: it does not sample the data, it looks for a text
-    that the network agrees with, in as few calls as possible. The time only tells the network how
-    much noise to expect and the step when to end.
+    step to s = 0 fills all. Other tokens that noise may have written are replaced by the likeliest
+    one, if that has at least `replace`.
+
+    Which masks come next depends on what is there, not on what will be drawn. So for masking noise
+    and an exact denoiser one mask a step (fill = 1) samples the data exactly; a smaller `fill`
+    takes masks that it is sure of for independent, and needs fewer steps. Under other noise the
+    replacements are edits, not draws: there the law is not the data's.
     """
+    for name, value in (("fill", fill), ("replace", replace)):
+        if not 0 <= value <= 1:
+            raise ConfigError(
+                f"{name} must be a probability, from 0 to 1, got {value}. 1 waits until the "
+                "network is certain, lower values make more changes in a step."
+            )
     z, masks = canvas.tokens, masked(schedule, canvas)
-    top_probability, top = prediction.read(canvas.free, lambda rows, i: tuple(rows.max(-1)))
-    sureness = torch.where(masks, top_probability, -1)
-    surest = masks & (canvas.position == sureness.argmax(-1, keepdim=True))
-    filled = masks & ((top_probability >= fill) | surest | (s[:, None] == 0))
-    replaced = canvas.free & ~masks & (top != z) & (top_probability >= replace)
-    changed = filled | replaced
-    return Change(torch.where(changed, top, z), top_probability * changed)
+    doubtful = canvas.free & ~masks & (at_token(schedule.beta_pi(t), z) > 0)
+    u = canvas.random(Stream.TOKEN).flatten()
+
+    def look(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        token, probability = drawn(rows, u[i], masks.flatten()[i])
+        return token, probability, *rows.max(-1)
+
+    token, probability, top_probability, top = prediction.read(masks | doubtful, look)
+    surest = torch.where(masks, top_probability, -1).argmax(-1, keepdim=True)
+    sure = (top_probability >= fill) | (canvas.position == surest) | (s[:, None] == 0)
+    filled = masks & sure
+    replaced = doubtful & (top != z) & (top_probability >= replace)
+    new = torch.where(filled, token, torch.where(replaced, top, z))
+    return Change(new, probability * filled + top_probability * replaced)
