@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from gidd.data.manifest import Manifest
 from gidd.data.shards import ShardSet
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
-from gidd.errors import CheckpointError, DataError
+from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.evaluation import unigram_entropy, validate
 from gidd.run_data import prepared
 from gidd.sampling import Engine, Request, blanks, walk
@@ -33,7 +32,7 @@ from gidd.training.config import Diffusion, RunConfig
 from gidd.training.loop import Evaluation, train
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import gathered
-from gidd.training.record import require_same_training, to_plain, to_yaml
+from gidd.training.record import from_plain, require_same_training, to_yaml
 from gidd.training.report import Report
 from gidd.training.report_trackers import Tracker
 from gidd.training.speed import Speed, matmul_rate, training_flops_per_token
@@ -125,21 +124,21 @@ def restore(
         restored = checkpoints.restore(state.tensors())
     except CheckpointError:
         if saved := saved_run(checkpoints):  # settings say more than the tensors they lead to
-            require_same_training(saved, to_plain(run))
+            require_same_training(saved, run)
         raise
     if restored is None:
         return []
-    changed = require_same_training(restored.record["run"], to_plain(run))
+    changed = require_same_training(from_plain(RunConfig, restored.record["run"]), run)
     require_same_tokenizer(checkpoints.path(restored.step), tokenizer)
     state.restore(restored.record)
     return [*restored.notes, *changed, f"continued from step {state.step}"]
 
 
-def saved_run(checkpoints: Checkpoints) -> dict[str, Any] | None:
+def saved_run(checkpoints: Checkpoints) -> RunConfig | None:
     """The settings of the newest checkpoint, if they can be read."""
     try:
-        return read_record(checkpoints.path(checkpoints.steps()[-1]))["run"]
-    except (IndexError, KeyError, OSError, ValueError):
+        return from_plain(RunConfig, read_record(checkpoints.path(checkpoints.steps()[-1]))["run"])
+    except (IndexError, KeyError, OSError, ValueError, ConfigError):
         return None
 
 

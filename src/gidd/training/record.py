@@ -51,13 +51,19 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any, where: str = "run") -> T:
-    """A dataclass from plain values; anything unknown, missing or of another type is refused."""
+    """A dataclass from plain values; anything unknown or of another type is refused.
+
+    A setting with a default may be missing: it is younger than the record. So a new setting's
+    default must mean what was done before there was one. Whole parts may not be missing.
+    """
     if not isinstance(plain, dict) or cast("dict[str, Any]", plain).get(KIND) != kind.__name__:
         raise ConfigError(f"{where} must be a {kind.__name__} with a `{KIND}`, got {plain!r}.")
     given = {name: value for name, value in cast("dict[str, Any]", plain).items() if name != KIND}
     hints = get_type_hints(kind)
-    if set(given) != set(hints):
-        unknown, missing = sorted(set(given) - set(hints)), sorted(set(hints) - set(given))
+    fields = dataclasses.fields(cast("Any", kind))
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    unknown, missing = sorted(given.keys() - hints.keys()), sorted(needed - given.keys())
+    if unknown or missing:
         raise ConfigError(
             f"{where} has unknown fields {unknown} and lacks {missing}. "
             "It was written by another version of gidd; use that one."
@@ -99,9 +105,9 @@ def from_yaml(kind: type[T], text: str) -> T:
     return from_plain(kind, plain)
 
 
-def require_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def require_same_training(before: Any, now: Any) -> list[str]:
     """Refuse to continue a run as another one; return what changed that may change."""
-    old, new = _leaves(before), _leaves(now)
+    old, new = _leaves(to_plain(before)), _leaves(to_plain(now))
     names = sorted(name for name in old | new if old.get(name) != new.get(name))
     names = [name for name in names if not name.startswith("parallel")]
     lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names}
