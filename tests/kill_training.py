@@ -40,10 +40,12 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
     assert child(lambda: train_here(run, peace)) == 0
     moments, done = random.Random(seed), {"while saving": 0, "otherwise": 0, "too late": 0}
     worst, damaged, checkpoints = 0, [], war / "checkpoints"
-    while done["while saving"] + done["otherwise"] < kills:
+    number = {"start": kills // 5, "save": 2 * kills // 5}
+    number["step"] = kills - sum(number.values())
+    for kind in moments.sample(list(number), kills, counts=list(number.values())):
         left = set(checkpoints.glob(".step-*"))  # by the last kill; cleared by the next start
         pid = fork(lambda: train_here(run, war))
-        wait_for_the_moment(war, left, pid, moments)
+        wait_for_the_moment(kind, war, left, pid, moments)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if not os.WIFSIGNALED(status):
@@ -69,21 +71,21 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
     }
 
 
-def wait_for_the_moment(out, left, pid, moments):
+def wait_for_the_moment(kind, out, left, pid, moments):
     """Any time from the start on; some time after the next step; or in the midst of a save."""
-    kind, patience, start = moments.random(), time.monotonic() + 60, reached(out)
-    if kind < 0.2:
+    patience, start = time.monotonic() + 60, reached(out)
+    if kind == "start":
         time.sleep(moments.uniform(0.0, 2.0))
         return
-    for_save = kind < 0.6
+    saving = kind == "save"
     while not (
-        set((out / "checkpoints").glob(".step-*")) - left if for_save else reached(out) > start
+        set((out / "checkpoints").glob(".step-*")) - left if saving else reached(out) > start
     ):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
         assert time.monotonic() < patience, "the run does not get on"
         time.sleep(0.0005)
-    if for_save:
+    if saving:
         hold_while_saving(out / "checkpoints", [pid], moments)
     else:
         time.sleep(moments.uniform(0.0, 0.2))

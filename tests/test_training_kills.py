@@ -16,7 +16,7 @@ def test_a_training_killed_at_random_moments_ends_as_if_left_in_peace():
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["kills"] == 15
-    assert outcome["kills_while_saving"] >= 3
+    assert outcome["kills_while_saving"] >= 6
     assert outcome["damaged_checkpoints"] == []
     assert outcome["steps_lost_at_most"] <= outcome["save_every"]
     assert outcome["leftovers"] == []
