@@ -23,10 +23,8 @@ from gidd.sampling import (
     TopK,
     ancestral,
     blanks,
-    confidence,
     gibbs,
     gibbs_sweep,
-    greedy,
     prompt,
     self_correction,
     stay,
@@ -34,6 +32,7 @@ from gidd.sampling import (
     walk,
 )
 from gidd.sampling.spaced import top_spaced
+from gidd.sampling.steps import MASK_FILLING_STEPS
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(65, mask_id=64)
@@ -204,7 +203,7 @@ EVERYWHERE = [
     pytest.param(step, schedule, id=f"{step.__name__}-{type(schedule).__name__}")
     for step in (*STEPS, *CORRECTORS)
     for schedule in (HYBRID, MASKED, UNIFORM)
-    if not (step in (confidence, greedy) and schedule is UNIFORM)  # refused: nothing to fill
+    if not (step in MASK_FILLING_STEPS and schedule is UNIFORM)  # refused: nothing to fill
 ]
 
 
@@ -373,11 +372,20 @@ def test_impossible_requests_are_refused():
 def test_steps_that_need_a_mask_say_so(step, vocab):
     engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
     request = Request(tokens=blanks(4), plan=walk(even_mesh(3), step))
-    if step.__name__ in ("confidence", "greedy"):
+    if step in MASK_FILLING_STEPS:
         with pytest.raises(ConfigError, match="needs noise that ends in masks alone, got"):
             engine.sample([request])
     else:
         assert len(engine.sample([request])[0].tokens) == 4
+
+
+def test_threshold_edits_text_under_any_noise():
+    """Not from noise on: it has no masks to fill, and keeps what it is not sure of."""
+    sure = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
+    engine = Engine(Known(lambda z, t: sure.expand(*z.shape, -1)), UNIFORM)
+    plan = walk(torch.tensor([0.2, 0.0]), threshold)
+    request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
+    assert engine.sample([request])[0].tokens == (1, 7, 7)
 
 
 def test_editing_starts_from_the_given_tokens():

@@ -85,12 +85,17 @@ def _fill(
 
 def _masks_at(schedule: MixingSchedule, s: Tensor, canvas: Canvas) -> Int[Tensor, " B"]:
     """How many of the free positions hold a mask at time s, on average and rounded."""
+    require_masks(schedule, s)
+    return (canvas.free.sum(-1) * schedule.beta_pi(s)[:, schedule.vocab.mask_id]).round().long()
+
+
+def require_masks(schedule: MixingSchedule, like: Tensor) -> None:
+    """Refuse a schedule that does not begin to sample with masks alone; `like` is any time."""
     mask = schedule.vocab.mask_id
-    at_start = 0.0 if mask is None else float(schedule.beta_pi(torch.ones_like(s[:1]))[0, mask])
-    if mask is None or at_start < _ALL_MASKS:
+    at_start = 0.0 if mask is None else float(schedule.beta_pi(torch.ones_like(like[:1]))[0, mask])
+    if at_start < _ALL_MASKS:
         raise ConfigError(
-            "filling masks by confidence needs noise that ends in masks alone, got a schedule with "
+            "filling masks in an order needs noise that ends in masks alone, got a schedule with "
             f"{at_start:.1%} of them at t = 1: it would leave the other tokens as they are. "
             "Use the ancestral step, which works with every schedule."
         )
-    return (canvas.free.sum(-1) * schedule.beta_pi(s)[:, mask]).round().long()

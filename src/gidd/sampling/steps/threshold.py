@@ -14,7 +14,7 @@ from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, Change
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps.ancestral import drawn
-from gidd.sampling.steps.confidence import masked
+from gidd.sampling.steps.confidence import masked, require_masks
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,6 +50,8 @@ def threshold(
                 f"{name} must be a probability, from 0 to 1, got {value}. 1 waits until the "
                 "network is certain, lower values make more changes in a step."
             )
+    if (t == 1).any():  # from noise; text that is there already may be edited under any noise
+        require_masks(schedule, t)
     z, masks = canvas.tokens, masked(schedule, canvas)
     doubtful = canvas.free & ~masks & (at_token(schedule.beta_pi(t), z) > 0)
     u = canvas.random(Stream.TOKEN).flatten()
