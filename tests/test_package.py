@@ -62,20 +62,15 @@ def code_blocks(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_code_in_the_documents_runs(path):
+def test_code_in_the_documents_runs_and_prints_what_it_says(path, capsys):
     """Blocks of one page run in order, in one namespace, as a reader would type them."""
     namespace: dict[str, object] = {}
     for block in code_blocks(path):
         exec(compile(block, str(path), "exec"), namespace)
-
-
-def test_code_in_the_readme_prints_what_it_says(capsys):
-    """Where a block ends in a comment `# prints: ...`, that is what it prints."""
-    namespace: dict[str, object] = {}
-    blocks = code_blocks(ROOT / "README.md")
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
         printed = capsys.readouterr().out.splitlines()
-        expected = re.findall(r"# prints: (.*)", block)
-        assert printed == expected
+        if expected := re.findall(r"# prints: (.*)", block):
+            assert printed == expected
+
+
+def test_the_readme_has_code():
+    assert any("# prints: " in block for block in code_blocks(ROOT / "README.md"))
