@@ -11,6 +11,7 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import Engine, Known, Request, gain, likelihood, self_correction, stay
+from gidd.sampling.correctors.self_correction import lead
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(33, mask_id=32)
@@ -50,11 +51,12 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
             best, best_accuracy, age = z.clone(), accuracy, 0
         else:
             age += 1
-        if tau == 0:
+        if tau == 0:  # the limit: the likeliest token, and how far it leads orders the positions
             x_theta = torch.zeros_like(logits)
-            x_theta[torch.arange(len(z)), logits.argmax(-1)] = 1
+            first, second = logits.topk(2).values.unbind(-1)
+            x_theta[torch.arange(len(z)), logits.argmax(-1)] = first - second
         else:
-            x_theta = (logits / tau).softmax(-1)
+            x_theta = (logits.double() / tau).softmax(-1)
         position = torch.arange(len(z))
         u = random_integers(seed, Stream.TOKEN, call, torch.tensor([0]), position)[0]
         new = [int(draw(x_theta[i][None], u[i][None, None])) for i in range(len(z))]
@@ -138,6 +140,32 @@ def test_gain_prefers_what_improves_most():
         first[score] = sample.edits[0].position
         assert sample.tokens == (0, 1)
     assert first == {likelihood: 0, gain: 1}
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.01, 0.1, 0.4])
+def test_the_surest_change_comes_first_however_low_the_temperature(tau):
+    """At tau = 0.1 odds of 6 to 1 are a probability that float32 rounds to 1."""
+    top = torch.tensor([0.85, 0.999, 0.95, 0.99999], dtype=torch.float64)
+    rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
+    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    engine = Engine(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
+    corrector = partial(self_correction, temperature=tau)
+    request = Request(tokens=(0,) * 4, plan=stay(corrector, 6), protected=(False,) * 4)
+    (sample,) = engine.sample([request])
+    assert [edit.position for edit in sample.edits] == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 0.9])
+def test_a_lead_is_the_log_odds(tau):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(500, 7, generator=generator, dtype=torch.float64)
+    token = torch.randint(7, (500, 1), generator=generator)
+    q = (logits / tau).softmax(-1).gather(-1, token).squeeze(-1)
+    told = (q > 1e-25) & (q < 1 - 1e-6)  # elsewhere q does not tell
+    assert told.sum() > 300
+    torch.testing.assert_close(
+        lead(logits.softmax(-1), token, tau)[told], tau * q.logit()[told], rtol=0, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("errors", [0.01, 0.1, 0.3, 0.6])

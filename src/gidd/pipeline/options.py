@@ -40,7 +40,7 @@ _SCORES = {"likelihood": likelihood, "gain": gain}
 @final
 @dataclass(frozen=True, kw_only=True)
 class CorrectionOptions:
-    """How the self-correction of Sec. 5.3 goes about it."""
+    """How the self-correction of App. C goes about it."""
 
     calls: int = 256
     """At most so many network calls; it ends earlier when it has converged. 0 corrects nothing, 1
@@ -130,7 +130,7 @@ class SamplingOptions:
     """Drop tokens less likely than this share of the likeliest one's probability."""
 
     cut_off: float | None = None
-    """Drop tokens less likely than this, absolutely: the paper's App. G."""
+    """Drop tokens less likely than this, absolutely: after the paper's App. G."""
 
     gibbs: int = 0
     """Calls of a final Gibbs phase, each of which draws every other token anew."""

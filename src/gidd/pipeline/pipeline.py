@@ -182,7 +182,7 @@ class Pipeline:
         options: CorrectionOptions = FOUND_TEXT,
         **how: Unpack[CorrectionKeywords],
     ) -> Correction:
-        """Replace tokens that are likelier wrong than right, by the self-correction of Sec. 5.3.
+        """Replace tokens that are likelier wrong than right, by the self-correction of App. C.
 
         `errors` is the share of tokens thought to be wrong; None, as in the paper, replaces
         whatever the model would rather write.

@@ -84,7 +84,7 @@ class Frame(NamedTuple):
     top_probability: Float[Tensor, " L"]
 
     def self_accuracy(self, free: Bool[Tensor, " L"]) -> float:
-        """Share of free tokens that the network finds most likely (Sec. 5.3); 1 if none is free."""
+        """Share of free tokens that the network finds most likely (Sec. 5.4); 1 if none is free."""
         agreed = (self.probability >= self.top_probability)[free]
         return float(agreed.double().mean()) if len(agreed) else 1.0
 

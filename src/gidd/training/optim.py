@@ -14,7 +14,7 @@ from torch import nn
 @final
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Adam with decoupled weight decay on all parameters, as the authors do (App. E)."""
+    """The settings of App. E, for Adam with decoupled weight decay on all parameters (AdamW)."""
 
     learning_rate: float = 5e-4
     """The highest, reached at the end of the warm-up."""

@@ -21,7 +21,7 @@ from gidd.sampling.processors import require_temperature, temper
 from gidd.sampling.spaced import require_distance, top_spaced
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 
 class Proposal(NamedTuple):
@@ -33,8 +33,8 @@ class Proposal(NamedTuple):
     new: Float[Tensor, " K"]
     """x_theta of the token that would replace it."""
 
-    tempered: Float[Tensor, " K"]
-    """The same at the corrector's temperature, from which it was drawn."""
+    lead: Float[Tensor, " K"]
+    """Rises with the new token's probability at the corrector's temperature."""
 
 
 Score = Callable[[Proposal], Tensor]
@@ -42,8 +42,8 @@ Score = Callable[[Proposal], Tensor]
 
 
 def likelihood(proposal: Proposal) -> Tensor:
-    """The paper's score: how likely the new token is, at the corrector's temperature."""
-    return proposal.tempered
+    """The paper's score: the order of how likely the new token is, at the temperature."""
+    return proposal.lead
 
 
 def gain(proposal: Proposal) -> Tensor:
@@ -86,11 +86,14 @@ def self_correction(
     u = canvas.random(Stream.TOKEN).flatten()
 
     def look(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        tempered = temper(rows, temperature)
-        token = draw(tempered, u[i, None])
-        old = rows.gather(-1, z.flatten()[i, None])
-        values = (old, rows.gather(-1, token), tempered.gather(-1, token))
-        proposal = Proposal(*(value.squeeze(-1) for value in values))
+        token = draw(temper(rows, temperature), u[i, None])
+        here = z.flatten()[i, None]
+        old, new = rows.gather(-1, here).squeeze(-1), rows.gather(-1, token).squeeze(-1)
+        changed = (token != here).squeeze(-1)
+        leads = rows.new_zeros(len(rows)).masked_scatter(
+            changed, lead(rows[changed], token[changed], temperature)
+        )
+        proposal = Proposal(old, new, leads)
         is_top = proposal.old >= rows.amax(-1)
         allowed = proposal.new >= least_gain * proposal.old
         return token.squeeze(-1), proposal.new, score(proposal), is_top, allowed
@@ -102,6 +105,22 @@ def self_correction(
     finished = ~differs.any(-1) | (best.age >= patience)
     committed = top_spaced(scores, differs, num_tokens, distance)
     return Change(torch.where(committed, token, z), probability * committed, best, finished)
+
+
+def lead(
+    p: Float[Tensor, "K V"], token: Int[Tensor, "K 1"], temperature: float
+) -> Float[Tensor, " K"]:
+    """What rises with q, the probability of `token` at that temperature: an order of tokens.
+
+    Not q itself: at a temperature of 0.1 float32 rounds q to 1 as soon as the token is six times as
+    likely as the next. It is temperature * log(q / (1 - q)); at 0 that is the limit, the token's
+    lead over the likeliest other one, and at 1 it is log q, which has the same order.
+    """
+    others = p.clamp_min(TINY).scatter(-1, token, 0)
+    second, place = others.max(-1, keepdim=True)
+    share = temper(others, temperature).gather(-1, place)  # of the second among the others
+    log_rest = second.log() - temperature * share.log()
+    return (p.gather(-1, token).log() - log_rest).squeeze(-1)
 
 
 def _better(best: Best, tokens: Tensor, score: Tensor) -> Best:
