@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gidd.data import tokenizers
 from gidd.data.tokenizers import Tokenizer
+from gidd.devices import choose
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.files import read_json, sha256
 from gidd.models import DiT, Pretrained
@@ -46,7 +45,7 @@ def from_pretrained(
         p_uniform: For a checkpoint of the authors, the noise it was trained with; by default it is
             read off the end of its name.
     """
-    chosen_device = _device(device)  # before a large model is read
+    chosen_device = choose(device)  # before a large model is read
     folder = Path(name)
     if folder.is_dir():
         _require_model(folder)
@@ -120,14 +119,3 @@ def _source(name: str | Path, loaded: Pretrained) -> dict[str, Any]:
     elif (folder / WEIGHTS).is_file():
         digest = sha256(folder / WEIGHTS)
     return {"name": str(name), "sha256": digest, "steps": loaded.summary.get("steps")}
-
-
-def _device(name: str | None) -> torch.device:
-    fastest = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    chosen = torch.device(name) if name else fastest
-    if chosen.type not in ("cpu", fastest.type):
-        raise ConfigError(
-            f"device must be one that this machine and this build of torch have, cpu or "
-            f"{fastest.type}, got {name}. Leave it out to take the fastest."
-        )
-    return chosen

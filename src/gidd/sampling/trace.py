@@ -86,12 +86,12 @@ class Frame(NamedTuple):
     def self_accuracy(self, free: Bool[Tensor, " L"]) -> float:
         """Share of free tokens that the network finds most likely (Sec. 5.4); 1 if none is free."""
         agreed = (self.probability >= self.top_probability)[free]
-        return float(agreed.double().mean()) if len(agreed) else 1.0
+        return float(agreed.cpu().double().mean()) if len(agreed) else 1.0
 
     def mean_entropy(self, free: Bool[Tensor, " L"]) -> float:
         """Mean entropy of x_theta at free positions, in nats; 0 if none is free."""
         entropy = self.entropy[free]
-        return float(entropy.double().mean()) if len(entropy) else 0.0
+        return float(entropy.cpu().double().mean()) if len(entropy) else 0.0
 
 
 @final

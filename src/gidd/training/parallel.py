@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gidd.errors import ConfigError
 from gidd.models.initial import Initial
 from gidd.training.world import World
 
@@ -68,6 +69,11 @@ class Shard:
         self, module: nn.Module, network: Network, world: World, precision: torch.dtype
     ) -> nn.Module:
         """Divide a module on the meta device and give this rank the memory of its part."""
+        if world.device.type == "mps":
+            raise ConfigError(
+                "a model cannot be divided on an Apple GPU. Give --spread replicate, or "
+                "--device cpu."
+            )
         mesh = world.mesh if self.ranks in (None, world.size) else world.grid(self.ranks)
         # gathered in the precision of the matrix products, added up in float32
         policy = MixedPrecisionPolicy(

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gidd.devices import choose
 from gidd.errors import ConfigError
 
 TIMEOUT_SECONDS = 600.0
@@ -35,7 +36,7 @@ class World:
         self.timeout = timeout
         self.host_group = new_host_group(timeout)
         """For what is said between hosts: never waits for work on the devices."""
-        self.mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("ranks",))
+        self.mesh = self._mesh((size,), ("ranks",))
 
     @property
     def is_first(self) -> bool:
@@ -49,8 +50,12 @@ class World:
                 f"parallel.ranks must divide the number of ranks, {self.size}, got {columns}. "
                 "So many neighbouring ranks share one copy of the model."
             )
-        shape = (self.size // columns, columns)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        return self._mesh((self.size // columns, columns), ("replicate", "shard"))
+
+    def _mesh(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+        # there are no meshes of Apple's GPUs
+        kind = "cpu" if self.device.type == "mps" else self.device.type
+        return init_device_mesh(kind, shape, mesh_dim_names=names)
 
     def facts(self, sums: Tensor, norm: Tensor, flag: bool) -> tuple[list[float], float, bool]:
         """Sums over all ranks, a number that all ranks have alike, and whether any raised a flag.
@@ -113,7 +118,7 @@ def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> G
         timeout: Seconds that ranks wait for each other.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), size)
     store = _store(rank, size, timeout) if size > 1 else dist.HashStore()
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     dist.init_process_group(
@@ -125,18 +130,21 @@ def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> G
         dist.destroy_process_group()
 
 
-def _device(name: str | None, local_rank: int) -> torch.device:
-    if name is None:
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = found.type if found else "cpu"
-    allowed = ("cpu", "cuda", "mps")
-    if name not in allowed:
+def _device(name: str | None, local_rank: int, size: int) -> torch.device:
+    device = choose(name)
+    if device.type == "mps" and size > 1:
         raise ConfigError(
-            f"device must be one of {', '.join(allowed)}, got {name!r}. "
-            "Leave it out to take the fastest there is."
+            f"an Apple GPU works for one process alone, got {size}. Start it without torchrun, or "
+            "give --device cpu."
         )
-    if name != "cuda":
-        return torch.device(name)
+    if device.type != "cuda":
+        return device
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"every process of a machine needs a GPU of its own, got local rank {local_rank} on a "
+            f"machine with {torch.cuda.device_count()}. Give torchrun a smaller --nproc-per-node, "
+            "or give --device cpu."
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

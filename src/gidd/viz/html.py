@@ -140,7 +140,7 @@ def _other_choices(
 
 
 def _permille(probability: torch.Tensor) -> list[int]:
-    return (1000 * probability.double()).round().long().tolist()
+    return (1000 * probability.cpu().double()).round().long().tolist()
 
 
 def _json(value: object) -> str:
