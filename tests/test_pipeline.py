@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -188,7 +189,7 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
 def test_many_protected_spans_and_strange_text_take_linear_time(pipe):
     """Some 20,000 tokens each: what took minutes must take moments."""
     began = time.perf_counter()
-    text = TEXT * 40
+    text = TEXT.replace("\n", " ") * 40
     tokens = pipe.tokenizer.encode(text)
     spans = [(i, i + 1) for i in range(0, len(text), 3)]
     fixed = protected_tokens(pipe.pieces, tokens, spans)
@@ -203,6 +204,15 @@ def test_a_network_that_knows_nothing_leaves_found_text_alone(pipe):
     """Its weights are random, so no token is likelier wrong than right."""
     assert pipe.correct(TEXT[:40], calls=12).replacements == ()
     assert pipe.correct(TEXT[:40], calls=12, errors=0.999).replacements
+
+
+def test_lines_stay_lines(pipe):
+    """Line breaks, tabs and carriage returns are neither replaced nor written."""
+    text = "Peace\r\nof our\tpeople\n\nand of\u2028all\x0bnations\r\n" * 2
+    layout = re.compile("[\\t\\n\\r\\x0b\u2028]")
+    correction = pipe.correct(text, calls=20, tokens_per_call=4, tau=1.0, errors=None)
+    assert len(correction.replacements) > 5
+    assert layout.findall(correction.text) == layout.findall(text)
 
 
 def test_protected_spans_stay(pipe):

@@ -35,7 +35,7 @@ def correct_text(
 ) -> Correction:
     """Correct a text and judge it before and after; `manifest` completes (task, network calls)."""
     fixed = protected_tokens(pieces, tokens, protected)
-    processors = (ban(engine.schedule.vocab, pieces.tokenizer.not_text | pieces.partial),)
+    processors = (ban(engine.schedule.vocab, pieces.tokenizer.not_text | pieces.fixed),)
     corrector = Corrector(engine, plan, processors, context, seed, watch, on_step)
     new, traces = corrector.correct(tokens, fixed)
     before = opinion(engine, context, tokens, processors)
@@ -63,7 +63,7 @@ def correct_text(
 
 
 def protected_tokens(pieces: Pieces, tokens: Sequence[int], spans: Sequence[Span]) -> list[bool]:
-    """Tokens that touch a protected span, or are parts of characters."""
+    """Tokens that touch a protected span, or are not for correction."""
     texts = pieces(tokens)
     length = sum(map(len, texts))
     for start, stop in spans:
@@ -80,7 +80,7 @@ def protected_tokens(pieces: Pieces, tokens: Sequence[int], spans: Sequence[Span
     end = 0
     for token, text in zip(tokens, texts, strict=True):
         begin, end = end, end + len(text)
-        fixed.append(any(kept[begin:end]) or pieces.is_partial(token))
+        fixed.append(any(kept[begin:end]) or pieces.is_fixed(token))
     return fixed
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from typing import final
+from unicodedata import category
 
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+_LAYOUT = frozenset({"Cc", "Zl", "Zp"})
+"""Categories of control characters and of the breaks of lines and paragraphs."""
 _SHOWN = 20
 _MOST_PIECES = 16
 """Broken pieces that are tried together: a few characters, so that long runs take linear time."""
@@ -46,9 +49,9 @@ class Pieces:
             self._known[token] = self._decode([token])
         return self._known[token]
 
-    def is_partial(self, token: int) -> bool:
-        """Whether a token is, or ends in, a part of a character."""
-        return _BROKEN in self.of(token)
+    def is_fixed(self, token: int) -> bool:
+        """Whether a token is not for correction: line breaks, tabs, parts of characters."""
+        return any(c == _BROKEN or category(c) in _LAYOUT for c in self.of(token))
 
     def encode(self, text: str, what: str) -> list[int]:
         """The tokens of a text that they give back exactly; any other text is refused.
@@ -78,9 +81,9 @@ class Pieces:
         return tokens
 
     @cached_property
-    def partial(self) -> frozenset[int]:
-        """All tokens that are parts of characters."""
-        return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_partial(v))
+    def fixed(self) -> frozenset[int]:
+        """All tokens that correction neither replaces nor writes."""
+        return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_fixed(v))
 
     @cached_property
     def _before(self) -> str:

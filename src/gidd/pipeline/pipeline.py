@@ -187,8 +187,8 @@ class Pipeline:
         `errors` is the share of tokens thought to be wrong; None, as in the paper, replaces
         whatever the model would rather write.
 
-        The number of tokens stays. End-of-text and parts of characters are never written, and
-        parts of characters never replaced, so that all other bytes of the text stay as they are.
+        The number of tokens stays. Line breaks, other control characters and parts of characters
+        are neither written nor replaced, so that lines and all other bytes stay as they are.
         A text longer than the context is corrected in windows that overlap (`Corrector`).
 
         Args:
