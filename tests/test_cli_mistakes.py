@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from small_model import TEXT, write_model
 
+import gidd
 from gidd import cli
 from gidd.cli import display, main
 
@@ -35,7 +36,13 @@ def ended(capsys, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes end in another way")
 @pytest.mark.parametrize(
-    "words", [["--help"], ["sample", "--help"], ["sample", "MODEL", *FEW, "--jsonl"]]
+    "words",
+    [
+        ["--help"],
+        ["sample", "--help"],
+        ["sample", "MODEL", *FEW, "--jsonl"],
+        ["plan", "nano", "--device", "cpu"],
+    ],
 )
 def test_a_closed_pipe_ends_it_quietly(model, words):
     """With the status that a shell reports for a program that a closed pipe has ended."""
@@ -198,8 +205,35 @@ def test_a_correction_is_printed_if_its_file_was_changed_meanwhile(
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_devices_that_are_not_there(capsys, model, device, monkeypatch):
+@pytest.mark.parametrize("words", [["sample", "MODEL"], ["train", "nano"]])
+def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
-    code, _, err = ended(capsys, "sample", model, "--device", device)
+    words = [model if word == "MODEL" else word for word in words]
+    code, _, err = ended(capsys, *words, "--device", device)
     assert code == 2
-    assert f"got {device}" in err
+    assert f"Got {device}" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "MODEL", "--top-p", "2"], "top_p must be in (0, 1], got 2.0"),
+        (["sample", "MODEL", "--length", "100000"], "smaller length"),
+        (["sample", "MODEL", "--correction.calls", "1", *FEW], "ask for 2 or more"),
+        (["plan", "10b", "--spread", "replicate", "--parallel.ranks", "8"], "one of them out"),
+        (["data", "prepare", "sotu", "--tokenizer", "gpt2", "--executor", "slurm"], "partition"),
+    ],
+)
+def test_messages_speak_of_what_was_typed(capsys, model, words, message, tmp_path):
+    words = [model if word == "MODEL" else word for word in words]
+    if words[0] == "data":
+        words += ["--out", str(tmp_path / "out")]
+    code, _, err = ended(capsys, *words)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+def test_it_says_which_version_it_is(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"gidd {gidd.__version__}\n"

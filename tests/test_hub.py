@@ -338,7 +338,8 @@ def test_pickles_are_never_opened(published):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r.update(model_type="llama"), "model_type 'llama'"),
+        (lambda r: r.update(model_type="llama"), "describes a Llama"),
+        (lambda r: r.update(model_type="bert"), "model_type 'bert'"),
         (lambda r: r.pop("hidden_size"), r"without \['hidden_size'\]"),
         (lambda r: r.update(hidden_size=65), "model.width must be"),
     ],

@@ -255,6 +255,17 @@ def test_masking_alone_cannot_judge_what_it_sees(masked_pipe):
     assert result.trace.frames[-1].mean_entropy(torch.ones(16, dtype=torch.bool)) == 0
 
 
+def test_meshes(pipe):
+    even, sine = (
+        pipe.generate(length=8, steps=4, mesh=mesh, watch=True)[0].trace.frames
+        for mesh in ("even", "sine")
+    )
+    assert [round(frame.time, 3) for frame in even[:4]] == [1, 0.75, 0.5, 0.25]
+    assert [round(frame.time, 3) for frame in sine[:4]] == [1, 0.854, 0.5, 0.146]
+    with pytest.raises(ConfigError, match="mesh must be one of even, sine, got 'odd'"):
+        pipe.generate(length=8, mesh="odd")
+
+
 def test_manifests_say_how_to_get_it_again(pipe):
     (result,) = pipe.generate(seed=3, first=2, length=8, steps=2, top_p=0.9, gibbs=1)
     manifest = json.loads(json.dumps(result.manifest))

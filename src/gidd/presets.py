@@ -27,6 +27,9 @@ SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24)
 STEPS_131B = 500_000
 """Of 512 samples of 512 tokens: 131 billion tokens."""
 
+WEB = "hf:HuggingFaceFW/fineweb"
+"""All of FineWeb, 15T tokens: prepare what you need of it and give --data.folder."""
+
 
 def paper(
     size: str, objective: Diffusion | Autoregressive, *, weight_decay: float = 0.0, rounds: int = 1
@@ -55,7 +58,7 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
     return replace(
         base,
         model=replace(base.model, checkpoint_activations=True),
-        data=DataConfig(sources=("fineweb",), tokenizer="gpt2", validation=100_000, length=length),
+        data=DataConfig(sources=(WEB,), tokenizer="gpt2", validation=100_000, length=length),
         optim=replace(base.optim, learning_rate=learning_rate, warmup=2_000),
         train=replace(
             base.train,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+from gidd import __version__
 from gidd.errors import GiddError
 
 GROUPS = {
@@ -56,6 +57,9 @@ def _run(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return
+    if words[0] == "--version":
+        print(f"gidd {__version__}")
+        return
     if words[0] not in GROUPS:
         print(f"gidd: there is no command {words[0]!r}.\n\n{_help()}", file=sys.stderr)
         raise SystemExit(2)
@@ -88,5 +92,5 @@ def _help() -> str:
         "usage: gidd COMMAND ...\n\n"
         "Discrete diffusion language models with any interpolating noise.\n\n"
         f"commands:\n{groups}\n\n"
-        "`gidd COMMAND --help` says more."
+        "`gidd COMMAND --help` says more, `gidd --version` which gidd this is."
     )

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from gidd.cli.display import (
     Display,
+    Output,
     print_json,
     progress,
     read_input,
@@ -185,7 +185,7 @@ def _show(options: Options, path: Path | None, correction: Correction, replaced:
         name = path.name if path else "text"
         write_text(diff.unified(name, correction.original, changes))
     elif sys.stdout.isatty():
-        console = Console(highlight=False)
+        console = Output(highlight=False)
         colours = console.color_system is not None and not console.no_color
         console.print(diff.readable(correction.original, changes, colours=colours))
     elif not replaced:

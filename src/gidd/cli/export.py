@@ -24,7 +24,8 @@ def export(run: Annotated[Path, tyro.conf.Positional], /, *, out: Path) -> None:
 
     Args:
         run: Folder of the run, as given to `gidd train --out`.
-        out: Folder for the model; `gidd.models.from_pretrained` loads it.
+        out: Folder for the model; `gidd sample` and `gidd.from_pretrained` load it, and
+            `transformers` loads a Llama baseline.
     """
     with open_world("cpu") as world:
         step, notes = write(run, out, world)

@@ -1,9 +1,9 @@
 """Fill the blanks of a text: [MASK] is one token, [MASK:3] are three; all else stays.
 
 Examples:
-  gidd infill models/nano "The people of [MASK:4] have a right to [MASK:3]."
+  gidd infill models/nano "The people of[MASK:4] have a right to[MASK:3]."
   gidd infill models/nano - < letter.txt > filled.txt
-  gidd infill models/nano "Peace and [MASK]" --n 5 --step threshold --watch
+  gidd infill models/nano "Peace and[MASK]" --n 5 --step threshold --watch
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from gidd.cli.display import Output
 from gidd.cli.presets import Run, Spread, parse, spread_run
 from gidd.training.plan import Assumptions, Plan, plan
 from gidd.training.plan_devices import named_device
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.json:
         print(json.dumps(_finite(asdict(made)), indent=2))
         return
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     console.print(
         f"{name}: {made.num_parameters / 1e9:.3g}B parameters on {made.ranks:,} x {options.device}"
     )

@@ -25,7 +25,7 @@ def plot(
 ) -> None:
     """Draw the curves of one or several runs to a PNG file.
 
-    Examples:
+    Some examples:
       gidd plot runs/nano
       gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
 

@@ -71,6 +71,11 @@ def spread_run(options: Options) -> RunConfig:
     if options.spread is None:
         return options.run
     sharded = isinstance(options.run.parallel, Shard)
+    if options.spread == "replicate" and sharded and options.run.parallel != Shard():
+        raise ConfigError(
+            "--spread replicate keeps a whole model on every rank, and --parallel options say how "
+            "it is divided. Leave one of them out."
+        )
     if sharded == (options.spread == "shard"):
         return options.run
     return replace(options.run, parallel=Replicate() if sharded else Shard())

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 
+from gidd.cli.display import Output
 from gidd.cli.presets import Run, Spread, parse, spread_run
 from gidd.run import Trackers, fit
 from gidd.training.build import build_objective
@@ -99,7 +99,7 @@ def _trackers(options: Options, out: Path, start: int) -> Trackers:
 
 def _print_plan(run: RunConfig, out: Path) -> None:
     """What would be trained: sizes of the real model, and every setting."""
-    console = Console()
+    console = Output()
     vocab_size = num_ids(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
     blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())

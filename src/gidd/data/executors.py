@@ -104,8 +104,8 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> Manifest
     left = preparation.left()
     if not left:
         return preparation.finish()
+    require_submittable(preparation.out, options)
     name = job_name(preparation.out)
-    _require_submittable(name, options)
     executors = optional_package("datatrove.executor.slurm", "cluster")
     remove_leftovers(preparation.out)
     bin_folder = Path(sys.executable).parent  # where datatrove's commands are
@@ -156,7 +156,8 @@ def job_name(out: Path) -> str:
     return f"gidd-{hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _require_submittable(name: str, options: SlurmOptions) -> None:
+def require_submittable(out: Path, options: SlurmOptions) -> None:
+    """Refuse what Slurm would not take, or would do twice."""
     if not options.partition:
         raise ConfigError(
             "slurm.partition must be given, got none. Use one of those that `sinfo` lists: "
@@ -167,6 +168,7 @@ def _require_submittable(name: str, options: SlurmOptions) -> None:
             "this is a task of a Slurm array, and jobs cannot be submitted from there. "
             "Run the command on a login node."
         )
+    name = job_name(out)
     try:
         words = ["squeue", "--noheader", "--name", name]
         queued = subprocess.run(words, check=True, capture_output=True, text=True).stdout

@@ -191,6 +191,11 @@ def _check_rotary(config: DiTConfig, tensors: Mapping[str, Tensor], file: Path) 
 
 
 def _published_config(record: Mapping[str, Any], file: Path) -> DiTConfig:
+    if record.get("model_type") == "llama":
+        raise CheckpointError(
+            f"{file} describes a Llama, which is no diffusion model: it cannot fill blanks or "
+            "correct. Load it with transformers' AutoModelForCausalLM."
+        )
     missing = [theirs for theirs in _FIELDS.values() if theirs not in record]
     if record.get("model_type") != "dit" or missing:
         raise CheckpointError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypedDict, final
 
-from gidd.diffusion.times import TRAINING_EPS, even_mesh
+from gidd.diffusion.times import TRAINING_EPS, even_mesh, sine_mesh
 from gidd.errors import ConfigError
 from gidd.sampling import (
     STEPS,
@@ -34,6 +34,7 @@ CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is judged: the least noise that models are trained with."""
 
 _STEPS = {step.__name__: step for step in STEPS}
+_MESHES = {"even": even_mesh, "sine": sine_mesh}
 _SCORES = {"likelihood": likelihood, "gain": gain}
 
 
@@ -108,6 +109,10 @@ class SamplingOptions:
     steps: int = 128
     """Number of steps from noise to text; each is at most one network call."""
 
+    mesh: Literal["even", "sine"] = "even"
+    """Where the steps are. even is the paper's; sine has shorter steps at both ends, and is closer
+    to the data where noise is uniform too."""
+
     step: StepName = "ancestral"
     """What a step does. All sample but greedy, which looks for a likely text."""
 
@@ -139,16 +144,18 @@ class SamplingOptions:
     """Self-correction of the finished text; correction.calls = 0 leaves it out."""
 
     def plan(self) -> Plan:
-        """Steps on an even mesh from 1 to 0, then Gibbs, then self-correction."""
+        """Steps from 1 to 0, then Gibbs, then self-correction."""
         if self.step not in _STEPS:
             raise ConfigError(
                 f"step must be one of {', '.join(_STEPS)}, got {self.step!r}. "
                 "For a step of your own give a plan: gidd.sampling.walk(mesh, step)."
             )
+        if self.mesh not in _MESHES:
+            raise ConfigError(f"mesh must be one of {', '.join(_MESHES)}, got {self.mesh!r}.")
         step = _STEPS[self.step]
         if step is threshold:
             step = partial(threshold, fill=self.fill, replace=self.replace)
-        sampled = walk(even_mesh(self.steps), step)
+        sampled = walk(_MESHES[self.mesh](self.steps), step)
         return sampled + stay(gibbs_sweep, self.gibbs) + self.correction.plan()
 
     @property
@@ -178,6 +185,7 @@ class SamplingKeywords(TypedDict, total=False):
     """The fields of `SamplingOptions`, as keyword arguments."""
 
     steps: int
+    mesh: Literal["even", "sine"]
     step: StepName
     fill: float
     replace: float

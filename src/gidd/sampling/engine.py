@@ -153,8 +153,8 @@ class Engine:
         if change.best is not None and program.alone(part, filled).any():
             raise ConfigError(
                 "a corrector that returns the best state it has seen needs two calls in a row: one "
-                "judges the text, the next what was changed. Got a single call; give it a phase of "
-                "its own, stay(corrector, calls), with calls of 2 or more."
+                "judges the text, the next what was changed. Got a single call; ask for 2 or more, "
+                "in a phase of their own: stay(corrector, calls)."
             )
         following, leaves = program.after(part, filled, change.finished)
         canvas.calls[rows] += prediction.asked[:num]

@@ -100,7 +100,7 @@ class TopP:
         """Refuse what is not a share."""
         if not 0 < self.mass <= 1:
             raise ConfigError(
-                f"top_p.mass must be in (0, 1], got {self.mass}. It is the probability that is "
+                f"top_p must be in (0, 1], got {self.mass}. It is the probability that is "
                 "kept; 0.9 is common, 1 cuts nothing."
             )
 

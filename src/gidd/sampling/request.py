@@ -55,7 +55,7 @@ class Request:
         if max_length is not None and len(self.tokens) > max_length:
             raise DataError(
                 f"a request must fit into the model's context of {max_length} tokens, got "
-                f"{len(self.tokens)}. Shorten the prompt, or ask for fewer blanks."
+                f"{len(self.tokens)}. Ask for a smaller length, a shorter prompt or fewer blanks."
             )
         given = [v for v in (*self.tokens, *self.stop) if v is not None]
         unknown = [v for v in given if not 0 <= v < vocab.size]
