@@ -117,7 +117,7 @@ class SamplingOptions:
     """What a step does. All sample but greedy, which looks for a likely text."""
 
     fill: float = FILL
-    """With the step threshold: a blank is filled when its likeliest token has this probability."""
+    """With the step threshold: blanks whose likeliest token has this probability do not wait."""
 
     replace: float = REPLACE
     """With the step threshold: a token is replaced by one that has this probability."""

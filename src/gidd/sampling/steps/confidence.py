@@ -75,18 +75,28 @@ def _fill(
     schedule: MixingSchedule, s: Tensor, canvas: Canvas, prediction: Prediction, look: Look
 ) -> Change:
     """`look` gives token, its probability and the confidence that decides who comes first."""
+    require_masks(schedule, s)
     masks = masked(schedule, canvas)
     token, probability, sureness = prediction.read(masks, look)
-    number = masks.sum(-1) - _masks_at(schedule, s, canvas)
-    order = torch.where(masks, sureness, -1).argsort(dim=-1, descending=True, stable=True)
-    filled = masks & (order.argsort(dim=-1) < number[:, None])
+    filled = surest(masks, sureness, num_due(schedule, s, canvas))
     return Change(torch.where(filled, token, canvas.tokens), probability * filled)
 
 
-def _masks_at(schedule: MixingSchedule, s: Tensor, canvas: Canvas) -> Int[Tensor, " B"]:
-    """How many of the free positions hold a mask at time s, on average and rounded."""
-    require_masks(schedule, s)
-    return (canvas.free.sum(-1) * schedule.beta_pi(s)[:, schedule.vocab.mask_id]).round().long()
+def surest(
+    masks: Bool[Tensor, "B L"], sureness: Float[Tensor, "B L"], number: Int[Tensor, " B"]
+) -> Bool[Tensor, "B L"]:
+    """So many of the masks; of equally sure ones the leftmost."""
+    order = torch.where(masks, sureness, -1).argsort(dim=-1, descending=True, stable=True)
+    return masks & (order.argsort(dim=-1) < number[:, None])
+
+
+def num_due(schedule: MixingSchedule, s: Tensor, canvas: Canvas) -> Int[Tensor, " B"]:
+    """How many masks must go so that as many are left as noise has at time s, on average."""
+    masks = masked(schedule, canvas)
+    if schedule.vocab.mask_id is None:
+        return masks.sum(-1)
+    left = canvas.free.sum(-1) * schedule.beta_pi(s)[:, schedule.vocab.mask_id]
+    return masks.sum(-1) - left.round().long()
 
 
 def require_masks(schedule: MixingSchedule, like: Tensor) -> None:

@@ -14,7 +14,7 @@ from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, Change
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps.ancestral import drawn
-from gidd.sampling.steps.confidence import masked, require_masks
+from gidd.sampling.steps.confidence import masked, num_due, require_masks, surest
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,11 +33,11 @@ def threshold(
     fill: float = FILL,
     replace: float = REPLACE,
 ) -> Change:
-    """Fill masks whose likeliest token has at least `fill`, each with a token drawn from x_theta.
+    """Fill the masks that are due at s, the surest first, and all whose likeliest token has `fill`.
 
-    The surest mask of a sequence is filled in any case, so that every step makes progress, and a
-    step to s = 0 fills all. Other tokens that noise may have written are replaced by the likeliest
-    one, if that has at least `replace`.
+    Each is filled with a token drawn from its x_theta, and at least one is, so that a text that the
+    network is sure of takes few steps. Other tokens that noise may have written are replaced by the
+    likeliest one, if that has at least `replace`.
 
     Which masks come next depends on what is there, not on what will be drawn. So for masking noise
     and an exact denoiser one mask a step (fill = 1) samples the data exactly; a smaller `fill`
@@ -61,9 +61,8 @@ def threshold(
         return token, probability, *rows.max(-1)
 
     token, probability, top_probability, top = prediction.read(masks | doubtful, look)
-    surest = torch.where(masks, top_probability, -1).argmax(-1, keepdim=True)
-    sure = (top_probability >= fill) | (canvas.position == surest) | (s[:, None] == 0)
-    filled = masks & sure
+    due = surest(masks, top_probability, num_due(schedule, s, canvas).clamp_min(1))
+    filled = masks & (due | (top_probability >= fill))
     replaced = doubtful & (top != z) & (top_probability >= replace)
     new = torch.where(filled, token, torch.where(replaced, top, z))
     return Change(new, probability * filled + top_probability * replaced)
