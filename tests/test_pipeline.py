@@ -213,6 +213,8 @@ def test_lines_stay_lines(pipe):
     correction = pipe.correct(text, calls=20, tokens_per_call=4, tau=1.0, errors=None)
     assert len(correction.replacements) > 5
     assert layout.findall(correction.text) == layout.findall(text)
+    for piece, sure in zip(pipe.pieces(correction.tokens), correction.confidence, strict=True):
+        assert sure == 1 if layout.search(piece) or not piece else sure < 1
 
 
 def test_protected_spans_stay(pipe):

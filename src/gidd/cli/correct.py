@@ -25,9 +25,9 @@ from typing import Annotated
 
 import tyro
 
+from gidd.cli.console import Output
 from gidd.cli.display import (
     Display,
-    Output,
     print_json,
     progress,
     read_input,

@@ -19,7 +19,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from gidd.cli.display import Output
+from gidd.cli.console import Output
 from gidd.data import corpora, manifest, tokenizers
 from gidd.data.executors import (
     RayOptions,

@@ -29,14 +29,6 @@ from gidd.viz.html import Story, write_page
 from gidd.viz.terminal import CanvasView, printable
 
 
-class Output(Console):
-    """Standard output; a closed pipe is for `gidd.cli.main` to deal with."""
-
-    def on_broken_pipe(self) -> None:
-        """Called while the error is handled."""
-        raise  # noqa: PLE0704
-
-
 @dataclass(frozen=True, kw_only=True)
 class Display:
     """How a model is run, and how the result is shown."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from gidd.cli.display import Output
+from gidd.cli.console import Output
 from gidd.cli.presets import Run, Spread, parse, spread_run
 from gidd.training.plan import Assumptions, Plan, plan
 from gidd.training.plan_devices import named_device

@@ -18,7 +18,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from gidd.cli.display import Output
+from gidd.cli.console import Output
 from gidd.cli.presets import Run, Spread, parse, spread_run
 from gidd.run import Trackers, fit
 from gidd.training.build import build_objective

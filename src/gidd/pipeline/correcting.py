@@ -54,7 +54,10 @@ def correct_text(
         original=text,
         tokens=tuple(new),
         replacements=tuple(replacements(pieces, tokens, new, before, after)),
-        confidence=tuple(after.probability),
+        confidence=tuple(
+            1.0 if pieces.is_fixed(token) else sure
+            for token, sure in zip(new, after.probability, strict=True)
+        ),
         self_accuracy=(before.self_accuracy(fixed), after.self_accuracy(fixed)),
         calls=calls,
         traces=tuple(traces),

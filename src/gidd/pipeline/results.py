@@ -93,7 +93,8 @@ class Correction:
     """Where original and corrected text differ, in order."""
 
     confidence: tuple[float, ...]
-    """x_theta of each token of the corrected text given all others."""
+    """x_theta of each token of the corrected text given all others; 1 for line breaks and all else
+    that is not for correction."""
 
     self_accuracy: tuple[float, float]
     """Share of tokens that the network finds most likely, in the original and in the end."""

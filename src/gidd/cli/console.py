@@ -1,0 +1,13 @@
+"""Standard output as the commands write tables and colours to it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+class Output(Console):
+    """A closed pipe is for `gidd.cli.main` to deal with."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise  # noqa: PLE0704
