@@ -2,7 +2,7 @@
 
 python benchmarks/sampling_laws.py --json                         # 10^5 texts; 40 minutes on a core
 python benchmarks/sampling_laws.py --json --texts 10000           # four minutes
-python benchmarks/sampling_laws.py --json --table convergence     # as long
+python benchmarks/sampling_laws.py --json --table convergence     # 55 minutes
 
 The text is first-order Markov, V = 50, L = 64. `equal-calls` is ancestral sampling (hybrid noise,
 p_u = 0.2, even mesh) against the same number of network calls of which the last quarter redraws
