@@ -9,5 +9,5 @@ class Output(Console):
     """A closed pipe is for `gidd.cli.main` to deal with."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the error is handled."""
-        raise  # noqa: PLE0704
+        """Rich would end the program with status 1."""
+        raise BrokenPipeError
