@@ -1,0 +1,237 @@
+"""Small outputs of every part of the library, to show that a refactoring moves no number.
+
+    python tests/support/frozen.py --write     # record tests/golden/frozen.json
+    python tests/support/frozen.py             # print what differs from it
+
+A change that moves a number on purpose records the file again and says so in CHANGELOG.md.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from small_model import TEXT, write_model
+from training_runs import final_tensors, losses, reported, tiny_run, train_here
+
+import gidd
+from gidd.data import prepare
+from gidd.data.corpora.exact import ExactCorpus
+from gidd.data.tokenizers import train
+from gidd.diffusion.times import even_mesh
+from gidd.pipeline import CorrectionOptions
+from gidd.sampling import gibbs, gibbs_sweep, stay, walk
+from gidd.sources import MarkovSource
+from gidd.training.config import (
+    Autoregressive,
+    ClampedWeights,
+    Diffusion,
+    HybridNoise,
+    TightWeights,
+    UniformNoise,
+)
+
+FILE = Path(__file__).parents[1] / "golden" / "frozen.json"
+PLANS = {
+    "one": ["nano", "--device", "l4", "--json"],
+    "replicated": ["small-gidd-plus-0.1", "--ranks", "8", "--train.accumulate", "8", "--json"],
+    "sharded": ["1b", "--ranks", "64", "--device", "a100-80gb", "--mfu", "0.45", "--json"],
+    "autoregressive": ["small-llama-262b", "--ranks", "8", "--train.accumulate", "8", "--json"],
+}
+
+
+def machine() -> str:
+    """What the last bits of a float depend on."""
+    model = next(
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return f"{model.partition(':')[2].strip()}, torch {torch.__version__}"
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def runs(folder: Path) -> dict[str, object]:
+    """20 steps of a tiny model on Markov text, for every objective."""
+    import gidd.data.corpora as corpora
+
+    markov = ExactCorpus(
+        name="markov-small",
+        description="",
+        make=lambda: MarkovSource.random(16, 0.3, rng=1),
+        num_documents=60,
+        length=40,
+        held_out=8,
+    )
+    corpora.CORPORA["markov-small"] = markov
+    data = folder / "markov"
+    try:
+        prepare("markov-small", markov.tokenizer(), data, quiet=True)
+    finally:
+        del corpora.CORPORA["markov-small"]
+    objectives = {
+        "masked": Diffusion(noise=HybridNoise(p_uniform=0.0)),
+        "hybrid": Diffusion(noise=HybridNoise(p_uniform=0.2, gamma=1.5)),
+        "hybrid-tight": Diffusion(noise=HybridNoise(p_uniform=0.1), weights=TightWeights()),
+        "hybrid-clamped": Diffusion(noise=HybridNoise(p_uniform=0.1), weights=ClampedWeights()),
+        "uniform": Diffusion(noise=UniformNoise(), weights=ClampedWeights(w_max=1e4)),
+        "autoregressive": Autoregressive(),
+    }
+    found: dict[str, object] = {"shards": shard_digests(data)}
+    for name, objective in objectives.items():
+        out = folder / name
+        run = replace(
+            tiny_run(data, steps=20, evaluate_every=10, average=0.9, accumulate=2, autocast=False),
+            objective=objective,
+        )
+        train_here(run, out)
+        tensors = final_tensors(run, out)
+        weights = b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))
+        evaluations = [line for line in reported(out) if line["kind"] == "validation"]
+        found[name] = {
+            "losses": losses(out).tolist(),
+            "validation": [line["nelbo"] if "nelbo" in line else line["loss"]
+                           for line in evaluations],
+            "squares": float(sum(t.double().square().sum() for t in tensors.values())),
+            "bits": digest(weights),
+        }  # fmt: skip
+    return found
+
+
+def shard_digests(folder: Path) -> dict[str, str]:
+    kinds = ("train", "validation")
+    files = sorted(path for kind in kinds for path in (folder / kind).iterdir())
+    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in files}
+
+
+def texts(folder: Path) -> dict[str, object]:
+    """Samples, infillings, corrections and a score of random networks."""
+    found: dict[str, object] = {}
+    for p in (0.0, 0.2):
+        pipe = gidd.from_pretrained(write_model(folder / f"model-{p}", p_uniform=p))
+        steps = ["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
+        jobs = {
+            name: partial(pipe.generate, 2, length=24, steps=12, seed=3, step=name)
+            for name in steps
+        }
+        jobs |= {
+            "cuts": partial(pipe.generate, 1, prompt="I embrace", steps=8, mesh="sine",
+                            temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, cut_off=0.001),
+            "later": partial(pipe.generate, 1, length=16, steps=8, first=5),
+            "infill": partial(pipe.infill, "I embrace[MASK:4] great [MASK] of", 2, steps=8),
+        }  # fmt: skip
+        if p:
+            jobs |= {
+                "gibbs": partial(pipe.generate, 1, length=16, steps=6, gibbs=4),
+                "gibbs-plan": partial(
+                    pipe.generate, 1, length=16,
+                    plan=walk(even_mesh(6), correctors=[gibbs]) + stay(gibbs_sweep, 2),
+                ),
+                "correction": partial(
+                    pipe.generate, 1, length=16, steps=6, correction=CorrectionOptions(calls=16)
+                ),
+            }  # fmt: skip
+        for name, job in jobs.items():
+            found[f"{name}-{p}"] = [
+                {"tokens": list(one.tokens), "calls": one.calls, "edits": len(one.trace.edits),
+                 "confidence": list(one.confidence)}
+                for one in job()
+            ]  # fmt: skip
+        scored = pipe.score(TEXT[:60], nodes=4, repeats=2)
+        found[f"score-{p}"] = [scored.nelbo, scored.standard_error]
+        if not p:
+            continue
+        corrections = {
+            "found": {},
+            "paper": {"errors": None, "tau": 0.1},
+            "gain": {"errors": None, "score": "gain", "tau": 0.5},
+            "many": {"errors": 0.5, "tokens_per_call": 4, "distance": 3, "patience": 4},
+            "greedy": {"errors": None, "tau": 0.0},
+        }
+        for name, how in corrections.items():
+            # longer than the context, so that there are windows
+            made = pipe.correct(TEXT, calls=12, protected=[(0, 9)], **how)
+            found[f"correct-{name}"] = {
+                "tokens": list(made.tokens),
+                "calls": made.calls,
+                "confidence": list(made.confidence),
+            }
+    return found
+
+
+def shards(folder: Path) -> dict[str, str]:
+    """A prepared folder of text files."""
+    files = []
+    for number in range(9):
+        path = folder / f"{number}.txt"
+        path.write_text(TEXT * (number + 1), encoding="utf-8")
+        files.append(path)
+    out = folder / "prepared"
+    prepare(files, train(files, 300), out, validation=2, tasks=3, quiet=True)
+    return shard_digests(out) | {"tokenizer": digest((out / "tokenizer.json").read_bytes())}
+
+
+def plans() -> dict[str, object]:
+    """What `gidd plan --json` prints. Nothing in it depends on this machine's speed."""
+    command = [sys.executable, "-m", "gidd.cli", "plan"]
+    return {
+        name: json.loads(subprocess.run(command + words, capture_output=True, check=True).stdout)
+        for name, words in PLANS.items()
+    }
+
+
+def record() -> dict[str, object]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts = {name: folder / name for name in ("runs", "texts", "shards")}
+        for part in parts.values():
+            part.mkdir()
+        return {
+            "machine": machine(),
+            "runs": runs(parts["runs"]),
+            "texts": texts(parts["texts"]),
+            "shards": shards(parts["shards"]),
+            "plans": plans(),
+        }
+
+
+def differences(old: object, new: object, where: str = "", tolerance: float = 0.0) -> list[str]:
+    """Where two records differ; floats by more than `tolerance`, relative to the old one."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            line
+            for key in sorted(old.keys() | new.keys())
+            for line in differences(old.get(key), new.get(key), f"{where}/{key}", tolerance)
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            line
+            for i, (a, b) in enumerate(zip(old, new, strict=True))
+            for line in differences(a, b, f"{where}/{i}", tolerance)
+        ]
+    if isinstance(old, float) and isinstance(new, float) and tolerance:
+        return [] if abs(old - new) <= tolerance * max(1.0, abs(old)) else [f"{where}: {old} {new}"]
+    return [] if old == new else [f"{where}: {old} -> {new}"]
+
+
+if __name__ == "__main__":
+    now = record()
+    if "--write" in sys.argv:
+        FILE.write_text(json.dumps(now, indent=1) + "\n")
+    for line in differences(json.loads(FILE.read_text()), now):
+        print(line)
