@@ -20,7 +20,7 @@ test-all:  ## all tests, on two cores, a file at a time on each
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
 
 kills:  ## one training killed 200 times, compared with one left in peace
-	$(PYTHON) tests/kill_training.py --kills 200 --json
+	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
 
 figures:  ## every figure quoted in docs/exact-figures.md
 	$(PYTHON) benchmarks/exact_figures.py

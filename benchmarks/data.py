@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from gidd.data.corpora import resolve
-from gidd.data.loader import BatchSource, Loader, LoaderConfig
-from gidd.data.prepare import prepare
-from gidd.data.shards import ShardSet, open_shard
+from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig
+from gidd.data.loading.shards import ShardSet, open_shard
+from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import gpt2
 from gidd.diffusion.fused import fused_loss
 from gidd.diffusion.process import noise

@@ -25,17 +25,17 @@ import torch
 import torch.nn.functional as F
 
 from gidd.data.batch import Batch
-from gidd.data.loader import Loader
+from gidd.data.loading.loader import Loader
 from gidd.models import DiT
-from gidd.models.initial import Initial
-from gidd.presets import PRESETS
-from gidd.run import fit
+from gidd.models.init import Initial
+from gidd.runs.fit import fit
+from gidd.runs.presets import PRESETS
 from gidd.training import loop
 from gidd.training.build import build_state
-from gidd.training.checkpoint import Checkpoints
+from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.config import RunConfig
-from gidd.training.report import Report
-from gidd.training.report_trackers import default_trackers
+from gidd.training.reporting.report import Report
+from gidd.training.reporting.trackers import default_trackers
 from gidd.training.state import TrainState
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab

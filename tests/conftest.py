@@ -1,8 +1,14 @@
 import os
+from pathlib import Path
 
 # before torch starts its threads: spinning ones slow everything down when tests share the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+# processes that tests start import `support` too
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
+)
 
 import hypothesis
 import pytest

@@ -1,7 +1,7 @@
 """Small outputs of every part of the library, to show that a refactoring moves no number.
 
-    python tests/support/frozen.py --write     # record tests/golden/frozen.json
-    python tests/support/frozen.py             # print what differs from it
+    PYTHONPATH=tests python -m support.frozen --write   # record tests/golden/frozen.json
+    PYTHONPATH=tests python -m support.frozen           # print what differs from it
 
 A change that moves a number on purpose records the file again and says so in CHANGELOG.md.
 """
@@ -21,11 +21,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from small_model import TEXT, write_model
-from training_runs import final_tensors, losses, reported, tiny_run, train_here
-
 import gidd
 from gidd.data import prepare
 from gidd.data.corpora.exact import ExactCorpus
@@ -42,6 +37,8 @@ from gidd.training.config import (
     TightWeights,
     UniformNoise,
 )
+from support.small_model import TEXT, write_model
+from support.training_runs import final_tensors, losses, reported, tiny_run, train_here
 
 FILE = Path(__file__).parents[1] / "golden" / "frozen.json"
 PLANS = {

@@ -26,7 +26,7 @@ from typing import Annotated
 import tyro
 
 from gidd.cli.console import Output
-from gidd.cli.display import (
+from gidd.cli.model_options import (
     Display,
     print_json,
     progress,
@@ -35,10 +35,10 @@ from gidd.cli.display import (
     write_html,
     write_text,
 )
+from gidd.common.files import aside
 from gidd.errors import ConfigError, DataError
-from gidd.files import aside
 from gidd.pipeline import Correction, CorrectionOptions
-from gidd.pipeline.correcting import Span
+from gidd.pipeline.correct import Span
 from gidd.pipeline.options import FOUND_TEXT
 from gidd.pipeline.windows import windows
 from gidd.viz import diff

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from gidd.cli.console import Output
 from gidd.data import corpora, manifest, tokenizers
-from gidd.data.executors import (
+from gidd.data.corpora.remote import redacted
+from gidd.data.preparation.executors import (
     RayOptions,
     SlurmOptions,
     job_name,
@@ -29,10 +30,9 @@ from gidd.data.executors import (
     run_on_ray,
     submit_to_slurm,
 )
-from gidd.data.plan import TRAIN
-from gidd.data.prepare import begun
-from gidd.data.prepare import prepare as write_shards
-from gidd.data.remote import redacted
+from gidd.data.preparation.prepare import begun
+from gidd.data.preparation.prepare import prepare as write_shards
+from gidd.data.preparation.work_plan import TRAIN
 from gidd.errors import ConfigError
 
 Sources = Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from gidd.export import export as write
+from gidd.runs.export import export as write
 from gidd.training.world import open_world
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.display import Writing, progress, read_input, show_generations
+from gidd.cli.model_options import Writing, progress, read_input, show_generations
 
 
 @dataclass(frozen=True, kw_only=True)

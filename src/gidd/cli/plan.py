@@ -18,10 +18,10 @@ import tyro
 from rich.table import Table
 
 from gidd.cli.console import Output
-from gidd.cli.presets import Run, Spread, parse, spread_run
-from gidd.training.plan import Assumptions, Plan, plan
-from gidd.training.plan_devices import named_device
-from gidd.training.plan_ledger import KINDS
+from gidd.cli.run_options import Run, Spread, parse, spread_run
+from gidd.planning.hardware import named_device
+from gidd.planning.memory import KINDS
+from gidd.planning.run_plan import Assumptions, Plan, plan
 
 
 @dataclass(frozen=True, kw_only=True)

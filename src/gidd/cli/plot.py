@@ -14,7 +14,7 @@ import tyro
 
 from gidd.errors import ConfigError
 from gidd.viz import plots
-from gidd.viz.runs import Run
+from gidd.viz.run_log import Run
 
 
 def plot(

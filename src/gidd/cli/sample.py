@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from gidd.cli.display import Writing, progress, show_generations
+from gidd.cli.model_options import Writing, progress, show_generations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,19 +19,19 @@ from typing import Literal
 from rich.table import Table
 
 from gidd.cli.console import Output
-from gidd.cli.presets import Run, Spread, parse, spread_run
-from gidd.run import Trackers, fit
+from gidd.cli.run_options import Run, Spread, parse, spread_run
+from gidd.common.codec import to_plain, to_yaml
+from gidd.planning.vocab_size import num_ids
+from gidd.runs.fit import Trackers, fit
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
-from gidd.training.plan_vocab import num_ids
-from gidd.training.record import to_plain, to_yaml
-from gidd.training.report_trackers import (
+from gidd.training.reporting.trackers import (
     default_trackers,
     tensorboard_tracker,
     trackio_tracker,
     wandb_tracker,
 )
-from gidd.training.watch import STOPPED
+from gidd.training.watchdog import STOPPED
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 

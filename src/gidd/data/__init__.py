@@ -7,7 +7,7 @@ machines), `manifest` (what the shards are, and whether they still are).
 
 from gidd.data.corpora import CORPORA
 from gidd.data.manifest import Manifest, ShardRecord, Split, verify
-from gidd.data.prepare import prepare
+from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, gpt2, train
 
 __all__ = [

@@ -19,10 +19,10 @@ from typing import Any, final
 
 import numpy as np
 
+from gidd.common.files import read_json, sha256, write_json
 from gidd.data.tokenizers import FILE as TOKENIZER
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.files import read_json, sha256, write_json
 from gidd.vocab import Vocab
 
 MANIFEST = "manifest.json"

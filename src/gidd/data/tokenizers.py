@@ -20,9 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from gidd.common.files import read_json, write_json, write_text
+from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError
-from gidd.files import read_json, write_json, write_text
-from gidd.optional import optional_package
 from gidd.vocab import Vocab
 
 FILE = "tokenizer.json"

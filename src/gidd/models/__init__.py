@@ -4,12 +4,12 @@ Reading order: `layers`, `dit` (the diffusion transformer), `denoiser` (from fea
 `hub` (save, load), `reference` (the authors' checkpoints), `autoregressive` (the baseline).
 """
 
-from gidd.models.autoregressive import AutoregressiveModel, llama_config
-from gidd.models.checkpoint import Pretrained
+from gidd.models.backbones.dit import SIZES, DiT, DiTConfig
+from gidd.models.backbones.llama import AutoregressiveModel, llama_config
 from gidd.models.denoiser import Backbone, Denoiser, Head
-from gidd.models.dit import SIZES, DiT, DiTConfig
 from gidd.models.hub import from_pretrained, load, push_to_hub, save
-from gidd.models.reference import export_reference, read_published, read_training
+from gidd.models.importers.gidd_v1 import export_reference, read_published, read_training
+from gidd.models.weights import Pretrained
 
 __all__ = [
     "SIZES",

@@ -13,19 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from gidd.common.files import read_json, sha256, write_json
+from gidd.common.optional import optional_package
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.files import read_json, sha256, write_json
-from gidd.models.checkpoint import (
-    COPY_AGAIN,
-    WEIGHTS,
-    Pretrained,
-    dit_from_tensors,
-    read_tensors,
-    write_tensors,
-)
+from gidd.models.backbones.dit import DiT
 from gidd.models.denoiser import Denoiser
-from gidd.models.dit import DiT
+from gidd.models.importers.gidd_v1 import CONFIG, read_published
 from gidd.models.record import (
     dit_config_from,
     record_plain,
@@ -33,8 +27,14 @@ from gidd.models.record import (
     schedule_from,
     vocab_from,
 )
-from gidd.models.reference import CONFIG, read_published
-from gidd.optional import optional_package
+from gidd.models.weights import (
+    COPY_AGAIN,
+    WEIGHTS,
+    Pretrained,
+    dit_from_tensors,
+    read_tensors,
+    write_tensors,
+)
 
 RECORD = "gidd.json"
 NOISES = "schedule.safetensors"

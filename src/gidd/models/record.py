@@ -27,7 +27,7 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
 )
 from gidd.errors import CheckpointError, ConfigError, ScheduleError
-from gidd.models.dit import DiTConfig
+from gidd.models.backbones.dit import DiTConfig
 from gidd.vocab import Vocab
 
 Json = dict[str, Any]

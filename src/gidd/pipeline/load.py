@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gidd.common.devices import choose
+from gidd.common.files import read_json, sha256
 from gidd.data import tokenizers
 from gidd.data.tokenizers import Tokenizer
-from gidd.devices import choose
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.files import read_json, sha256
 from gidd.models import DiT, Pretrained
 from gidd.models import from_pretrained as load_model
-from gidd.models.checkpoint import COPY_AGAIN, WEIGHTS
 from gidd.models.hub import RECORD
+from gidd.models.weights import COPY_AGAIN, WEIGHTS
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
 from gidd.vocab import Vocab

@@ -15,11 +15,11 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser
-from gidd.pipeline import generating
-from gidd.pipeline.correcting import Span, correct_text
+from gidd.pipeline import generate as generating
+from gidd.pipeline.confidence import judges_visible, look, opinion
+from gidd.pipeline.correct import Span, correct_text
+from gidd.pipeline.describe import schedule_in_words
 from gidd.pipeline.likelihood import ESTIMATOR, estimate
-from gidd.pipeline.manifest import schedule_in_words
-from gidd.pipeline.opinions import judges_visible, look, opinion
 from gidd.pipeline.options import (
     FOUND_TEXT,
     CorrectionKeywords,
@@ -27,9 +27,9 @@ from gidd.pipeline.options import (
     SamplingKeywords,
     SamplingOptions,
 )
-from gidd.pipeline.pieces import Pieces
 from gidd.pipeline.precision import Precision, in_precision
 from gidd.pipeline.results import Correction, Generation, Manifest, Scores
+from gidd.pipeline.text import Pieces
 from gidd.sampling import (
     Engine,
     Frame,

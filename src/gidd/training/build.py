@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gidd.models import AutoregressiveModel, Denoiser, DiT
-from gidd.models.initial import Initial
+from gidd.models.init import Initial
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.parallel import compile_blocks

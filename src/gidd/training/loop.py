@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from gidd.common.codec import to_plain
 from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
-from gidd.training.checkpoint import Checkpoints
+from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.config import RunConfig
 from gidd.training.objective import Metrics, Outcome
 from gidd.training.parallel import gradients_of_last_only
-from gidd.training.record import to_plain
-from gidd.training.report import Report
-from gidd.training.speed import Speed
+from gidd.training.reporting.report import Report
+from gidd.training.reporting.speed import Speed
 from gidd.training.state import TrainState
-from gidd.training.watch import Watch
+from gidd.training.watchdog import Watch
 from gidd.training.world import World
 
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gidd.errors import ConfigError
-from gidd.models.initial import Initial
+from gidd.models.init import Initial
 from gidd.training.world import World
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gidd.devices import choose
+from gidd.common.devices import choose
 from gidd.errors import ConfigError
 
 TIMEOUT_SECONDS = 600.0

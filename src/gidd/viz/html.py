@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from gidd.common.files import write_text
 from gidd.errors import ConfigError
-from gidd.files import write_text
 from gidd.sampling import Frame
 
 PiecesOf = Callable[[Sequence[int]], list[str]]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gidd import files
+from gidd.common import files
+from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
-from gidd.optional import optional_package
-from gidd.viz.runs import Curve, Run
+from gidd.viz.run_log import Curve, Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's: told apart by every kind of colour vision."""

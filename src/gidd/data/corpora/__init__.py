@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gidd.data.corpora.base import Corpus
+from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus
 from gidd.data.corpora.fineweb import FINEWEB
-from gidd.data.corpora.hub import PREFIX, HubCorpus
+from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus
 from gidd.data.corpora.lm1b import LM1B
 from gidd.data.corpora.openwebtext import OPENWEBTEXT
+from gidd.data.corpora.remote import is_url, shown
 from gidd.data.corpora.sotu import SOTU
 from gidd.data.corpora.text8 import TEXT8
 from gidd.data.corpora.text_files import Files
 from gidd.data.corpora.tinystories import TINYSTORIES
 from gidd.data.corpora.wikitext import WIKITEXT
-from gidd.data.documents import Documents
-from gidd.data.remote import is_url, shown
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from gidd.data.documents import Documents
+from gidd.data.corpora.documents import Documents
 from gidd.data.tokenizers import Tokenizer
 
 

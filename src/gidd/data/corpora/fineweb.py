@@ -1,6 +1,6 @@
 """FineWeb: filtered Common Crawl, here its sample of 10 billion tokens."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 FINEWEB = HubCorpus(
     name="fineweb",

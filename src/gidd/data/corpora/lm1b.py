@@ -1,6 +1,6 @@
 """LM1B: the One Billion Word Benchmark, single sentences of news."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 LM1B = HubCorpus(
     name="lm1b",

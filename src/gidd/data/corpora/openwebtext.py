@@ -1,6 +1,6 @@
 """OpenWebText: the paper's training data."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 OPENWEBTEXT = HubCorpus(
     name="openwebtext",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import final
 
 from gidd.data.corpora.base import Corpus
-from gidd.data.documents import Documents
-from gidd.data.formats import find_documents
+from gidd.data.corpora.documents import Documents
+from gidd.data.corpora.formats import find_documents
 from gidd.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 """text8: 100 million characters of Wikipedia, lower-case letters and spaces."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 TEXT8 = HubCorpus(
     name="text8",

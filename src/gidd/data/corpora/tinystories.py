@@ -1,6 +1,6 @@
 """TinyStories: short stories in the words of a small child."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 TINYSTORIES = HubCorpus(
     name="tinystories",

@@ -1,6 +1,6 @@
 """WikiText-103: good and featured articles of Wikipedia, one line a document."""
 
-from gidd.data.corpora.hub import HubCorpus
+from gidd.data.corpora.hf_dataset import HubCorpus
 
 WIKITEXT = HubCorpus(
     name="wikitext",

@@ -1,0 +1,1 @@
+"""What every layer may use: files, devices, optional packages, dataclasses as plain data."""

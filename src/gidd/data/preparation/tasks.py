@@ -1,0 +1,147 @@
+"""One task of a preparation: documents in, one shard per split out, and then a record of them."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from gidd.common.files import read_json, write_json, writing
+from gidd.data.corpora.documents import Documents, read_range
+from gidd.data.manifest import INDEX, ShardRecord
+from gidd.data.preparation.work_plan import TASKS, Task
+from gidd.data.preparation.workers import Report
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import DataError
+
+_BATCH_CHARACTERS = 1 << 21
+_BATCH_DOCUMENTS = 4096
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A task as a worker process gets it."""
+
+    out: Path
+    name: str
+    dtype: str
+    plan: str
+    """Digest of the plan that the task is part of."""
+
+    parts: dict[str, list[tuple[Documents, int, int]]]
+    """By split: sources, and their documents from .. to."""
+
+    @classmethod
+    def of(cls, task: Task, documents: list[Documents], out: Path, dtype: str, plan: str) -> Work:
+        """A task with its sources in the place of their numbers."""
+        parts = {
+            split: [(documents[source], start, stop) for source, start, stop in ranges]
+            for split, ranges in task.ranges.items()
+        }
+        return cls(out=out, name=task.name, dtype=dtype, plan=plan, parts=parts)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return sum(self.documents_of(split) for split in self.parts)
+
+    def documents_of(self, split: str) -> int:
+        """Number of documents of a split."""
+        return sum(stop - start for _, start, stop in self.parts[split])
+
+    @property
+    def record(self) -> Path:
+        """What says that the task is finished."""
+        return self.out / TASKS / f"{self.name}.json"
+
+
+def write_shards(work: Work, report: Report) -> None:
+    """Write the shards of one task, with the tokenizer in the output folder, and its record."""
+    tokenizer = tokenizer_of(work.out, work.plan)
+    shards: dict[str, Any] = {}
+    for split, parts in work.parts.items():
+        file = f"{split}/{work.name}.ds"
+        shard = _write_shard(work, file, read_range(parts), tokenizer, report)
+        shards[split] = asdict(shard)
+    write_json(work.record, {"plan": work.plan, "shards": shards})
+
+
+def finished(work: Work) -> dict[str, ShardRecord] | None:
+    """What a task has made, or None if it has to be done: no record, or a shard is not whole."""
+    try:
+        record = read_json(work.record, "", DataError)
+        shards = {split: ShardRecord(**shard) for split, shard in record["shards"].items()}
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None
+    if record.get("plan") != work.plan or set(shards) != set(work.parts):
+        return None
+    for split, shard in shards.items():
+        item_size = np.dtype(work.dtype).itemsize
+        sizes = {shard.file: shard.tokens * item_size, shard.file + INDEX: shard.documents * 8}
+        whole = all(
+            (work.out / file).is_file() and (work.out / file).stat().st_size == size
+            for file, size in sizes.items()
+        )
+        if not whole or shard.documents != work.documents_of(split):
+            return None
+    return shards
+
+
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """Type of the tokens on disk: the smaller one that holds every id."""
+    return "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
+
+
+@lru_cache(maxsize=1)
+def tokenizer_of(out: Path, plan: str) -> Tokenizer:
+    """Loaded once per process; the plan is part of the key because it fixes the tokenizer."""
+    return Tokenizer.load(out)
+
+
+def _write_shard(
+    work: Work, file: str, texts: Iterable[str], tokenizer: Tokenizer, report: Report
+) -> ShardRecord:
+    dtype = np.dtype(work.dtype).newbyteorder("<")
+    path, index_path = work.out / file, work.out / (file + INDEX)
+    checksum, tokens, ends = hashlib.sha256(), 0, array("Q")
+    with writing(path) as token_file, writing(index_path) as index_file:
+        for batch in _batches(texts):
+            before = tokens
+            for ids in tokenizer.encode_batch(batch):
+                ids.append(tokenizer.end_id)
+                tokens += len(ids)
+                ends.append(tokens)
+                data = np.array(ids, dtype=dtype).tobytes()
+                checksum.update(data)
+                token_file.write(data)
+            report(len(batch), tokens - before)
+        index = np.array(ends, dtype="<u8").tobytes()
+        index_file.write(index)
+    return ShardRecord(
+        file=file,
+        documents=len(ends),
+        tokens=tokens,
+        tokens_sha256=checksum.hexdigest(),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+    )
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """As many documents as keep all threads of the tokenizer busy, and no more."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

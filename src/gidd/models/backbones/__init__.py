@@ -1,0 +1,1 @@
+"""Networks that turn noisy tokens into hidden states."""

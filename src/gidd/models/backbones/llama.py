@@ -1,0 +1,98 @@
+"""The autoregressive baseline: a Llama with as many parameters as the DiT of the same size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from gidd.common.optional import optional_package
+from gidd.errors import ConfigError
+from gidd.models.backbones.dit import DiTConfig
+from gidd.models.init import Initial
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_INTERMEDIATE_MULTIPLE = 32
+"""Widths of matrices are kept to multiples of this, which hardware likes."""
+
+
+def llama_config(size: DiTConfig) -> Any:
+    """The `transformers.LlamaConfig` of a DiT's width, depth and heads.
+
+    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to equal the DiT's, which spends
+    some of its own on the time.
+    """
+    width = size.width
+    per_block = size.num_block_parameters / size.num_layers
+    intermediate = (per_block - 4 * width**2 - 2 * width) / (3 * width)
+    return optional_package("transformers", "hf").LlamaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=width,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        intermediate_size=_INTERMEDIATE_MULTIPLE * round(intermediate / _INTERMEDIATE_MULTIPLE),
+        max_position_embeddings=size.max_length,
+        tie_word_embeddings=False,
+        # ids of another tokenizer by default; generation is done by our own sampler
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+@final
+class AutoregressiveModel(nn.Module):
+    """A causal language model: position i predicts token i + 1."""
+
+    def __init__(self, size: DiTConfig) -> None:
+        super().__init__()
+        if size.dropout:
+            raise ConfigError(
+                f"model.dropout must be 0 for the autoregressive baseline, got {size.dropout}. "
+                "Llama has none: leave it out, or train a diffusion model."
+            )
+        llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
+        self.config = size
+        self.trunk = llama.model
+        self.head = cast(nn.Linear, llama.lm_head)
+        if size.checkpoint_activations:
+            self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers of the trunk, by the name they have in a DiT."""
+        return self.trunk.layers
+
+    @torch.no_grad()
+    def reset_parameters(self, initial: Initial | None = None) -> None:
+        """Draw all weights anew, as Llama does: normal, and gains of 1."""
+        initial = initial or Initial()
+        llama = self.trunk.config
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                initial.normal(module.weight, llama.initializer_range)
+            else:
+                for gain in module.parameters(recurse=False):
+                    gain.fill_(1)
+        # angles are no parameters, and are lost when a model built on meta gets its memory
+        angles = type(self.trunk.rotary_emb)(llama)
+        self.trunk.rotary_emb = angles.to(self.head.weight.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write safetensors and config.json, which `transformers` loads as a Llama."""
+        library = optional_package("transformers", "hf")
+        with torch.device("meta"):
+            llama = library.LlamaForCausalLM(self.trunk.config)
+        llama.model, llama.lm_head = self.trunk, self.head
+        llama.save_pretrained(str(folder))
+
+    def hidden(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        """The features that go into the head."""
+        return self.trunk(input_ids=x, use_cache=False).last_hidden_state
+
+    def forward(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
+        """Logits of the next token at every position."""
+        return self.head(self.hidden(x))

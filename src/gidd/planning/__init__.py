@@ -1,0 +1,1 @@
+"""Estimate what a run needs on other hardware."""

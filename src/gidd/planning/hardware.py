@@ -1,0 +1,73 @@
+"""What a device can do, by its data sheet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+
+from gidd.errors import ConfigError
+from gidd.training.reporting.speed import matmul_rate
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, or a machine's processor."""
+
+    name: str
+
+    memory: float
+    """Bytes, by the name it is sold under (80 GB is 80e9); drivers keep some of it."""
+
+    flops: float
+    """Operations per second of bfloat16 matrix products with float32 sums, without sparsity."""
+
+    float32_flops: float
+    """The same of float32 products; torch does not shorten them to TF32 unless it is told to."""
+
+    link: float | None
+    """Bytes per second that it can receive from others in the same machine; None if not known."""
+
+    kind: Literal["cuda", "cpu"] = "cuda"
+    """Whose rules of mixed precision apply."""
+
+
+_SHEETS = (
+    # NVLink's advertised rates count both directions: half of them can be received
+    Device(name="h100", memory=80e9, flops=989e12, float32_flops=67e12, link=450e9),  # SXM5
+    Device(name="h200", memory=141e9, flops=989e12, float32_flops=67e12, link=450e9),
+    # B200 as in HGX and DGX machines
+    Device(name="b200", memory=180e9, flops=2250e12, float32_flops=75e12, link=900e9),
+    Device(name="a100-80gb", memory=80e9, flops=312e12, float32_flops=19.5e12, link=300e9),  # SXM4
+    Device(name="a100-40gb", memory=40e9, flops=312e12, float32_flops=19.5e12, link=300e9),
+    # PCIe 4.0 x16
+    Device(name="l4", memory=24e9, flops=121e12, float32_flops=30.3e12, link=32e9),
+    Device(name="rtx4090", memory=24e9, flops=165e12, float32_flops=82.6e12, link=32e9),
+)
+
+DEVICES: dict[str, Device] = {device.name: device for device in _SHEETS}
+"""By name; `cpu` is this machine and is measured."""
+
+
+def named_device(name: str) -> Device:
+    """A device by its name."""
+    if name == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        here = torch.device("cpu")
+        return Device(
+            name="cpu",
+            memory=memory,
+            flops=matmul_rate(here, torch.bfloat16),
+            float32_flops=matmul_rate(here, torch.float32),
+            link=None,
+            kind="cpu",
+        )
+    if name not in DEVICES:
+        raise ConfigError(
+            f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}. "
+            "For another one, pass a gidd.planning.hardware.Device to gidd.planning.run_plan.plan."
+        )
+    return DEVICES[name]

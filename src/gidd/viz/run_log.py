@@ -1,0 +1,55 @@
+"""Runs as their logs tell them: metrics over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gidd.training.reporting import log as report_log
+
+_SMOOTHING = 40
+"""A smoothed line averages over one part in so many of the points."""
+
+
+class Curve(NamedTuple):
+    """A metric over the steps of a run."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def smooth(self) -> NDArray[np.float64]:
+        """Means over a window around each point, a smaller one at the beginning."""
+        num = len(self.values)
+        point, half = np.arange(num), num // (2 * _SMOOTHING)
+        reach = np.minimum(point, half)
+        first, last = point - reach, np.minimum(point + reach + 1, num)
+        total = np.concatenate([[0.0], np.cumsum(self.values)])
+        return (total[last] - total[first]) / (last - first)
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """The log of a run."""
+
+    name: str
+    lines: Sequence[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Of a folder that a training has written to, or of its log."""
+        folder = path if path.is_dir() else path.parent
+        return cls(folder.resolve().name, report_log.read(path))
+
+    def curve(self, kind: report_log.Kind, name: str) -> Curve:
+        """A metric where it is finite; without points if the run has none."""
+        lines = [line for line in self.lines if line["kind"] == kind and name in line]
+        steps = np.array([line["step"] for line in lines], dtype=np.int64)
+        values = np.array([float(line[name]) for line in lines], dtype=np.float64)
+        finite = np.isfinite(values)
+        return Curve(steps[finite], values[finite])

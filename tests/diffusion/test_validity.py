@@ -1,0 +1,237 @@
+"""What is no noise process is refused, and the message says how to mend it."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import schedules
+
+from gidd.diffusion.categorical import cut_below, cut_below_max
+from gidd.diffusion.elbo import elbo_weight
+from gidd.diffusion.schedule import check
+from gidd.diffusion.schedules import (
+    Bump,
+    Component,
+    FunctionalSchedule,
+    FunctionAmount,
+    FunctionCurve,
+    HybridSchedule,
+    MaskedSchedule,
+    MixtureSchedule,
+    Polynomial,
+    Ramp,
+    UniformSchedule,
+    mask_noise,
+    uniform_noise,
+)
+from gidd.diffusion.times import even_mesh, paper_nodes, stratify
+from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, TightWeighting
+from gidd.errors import ConfigError, GiddError, ScheduleError
+from gidd.sources import HiddenMarkovSource, MarkovSource
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(5, mask_id=4)
+HALF = torch.full((5,), 0.1, dtype=torch.float64)
+
+# what is built, the error, and what its message must name: field, value, allowed range, remedy
+REFUSED = {
+    "gamma = 2.5": (
+        lambda: HybridSchedule(VOCAB, 0.1, 2.5),
+        ScheduleError,
+        ["gamma", "2.5", "(0, 2]", "uses 1"],
+    ),
+    "gamma = 0": (
+        lambda: HybridSchedule(VOCAB, 0.1, 0.0),
+        ScheduleError,
+        ["gamma", "0.0", "(0, 2]", "uses 1"],
+    ),
+    "p_u = 1": (
+        lambda: HybridSchedule(VOCAB, 1.0),
+        ScheduleError,
+        ["p_uniform", "1.0", "[0, 1)", "UniformSchedule"],
+    ),
+    "p_u < 0": (
+        lambda: HybridSchedule(VOCAB, -0.1),
+        ScheduleError,
+        ["p_uniform", "-0.1", "[0, 1)"],
+    ),
+    "p_u = nan": (lambda: HybridSchedule(VOCAB, float("nan")), ScheduleError, ["p_uniform", "nan"]),
+    "alpha that rises": (
+        lambda: MaskedSchedule(
+            VOCAB, FunctionCurve(lambda t: 1 - t + 0.2 * torch.sin(2 * torch.pi * t))
+        ),
+        ScheduleError,
+        ["alpha", "decrease from 1 to 0", "alpha(0.", "never rises"],
+    ),
+    "alpha that is not a number": (
+        lambda: UniformSchedule(VOCAB, FunctionCurve(lambda t: 1 - t + 0 * (0.5 - t).log())),
+        ScheduleError,
+        ["alpha", "nan"],
+    ),
+    "alpha that stops early": (
+        lambda: MaskedSchedule(VOCAB, FunctionCurve(lambda t: 1 - t / 2)),
+        ScheduleError,
+        ["alpha", "1 at t = 0 and 0 at t = 1", "0.5", "Rescale"],
+    ),
+    "pi that sums to 1/2": (
+        lambda: MixtureSchedule(VOCAB, (Component(HALF, Ramp()),)),
+        ScheduleError,
+        ["components[0].noise", "probability distribution", "0.5", "divide by the sum"],
+    ),
+    "pi with negative entries": (
+        lambda: MixtureSchedule(
+            VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), Ramp()),)
+        ),
+        ScheduleError,
+        ["components[0].noise", "entries >= 0", "-0.1"],
+    ),
+    "pi for another vocabulary": (
+        lambda: MixtureSchedule(VOCAB, (Component(torch.ones(4) / 4, Ramp()),)),
+        ScheduleError,
+        ["components[0].noise", "5 ids", "[4]", "Append zeros"],
+    ),
+    "no noise at all": (
+        lambda: MixtureSchedule(VOCAB, ()),
+        ScheduleError,
+        ["components", "at least one"],
+    ),
+    "functional pi that sums to 1/2": (
+        lambda: FunctionalSchedule(VOCAB, lambda t: 1 - t, lambda t: t[:, None] * HALF),
+        ScheduleError,
+        ["beta_pi", "1 - alpha", "divide it by its sum"],
+    ),
+    "functional pi that is negative": (
+        lambda: FunctionalSchedule(
+            VOCAB,
+            lambda t: 1 - t,
+            lambda t: t[:, None] * (2 * mask_noise(VOCAB) - uniform_noise(VOCAB)),
+        ),
+        ScheduleError,
+        ["beta_pi", "non-negative", "token 0"],
+    ),
+    "functional pi of the wrong shape": (
+        lambda: FunctionalSchedule(VOCAB, lambda t: 1 - t, lambda t: t),
+        ScheduleError,
+        ["beta_pi", "shape", "vocabulary"],
+    ),
+    "noise that must be taken back": (
+        lambda: MixtureSchedule(
+            VOCAB,
+            (
+                Component(mask_noise(VOCAB), Ramp()),
+                Component(uniform_noise(VOCAB), FunctionAmount(lambda t: t * (1 - t) ** 3)),
+            ),
+        ),
+        ScheduleError,
+        ["inflow", "non-negative", "No Markov chain", "token 0", "never decrease"],
+    ),
+    "mask id outside the vocabulary": (
+        lambda: Vocab(5, mask_id=5),
+        ConfigError,
+        ["mask_id", "5", "[0, 5)", "enlarge"],
+    ),
+    "negative mask id": (lambda: Vocab(5, mask_id=-1), ConfigError, ["mask_id", "-1", "[0, 5)"]),
+    "pad id outside the vocabulary": (
+        lambda: Vocab(5, pad_id=7),
+        ConfigError,
+        ["pad_id", "7", "[0, 5)"],
+    ),
+    "vocabulary of one": (lambda: Vocab(1), ConfigError, ["vocab.size", "at least 2", "1"]),
+    "masking without a mask": (
+        lambda: MaskedSchedule(Vocab(5)),
+        ScheduleError,
+        ["mask_id", "None", "UniformSchedule"],
+    ),
+    "hybrid without a mask": (lambda: HybridSchedule(Vocab(5)), ScheduleError, ["mask_id", "None"]),
+    "power of zero": (lambda: Polynomial(0.0), ScheduleError, ["power", "0.0", "positive"]),
+    "negative ramp": (lambda: Ramp(-1.0), ScheduleError, ["weight", "-1.0", "at least 0"]),
+    "dynamic weights of uniform noise": (
+        lambda: DynamicWeighting(UniformSchedule(VOCAB)),
+        ScheduleError,
+        ["dynamic", "UniformSchedule", "TightWeighting"],
+    ),
+    "weights of zero": (
+        lambda: ClampWeighting(MaskedSchedule(VOCAB), 0.0),
+        ConfigError,
+        ["w_max", "positive", "0.0"],
+    ),
+    "negative weights": (
+        lambda: TightWeighting(MaskedSchedule(VOCAB), -1.0),
+        ConfigError,
+        ["w_max", "-1.0"],
+    ),
+    "no steps": (lambda: even_mesh(0), ConfigError, ["steps", "at least 1", "0"]),
+    "eps of one half": (
+        lambda: paper_nodes(8, eps=0.5),
+        ConfigError,
+        ["eps", "[0, 0.5)", "0.5", "1e-4"],
+    ),
+    "negative eps": (
+        lambda: stratify(0.5, torch.arange(2), 2, eps=-1.0),
+        ConfigError,
+        ["eps", "-1.0"],
+    ),
+    "absolute cut-off of one": (
+        lambda: cut_below(torch.ones(2) / 2, 1.0),
+        ConfigError,
+        ["minimum", "[0, 1)", "1.0"],
+    ),
+    "negative relative cut-off": (
+        lambda: cut_below_max(torch.ones(2) / 2, -0.1),
+        ConfigError,
+        ["ratio", "-0.1"],
+    ),
+    "source without a distribution": (
+        lambda: MarkovSource(torch.ones(2) / 2, torch.ones(2, 2)),
+        ConfigError,
+        ["transition", "rows sum to 1", "2", "Divide"],
+    ),
+    "emission without a distribution": (
+        lambda: HiddenMarkovSource(torch.ones(1), torch.ones(1, 1), torch.tensor([[1.5, -0.5]])),
+        ConfigError,
+        ["emission", "-0.5"],
+    ),
+    "source larger than the vocabulary": (
+        lambda: MarkovSource.random(6).leave_one_out(
+            MaskedSchedule(VOCAB), torch.tensor([0.5]), torch.tensor([[1, 2]])
+        ),
+        ConfigError,
+        ["vocab.size", "6", "5", "Vocab(7, mask_id=6)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_a_message_that_helps(case):
+    build, error, words = REFUSED[case]
+    with pytest.raises(error) as caught:
+        build()
+    message = str(caught.value)
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+    assert isinstance(caught.value, GiddError)
+    assert isinstance(caught.value, ValueError)
+    assert re.search(r"\. \S", message), f"no remedy after the complaint: {message}"
+
+
+@given(schedules())
+def test_every_schedule_of_the_cube_passes_its_own_check(schedule):
+    check(schedule)
+
+
+@given(st.floats(2.001, 4))
+def test_gamma_above_two_really_has_negative_rates(gamma):
+    """Not a matter of taste: c + (1 - t) c' < 0 for t > gamma / (2 (gamma - 1))."""
+    t = torch.tensor([(1 + gamma / (2 * (gamma - 1))) / 2], dtype=torch.float64)
+    bump = Bump(0.2, 2.0)
+    object.__setattr__(bump, "gamma", gamma)  # as if the range were not checked
+    assert bump.gain(t) < 0
+
+
+def test_gamma_of_two_is_allowed():
+    schedule = HybridSchedule(VOCAB, 0.5, 2.0)
+    t = torch.tensor([0.999999], dtype=torch.float64)
+    x = torch.tensor([[0]])
+    assert elbo_weight(schedule, t, x, torch.tensor([[1]])) > 0

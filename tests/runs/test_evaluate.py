@@ -1,0 +1,80 @@
+"""Evaluations: every sample once, on any number of ranks, and nothing depends on chance."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training_runs import reported, speeches, tiny_run, train_here
+
+import gidd.runs.fit
+from gidd.data.loading.loader import open_split
+from gidd.data.preparation.prepare import prepare
+from gidd.data.tokenizers import Tokenizer
+from gidd.runs.fit import evaluation, held_out, loader_config
+from gidd.training.build import build_state
+from gidd.training.parallel import Shard
+from gidd.training.watchdog import Watch
+from gidd.training.world import open_world
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return speeches(tmp_path_factory.mktemp("data"), vocab_size=300, documents=20)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_samples", [5, 7, 16])
+@pytest.mark.parametrize(("global_batch", "accumulate"), [(5, 1), (16, 1), (16, 3), (64, 2)])
+def test_all_ranks_make_as_many_calls_and_see_every_sample_once(
+    num_ranks, num_samples, global_batch, accumulate, data
+):
+    """Ranks that share a model wait for each other in every call."""
+    run = tiny_run(data, global_batch=global_batch)
+    shards, config = open_split(data), loader_config(run, Tokenizer.load(data))
+    worlds = [SimpleNamespace(rank=rank, size=num_ranks) for rank in range(num_ranks)]
+    parts = [list(held_out(shards, config, num_samples, accumulate, world)) for world in worlds]
+    assert len({len(part) for part in parts}) == 1
+    seen = [batch.sample_index.tolist() for part in parts for batch in part]
+    assert [index for batch in seen for index in batch] == list(range(num_samples))
+    micro_batch = global_batch // num_ranks // accumulate
+    # a rank that trains on single samples may look at two: it keeps no activations here
+    assert all(0 < len(batch) <= max(2, micro_batch) for batch in seen)
+
+
+@pytest.mark.parametrize("global_batch", [2, 4])
+def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tmp_path):
+    run = tiny_run(data, steps=1, global_batch=global_batch, evaluate_samples=5, evaluate_texts=1)
+    run_ranks(train_here, 1, run, tmp_path / "alone")
+    run_ranks(train_here, 2, run, tmp_path / "sharded", Shard())
+    alone, sharded = (reported(tmp_path / name)[-1] for name in ("alone", "sharded"))
+    assert alone["kind"] == sharded["kind"] == "evaluation"
+    assert sharded["nelbo"] == pytest.approx(alone["nelbo"], rel=1e-4)
+    assert sharded["share_masked"] == alone["share_masked"]
+
+
+def test_nothing_is_dropped_in_an_evaluation(data):
+    run = tiny_run(data, evaluate_texts=2)
+    run = replace(run, model=replace(run.model, dropout=0.5))
+    tokenizer = Tokenizer.load(data)
+    with open_world("cpu") as world, Watch(world, 60).on() as watch:
+        state = build_state(run, tokenizer.vocab, world)
+        for parameter in state.objective.parameters():  # a fresh head predicts nothing
+            torch.nn.init.normal_(parameter, std=0.3)
+        evaluate = evaluation(run, data, tokenizer, world, watch)
+        assert evaluate(state) == evaluate(state)
+        assert state.objective.training
+
+
+@pytest.mark.parametrize("validation", [0, 1])
+def test_it_is_said_when_nothing_is_held_out(validation, data, tmp_path, monkeypatch):
+    files = [tmp_path / f"{number}.txt" for number in range(3)]
+    for file in files:
+        file.write_text("We the people. " * 20)
+    prepare(files, Tokenizer.load(data), tmp_path / "data", validation=validation, quiet=True)
+    notes = []
+    monkeypatch.setattr(gidd.runs.fit.Report, "note", lambda self, text: notes.append(text))
+    train_here(tiny_run(tmp_path / "data", steps=1), tmp_path / "run")
+    said = [note for note in notes if "nothing is held out" in note]
+    assert len(said) == (validation == 0)

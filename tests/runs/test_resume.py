@@ -1,0 +1,168 @@
+"""A run that was ended at any moment is, when it is done, the run that never was."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
+
+from gidd.data.preparation.prepare import prepare
+from gidd.data.tokenizers import Tokenizer, train
+from gidd.errors import ConfigError, DataError
+from gidd.training.parallel import Replicate, Shard
+from gidd.training.watchdog import STOPPED
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return speeches(tmp_path_factory.mktemp("data"), vocab_size=300, documents=40)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, data):
+    out = tmp_path_factory.mktemp("undisturbed")
+    run_ranks(train_here, 1, resumable(data), out)
+    return out
+
+
+def resumable(data, **changes):
+    # reports every third step: sums between reports must survive, too
+    settings = {"steps": STEPS, "save_every": 23, "report_every": 3, "average": 0.9, "keep": 5}
+    return tiny_run(data, **(settings | changes))
+
+
+def train_and_die(run, out, step, parallel=None):
+    """Train until the checkpoint of a step can be seen; then kill -9 this process."""
+
+    def watch():
+        while not (out / "checkpoints" / f"step-{step:09}").exists():
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    train_here(run, out, parallel)
+
+
+def kill_after(run, out, step, size=1, parallel=None):
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_ranks(train_and_die, size, run, out, step, parallel)
+
+
+def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
+    run = resumable(data)
+    kill_after(run, tmp_path, 23)
+    run_ranks(train_here, 1, run, tmp_path)
+    assert reported(tmp_path) == reported(undisturbed)
+    ours, theirs = final_tensors(run, tmp_path), final_tensors(run, undisturbed)
+    assert ours.keys() == theirs.keys()
+    assert any(name.startswith("average.") for name in ours)
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.mark.slow
+def test_resume_on_other_numbers_of_ranks(data, undisturbed, tmp_path):
+    run = resumable(data, save_every=15)
+    kill_after(run, tmp_path, 15)
+    kill_after(run, tmp_path, 30, 2, Shard())
+    kill_after(run, tmp_path, 45, 4, Shard())
+    run_ranks(train_here, 1, run, tmp_path, Replicate())
+    ours, theirs = losses(tmp_path), losses(undisturbed)
+    assert len(ours) == STEPS // 3
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
+
+
+def test_a_finished_run_stays_as_it_is(data, undisturbed):
+    before = reported(undisturbed)
+    run_ranks(train_here, 1, resumable(data), undisturbed)
+    assert reported(undisturbed) == before
+
+
+def test_another_run_is_not_continued_as_this_one(data, undisturbed):
+    run = resumable(data)
+    other = replace(run, optim=replace(run.optim, beta2=0.5, weight_decay=0.5))
+    with pytest.raises(ConfigError, match=r"(?s)beta2.*weight_decay.*another --out"):
+        train_here(other, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("model", {"width": 64}, "model.width: 32 -> 64"),
+        ("train", {"average": None}, "train.average: 0.9 -> None"),
+    ],
+)
+def test_another_model_is_told_by_its_settings(part, change, message, data, undisturbed):
+    run = resumable(data)
+    other = replace(run, **{part: replace(getattr(run, part), **change)})
+    with pytest.raises(ConfigError, match=message):
+        train_here(other, undisturbed)
+
+
+def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(data, tmp_path):
+    run = resumable(data, steps=2, save_every=1)
+    train_here(run, tmp_path)
+    longer = replace(run, train=replace(run.train, steps=4))
+    lower = replace(longer.optim, learning_rate=1e-5, warmup=7, final_share=0.2, max_grad_norm=0.5)
+    assert train_here(replace(longer, optim=lower), tmp_path)
+    assert reported(tmp_path)[-2]["learning_rate"] == pytest.approx(1e-5 * 4 / 7)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(data, undisturbed, tmp_path):
+    files = [tmp_path / name for name in ("one.txt", "two.txt")]
+    for number, file in enumerate(files):
+        file.write_text(" ".join(f"word{number + i} zebra" for i in range(500)))
+    tokenizer = train(files, 300)
+    assert tokenizer.vocab == Tokenizer.load(data).vocab
+    prepare(files, tokenizer, tmp_path / "data", validation=1, quiet=True)
+    run = resumable(data)
+    other = replace(run, data=replace(run.data, folder=tmp_path / "data"))
+    with pytest.raises(DataError, match=r"(?s)tokenizer.*another --out"):
+        train_here(other, undisturbed)
+
+
+def test_resume_with_dropout_is_exact_to_the_last_bit(data, tmp_path):
+    run = tiny_run(data, steps=12, save_every=5)
+    run = replace(run, model=replace(run.model, dropout=0.2))
+    run_ranks(train_here, 1, run, tmp_path / "undisturbed")
+    kill_after(run, tmp_path / "killed", 5)
+    run_ranks(train_here, 1, run, tmp_path / "killed")
+    assert reported(tmp_path / "killed") == reported(tmp_path / "undisturbed")
+    ours, theirs = (final_tensors(run, tmp_path / name) for name in ("killed", "undisturbed"))
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_how_often_it_reports_and_saves_may_change(data, undisturbed):
+    train_here(resumable(data, save_every=7, report_every=2), undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
+    """The real command: asked to stop, it can be continued, and is then as if it never was."""
+    words = [sys.executable, "-m", "gidd.cli", "train", "nano", "--data.folder", str(data)]
+    words += ["--train.steps", "40", "--train.global-batch", "4", "--data.length", "16"]
+    words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*words, "--out", str(tmp_path / "whole")], env=environment, check=True)
+
+    words += ["--out", str(tmp_path / "stopped")]
+    process = subprocess.Popen(words, env=environment)
+    log = tmp_path / "stopped" / "metrics.jsonl"
+    while not log.exists() or log.read_text().count("\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == STOPPED
+    assert 5 <= len(losses(tmp_path / "stopped")) < 40
+    subprocess.run(words, env=environment, check=True)
+    assert reported(tmp_path / "stopped") == reported(tmp_path / "whole")

@@ -1,0 +1,225 @@
+"""Self-correction beside a literal transcription of the paper's Algorithm 1."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.sampling_worlds import random_denoiser
+
+from gidd.diffusion.categorical import draw
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
+from gidd.errors import ConfigError
+from gidd.sampling import Engine, Known, Request, gain, likelihood, self_correction, stay
+from gidd.sampling.correctors.self_correction import lead
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(33, mask_id=32)
+HYBRID = HybridSchedule(VOCAB, 0.2)
+LENGTH = 12
+
+
+def texts(num: int) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(2)
+    return [tuple(torch.randint(32, (LENGTH,), generator=generator).tolist()) for _ in range(num)]
+
+
+def logits_of(model, z, t):
+    logits = model.backbone(z[None], torch.tensor([t]))[0].clone()
+    logits[:, VOCAB.mask_id] = -torch.inf
+    return logits
+
+
+def self_accuracy(model, tokens, t=0.0) -> float:
+    z = torch.tensor(tokens)
+    return float((logits_of(model, z, t).argmax(-1) == z).double().mean())
+
+
+@torch.no_grad()
+def algorithm_1(model, tokens, t, tau, calls, patience, seed):
+    """App. C, one sequence, one token a call, one position after the other.
+
+    Not converged: something would change, there is patience left, and there are calls left. The
+    best state by self-accuracy is returned, each state judged by its own logits.
+    """
+    z = torch.tensor(tokens)
+    best, best_accuracy, age = z.clone(), -1.0, 0
+    for call in range(calls):
+        logits = logits_of(model, z, t)
+        accuracy = float((logits.argmax(-1) == z).double().mean())
+        if accuracy > best_accuracy:
+            best, best_accuracy, age = z.clone(), accuracy, 0
+        else:
+            age += 1
+        if tau == 0:  # the limit: the likeliest token, and how far it leads orders the positions
+            x_theta = torch.zeros_like(logits)
+            first, second = logits.topk(2).values.unbind(-1)
+            x_theta[torch.arange(len(z)), logits.argmax(-1)] = first - second
+        else:
+            x_theta = (logits.double() / tau).softmax(-1)
+        position = torch.arange(len(z))
+        u = random_integers(seed, Stream.TOKEN, call, torch.tensor([0]), position)[0]
+        new = [int(draw(x_theta[i][None], u[i][None, None])) for i in range(len(z))]
+        changed = [i for i in range(len(z)) if new[i] != z[i]]
+        if not changed or age >= patience:
+            break
+        j = max(changed, key=lambda i: float(x_theta[i, new[i]]))
+        z[j] = new[j]
+    return tuple(best.tolist())
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("t", [0.0, 0.05])
+def test_it_is_algorithm_1(tau, t):
+    """8 sequences at once, token for token as one by one, with the same draws."""
+    model = random_denoiser(VOCAB, gain=0.0)
+    corrector = partial(self_correction, temperature=tau, patience=3)
+    plan = stay(corrector, 24, t)
+    given = texts(8)
+    requests = [
+        Request(tokens=text, plan=plan, seed=s, protected=(False,) * LENGTH)
+        for s, text in enumerate(given)
+    ]
+    samples = Engine(model, HYBRID, rows_per_call=4).sample(requests)
+    expected = [algorithm_1(model, text, t, tau, 24, 3, s) for s, text in enumerate(given)]
+    assert [sample.tokens for sample in samples] == expected
+    assert sum(a != b for a, b in zip(expected, given, strict=True)) > 2  # it does something
+    assert len({sample.calls for sample in samples}) > 1  # and sequences stop on their own
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize("score", [likelihood, gain])
+@pytest.mark.parametrize("tau", [0.0, 0.3, 2.0])
+def test_self_accuracy_never_falls(tau, score, num_tokens):
+    """Whatever is committed on the way, the best state seen is returned."""
+    model = random_denoiser(VOCAB, gain=0.0)
+    corrector = partial(
+        self_correction,
+        temperature=tau,
+        patience=4,
+        score=score,
+        num_tokens=num_tokens,
+        distance=2,
+    )
+    given = texts(16)
+    requests = [
+        Request(tokens=text, plan=stay(corrector, 9), seed=s, protected=(False,) * LENGTH)
+        for s, text in enumerate(given)
+    ]
+    samples = Engine(model, HYBRID).sample(requests)
+    before = [self_accuracy(model, text) for text in given]
+    after = [self_accuracy(model, sample.tokens) for sample in samples]
+    assert all(a >= b for a, b in zip(after, before, strict=True))
+    assert sum(after) > sum(before)
+
+
+def test_k_changes_keep_their_distance():
+    model = random_denoiser(VOCAB, gain=0.0)
+    corrector = partial(self_correction, temperature=1.0, num_tokens=3, distance=4)
+    request = Request(tokens=texts(1)[0], plan=stay(corrector, 6), protected=(False,) * LENGTH)
+    (sample,) = Engine(model, HYBRID).sample([request])
+    for call in range(5):
+        drawn = [e for e in sample.edits if e.move == call and e.probability > 0]
+        places = sorted(edit.position for edit in drawn)
+        assert len(places) <= 3
+        assert all(b - a >= 4 for a, b in zip(places, places[1:], strict=False))
+
+
+def test_gain_prefers_what_improves_most():
+    """A token of 0.6 in place of 0.3 against one of 0.5 in place of 0.001."""
+    x_theta = torch.tensor([[0.6, 0.3, 0.1], [0.001, 0.5, 0.499]])
+    vocab = Vocab(4, mask_id=3)
+    rows = torch.nn.functional.pad(x_theta, (0, 1))[None]
+    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    engine = Engine(network, HybridSchedule(vocab, 0.2))
+    first = {}
+    for score in (likelihood, gain):
+        corrector = partial(self_correction, temperature=0.0, score=score)
+        request = Request(tokens=(1, 0), plan=stay(corrector, 5), protected=(False, False))
+        (sample,) = engine.sample([request])
+        first[score] = sample.edits[0].position
+        assert sample.tokens == (0, 1)
+    assert first == {likelihood: 0, gain: 1}
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.01, 0.1, 0.4])
+def test_the_surest_change_comes_first_however_low_the_temperature(tau):
+    """At tau = 0.1 odds of 6 to 1 are a probability that float32 rounds to 1."""
+    top = torch.tensor([0.85, 0.999, 0.95, 0.99999], dtype=torch.float64)
+    rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
+    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    engine = Engine(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
+    corrector = partial(self_correction, temperature=tau)
+    request = Request(tokens=(0,) * 4, plan=stay(corrector, 6), protected=(False,) * 4)
+    (sample,) = engine.sample([request])
+    assert [edit.position for edit in sample.edits] == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 0.9])
+def test_a_lead_is_the_log_odds(tau):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(500, 7, generator=generator, dtype=torch.float64)
+    token = torch.randint(7, (500, 1), generator=generator)
+    q = (logits / tau).softmax(-1).gather(-1, token).squeeze(-1)
+    told = (q > 1e-25) & (q < 1 - 1e-6)  # elsewhere q does not tell
+    assert told.sum() > 300
+    torch.testing.assert_close(
+        lead(logits.softmax(-1), token, tau)[told], tau * q.logit()[told], rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("errors", [0.01, 0.1, 0.3, 0.6])
+def test_with_a_share_of_errors_it_decides_by_the_posterior(errors):
+    """Tokens drawn apart from a known law, some replaced at random: all cases enumerated."""
+    law = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
+    size = len(law)
+    network = Known(lambda z, t: law.expand(*z.shape, -1))
+    engine = Engine(network, UniformSchedule(Vocab(size, mask_id=None)))
+    corrector = partial(self_correction, temperature=0.0, num_tokens=size, errors=errors)
+    plan, free = stay(corrector, 2), (False,) * size
+    (sample,) = engine.sample([Request(tokens=tuple(range(size)), plan=plan, protected=free)])
+    # P(meant = v, replaced or not, seen = z)
+    replaced = errors / size * law[:, None].expand(size, size)
+    right = (1 - errors) * law.diag()
+    for z in range(size):
+        wrong, meant = replaced[:, z].max(0)
+        assert sample.tokens[z] == (int(meant) if wrong > right[z, z] else z)
+
+
+def test_a_fixed_point_costs_one_call():
+    """tau = 0 and nothing to change: one look is enough, however much patience there is."""
+    rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    corrector = partial(self_correction, temperature=0.0, patience=50)
+    settled = tuple(rows[0].argmax(-1).tolist())
+    one_wrong = (0 if settled[0] else 1, *settled[1:])
+    for tokens, calls in ((settled, 1), (one_wrong, 2)):
+        request = Request(tokens=tokens, plan=stay(corrector, 60), protected=(False,) * LENGTH)
+        (sample,) = Engine(network, HYBRID).sample([request])
+        assert (sample.tokens, sample.calls) == (settled, calls)
+
+
+def test_partly_denoised_text_and_protected_spans():
+    """Masks are candidates like any token; self-accuracy is that of the free tokens."""
+    model = random_denoiser(VOCAB, gain=0.0)
+    tokens = (32, 5, 32, 7, 1, 2)
+    protected = (False, True, False, True, True, True)
+    corrector = partial(self_correction, temperature=0.0, patience=8)
+    request = Request(tokens=tokens, plan=stay(corrector, 16), protected=protected)
+    (sample,) = Engine(model, HYBRID).sample([request])
+    assert [v for v, kept in zip(sample.tokens, protected, strict=True) if kept] == [5, 7, 1, 2]
+    assert 32 not in sample.tokens
+
+
+def test_impossible_settings_are_refused():
+    engine = Engine(random_denoiser(VOCAB, gain=0.0), HYBRID)
+    for option, message in [
+        ({"temperature": -0.1}, "temperature must be a finite number of at least 0, got -0.1"),
+        ({"distance": 0}, "distance must be at least 1, got 0"),
+        ({"num_tokens": 0}, "num_tokens must be at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"errors": 1.0}, "errors must be between 0 and 1, got 1.0"),
+    ]:
+        plan = stay(partial(self_correction, **option), 1)
+        with pytest.raises(ConfigError, match=message):
+            engine.sample([Request(tokens=(1, 2), plan=plan, protected=(False, False))])

@@ -1,0 +1,413 @@
+"""The engine: the same sequence in any company, no needless call, nothing protected lost."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.sampling_worlds import random_denoiser
+
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
+from gidd.diffusion.times import even_mesh, sine_mesh
+from gidd.errors import ConfigError, DataError
+from gidd.sampling import (
+    CORRECTORS,
+    STEPS,
+    Canvas,
+    Engine,
+    Known,
+    MinP,
+    Plan,
+    Request,
+    Temperature,
+    TimeFree,
+    TopK,
+    ancestral,
+    blanks,
+    gibbs,
+    gibbs_sweep,
+    prompt,
+    self_correction,
+    stay,
+    threshold,
+    walk,
+)
+from gidd.sampling.spaced import top_spaced
+from gidd.sampling.steps import MASK_FILLING_STEPS
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(65, mask_id=64)
+HYBRID = HybridSchedule(VOCAB, 0.2)
+MASKED = MaskedSchedule(VOCAB)
+
+
+class Counted:
+    """A network that counts the sequences it is asked for."""
+
+    def __init__(self, network):
+        self.network = network
+        self.calls = 0
+        self.rows = 0
+
+    def hidden(self, z, t):
+        self.calls += len(z)
+        return self.network.hidden(z, t)
+
+    def distribution(self, hidden):
+        self.rows += len(hidden)
+        return self.network.distribution(hidden)
+
+
+def mixed_requests(num: int = 64) -> list[Request]:
+    """Lengths 4 to 32, 1 to 5 steps, prompts, seeds, plans and processors of all kinds."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = [4, 7, 16, 31, 32]
+    processors = [(), (Temperature(0.8),), (TopK(20), MinP(0.01))]
+    finishes = [
+        Plan(()),
+        stay(partial(gibbs, distance=3), 2),
+        stay(partial(self_correction, temperature=0.5, patience=2, num_tokens=2), 3),
+        stay(gibbs_sweep, 2, 0.1),
+    ]
+    requests = []
+    for i in range(num):
+        length = lengths[i % len(lengths)]
+        given = torch.randint(64, (i % 4,), generator=generator).tolist()
+        mesh = even_mesh(1 + i % 5) if i % 2 else sine_mesh(1 + i % 5)
+        step = threshold if i % 11 == 0 else ancestral
+        requests.append(
+            Request(
+                tokens=prompt(length, prefix=given[:2], suffix=given[2:]),
+                plan=walk(mesh, step) + finishes[i % 4],
+                seed=i // 3,
+                number=i,
+                processors=processors[i % 3],
+            )
+        )
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rows_per_call"),
+    [
+        pytest.param(HYBRID, 1, id="hybrid-1"),
+        pytest.param(MASKED, 1, id="masked-1", marks=pytest.mark.slow),
+        pytest.param(HYBRID, 8, id="hybrid-8", marks=pytest.mark.slow),
+    ],
+)
+def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, rows_per_call, device):
+    """64 mixed requests, float32, a real network: bit-identical alone and by 2, 7 and 64."""
+    network = random_denoiser(VOCAB).to(device)
+    engine = Engine(network, schedule, rows_per_call=rows_per_call, device=device)
+    requests = mixed_requests()
+    alone = [engine.sample([request])[0] for request in requests]
+    assert len({sample.tokens for sample in alone}) > 60  # they are different sequences
+    for size in (2, 7, 64):
+        batches = [requests[i : i + size] for i in range(0, len(requests), size)]
+        together = [sample for batch in batches for sample in engine.sample(batch)]
+        assert together == alone
+
+
+def test_processors_see_the_same_shapes_in_any_company():
+    """torch divides the sum of one long row among threads, of many rows not: other last bits."""
+    vocab, shapes = Vocab(50258, mask_id=50257), set()
+
+    def spy(rows):
+        shapes.add(tuple(rows.shape))
+        return rows
+
+    table = torch.full((16, 50258), 1 / 50257)
+    table[:, -1] = 0
+    schedule = MaskedSchedule(vocab)
+    engine = Engine(Known(lambda z, t: table.expand(len(z), -1, -1)), schedule, rows_per_call=2)
+    for number in range(6):
+        plan, processors = walk(even_mesh(8)), (spy,)
+        engine.sample([Request(tokens=blanks(16), plan=plan, number=number, processors=processors)])
+    assert len(shapes) == 1
+
+
+def test_shapes_of_network_calls_are_fixed():
+    """What makes it so: every call has the same number of sequences, of one length."""
+    shapes = set()
+
+    def x_theta(z, t):
+        shapes.add(tuple(z.shape))
+        return torch.full((*z.shape, 65), 1 / 64)
+
+    engine = Engine(Known(x_theta), HYBRID, rows_per_call=4)
+    engine.sample(mixed_requests(32))
+    assert shapes == {(4, length) for length in (4, 7, 16, 31, 32)}
+
+
+def test_the_same_request_twice_and_another_number():
+    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    request = Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=5)
+    again, other_seed, other_number = engine.sample(
+        [
+            request,
+            Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=6),
+            Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=5, number=1),
+        ]
+    )
+    assert again == engine.sample([request])[0]
+    assert len({again.tokens, other_seed.tokens, other_number.tokens}) == 3
+
+
+def test_masked_diffusion_runs_the_head_only_where_tokens_unmask():
+    """p_u = 0: exactly one row of the head per token, and no call for a step that fills nothing."""
+    network = Counted(random_denoiser(VOCAB))
+    (sample,) = Engine(network, MASKED).sample(
+        [Request(tokens=blanks(16), plan=walk(even_mesh(100)))]
+    )
+    assert network.rows == 16
+    assert network.calls == sample.calls <= 16
+    assert len(sample.edits) == 16
+
+
+def test_uniform_noise_needs_the_head_at_few_tokens():
+    """Where a token would stay whatever the network says, the head does not run."""
+    network = Counted(random_denoiser(VOCAB))
+    steps = 100
+    Engine(network, HYBRID).sample([Request(tokens=blanks(32), plan=walk(even_mesh(steps)))])
+    assert network.rows < 0.1 * 32 * steps
+    assert network.calls < steps
+
+
+def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
+    """Uniform noise looks at standing tokens too; features are remembered while nothing changes."""
+    model = random_denoiser(VOCAB)
+    plain, remembering = Counted(model), Counted(model)
+    blind = Known(lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t))))
+    plan = walk(even_mesh(60)) + stay(gibbs, 2)
+    requests = [Request(tokens=blanks(12), plan=plan, seed=s) for s in range(2)]
+    expected = Engine(blind, HYBRID).sample(requests)
+    found = Engine(TimeFree(remembering), HYBRID).sample(requests)
+    assert [s.tokens for s in found] == [s.tokens for s in expected]
+    changed = sum(len({edit.move for edit in sample.edits}) for sample in found)
+    assert remembering.calls <= changed + len(requests)
+    assert remembering.calls < 0.8 * plain.calls
+
+
+def test_features_are_forgotten_oldest_first():
+    counted = Counted(random_denoiser(VOCAB))
+    network = TimeFree(counted, capacity=2)
+    texts, t = torch.arange(12).reshape(3, 4), torch.ones(1)
+    for row in (0, 1, 0, 2, 0, 1):  # 1 is the oldest when 2 comes
+        features = network.hidden(texts[row : row + 1], t)
+        expected = counted.network.hidden(texts[row : row + 1], torch.zeros(1))
+        assert torch.equal(features, expected)
+    assert counted.calls == 4
+
+
+UNIFORM = UniformSchedule(VOCAB)
+EVERYWHERE = [
+    pytest.param(step, schedule, id=f"{step.__name__}-{type(schedule).__name__}")
+    for step in (*STEPS, *CORRECTORS)
+    for schedule in (HYBRID, MASKED, UNIFORM)
+    if not (step in MASK_FILLING_STEPS and schedule is UNIFORM)  # refused: nothing to fill
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "schedule"), EVERYWHERE)
+def test_protected_positions_survive(step, schedule):
+    """10,000 random runs of one to three calls, protected tokens anywhere, masks among them."""
+    num, length = 10_000, 6
+    generator = torch.Generator().manual_seed(7)
+    table = torch.rand(VOCAB.size, VOCAB.size, generator=generator).softmax(-1)
+    table[:, 64] = 0
+    canvas = Canvas.blank(schedule, num, length)
+    canvas.tokens[:] = torch.randint(65, (num, length), generator=generator)
+    canvas.protected[:] = torch.rand(num, length, generator=generator) < 0.5
+    before, protected = canvas.tokens.clone(), canvas.protected.clone()
+    mesh = even_mesh(3)
+    corrector = step in CORRECTORS
+    engine = Engine(Known(lambda z, t: table[z.roll(1, -1)]), schedule, rows_per_call=2500)
+    engine.run(canvas, stay(step, 3, 0.3) if corrector else walk(mesh, step))
+    assert (canvas.tokens == before)[protected].all()
+    assert (canvas.tokens != before)[~protected].any()
+    assert (canvas.protected == protected).all()
+
+
+def test_edits_tell_the_whole_story():
+    """Replaying the log on the first state gives the last; steps and times are named."""
+    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    correct = partial(self_correction, temperature=1.0, patience=2)
+    requests = [
+        Request(tokens=blanks(16), plan=walk(even_mesh(6)) + stay(correct, 6), seed=s)
+        for s in range(4)
+    ]
+    names = set()
+    for sample in engine.sample(requests):
+        tokens = [64] * 16  # the prior of hybrid noise is all masks
+        for edit in sample.edits:
+            assert tokens[edit.position] == edit.old != edit.new
+            assert 0 <= edit.probability <= 1
+            tokens[edit.position] = edit.new
+            names.add(edit.step)
+        assert tuple(tokens) == sample.tokens
+        moves = [edit.move for edit in sample.edits]
+        assert moves == sorted(moves)
+    assert names == {"ancestral", "self_correction"}
+
+
+def test_watching_changes_nothing_and_sees_everything():
+    """Frames hold the state before each move, with the network's opinion of every token."""
+    model = random_denoiser(VOCAB)
+    engine = Engine(model, HYBRID)
+    requests = mixed_requests(12)
+    plain, watched = engine.sample(requests), engine.sample(requests, watch=True)
+    for request, a, b in zip(requests, plain, watched, strict=True):
+        assert (a.tokens, a.edits, a.calls) == (b.tokens, b.edits, b.calls)
+        assert [frame.move for frame in b.frames] == list(range(len(b.frames)))
+        assert len(b.frames) <= len(request.plan)
+        frame = b.frames[-1]
+        x_theta = model(frame.tokens[None], torch.tensor([frame.time]))[0]
+        for processor in request.processors:
+            x_theta = processor(x_theta)
+        here = x_theta.gather(-1, frame.tokens[:, None]).squeeze(-1)
+        torch.testing.assert_close(frame.probability, here)
+        torch.testing.assert_close(frame.entropy, torch.special.entr(x_theta).sum(-1))
+        free = ~torch.tensor(b.protected)
+        assert 0 <= frame.self_accuracy(free) <= 1
+        assert frame.mean_entropy(free) >= 0
+
+
+def test_on_step_sees_every_round():
+    """Sequences leave when their plan is done; the others go on."""
+    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    plans = [walk(even_mesh(num)) for num in (1, 3, 2)]
+    requests = [Request(tokens=blanks(8), plan=plan) for plan in plans]
+    seen = []
+    engine.sample(requests, on_step=lambda tick: seen.append((tick.rows.tolist(), tick.members)))
+    assert seen == [([0, 1, 2], [0, 1, 2]), ([1, 2], [0, 1, 2]), ([1], [0, 1, 2])]
+
+
+def test_times_end_where_the_plan_ends():
+    canvas = Canvas.blank(HYBRID, 3, 8)
+    plans = [walk(even_mesh(2)), walk(torch.tensor([1.0, 0.5])), Plan(())]
+    Engine(random_denoiser(VOCAB), HYBRID).run(canvas, plans)
+    assert canvas.time.tolist() == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_step_and_one_token(step):
+    """The smallest request: one token, one step; no mask is left."""
+    engine = Engine(random_denoiser(VOCAB), MASKED)
+    (sample,) = engine.sample([Request(tokens=blanks(1), plan=walk(even_mesh(1), step))])
+    assert 0 <= sample.tokens[0] < 64
+    assert sample.calls == 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_no_mask_is_left_at_time_zero(step):
+    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    requests = [Request(tokens=blanks(16), plan=walk(even_mesh(5), step), seed=s) for s in range(8)]
+    assert all(64 not in sample.tokens for sample in engine.sample(requests))
+
+
+def test_nothing_blank_costs_nothing():
+    network = Counted(random_denoiser(VOCAB))
+    engine = Engine(network, HYBRID)
+    (sample,) = engine.sample([Request(tokens=(1, 2, 3), plan=walk(even_mesh(5)))])
+    assert sample.tokens == (1, 2, 3)
+    assert network.calls == 0
+    assert engine.sample([]) == []
+
+
+def test_text_ends_before_the_first_stop_that_was_written():
+    """A stop token in the prompt, where it may open the text, does not end it."""
+    table = torch.zeros(4, 65)
+    table[[0, 1, 2, 3], [7, 8, 9, 9]] = 1
+    network = Known(lambda z, t: table.expand(len(z), -1, -1))
+    plan = walk(even_mesh(2))
+    stops = [
+        Request(tokens=(9, None, None, None), plan=plan, stop=(5, 9)),
+        Request(tokens=(9, None, None, None), plan=plan, stop=(5,)),
+        Request(tokens=(9, None, None, None), plan=plan),
+    ]
+    texts = [sample.text for sample in Engine(network, MASKED).sample(stops)]
+    assert texts == [(9, 8), (9, 8, 9, 9), (9, 8, 9, 9)]
+
+
+def test_impossible_requests_are_refused():
+    engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
+    plan, one_call = walk(even_mesh(2)), stay(self_correction, 1)
+    refused = {
+        "context of 32": Request(tokens=blanks(33), plan=plan),
+        "empty": Request(tokens=(), plan=plan),
+        r"ids must be in \[0, 65\)": Request(tokens=(1, 65, None), plan=plan),
+        r"got \[-1\]": Request(tokens=(-1, None), plan=plan),
+        "got .99.": Request(tokens=(1, None), plan=plan, stop=(99,)),
+        r"seed must be in \[0, 2\*\*63\)": Request(tokens=(1, None), plan=plan, seed=2**63),
+        "number must be in": Request(tokens=(1, None), plan=plan, number=-1),
+        "two calls in a row": Request(tokens=blanks(4), plan=walk(even_mesh(2)) + one_call),
+        "each of the 2": Request(tokens=(1, None), plan=plan, protected=(True,)),
+        "cannot be kept": Request(tokens=(1, None), plan=plan, protected=(True, True)),
+    }
+    for message, request in refused.items():
+        with pytest.raises((DataError, ConfigError), match=message):
+            engine.sample([request])
+    with pytest.raises(ConfigError, match="max_length = 32"):  # the model's own word
+        Engine(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
+    with pytest.raises(DataError, match="fit into the length of 4"):
+        prompt(4, prefix=(1, 2, 3), suffix=(4, 5))
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        blanks(0)
+    with pytest.raises(ConfigError, match="rows_per_call must be at least 1"):
+        Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=0)
+    with pytest.raises(ConfigError, match="0 <= s <= t <= 1"):
+        walk(torch.tensor([0.5, 0.7]))
+    with pytest.raises(ConfigError, match="at least 0, got -1"):
+        stay(gibbs, -1)
+    with pytest.raises(ConfigError, match="distance must be at least 1, got 0"):
+        engine.sample([Request(tokens=blanks(2), plan=stay(partial(gibbs, distance=0), 1))])
+    for name, value in (("fill", 1.1), ("replace", float("nan"))):
+        step = partial(threshold, **{name: value})
+        with pytest.raises(ConfigError, match=f"{name} must be a probability.*got {value}"):
+            engine.sample([Request(tokens=blanks(2), plan=walk(even_mesh(2), step))])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
+def test_steps_that_need_a_mask_say_so(step, vocab):
+    engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
+    request = Request(tokens=blanks(4), plan=walk(even_mesh(3), step))
+    if step in MASK_FILLING_STEPS:
+        with pytest.raises(ConfigError, match="needs noise that ends in masks alone, got"):
+            engine.sample([request])
+    else:
+        assert len(engine.sample([request])[0].tokens) == 4
+
+
+def test_threshold_edits_text_under_any_noise():
+    """Not from noise on: it has no masks to fill, and keeps what it is not sure of."""
+    sure = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
+    engine = Engine(Known(lambda z, t: sure.expand(*z.shape, -1)), UNIFORM)
+    plan = walk(torch.tensor([0.2, 0.0]), threshold)
+    request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
+    assert engine.sample([request])[0].tokens == (1, 7, 7)
+
+
+def test_editing_starts_from_the_given_tokens():
+    """Tokens that are given and not protected are where the sampler starts, not the prior."""
+    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    request = Request(tokens=(1, 2, 3, None), plan=Plan(()), protected=(False,) * 4)
+    assert engine.sample([request])[0].tokens == (1, 2, 3, 64)
+
+
+@pytest.mark.parametrize("number", [1, 3, 10])
+@pytest.mark.parametrize("distance", [1, 2, 5])
+def test_spaced_positions_are_the_best_that_keep_their_distance(number, distance):
+    """Beside a plain loop over positions in the order of their score."""
+    generator = torch.Generator().manual_seed(number * distance)
+    score = torch.rand(20, 16, generator=generator)
+    allowed = torch.rand(20, 16, generator=generator) < 0.6
+    allowed[0] = False
+    chosen = top_spaced(score, allowed, number, distance)
+    for row in range(20):
+        taken: list[int] = []
+        for position in score[row].argsort(descending=True).tolist():
+            far = all(abs(position - other) >= distance for other in taken)
+            if allowed[row, position] and far and len(taken) < number:
+                taken.append(position)
+        assert chosen[row].nonzero().squeeze(-1).tolist() == sorted(taken)

@@ -1,0 +1,148 @@
+"""Processors of x_theta, and text with blanks."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import random_x_theta
+
+from gidd.errors import ConfigError, DataError
+from gidd.sampling import CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse
+from gidd.sampling.request import prompt
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(12, mask_id=11)
+PROCESSORS = [
+    Temperature(0.5),
+    Temperature(0.0),
+    Temperature(3.0),
+    TopK(3),
+    TopK(100),
+    TopP(0.7),
+    TopP(1.0),
+    CutOff(0.05),
+    MinP(0.2),
+    ban(VOCAB, [0, 4]),
+    Require(VOCAB, frozenset({2, 3, 5})),
+]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda p: f"{type(p).__name__}")
+@given(seed=st.integers(0, 999))
+def test_processors_return_distributions_and_never_the_mask(processor, seed):
+    p = random_x_theta(VOCAB, 7, seed=seed).float()
+    before = p.clone()
+    q = processor(p)
+    assert torch.equal(p, before)
+    torch.testing.assert_close(q.sum(-1), torch.ones(7))
+    assert (q >= 0).all()
+    assert (q[:, 11] == 0).all()
+    likeliest = q.gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1)
+    if not isinstance(processor, Require):
+        assert torch.equal(likeliest, q.amax(-1))
+
+
+def test_temperature_is_softmax_of_logits_divided():
+    """From probabilities alone, down to temperatures at which powers would underflow."""
+    logits = 5 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).double()
+    for value in (0.01, 0.1, 0.7, 1.0, 2.5):
+        expected = (logits / value).softmax(-1)
+        torch.testing.assert_close(Temperature(value)(logits.softmax(-1)), expected)
+    greedy = Temperature(0.0)(logits.softmax(-1))
+    assert torch.equal(greedy.argmax(-1), logits.argmax(-1))
+    assert torch.equal(greedy.amax(-1), torch.ones(4).double())
+
+
+def test_cuts_keep_what_they_should():
+    p = torch.tensor([[0.4, 0.3, 0.15, 0.1, 0.05]])
+    kept = {
+        TopK(2): [0, 1],
+        TopP(0.7): [0, 1],
+        TopP(0.71): [0, 1, 2],
+        TopP(0.1): [0],
+        CutOff(0.12): [0, 1, 2],
+        CutOff(0.9): [0],
+        MinP(0.3): [0, 1, 2],
+    }
+    for processor, expected in kept.items():
+        q = processor(p)
+        assert q[0].nonzero().squeeze(-1).tolist() == expected, processor
+        torch.testing.assert_close(q[0, expected], p[0, expected] / p[0, expected].sum())
+
+
+def test_required_and_banned_tokens():
+    p = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.25, 0.75, 0.0]])
+    vocab = Vocab(4, mask_id=3)
+    only = Require(vocab, frozenset({0, 2}))(p)
+    torch.testing.assert_close(only, torch.tensor([[1.0, 0, 0, 0], [0, 0, 1.0, 0]]))
+    impossible = Require(vocab, frozenset({2}))(p)
+    assert impossible[0].tolist() == [0, 0, 1, 0]  # nothing is left, so all required are as likely
+    assert ban(vocab, [1])(p)[1].tolist() == [0, 0, 1, 0]
+    assert ban(vocab, [0]) == ban(vocab, [0])  # equal processors share a batch
+    assert ban(vocab, [0]) != ban(vocab, [1])
+
+
+def test_the_ends_of_temperature_and_top_p():
+    """What float32 cannot divide by is greedy; all of the mass is all of the tokens."""
+    rows = torch.rand(3, 50258, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    assert torch.equal(Temperature(1e-46)(rows), Temperature(0)(rows))
+    assert torch.equal(TopP(1)(rows), rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Temperature(-1), "at least 0, got -1"),
+        (lambda: Temperature(float("nan")), "at least 0, got nan"),
+        (lambda: TopK(0), "at least 1, got 0"),
+        (lambda: TopP(0), r"in \(0, 1\], got 0"),
+        (lambda: TopP(1.5), r"in \(0, 1\], got 1.5"),
+        (lambda: CutOff(1.0), r"in \[0, 1\), got 1.0"),
+        (lambda: MinP(-0.1), r"in \[0, 1\), got -0.1"),
+        (lambda: Require(VOCAB, frozenset()), "at least one"),
+        (lambda: Require(VOCAB, frozenset({11})), "never the mask"),
+        (lambda: Require(VOCAB, frozenset({12})), r"ids in \[0, 12\)"),
+        (lambda: ban(VOCAB, range(11)), "leave at least one token"),
+        (lambda: ban(VOCAB, [12]), r"ids in \[0, 12\)"),
+    ],
+)
+def test_impossible_processors_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def encode(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens"),
+    [
+        ("ab[MASK:3]c", (97, 98, None, None, None, 99)),
+        ("[MASK]", (None,)),
+        ("[MASK][MASK:2]x", (None, None, None, 120)),
+        ("no blank", tuple(encode("no blank"))),
+        ("[MASK :2]", tuple(encode("[MASK :2]"))),  # not our notation: text as it stands
+        ("a[mask]", tuple(encode("a[mask]"))),
+    ],
+)
+def test_templates(template, tokens):
+    assert parse(template, encode) == tokens
+
+
+BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"]
+
+
+@pytest.mark.parametrize("template", [*BLANKS, "[MASK:" + "9" * 5000 + "]"])
+def test_blanks_without_a_number_are_refused(template):
+    with pytest.raises(DataError, match=r"number n of tokens from 1 to 1,000,000, got \[MASK:"):
+        parse(template, encode)
+    with pytest.raises(DataError, match="empty"):
+        parse("", encode)
+
+
+def test_prompts():
+    assert prompt(4) == (None,) * 4
+    assert prompt(4, [1, 2]) == (1, 2, None, None)
+    assert prompt(4, [1], [3]) == (1, None, None, 3)
+    assert prompt(2, [1], [3]) == (1, 3)

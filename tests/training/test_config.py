@@ -1,0 +1,199 @@
+"""Configurations: all problems at once, a record that comes back, presets that are the paper's."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gidd.cli.run_options import parse
+from gidd.cli.train import Options
+from gidd.common.codec import from_plain, from_yaml, require_same_training, to_plain, to_yaml
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
+from gidd.errors import ConfigError
+from gidd.runs.presets import PRESETS
+from gidd.training.build import build_objective
+from gidd.training.config import (
+    Autoregressive,
+    ClampedWeights,
+    Diffusion,
+    HybridNoise,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UniformNoise,
+)
+from gidd.training.objective import DiffusionObjective
+from gidd.training.optim import OptimConfig
+from gidd.training.parallel import Shard
+from gidd.vocab import Vocab
+
+GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
+
+
+def test_all_problems_are_reported_at_once():
+    run = RunConfig(
+        model=ModelConfig(width=30, num_layers=2, num_heads=4),
+        objective=Diffusion(noise=HybridNoise(p_uniform=1.5)),
+        optim=OptimConfig(learning_rate=-1, beta2=1.0),
+        train=TrainConfig(steps=0, global_batch=4, accumulate=8, seed=-1),
+    )
+    with pytest.raises(ConfigError) as caught:
+        run.check(num_ranks=2)
+    expected = ["data needs a folder", "optim.learning_rate", "optim.beta2", "train.steps"]
+    expected += ["train.seed", "model.width", "p_uniform", "train.accumulate"]
+    for field in expected:
+        assert field in str(caught.value)
+
+
+def test_every_rank_has_something_to_evaluate():
+    PRESETS["10b"].check(num_ranks=1024)
+    run = PRESETS["nano"]
+    run = replace(run, train=replace(run.train, global_batch=1024))
+    run.check(num_ranks=256)
+    with pytest.raises(ConfigError, match=r"train.evaluate_samples = 256 .* 257 ranks"):
+        run.check(num_ranks=257)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": Diffusion(eps=0.7)}, r"objective.eps must be in \[0, 0.5\), got 0.7"),
+        ({"objective": Diffusion(weights=ClampedWeights(w_max=0.0))}, "w_max must be positive"),
+        ({"objective": Diffusion(noise=UniformNoise())}, "TightWeighting"),
+        ({"optim": OptimConfig(max_grad_norm=0.0)}, "optim.max_grad_norm must be positive"),
+    ],
+)
+def test_what_could_not_be_trained_is_refused_before_data_is_prepared(change, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(PRESETS["nano"], **change).check()
+
+
+@pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
+def test_a_number_for_a_tokenizer_is_a_number(word, expected):
+    words = ["nano", "--data.tokenizer", word]
+    _, options = parse(Options, words, "gidd train", "")
+    assert options.run.data.tokenizer == expected
+    assert from_yaml(RunConfig, to_yaml(options.run)).data.tokenizer == expected
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_valid_and_comes_back_from_yaml(name):
+    run = PRESETS[name]
+    run.check(num_ranks=8)
+    assert from_yaml(RunConfig, to_yaml(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda plain: plain | {"surprise": 1}, "unknown fields"),
+        (lambda plain: {k: v for k, v in plain.items() if k != "optim"}, r"lacks \['optim'\]"),
+        (lambda plain: plain | {"train": {"kind": "TrainConfig"}}, r"lacks \['steps'\]"),
+        (lambda plain: plain | {"train": 3}, "run.train"),
+        (lambda plain: plain | {"objective": {"kind": "Gan"}}, "run.objective"),
+        (lambda plain: plain | {"kind": "Other"}, "must be a RunConfig"),
+    ],
+)
+def test_a_damaged_record_is_refused(edit, message):
+    import yaml
+
+    text = yaml.safe_dump(edit(to_plain(PRESETS["nano"])))
+    with pytest.raises(ConfigError, match=message):
+        from_yaml(RunConfig, text)
+
+
+def test_a_setting_that_is_younger_than_the_record_has_its_default():
+    """So that a run can be continued and exported by a newer version."""
+    run = replace(PRESETS["1b"], train=replace(PRESETS["1b"].train, seed=7))
+    plain = to_plain(run)
+    assert plain["train"].pop("run_ahead") != TrainConfig(steps=1).run_ahead
+    older = from_plain(RunConfig, plain)
+    assert older == replace(run, train=replace(run.train, run_ahead=TrainConfig(steps=1).run_ahead))
+
+
+def test_yaml_is_data_and_nothing_is_run():
+    with pytest.raises(ConfigError):
+        from_yaml(RunConfig, "!!python/object/apply:os.system ['touch pwned']")
+    assert not Path("pwned").exists()
+
+
+def test_what_may_change_between_parts_of_a_run():
+    run = PRESETS["nano"]
+    free = replace(
+        run,
+        parallel=Shard(),
+        optim=replace(run.optim, learning_rate=1e-4),
+        train=replace(run.train, accumulate=2),
+    )
+    assert require_same_training(run, free) == [
+        "optim.learning_rate: 0.001 -> 0.0001",
+        "train.accumulate: 1 -> 2",
+    ]
+    other = replace(run, train=replace(run.train, seed=1))
+    with pytest.raises(ConfigError, match=r"train.seed: 0 -> 1"):
+        require_same_training(run, other)
+
+
+def test_sources_may_change_only_where_they_are_not_read(tmp_path):
+    run = PRESETS["nano"]
+    other = replace(run, data=replace(run.data, sources=("text8",)))
+    with pytest.raises(ConfigError, match=r"data.sources: \['sotu'\] -> \['text8'\]"):
+        require_same_training(run, other)
+    unread = replace(other, data=replace(other.data, folder=tmp_path))
+    assert len(require_same_training(run, unread)) == 2
+
+
+def test_learning_rate_is_the_papers():
+    """App. E: linear over 10k steps, then a cosine down to a tenth."""
+    optim = OptimConfig()
+    rate = [optim.learning_rate_at(step, 500_000) for step in (0, 4_999, 9_999, 10_000, 255_000)]
+    assert rate == pytest.approx([5e-8, 2.5e-4, 5e-4, 5e-4, 2.75e-4])
+    assert optim.learning_rate_at(500_000, 500_000) == pytest.approx(5e-5)
+    falling = [optim.learning_rate_at(step, 500_000) for step in range(10_000, 500_000, 1_000)]
+    assert falling == sorted(falling, reverse=True)
+
+
+# rows of the paper: size, noise, weights, decay, tokens in billions
+ROWS = {
+    "small-mdm": ("small", 0.0, ClampWeighting, 0.0, 131),
+    "small-mdm-262b": ("small", 0.0, ClampWeighting, 0.0, 262),
+    "small-gidd-0.1": ("small", 0.1, ClampWeighting, 0.0, 131),
+    "small-gidd-clip-0.2": ("small", 0.2, ClampWeighting, 0.0, 131),
+    "small-gidd-dynamic-0.1": ("small", 0.1, DynamicWeighting, 0.0, 131),
+    "small-gidd-plus-0.0-262b": ("small", 0.0, DynamicWeighting, 0.02, 262),
+    "tiny-gidd-plus-0.2": ("tiny", 0.2, DynamicWeighting, 0.02, 131),
+    "base-gidd-plus-0.1": ("base", 0.1, DynamicWeighting, 0.02, 131),
+}
+BLOCKS = {"tiny": 28_364_800, "small": 92_132_352, "base": 321_183_744}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_presets_are_the_papers_rows(name):
+    size, p_uniform, weighting, decay, billions = ROWS[name]
+    run = PRESETS[name]
+    objective = build_objective(run, GPT2)
+    assert isinstance(objective, DiffusionObjective)
+    blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
+    assert blocks == BLOCKS[size]
+    assert isinstance(objective.weighting, weighting)
+    expected = HybridSchedule(GPT2, p_uniform) if p_uniform else MaskedSchedule(GPT2)
+    assert objective.schedule == expected
+    assert run.optim.weight_decay == decay
+    tokens = run.train.steps * run.train.global_batch * run.data.length
+    assert math.floor(tokens / 1e9) == billions
+    optim = run.optim
+    assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.99, 1e-9)
+    assert (optim.learning_rate, optim.warmup, optim.max_grad_norm) == (5e-4, 10_000, 1.0)
+    assert run.train.autocast
+
+
+def test_the_baseline_is_a_llama_of_as_many_parameters():
+    run = PRESETS["small-llama-262b"]
+    assert isinstance(run.objective, Autoregressive)
+    objective = build_objective(run, GPT2)
+    blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
+    assert blocks == pytest.approx(BLOCKS["small"], rel=0.012)
+    assert all(p.device == torch.device("meta") for p in objective.parameters())

@@ -1,0 +1,214 @@
+"""The loop itself: it learns, it stops before a bad update, it can be exported and compiled."""
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
+
+import gidd.runs.fit
+import gidd.training.checkpoints.checkpoints
+from gidd.cli import main
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import DataError, TrainingDiverged
+from gidd.models import from_pretrained
+from gidd.runs.data import prepared
+from gidd.runs.export import export
+from gidd.training.build import build_state
+from gidd.training.checkpoints.tensors import write_tensors
+from gidd.training.config import (
+    Autoregressive,
+    ClampedWeights,
+    DataConfig,
+    Diffusion,
+    HybridNoise,
+    UniformNoise,
+)
+from gidd.training.loop import dropout_seed
+from gidd.training.parallel import Shard
+from gidd.training.world import open_world
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return speeches(tmp_path_factory.mktemp("data"), vocab_size=300, documents=20)
+
+
+OBJECTIVES = {
+    "masked": Diffusion(noise=HybridNoise(p_uniform=0.0)),
+    "hybrid": Diffusion(noise=HybridNoise(p_uniform=0.2)),
+    "uniform": Diffusion(noise=UniformNoise(), weights=ClampedWeights()),
+    "autoregressive": Autoregressive(),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns(name, data, tmp_path):
+    run = replace(
+        tiny_run(data, steps=150, evaluate_every=10, evaluate_samples=64),
+        objective=OBJECTIVES[name],
+    )
+    run = replace(run, optim=replace(run.optim, learning_rate=1e-2))
+    assert train_here(run, tmp_path)
+    first, *_, last = [line for line in reported(tmp_path) if line["kind"] == "evaluation"]
+    likelihood = "nll" if name == "autoregressive" else "nelbo"
+    assert last[likelihood] < first[likelihood]
+    curve = losses(tmp_path)
+    assert curve[-20:].mean() < 0.95 * curve[:20].mean()
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp_path, monkeypatch):
+    """Found on real numbers: some weights are no numbers, as a broken device might make them."""
+
+    def broken(*args):
+        state = build_state(*args)
+        with torch.no_grad():
+            state.objective.network.embedding.weight[:, 1] = torch.nan
+        return state
+
+    monkeypatch.setattr(gidd.runs.fit, "build_state", broken)
+    with pytest.raises(TrainingDiverged, match=r"(?s)step 0.*last checkpoint.*learning_rate"):
+        train_here(tiny_run(data, save_every=5), tmp_path)
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 3, 100])
+def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
+    run_ahead, data, tmp_path, monkeypatch
+):
+    """The first write takes until the run has stood still; how far it got is what a kill costs."""
+    got = []
+
+    def slow_write(*args):
+        while not got:
+            before = len(reported(tmp_path))
+            time.sleep(2)  # a hundred steps of a machine that is not busy
+            if len(reported(tmp_path)) == before:
+                got.append(before)
+        write_tensors(*args)
+
+    monkeypatch.setattr(gidd.training.checkpoints.checkpoints, "write_tensors", slow_write)
+    run = tiny_run(data, steps=30, save_every=10, run_ahead=run_ahead)
+    assert train_here(run, tmp_path)
+    assert got == [10 + min(run_ahead, 10)]  # never beyond the next checkpoint
+
+
+def test_masks_of_dropout_belong_to_seed_step_and_rank():
+    seeds = {dropout_seed(*at) for at in itertools.product((0, 1, 2**31 - 1), range(9), range(9))}
+    assert len(seeds) == 3 * 9 * 9
+    assert max(seeds) < 2**32  # torch's generator on CPUs takes no notice of higher bits
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": ("b.txt",)}, r"(?s)data.sources: .*a.txt.* -> .*b.txt"),
+        ({"validation": 3}, "data.validation: 2 -> 3"),
+        ({"tokenizer": 260}, "data.tokenizer: 259 -> 260"),
+        ({"tokenizer": "gpt2"}, "data.tokenizer: 259 -> gpt2"),
+    ],
+)
+def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("".join(f"{name} {i}\n\n" for i in range(10)))
+    data = DataConfig(sources=("a.txt", "a.txt", "a.txt", "a.txt"), tokenizer=259, validation=2)
+    with open_world("cpu") as world:
+        folder = prepared(data, tmp_path, world, quiet=True)
+    with open_world("cpu") as world:
+        assert prepared(data, tmp_path, world, quiet=True) == folder
+    with open_world("cpu") as world, pytest.raises(DataError, match=message):
+        prepared(replace(data, **change), tmp_path, world, quiet=True)
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_an_exported_model_is_the_trained_one(average, data, tmp_path):
+    run = tiny_run(data, average=average)
+    train_here(run, tmp_path)
+    main(["export", str(tmp_path), "--out", str(tmp_path / "model")])
+    trained, kind = final_tensors(run, tmp_path), "model" if average is None else "average"
+    loaded = from_pretrained(tmp_path / "model")
+    for name, tensor in loaded.denoiser.backbone.state_dict().items():
+        assert torch.equal(tensor, trained[f"{kind}.denoiser.backbone.{name}"]), name
+    assert loaded.schedule.p_uniform == 0.1
+    assert loaded.summary["steps"] == run.train.steps
+    assert Tokenizer.load(tmp_path / "model").vocab == loaded.denoiser.vocab
+
+
+def test_an_exported_baseline_is_a_llama(data, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    run = replace(tiny_run(data), objective=Autoregressive())
+    train_here(run, tmp_path)
+    with open_world("cpu") as world:
+        export(tmp_path, tmp_path / "model", world)
+    trained = final_tensors(run, tmp_path)
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(llama.lm_head.weight, trained["model.model.head.weight"])
+    assert torch.equal(llama.model.norm.weight, trained["model.model.trunk.norm.weight"])
+
+
+def test_initial_weights_do_not_depend_on_the_sharding(data):
+    """The k-th parameter is drawn from (seed, k)."""
+    run, vocab = tiny_run(data), Tokenizer.load(data).vocab
+    with open_world("cpu") as world:
+        whole = build_state(run, vocab, world).tensors()
+        sharded = build_state(replace(run, parallel=Shard()), vocab, world).tensors()
+        other = build_state(replace(run, train=replace(run.train, seed=1)), vocab, world).tensors()
+        for name, tensor in whole.items():
+            assert torch.equal(sharded[name].full_tensor(), tensor)
+    name = "model.denoiser.backbone.embedding.weight"
+    assert not torch.equal(whole[name], other[name])
+
+
+def test_no_data_no_gpu_no_network_dry_run(capsys):
+    main(["train", "small-gidd-plus-0.1", "--dry-run", "--train.steps", "7"])
+    printed = capsys.readouterr().out
+    assert "169,627,218" in printed  # parameters of the paper's small model
+    assert "steps: 7" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "nanoo"], "nano"),
+        (["train", "nano", "--train.steps", "0", "--train.global-batch", "0"], "global_batch"),
+        (["train", "nano", "--data.folder", "nowhere"], "nowhere"),
+        (["export", "nowhere", "--out", "x"], "holds no checkpoint"),
+    ],
+)
+def test_mistakes_end_in_one_message(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_compiled_step_has_no_graph_break_and_the_same_losses(data, tmp_path):
+    """Blocks are compiled with fullgraph=True, which fails where a graph would break."""
+    run = tiny_run(data, steps=5)
+    train_here(run, tmp_path / "eager")
+    compiled = tmp_path / "compiled"
+    code = (
+        "import sys; from support.training_runs import *\n"
+        f"run = tiny_run(Path({str(data)!r}), steps=5, compile=True)\n"
+        f"train_here(run, Path({str(compiled)!r}))\n"
+        "import json, torch\n"
+        "print(json.dumps(dict(torch._dynamo.utils.counters['graph_break'])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+    torch.testing.assert_close(losses(compiled), losses(tmp_path / "eager"), rtol=1e-4, atol=0)

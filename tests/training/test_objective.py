@@ -1,0 +1,160 @@
+"""The objective gives what the definitions say, and sums that may be added up in any order."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.training_runs import speeches
+
+from gidd.data.batch import Batch
+from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
+from gidd.data.loading.shards import ShardSet, open_shard
+from gidd.data.tokenizers import Tokenizer
+from gidd.diffusion.elbo import ar_nll, elbo_terms
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
+from gidd.diffusion.times import stratified_times
+from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, ElboWeighting
+from gidd.models import AutoregressiveModel, Denoiser, DiT, DiTConfig
+from gidd.runs.evaluate import unigram_entropy, validate
+from gidd.training.objective import AutoregressiveObjective, DiffusionObjective
+from gidd.training.world import open_world
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(11, mask_id=10, pad_id=9)
+SIZE = DiTConfig(vocab_size=11, max_length=6, width=16, num_layers=1, num_heads=2, time_width=8)
+SCHEDULES = [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, p_uniform=0.2), UniformSchedule(VOCAB)]
+WEIGHTINGS = [ElboWeighting, ClampWeighting, DynamicWeighting]
+
+
+def random_batch(num_samples=8, length=6):
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 9, (num_samples, length))
+    lengths = torch.arange(num_samples) % length + 1
+    valid = torch.arange(length) < lengths[:, None]
+    return Batch(tokens.masked_fill(~valid, 9), valid, torch.arange(100, 100 + num_samples))
+
+
+def denoiser():
+    torch.manual_seed(1)
+    model = DiT(SIZE)
+    for parameter in model.parameters():  # a fresh head predicts nothing
+        torch.nn.init.normal_(parameter, std=0.3)
+    return Denoiser(model, VOCAB)
+
+
+def sums_of(objective, batch, scale=1.0):
+    outcome = objective(batch, 3, 8, scale)
+    return outcome.loss, dict(zip(objective.names, outcome.sums.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda w: w.__name__)
+def test_sums_are_those_of_the_definition(schedule, weighting):
+    """Eq. 14 on the dense distribution; padding counts in the loss, not in the NELBO."""
+    if weighting is DynamicWeighting and isinstance(schedule, UniformSchedule):
+        pytest.skip("the paper's dynamic weights are not defined for uniform noise")
+    batch, model = random_batch(), denoiser()
+    weights = weighting.of(schedule)
+    loss, sums = sums_of(DiffusionObjective(model, schedule, weights, seed=5), batch, scale=0.25)
+
+    x, valid = batch.tokens, batch.valid
+    t = stratified_times(5, 3, batch.sample_index % 8, 8)
+    z = noise(
+        schedule, t, x, random_integers(5, Stream.NOISE, 0, batch.sample_index, torch.arange(6))
+    )
+    terms = elbo_terms(schedule, t, x, z, model(z, t))
+    weighted = weights(t, x, z) * terms.divergence
+    nelbo = (terms.weight * terms.divergence)[valid]
+    assert loss.item() == pytest.approx(0.25 * weighted.sum().item(), rel=1e-5)
+    assert sums["loss"] == pytest.approx(weighted.sum().item(), rel=1e-5)
+    assert sums["tokens"] == x.numel()
+    assert sums["valid"] == valid.sum().item()
+    assert sums["nelbo"] == pytest.approx(nelbo.sum().item(), rel=1e-4)
+    assert sums["kl"] + sums["itakura_saito"] == pytest.approx(sums["nelbo"], rel=1e-5)
+    kinds = [sums[f"nelbo_{kind}"] for kind in ("masked", "replaced", "kept")]
+    assert sum(kinds) == pytest.approx(sums["nelbo"], rel=1e-5)
+    is_mask = z == 10
+    assert sums["num_masked"] == (is_mask & valid).sum().item()
+    assert sums["num_kept"] == ((z == x) & valid).sum().item()
+    assert sums["num_replaced"] == (~is_mask & (z != x) & valid).sum().item()
+
+
+def test_sums_do_not_depend_on_how_a_batch_is_split():
+    batch = random_batch()
+    objective = DiffusionObjective(denoiser(), SCHEDULES[1], DynamicWeighting(SCHEDULES[1]))
+    whole = objective(batch, 3, 8, 1.0)
+    for parts in (2, 3, 8):
+        pieces = [objective(part, 3, 8, 1.0) for part in batch.split(parts)]
+        torch.testing.assert_close(sum(piece.sums for piece in pieces), whole.sums)
+        torch.testing.assert_close(sum(piece.loss for piece in pieces), whole.loss)
+
+
+def test_the_autoregressive_sums_are_those_of_the_definition():
+    """The mask of a label is that of the label, `valid[:, 1:]`."""
+    torch.manual_seed(0)
+    model, batch = AutoregressiveModel(SIZE), random_batch()
+    model.reset_parameters()
+    objective = AutoregressiveObjective(model, chunk_tokens=7)  # does not divide 40
+    loss, sums = sums_of(objective, batch, scale=0.5)
+    nll = ar_nll(model(batch.tokens), batch.tokens)
+    assert loss.item() == pytest.approx(0.5 * nll.sum().item(), rel=1e-5)
+    assert sums["nll"] == pytest.approx(nll[batch.valid[:, 1:]].sum().item(), rel=1e-5)
+    assert sums["valid"] == batch.valid[:, 1:].sum().item()
+    expected = torch.autograd.grad(0.5 * nll.sum(), list(model.parameters()))
+    for gradient, theirs in zip(
+        torch.autograd.grad(loss, list(model.parameters())), expected, strict=True
+    ):
+        torch.testing.assert_close(gradient, theirs)
+
+
+def test_units():
+    objective = AutoregressiveObjective(AutoregressiveModel(SIZE))
+    sums = {"loss": 30.0, "tokens": 10.0, "nll": 8 * math.log(2), "valid": 4.0, "bytes": 16.0}
+    metrics = objective.summary(sums)
+    assert metrics["loss"] == 3
+    assert metrics["bits_per_token"] == pytest.approx(2)
+    assert metrics["ppl"] == pytest.approx(4)
+    assert metrics["bits_per_byte"] == pytest.approx(0.5)
+
+
+def test_bytes_of_tokens_are_the_bytes_of_their_text(tmp_path):
+    """On real text: a window is a piece of a document, so its bytes are those of its decoding."""
+    folder = speeches(tmp_path, vocab_size=400, documents=20)
+    tokenizer = Tokenizer.load(folder)
+    config = LoaderConfig(global_batch=16, length=64, pad_id=tokenizer.end_id, vocab_size=400)
+    arrays = BatchSource(open_split(folder), config)[0]
+    sizes = torch.tensor(tokenizer.num_bytes())
+    for row, valid in zip(arrays["tokens"], arrays["valid"], strict=True):
+        text = [int(token) for token in row[valid] if token != tokenizer.end_id]
+        decoded = tokenizer.decode(text)
+        if "\ufffd" not in decoded:  # a window may begin within a character
+            assert sizes[row[valid]].sum() == len(decoded.encode())
+
+
+def test_validation_is_the_same_however_it_is_batched():
+    objective = DiffusionObjective(denoiser(), SCHEDULES[1], DynamicWeighting(SCHEDULES[1]))
+    batch = random_batch()
+    with open_world("cpu") as world:
+        whole = validate(objective, [batch], 8, world)
+        parts = validate(objective, batch.split(3), 8, world)
+        assert objective.training
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+def test_unigram_entropy_is_that_of_the_first_tokens(tmp_path):
+    for name, tokens in {"a": [0, 1, 2, 3], "b": [5, 5, 5, 5]}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(tokens, dtype=np.uint16))
+    shards = ShardSet([open_shard(tmp_path / "a.npy"), open_shard(tmp_path / "b.npy")])
+    assert unigram_entropy(shards, 11, max_tokens=4) == pytest.approx(math.log(4))
+    assert unigram_entropy(shards, 11) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(8))
+
+
+def test_a_batch_is_split_in_order():
+    batch = random_batch()
+    parts = batch.split(3)
+    assert [len(part.tokens) for part in parts] == [3, 3, 2]
+    joined = Batch(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+    assert all(map(torch.equal, joined, batch))

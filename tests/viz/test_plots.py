@@ -1,0 +1,147 @@
+"""`gidd plot`: pictures from logs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gidd.cli import main
+from gidd.training.reporting.log import FILE
+from gidd.training.reporting.report import Report
+from gidd.viz.run_log import Curve, Run
+
+
+def write_run(folder, *, floor=3.0, num_steps=60, likelihood="nelbo"):
+    with Report(folder, num_steps=num_steps, quiet=True) as report:
+        for step in range(1, num_steps + 1):
+            value = floor + 4 * math.exp(-step / 10)
+            metrics = {"loss": value, likelihood: value, "learning_rate": 1e-3, "grad_norm": 0.5}
+            if likelihood == "nelbo":
+                metrics |= {"nelbo_masked": 0.7 * value, "nelbo_replaced": 0.3 * value}
+                metrics |= {"nelbo_kept": math.nan}
+            report.training(step, metrics)
+            if step % 20 == 0:
+                report.evaluation(step, {likelihood: value + 0.1})
+    return folder
+
+
+def pixels(path):
+    image = pytest.importorskip("matplotlib.image", reason="comes with gidd[viz]")
+    return image.imread(path)[..., :3]
+
+
+@pytest.mark.parametrize("likelihoods", [["nelbo"], ["nll"], ["nelbo", "nelbo", "nll"]])
+def test_plot_draws_every_run_in_its_colour(tmp_path, capsys, likelihoods):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    from gidd.viz.plots import COLOURS
+
+    runs = [
+        str(write_run(tmp_path / f"run{i}", floor=3.0 + i, likelihood=likelihood))
+        for i, likelihood in enumerate(likelihoods)
+    ]
+    main(["plot", *runs, "--out", str(tmp_path / "new" / "curves.png")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "new" / "curves.png")
+    image = pixels(tmp_path / "new" / "curves.png")
+    assert image.shape == (1050, 1800, 3)
+    assert 0.005 < (image.min(-1) < 0.9).mean() < 0.3  # neither blank nor black
+    for colour in COLOURS[: len(runs)]:
+        rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        assert (np.abs(image - rgb).max(-1) < 0.02).sum() > 500
+
+
+def test_plot_writes_beside_the_log_and_draws_a_run_of_one_step(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    with Report(tmp_path, num_steps=1, quiet=True) as report:
+        report.training(1, {"loss": 3.0})
+    main(["plot", str(tmp_path / FILE)])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
+    assert pixels(tmp_path / "curves.png").shape == (1050, 1800, 3)
+
+
+def test_smoothing_keeps_a_straight_line_straight_and_lessens_noise():
+    steps = np.arange(1, 4001)
+    line = Curve(steps, 5 - 0.001 * steps).smooth()
+    inside = slice(0, -60)  # the window is cut at the end
+    np.testing.assert_allclose(line[inside], (5 - 0.001 * steps)[inside], atol=1e-9)
+    noise = np.random.default_rng(0).normal(size=4000)
+    smooth = Curve(steps, noise).smooth()[100:]
+    assert smooth.std() < 0.15  # a mean of 101 values: 0.0995
+
+
+def test_curves_leave_out_what_is_not_finite_or_not_there(tmp_path):
+    run = Run.read(write_run(tmp_path / "run"))
+    assert run.name == "run"
+    assert len(run.curve("training", "nelbo_kept").values) == 0
+    assert len(run.curve("training", "unknown").values) == 0
+    assert run.curve("evaluation", "nelbo").steps.tolist() == [20, 40, 60]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist. Give the folder of a run"),
+        (b"", "has no lines yet. Wait"),
+        (b'{"kind": "trai', "has no lines yet. Wait"),
+        (b'{"kind": "training", "st\n{"kind": "training", "step": 2}\n', "line 1 is damaged"),
+        (b'{"kind": "training", "step": 2}\n[]\n', "line 2 is damaged"),
+    ],
+)
+def test_errors_say_what_to_do(tmp_path, capsys, content, message):
+    if content is not None:
+        (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["plot", str(tmp_path)])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gidd: {tmp_path / FILE}") and message in error
+
+
+def test_too_many_runs(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    run = str(write_run(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["plot", *[run] * 8])
+    assert "1 to 7 runs fit into one picture, got 8" in capsys.readouterr().err
+
+
+def test_a_metric_that_was_reported_once_is_seen(tmp_path):
+    """As a point in each of the five panels: a line would need two."""
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    from gidd.viz.plots import COLOURS
+
+    main(["plot", str(write_run(tmp_path, num_steps=1))])
+    image = pixels(tmp_path / "curves.png")
+    rgb = np.array([int(COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    mine = np.abs(image - rgb).max(-1) < 0.02
+    below = np.split(mine[650:], 4, axis=1)
+    above = mine[:600, :1600]  # the label is beside it
+    assert all(panel.sum() > 30 for panel in (above, *below))
+
+
+def test_a_log_without_likelihoods_has_a_title_all_the_same(tmp_path, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure", reason="comes with gidd[viz]")
+    made, build = [], figures.Figure.__init__
+
+    def spy(figure, *args, **kwargs):
+        build(figure, *args, **kwargs)
+        made.append(figure)
+
+    monkeypatch.setattr(figures.Figure, "__init__", spy)
+    with Report(tmp_path, num_steps=1, quiet=True) as report:
+        report.training(1, {"loss": 3.0})
+    main(["plot", str(tmp_path)])
+    titles = [axes.get_title(loc="left") for axes in made[0].subfigs[0].axes]
+    assert titles == ["Likelihood, nats per token: training (line) and validation (points)"]
+
+
+def test_no_run_and_a_folder_as_picture_are_refused(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    run = str(write_run(tmp_path / "run", num_steps=2))
+    for words, message in (
+        ([], "name at least one run, e.g. `gidd plot runs/nano`"),
+        ([run, "--out", str(tmp_path)], f"{tmp_path} is a folder. Give e.g. {tmp_path}/curves.png"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["plot", *words])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
