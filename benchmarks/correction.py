@@ -3,7 +3,7 @@
     gidd train nano && gidd export runs/nano --out models/nano
     python benchmarks/correction.py models/nano --json
 
-Tokens of held-out speeches are replaced by random ones. Each row is a way to correct: `errors` is
+Tokens of held-out speeches are replaced by random ones. Each row is a way to correct: `error_rate` is
 the share of tokens thought to be wrong, and "paper" is Algorithm 1, which replaces whatever the
 model would rather write.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from gidd.data import corpora
 from gidd.data.tokenizers import Tokenizer
-from gidd.models import DiT, from_pretrained
+from gidd.models import DiT, load_pretrained
 from gidd.pipeline.options import CorrectionOptions
 from gidd.sampling import Canvas, Engine
 
 
-class Outcome(NamedTuple):
+class ObjectiveOutput(NamedTuple):
     """Of all corrections, as shares."""
 
     found: float
@@ -57,13 +57,15 @@ def with_mistakes(texts: Tensor, share: float, num_tokens: int) -> Tensor:
     return torch.where(wrong, (texts + other) % num_tokens, texts)
 
 
-def outcome(engine: Engine, good: Tensor, given: Tensor, options: CorrectionOptions) -> Outcome:
+def outcome(
+    engine: Engine, good: Tensor, given: Tensor, options: CorrectionOptions
+) -> ObjectiveOutput:
     """Correct all texts and compare."""
     canvas = Canvas.blank(engine.schedule, len(given), given.shape[1])
     canvas.tokens[:] = given
     engine.run(canvas, options.plan())
     wrong, changed = given != good, canvas.tokens != given
-    return Outcome(
+    return ObjectiveOutput(
         float(changed[wrong].double().mean()),
         float((canvas.tokens == good)[wrong].double().mean()),
         float(changed[~wrong].double().mean()),
@@ -81,7 +83,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=480)
     parser.add_argument("--mistakes", type=float, default=0.05, help="share of tokens replaced")
     arguments = parser.parse_args()
-    loaded, tokenizer = from_pretrained(arguments.model), Tokenizer.load(arguments.model)
+    loaded, tokenizer = load_pretrained(arguments.model), Tokenizer.load(arguments.model)
     engine = Engine(loaded.denoiser.eval(), loaded.schedule)
     length = cast("DiT", loaded.denoiser.backbone).config.max_length
     good = held_out(tokenizer, arguments.texts, length)
@@ -89,9 +91,11 @@ def main() -> None:
     outcomes: dict[str, dict[str, float]] = {}
     print("| errors | mistakes found | restored | good tokens spoiled | calls a text |")
     print("|---|---|---|---|---|")
-    for errors in (None, 0.5, 0.2, 0.1, 0.05, 0.01):
-        row = outcome(engine, good, given, CorrectionOptions(errors=errors, tokens_per_call=4))
-        name = "none, as in the paper" if errors is None else str(errors)
+    for error_rate in (None, 0.5, 0.2, 0.1, 0.05, 0.01):
+        row = outcome(
+            engine, good, given, CorrectionOptions(error_rate=error_rate, tokens_per_call=4)
+        )
+        name = "none, as in the paper" if error_rate is None else str(error_rate)
         outcomes[name] = row._asdict()
         found, restored, spoiled = (f"{share:.1%}" for share in row[:3])
         print(f"| {name} | {found} | {restored} | {spoiled} | {row.calls:.1f} |", flush=True)

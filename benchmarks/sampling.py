@@ -37,8 +37,8 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
-from gidd.models import SIZES, Denoiser, DiT, from_pretrained
-from gidd.sampling import Canvas, Engine, self_correction, stay, walk
+from gidd.models import SIZES, Denoiser, DiT, load_pretrained
+from gidd.sampling import Canvas, Engine, corrector_plan, sampling_plan, self_correction
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(50258, mask_id=50257)
@@ -106,7 +106,7 @@ def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride:
         if not bare:
             forward()  # warms up
         bare.append(seconds(forward))
-        plan = walk(mesh[move : move + 2])
+        plan = sampling_plan(mesh[move : move + 2])
         ratios.append(seconds(partial(engine.run, canvas, plan)) / bare[-1])
     return Ratio(statistics.median(bare), statistics.median(ratios))
 
@@ -126,7 +126,7 @@ def correct(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> Corre
     for part in texts.split(1 if num_tokens == 1 else len(texts)):
         canvas = Canvas.blank(engine.schedule, len(part), part.shape[1])
         canvas.tokens[:] = part
-        engine.run(canvas, stay(corrector, calls))
+        engine.run(canvas, corrector_plan(corrector, calls))
         results.append(canvas.tokens)
     elapsed = time.perf_counter() - start
     return Correction(elapsed, mean_self_accuracy(engine, torch.cat(results)))
@@ -167,17 +167,17 @@ def random_texts() -> Tensor:
 
 def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
     """Of a model that was trained, on texts that it wrote in few steps."""
-    loaded = from_pretrained(path)
+    loaded = load_pretrained(path)
     engine = Engine(loaded.denoiser.eval(), loaded.schedule)
     length = cast("DiT", loaded.denoiser.backbone).config.max_length
     canvas = Canvas.blank(loaded.schedule, CORRECTED, length)
-    engine.run(canvas, walk(even_mesh(32)))
+    engine.run(canvas, sampling_plan(even_mesh(32)))
     return correct_speedup(engine, canvas.tokens, num_tokens, calls)
 
 
 def profile(denoiser: Denoiser) -> str:
     """Share of the time of each kind of operation in one ancestral step, after one to warm up."""
-    engine, plan = Engine(denoiser, HYBRID), walk(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
+    engine, plan = Engine(denoiser, HYBRID), sampling_plan(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
     engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
     with torch.profiler.profile() as record:
         engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)

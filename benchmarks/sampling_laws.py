@@ -27,7 +27,15 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
-from gidd.sampling import Canvas, Engine, Known, Plan, gibbs, stay, walk
+from gidd.sampling import (
+    Canvas,
+    Engine,
+    FunctionNetwork,
+    Plan,
+    corrector_plan,
+    gibbs,
+    sampling_plan,
+)
 from gidd.sampling.steps import MASK_FILLING_STEPS, SAMPLING_STEPS
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
@@ -90,8 +98,8 @@ def equal_calls() -> Iterator[Sampler]:
     """Ancestral steps alone, and with a final Gibbs phase."""
     for calls in (16, 32, 64):
         last = calls // 4
-        yield Sampler("ancestral", calls, HYBRID, walk(even_mesh(calls)))
-        plan = walk(even_mesh(calls - last)) + stay(gibbs, last)
+        yield Sampler("ancestral", calls, HYBRID, sampling_plan(even_mesh(calls)))
+        plan = sampling_plan(even_mesh(calls - last)) + corrector_plan(gibbs, last)
         yield Sampler("last quarter Gibbs", calls, HYBRID, plan)
 
 
@@ -100,7 +108,7 @@ def convergence() -> Iterator[Sampler]:
     for step in SAMPLING_STEPS:
         schedule = MASKED if step in MASK_FILLING_STEPS else HYBRID
         for calls in (4, 16, 64):
-            yield Sampler(step.__name__, calls, schedule, walk(even_mesh(calls), step))
+            yield Sampler(step.__name__, calls, schedule, sampling_plan(even_mesh(calls), step))
 
 
 TABLES = {"equal-calls": equal_calls, "convergence": convergence}
@@ -110,7 +118,7 @@ def sample(sampler: Sampler, num_texts: int) -> Tensor:
     """Texts of the exact denoiser, in float32."""
     source = MarkovSource(SOURCE.initial.float(), SOURCE.transition.float())
     schedule = sampler.schedule
-    network = Known(lambda z, t: source.leave_one_out(schedule, t, z))
+    network = FunctionNetwork(lambda z, t: source.leave_one_out(schedule, t, z))
     texts: list[Tensor] = []
     for start in range(0, num_texts, 1000):
         canvas = Canvas.blank(schedule, min(1000, num_texts - start), LENGTH)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import Loader
 from gidd.models import DiT
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training import loop
@@ -74,7 +74,7 @@ def step(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
 def bare_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
     """The same network trained in plain PyTorch."""
     model = DiT(run.model.build(GPT2.size, run.data.length))
-    model.reset_parameters(Initial(0))
+    model.reset_parameters(Initializer(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     t = torch.rand(len(tokens))
 

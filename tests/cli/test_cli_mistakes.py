@@ -180,7 +180,7 @@ def test_text_is_printed_before_a_page_fails(capsys, model, monkeypatch, tmp_pat
     assert out.startswith("Peace")
     assert "No space left" in err
     code, out, _ = ended(
-        capsys, "correct", model, "--text", "Peace", "--keep", "Peace", "--calls", "2", *words
+        capsys, "correct", model, "--text", "Peace", "--protect", "Peace", "--calls", "2", *words
     )
     assert code == 2
     assert out.startswith("Peace")
@@ -221,7 +221,10 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
         (["sample", "MODEL", "--top-p", "2"], "top_p must be in (0, 1], got 2.0"),
         (["sample", "MODEL", "--length", "100000"], "smaller length"),
         (["sample", "MODEL", "--correction.calls", "1", *FEW], "ask for 2 or more"),
-        (["plan", "10b", "--spread", "replicate", "--parallel.ranks", "8"], "one of them out"),
+        (
+            ["plan", "10b", "--parallel", "ddp", "--parallel.shard-size", "8"],
+            "--parallel.shard-size",
+        ),
         (["data", "prepare", "sotu", "--tokenizer", "gpt2", "--executor", "slurm"], "partition"),
     ],
 )

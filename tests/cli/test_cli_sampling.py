@@ -37,18 +37,18 @@ def test_sample_prints_plain_text_to_a_pipe(capsys, model):
     assert err == ""
     again, _ = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--device", "cpu")
     assert again == out
-    several, _ = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--n", "3")
+    several, _ = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--num-samples", "3")
     assert several.startswith(f"--- 1 of 3\n{out}--- 2 of 3\nPeace")
 
 
 def test_jsonl_is_one_object_for_each_text(capsys, model):
-    out, _ = gidd(capsys, "sample", model, *FEW, "--n", "3", "--jsonl", "--seed", "4")
+    out, _ = gidd(capsys, "sample", model, *FEW, "--num-samples", "3", "--jsonl", "--seed", "4")
     rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["manifest"]["number"] for row in rows] == [0, 1, 2]
+    assert [row["manifest"]["sample_index"] for row in rows] == [0, 1, 2]
     for row in rows:
         assert len(row["tokens"]) == len(row["confidence"])
         assert {"position", "old", "new", "probability"} <= set(row["edits"][0])
-    alone, _ = gidd(capsys, "sample", model, *FEW, "--first", "2", "--jsonl", "--seed", "4")
+    alone, _ = gidd(capsys, "sample", model, *FEW, "--start-index", "2", "--jsonl", "--seed", "4")
     assert json.loads(alone)["text"] == rows[2]["text"]
 
 
@@ -79,7 +79,16 @@ def letter(tmp_path):
     return path
 
 
-CORRECT = ["--errors", "None", "--calls", "12", "--tokens-per-call", "4", "--tau", "0.7"]
+CORRECT = [
+    "--error-rate",
+    "None",
+    "--calls",
+    "12",
+    "--tokens-per-call",
+    "4",
+    "--temperature",
+    "0.7",
+]
 
 
 def test_in_place_changes_what_the_corrections_say(capsys, model, letter):
@@ -89,9 +98,9 @@ def test_in_place_changes_what_the_corrections_say(capsys, model, letter):
         model,
         str(letter),
         *CORRECT,
-        "--keep",
+        "--protect",
         "[0-9]+",
-        "--keep",
+        "--protect",
         "public affairs",
     ]
     out, err = gidd(capsys, *words, "--jsonl")
@@ -148,14 +157,17 @@ def test_a_pipe_gets_the_corrected_text_and_a_patch_applies(capsys, model, lette
         (["sample", "nothing-there"], "neither a folder nor a name"),
         (["sample", "MODEL", "--steps", "0"], "at least 1, got 0"),
         (["sample", "MODEL", "--length", "99"], "context of 32 tokens"),
-        (["sample", "MODEL", "--watch"], "--watch draws on a terminal"),
+        (["sample", "MODEL", "--live"], "--live draws on a terminal"),
         (["infill", "MODEL", "no blank"], "must have a blank"),
         (["infill", "MODEL", "[MASK:x]"], "whole number"),
         (["correct", "MODEL"], "either a FILE"),
         (["correct", "MODEL", "a.txt", "--text", "b"], "either a FILE"),
         (["correct", "MODEL", "not-there.txt"], "cannot be read: No such file"),
         (["correct", "MODEL", "--text", "b", "--in-place"], "--in-place needs a FILE"),
-        (["correct", "MODEL", "--text", "b", "--keep", "("], "--keep must be a regular expression"),
+        (
+            ["correct", "MODEL", "--text", "b", "--protect", "("],
+            "--protect must be a regular expression",
+        ),
         (["correct", "MODEL", "--text", ""], "must not be empty"),
         (["correct", "MODEL", "LATIN"], "must be UTF-8 text"),
     ],
@@ -194,7 +206,7 @@ def test_watching_draws_and_leaves_the_terminal_as_it_was(model):
     import pty
 
     code = "from gidd.cli import main; main()"
-    words = ["sample", model, "--steps", "40", "--prompt", "Peace", "--watch", "--n", "2"]
+    words = ["sample", model, "--steps", "40", "--prompt", "Peace", "--live", "--num-samples", "2"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     parent, child = pty.openpty()
     process = subprocess.Popen(
@@ -219,7 +231,7 @@ def test_watching_draws_and_leaves_the_terminal_as_it_was(model):
     out = seen.decode()
     assert "sequence 1 of 2" in out
     assert "░░░" in out
-    assert "move " in out
+    assert "step " in out
     assert "self-accuracy" in out
     hidden, shown = out.rindex("\x1b[?25l"), out.rindex("\x1b[?25h")
     assert hidden < shown

@@ -6,7 +6,7 @@ import torch
 import gidd.training.world
 from gidd.common.devices import choose
 from gidd.errors import ConfigError
-from gidd.training.parallel import Shard
+from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
 
 
@@ -43,8 +43,8 @@ def test_an_apple_gpu_trains_alone_and_undivided(monkeypatch):
     on(monkeypatch, "mps")
     with open_world() as world:
         assert (world.device.type, world.mesh.device_type) == ("mps", "cpu")
-        with pytest.raises(ConfigError, match="--spread replicate"):
-            Shard().place(torch.nn.Linear(2, 2), None, world, torch.float32)
+        with pytest.raises(ConfigError, match="--parallel ddp"):
+            FSDP().place(torch.nn.Linear(2, 2), None, world, torch.float32)
     on(monkeypatch, "mps", WORLD_SIZE=2)
     with pytest.raises(ConfigError, match="one process alone, got 2"), open_world():
         pass

@@ -10,22 +10,22 @@ import sys
 import pytest
 
 from gidd.common.files import (
-    aside,
+    atomic_path,
+    file_lock,
     fsync_directory,
-    locked,
     read_json,
     remove_leftovers,
     sha256,
     write_json,
 )
-from gidd.common.files import writing as opened
+from gidd.common.files import atomic_write as opened
 from gidd.errors import CheckpointError, ConfigError
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from gidd.common.files import writing
-with writing(Path(sys.argv[1])) as file:
+from gidd.common.files import atomic_write
+with atomic_write(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_kill_while_writing_leaves_the_old_file_and_a_leftover(tmp_path):
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
     """As two machines that share the folder: both have a process of that number."""
     path = tmp_path / "a"
-    with aside(path) as first, aside(path) as second:
+    with atomic_path(path) as first, atomic_path(path) as second:
         assert first != second
         first.write_bytes(b"1" * 1000)
         second.write_bytes(b"2" * 10)
@@ -97,8 +97,8 @@ def test_the_bytes_are_forced_to_disk_before_the_new_name_and_the_name_after_it(
 def test_a_locked_file_is_refused_until_the_block_ends_well_or_not(tmp_path):
     path = tmp_path / "lock"
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError), locked(path, ConfigError("busy")):
-            with pytest.raises(ConfigError, match="busy"), locked(path, ConfigError("busy")):
+        with pytest.raises(ZeroDivisionError), file_lock(path, ConfigError("busy")):
+            with pytest.raises(ConfigError, match="busy"), file_lock(path, ConfigError("busy")):
                 pytest.fail("both hold it")
             raise ZeroDivisionError
 
@@ -110,7 +110,10 @@ def test_on_a_file_system_without_locks_work_goes_on(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with locked(tmp_path / "lock", ConfigError("busy")), locked(tmp_path / "lock", ConfigError("")):
+    with (
+        file_lock(tmp_path / "lock", ConfigError("busy")),
+        file_lock(tmp_path / "lock", ConfigError("")),
+    ):
         pass
 
 

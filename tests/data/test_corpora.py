@@ -15,9 +15,9 @@ from gidd.data import corpora
 from gidd.data.corpora import CORPORA, HubCorpus, resolve
 from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.formats import ParquetFile
-from gidd.data.manifest import Manifest, verify
+from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, character_level, train
+from gidd.data.tokenizers import Tokenizer, character_level, train_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
@@ -39,7 +39,7 @@ def test_corpora_are_listed_by_their_names():
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(TEXTS, 300)
+    return train_tokenizer(TEXTS, 300)
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
@@ -164,7 +164,7 @@ def exact(request, monkeypatch) -> str:
 
 def tokens_of(folder: Path, split: str) -> torch.Tensor:
     """Documents [B, L], after checking that end-of-text closes each."""
-    manifest = Manifest.read(folder)
+    manifest = DataManifest.read(folder)
     files = [folder / shard.file for shard in manifest.splits[split].shards]
     tokens = np.concatenate([np.fromfile(file, dtype="<u2") for file in files])
     rows = torch.from_numpy(tokens.astype(np.int64)).reshape(-1, 65)
@@ -218,9 +218,9 @@ def test_exact_sources_from_the_command_line(exact, tmp_path, monkeypatch, capsy
     main(["data", "prepare", exact, "--out", "made"])
     assert "200 documents" in capsys.readouterr().out
     main(["data", "show", "made"])
-    shown = capsys.readouterr().out
-    assert f"entropy rate {EXACT[exact].known()['entropy_rate']:.6g}" in shown
-    assert "66 ids" in shown
+    without_credentials = capsys.readouterr().out
+    assert f"entropy rate {EXACT[exact].known()['entropy_rate']:.6g}" in without_credentials
+    assert "66 ids" in without_credentials
     main(["data", "prepare", exact, "--tokenizer", "made", "--out", "made"])
     with pytest.raises(SystemExit):
         main(["data", "prepare", exact, ".", "--out", "other"])

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from gidd.data.manifest import Manifest, verify
+from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, train
+from gidd.data.tokenizers import Tokenizer, train_tokenizer
 
 REASON = 'needs `pip install "gidd[data,cluster]"`'
 for package in ("tokenizers", "fsspec", "datatrove"):
@@ -66,7 +66,7 @@ def folder(tmp_path) -> Path:
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(texts):
         (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
-    train(texts, 280).save(tmp_path / "tok")
+    train_tokenizer(texts, 280).save(tmp_path / "tok")
     sources, tokenizer = [tmp_path / "texts"], Tokenizer.load(tmp_path / "tok")
     prepare(sources, tokenizer, tmp_path / "local", validation=3, tasks=3, quiet=True)
     return tmp_path
@@ -123,7 +123,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 def require_equal(made: Path, local: Path) -> None:
     assert shards(made) == shards(local)
-    assert Manifest.read(made).splits == Manifest.read(local).splits
+    assert DataManifest.read(made).splits == DataManifest.read(local).splits
     verify(made)
 
 

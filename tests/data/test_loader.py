@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
 from gidd.data.loading.order import epoch_and_place, shuffled
-from gidd.data.loading.shards import Shard, ShardSet, open_shard, packed
+from gidd.data.loading.shards import ShardSet, TokenShard, open_shard, packed
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import train
+from gidd.data.tokenizers import train_tokenizer
 from gidd.errors import ConfigError, DataError
 
 PAD, VOCAB_SIZE = 99, 101
@@ -234,7 +234,7 @@ def test_a_prepared_folder_comes_back_as_batches(tmp_path):
     texts = [f"text number {k}: " + "ein Wort und noch eins, " * k for k in range(12)]
     for k, text in enumerate(texts):
         (tmp_path / f"{k:02}.txt").write_text(text)
-    tokenizer = train(texts, 300)
+    tokenizer = train_tokenizer(texts, 300)
     manifest = prepare([tmp_path], tokenizer, tmp_path / "out", validation=2, quiet=True)
     found = {}
     for split, expected in (("train", texts[:-2]), ("validation", texts[-2:])):
@@ -423,4 +423,4 @@ def test_wrong_settings_are_refused_all_at_once(corpus):
         ShardSet([])
     empty = np.zeros(0, np.uint64)
     with pytest.raises(DataError, match="no document"):
-        ShardSet([Shard("a.ds", empty, empty)])
+        ShardSet([TokenShard("a.ds", empty, empty)])

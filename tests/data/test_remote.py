@@ -13,7 +13,7 @@ import pytest
 from gidd.data.corpora import remote
 from gidd.data.corpora.formats import find_documents
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, train
+from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
@@ -25,7 +25,7 @@ TEXTS = [f"Document {i}: " + "é東京 of many. " * (i % 7) for i in range(60)]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(TEXTS, 300)
+    return train_tokenizer(TEXTS, 300)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_what_is_shown_of_a_url(url, expected):
         assert remote.redacted(url).startswith("see https://a.b/c")
         assert "pw" not in remote.redacted(url)
     else:
-        assert remote.shown(url) == expected
+        assert remote.without_credentials(url) == expected
 
 
 @pytest.mark.parametrize("name", ["absent", "forbidden", "cut", "silent"])

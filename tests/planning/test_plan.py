@@ -24,13 +24,13 @@ from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError
 from gidd.models import DiT
 from gidd.planning.cuda_rules import behave_as_on_cuda
-from gidd.planning.failures import Saving, failures, saving
+from gidd.planning.failures import CheckpointCost, failures, saving
 from gidd.planning.hardware import DEVICES, Device
 from gidd.planning.memory import Collective
 from gidd.planning.run_plan import Assumptions, plan
-from gidd.planning.step_trace import Trace, trace_in_child
-from gidd.planning.traffic import Network, traffic
-from gidd.planning.vocab_size import num_ids
+from gidd.planning.step_trace import StepTrace, trace_in_child
+from gidd.planning.traffic import ClusterNetwork, traffic
+from gidd.planning.vocab_size import vocab_size_of
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_state
 from gidd.training.config import (
@@ -42,7 +42,7 @@ from gidd.training.config import (
     RunConfig,
     TrainConfig,
 )
-from gidd.training.parallel import Replicate, Shard, gradients_of_last_only
+from gidd.training.parallel import DDP, FSDP, sync_gradients_if_last
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
@@ -51,7 +51,7 @@ VOCAB_SIZE = 8192
 
 
 def run_of(
-    parallel=None, *, width=512, layers=6, batch=8, length=128, average=None, **train
+    parallel=None, *, width=512, layers=6, batch=8, length=128, ema_decay=None, **train
 ) -> RunConfig:
     recompute = train.pop("recompute", False)
     return RunConfig(
@@ -60,12 +60,12 @@ def run_of(
         ),
         objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
         data=DataConfig(sources=("sotu",), tokenizer=VOCAB_SIZE, length=length),
-        train=TrainConfig(steps=100, global_batch=batch, average=average, **train),
-        parallel=parallel or Replicate(),
+        train=TrainConfig(steps=100, global_batch=batch, ema_decay=ema_decay, **train),
+        parallel=parallel or DDP(),
     )
 
 
-SMALL = run_of(Shard(ranks=2), width=32, layers=2, batch=16, length=16, accumulate=2)
+SMALL = run_of(FSDP(shard_size=2), width=32, layers=2, batch=16, length=16, accumulate=2)
 SMALL_ONE = replace(SMALL, train=replace(SMALL.train, accumulate=1))
 
 
@@ -91,12 +91,12 @@ def test_collectives_are_those_of_the_fsdp_plan(small):
     sizes = SMALL.model.build(VOCAB_SIZE, 16)
     blocks, whole = sizes.num_block_parameters, small.num_parameters
     flows = {flow.collective.kind: flow.collective for flow in small.traffic.flows}
-    gathered, divided, summed = (flows[k] for k in ("all-gather", "reduce-scatter", "all-reduce"))
-    assert gathered.bytes == pytest.approx(2 * 2 * (whole + blocks), rel=0.01)
+    unsharded, divided, summed = (flows[k] for k in ("all-gather", "reduce-scatter", "all-reduce"))
+    assert unsharded.bytes == pytest.approx(2 * 2 * (whole + blocks), rel=0.01)
     assert divided.bytes == pytest.approx(2 * 4 * whole, rel=0.01)
     assert summed.bytes == pytest.approx(divided.bytes / 2 / 2, rel=0.01)
-    assert (gathered.ranks, divided.ranks, summed.ranks) == (2, 2, 2)
-    assert (gathered.calls, divided.calls, summed.calls) == (2 * 5, 2 * 3, 3)
+    assert (unsharded.ranks, divided.ranks, summed.ranks) == (2, 2, 2)
+    assert (unsharded.calls, divided.calls, summed.calls) == (2 * 5, 2 * 3, 3)
 
 
 def test_gradients_are_there_when_a_later_micro_batch_begins(small):
@@ -182,7 +182,9 @@ def test_activations_of_the_baseline_can_be_recomputed():
 
 
 def test_young_daly_is_the_best_interval():
-    saved = Saving(bytes=1, bytes_per_rank=1.0, pause_seconds=20.0, write_seconds=60.0, pieces=1)
+    saved = CheckpointCost(
+        bytes=1, bytes_per_rank=1.0, pause_seconds=20.0, write_seconds=60.0, pieces=1
+    )
     rate, seconds = 1 / (8 * 3600), 5 * 86_400.0
     best = failures(seconds, saved, rate, 300.0)
     assert best.interval_seconds == pytest.approx((2 * 20 * 8 * 3600) ** 0.5)
@@ -193,19 +195,21 @@ def test_young_daly_is_the_best_interval():
 
 def test_training_waits_for_the_part_of_writing_that_it_does_not_hide():
     held = {"parameters": 100, "optimiser": 200}
-    traced = Trace(phases={"update": held}, num_parameters=25, num_tensors=5, collectives=())
+    traced = StepTrace(phases={"update": held}, num_parameters=25, num_tensors=5, collectives=())
     waits = [saving(traced, 1, 100.0, 10.0, hidden).pause_seconds for hidden in (0, 20, 30, 40)]
     assert waits == pytest.approx([33.0, 13.0, 3.0, 3.0])  # 3 s to copy, 30 s to write
 
 
 def test_a_run_that_fails_all_the_time_never_ends():
-    saved = Saving(bytes=1, bytes_per_rank=1.0, pause_seconds=1.0, write_seconds=60.0, pieces=1)
+    saved = CheckpointCost(
+        bytes=1, bytes_per_rank=1.0, pause_seconds=1.0, write_seconds=60.0, pieces=1
+    )
     assert failures(1e6, saved, 1 / 100, 300.0).days == float("inf")
     assert failures(1e6, saved, 0.0, 300.0).goodput == pytest.approx(1.0, abs=1e-3)
 
 
 def network(ranks, per_machine=8):
-    return Network(
+    return ClusterNetwork(
         ranks=ranks, ranks_per_machine=per_machine, between=40e9, within=450e9, hop_seconds=0.0
     )
 
@@ -252,13 +256,13 @@ def test_ids_are_counted_before_there_are_tokens(tmp_path):
     prepare(tmp_path / "text.txt", tokenizer, tmp_path / "data", validation=0, quiet=True)
     markov = replace(SMALL, data=replace(SMALL.data, sources=("markov",)))
     folder = replace(SMALL, data=replace(SMALL.data, folder=tmp_path / "data"))
-    assert num_ids(SMALL) == VOCAB_SIZE
-    assert num_ids(replace(SMALL, data=replace(SMALL.data, tokenizer="gpt2"))) == 50_258
-    assert num_ids(markov) == CORPORA["markov"].tokenizer().vocab.size
-    assert num_ids(folder) == tokenizer.vocab.size
+    assert vocab_size_of(SMALL) == VOCAB_SIZE
+    assert vocab_size_of(replace(SMALL, data=replace(SMALL.data, tokenizer="gpt2"))) == 50_258
+    assert vocab_size_of(markov) == CORPORA["markov"].tokenizer().vocab.size
+    assert vocab_size_of(folder) == tokenizer.vocab.size
     tokenizer.save(tmp_path / "own")
     own = replace(SMALL, data=replace(SMALL.data, tokenizer=str(tmp_path / "own")))
-    assert num_ids(own) == tokenizer.vocab.size
+    assert vocab_size_of(own) == tokenizer.vocab.size
 
 
 def test_dry_run_counts_the_ids_of_the_sources(capsys):
@@ -304,11 +308,11 @@ def test_ten_billion_on_1024_ranks_are_planned_here():
 MEASURED = {
     "single": (1, run_of(autocast=False)),
     "single, bf16": (1, run_of()),
-    "fsdp2 x2": (2, run_of(Shard(), autocast=False)),
-    "fsdp2 x2, bf16": (2, run_of(Shard())),
+    "fsdp2 x2": (2, run_of(FSDP(), autocast=False)),
+    "fsdp2 x2, bf16": (2, run_of(FSDP())),
     "fsdp2 x2, bf16, recomputed, 2 micro-batches, average": (
         2,
-        run_of(Shard(), recompute=True, accumulate=2, average=0.999),
+        run_of(FSDP(), recompute=True, accumulate=2, ema_decay=0.999),
     ),
     "ddp x2": (2, run_of(autocast=False)),
     "ddp x2, 2 micro-batches": (2, run_of(autocast=False, accumulate=2)),
@@ -350,15 +354,15 @@ def steps(run: RunConfig, world, num: int) -> None:
     for _ in range(num):
         micros = batch.split(run.train.accumulate)
         for k, micro in enumerate(micros):
-            with gradients_of_last_only(state.module, last=k == len(micros) - 1):
+            with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
                 with torch.autocast("cpu", torch.bfloat16, enabled=run.train.autocast):
                     outcome = state.module(micro, 0, run.train.global_batch, 1.0)
                 outcome.loss.backward()
         torch.nn.utils.clip_grad_norm_(state.module.parameters(), 1.0)
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
-        if state.average:
-            state.average.update(state.objective.named_parameters())
+        if state.ema:
+            state.ema.update(state.objective.named_parameters())
 
 
 def resident(field: str) -> int:

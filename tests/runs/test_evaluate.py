@@ -14,8 +14,8 @@ from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
 from gidd.runs.fit import evaluation, held_out, loader_config
 from gidd.training.build import build_state
-from gidd.training.parallel import Shard
-from gidd.training.watchdog import Watch
+from gidd.training.parallel import FSDP
+from gidd.training.watchdog import Watchdog
 from gidd.training.world import open_world
 
 
@@ -45,9 +45,9 @@ def test_all_ranks_make_as_many_calls_and_see_every_sample_once(
 
 @pytest.mark.parametrize("global_batch", [2, 4])
 def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tmp_path):
-    run = tiny_run(data, steps=1, global_batch=global_batch, evaluate_samples=5, evaluate_texts=1)
+    run = tiny_run(data, steps=1, global_batch=global_batch, evaluate_samples=5, generate_samples=1)
     run_ranks(train_here, 1, run, tmp_path / "alone")
-    run_ranks(train_here, 2, run, tmp_path / "sharded", Shard())
+    run_ranks(train_here, 2, run, tmp_path / "sharded", FSDP())
     alone, sharded = (reported(tmp_path / name)[-1] for name in ("alone", "sharded"))
     assert alone["kind"] == sharded["kind"] == "evaluation"
     assert sharded["nelbo"] == pytest.approx(alone["nelbo"], rel=1e-4)
@@ -55,10 +55,10 @@ def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tm
 
 
 def test_nothing_is_dropped_in_an_evaluation(data):
-    run = tiny_run(data, evaluate_texts=2)
+    run = tiny_run(data, generate_samples=2)
     run = replace(run, model=replace(run.model, dropout=0.5))
     tokenizer = Tokenizer.load(data)
-    with open_world("cpu") as world, Watch(world, 60).on() as watch:
+    with open_world("cpu") as world, Watchdog(world, 60).on() as watch:
         state = build_state(run, tokenizer.vocab, world)
         for parameter in state.objective.parameters():  # a fresh head predicts nothing
             torch.nn.init.normal_(parameter, std=0.3)

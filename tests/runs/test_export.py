@@ -9,9 +9,14 @@ from support.training_runs import speeches, tiny_run, train_here
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError
-from gidd.models import from_pretrained
+from gidd.models import load_pretrained
 from gidd.runs.export import export
-from gidd.training.checkpoints.folder import Manifest, entry, read_manifest, write_manifest
+from gidd.training.checkpoints.folder import (
+    CheckpointManifest,
+    entry,
+    read_manifest,
+    write_manifest,
+)
 from gidd.training.world import open_world
 
 
@@ -28,7 +33,7 @@ def trained(tmp_path_factory):
     (newest / "tokenizer.json").write_text(json.dumps(content))
     manifest = read_manifest(newest, 10)
     files = {**manifest.files, "tokenizer.json": entry(newest / "tokenizer.json")}
-    write_manifest(newest, Manifest(step=10, tensors=manifest.tensors, files=files))
+    write_manifest(newest, CheckpointManifest(step=10, tensors=manifest.tensors, files=files))
     return out
 
 
@@ -62,7 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over_as_a_whole_and_named(run, tmp_path,
     said = capsys.readouterr()
     assert "the model of step 5" in said.out
     assert str(newest) in said.err
-    loaded = from_pretrained(tmp_path / "model")
+    loaded = load_pretrained(tmp_path / "model")
     assert loaded.summary["steps"] == 5
     assert Tokenizer.load(tmp_path / "model").encode("a b") == Tokenizer.load(older).encode("a b")
 
@@ -83,10 +88,10 @@ def test_a_run_is_exported_while_it_goes_on(run, tmp_path):
     """The reader takes no lock and changes nothing."""
     older, newest = (run / "checkpoints" / f"step-{step:09d}" for step in (5, 10))
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
-    (run / "checkpoints" / ".step-000000015.aside").mkdir()
+    (run / "checkpoints" / ".step-000000015.tmp").mkdir()
     with open_world("cpu") as world:
         assert export(run, tmp_path / "model", world) == (10, [])
     assert Tokenizer.load(tmp_path / "model").encode("a b") == Tokenizer.load(newest).encode("a b")
     assert Tokenizer.load(newest).encode("a b") != Tokenizer.load(older).encode("a b")
     after = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert after == sorted([*before, ".step-000000015.aside"])
+    assert after == sorted([*before, ".step-000000015.tmp"])

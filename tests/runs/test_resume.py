@@ -14,9 +14,9 @@ from support.ranks import run_ranks
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, train
+from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.training.parallel import Replicate, Shard
+from gidd.training.parallel import DDP, FSDP
 from gidd.training.watchdog import STOPPED
 
 STEPS = 60
@@ -36,7 +36,7 @@ def undisturbed(tmp_path_factory, data):
 
 def resumable(data, **changes):
     # reports every third step: sums between reports must survive, too
-    settings = {"steps": STEPS, "save_every": 23, "report_every": 3, "average": 0.9, "keep": 5}
+    settings = {"steps": STEPS, "save_every": 23, "report_every": 3, "ema_decay": 0.9, "keep": 5}
     return tiny_run(data, **(settings | changes))
 
 
@@ -64,7 +64,7 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
     assert reported(tmp_path) == reported(undisturbed)
     ours, theirs = final_tensors(run, tmp_path), final_tensors(run, undisturbed)
     assert ours.keys() == theirs.keys()
-    assert any(name.startswith("average.") for name in ours)
+    assert any(name.startswith("ema.") for name in ours)
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
 
@@ -73,9 +73,9 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
 def test_resume_on_other_numbers_of_ranks(data, undisturbed, tmp_path):
     run = resumable(data, save_every=15)
     kill_after(run, tmp_path, 15)
-    kill_after(run, tmp_path, 30, 2, Shard())
-    kill_after(run, tmp_path, 45, 4, Shard())
-    run_ranks(train_here, 1, run, tmp_path, Replicate())
+    kill_after(run, tmp_path, 30, 2, FSDP())
+    kill_after(run, tmp_path, 45, 4, FSDP())
+    run_ranks(train_here, 1, run, tmp_path, DDP())
     ours, theirs = losses(tmp_path), losses(undisturbed)
     assert len(ours) == STEPS // 3
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
@@ -98,7 +98,7 @@ def test_another_run_is_not_continued_as_this_one(data, undisturbed):
     ("part", "change", "message"),
     [
         ("model", {"width": 64}, "model.width: 32 -> 64"),
-        ("train", {"average": None}, "train.average: 0.9 -> None"),
+        ("train", {"ema_decay": None}, "train.ema_decay: 0.9 -> None"),
     ],
 )
 def test_another_model_is_told_by_its_settings(part, change, message, data, undisturbed):
@@ -112,7 +112,9 @@ def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(data, tmp_path):
     run = resumable(data, steps=2, save_every=1)
     train_here(run, tmp_path)
     longer = replace(run, train=replace(run.train, steps=4))
-    lower = replace(longer.optim, learning_rate=1e-5, warmup=7, final_share=0.2, max_grad_norm=0.5)
+    lower = replace(
+        longer.optim, learning_rate=1e-5, warmup=7, final_lr_ratio=0.2, max_grad_norm=0.5
+    )
     assert train_here(replace(longer, optim=lower), tmp_path)
     assert reported(tmp_path)[-2]["learning_rate"] == pytest.approx(1e-5 * 4 / 7)
 
@@ -121,7 +123,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(data, undisturbed, tmp_pa
     files = [tmp_path / name for name in ("one.txt", "two.txt")]
     for number, file in enumerate(files):
         file.write_text(" ".join(f"word{number + i} zebra" for i in range(500)))
-    tokenizer = train(files, 300)
+    tokenizer = train_tokenizer(files, 300)
     assert tokenizer.vocab == Tokenizer.load(data).vocab
     prepare(files, tokenizer, tmp_path / "data", validation=1, quiet=True)
     run = resumable(data)

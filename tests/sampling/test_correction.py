@@ -10,8 +10,16 @@ from gidd.diffusion.categorical import draw
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
-from gidd.sampling import Engine, Known, Request, gain, likelihood, self_correction, stay
-from gidd.sampling.correctors.self_correction import lead
+from gidd.sampling import (
+    Engine,
+    FunctionNetwork,
+    Request,
+    corrector_plan,
+    gain,
+    likelihood,
+    self_correction,
+)
+from gidd.sampling.correctors.self_correction import scaled_log_odds
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(33, mask_id=32)
@@ -74,7 +82,7 @@ def test_it_is_algorithm_1(tau, t):
     """8 sequences at once, token for token as one by one, with the same draws."""
     model = random_denoiser(VOCAB, gain=0.0)
     corrector = partial(self_correction, temperature=tau, patience=3)
-    plan = stay(corrector, 24, t)
+    plan = corrector_plan(corrector, 24, t)
     given = texts(8)
     requests = [
         Request(tokens=text, plan=plan, seed=s, protected=(False,) * LENGTH)
@@ -103,7 +111,7 @@ def test_self_accuracy_never_falls(tau, score, num_tokens):
     )
     given = texts(16)
     requests = [
-        Request(tokens=text, plan=stay(corrector, 9), seed=s, protected=(False,) * LENGTH)
+        Request(tokens=text, plan=corrector_plan(corrector, 9), seed=s, protected=(False,) * LENGTH)
         for s, text in enumerate(given)
     ]
     samples = Engine(model, HYBRID).sample(requests)
@@ -116,10 +124,12 @@ def test_self_accuracy_never_falls(tau, score, num_tokens):
 def test_k_changes_keep_their_distance():
     model = random_denoiser(VOCAB, gain=0.0)
     corrector = partial(self_correction, temperature=1.0, num_tokens=3, distance=4)
-    request = Request(tokens=texts(1)[0], plan=stay(corrector, 6), protected=(False,) * LENGTH)
+    request = Request(
+        tokens=texts(1)[0], plan=corrector_plan(corrector, 6), protected=(False,) * LENGTH
+    )
     (sample,) = Engine(model, HYBRID).sample([request])
     for call in range(5):
-        drawn = [e for e in sample.edits if e.move == call and e.probability > 0]
+        drawn = [e for e in sample.edits if e.step_index == call and e.probability > 0]
         places = sorted(edit.position for edit in drawn)
         assert len(places) <= 3
         assert all(b - a >= 4 for a, b in zip(places, places[1:], strict=False))
@@ -130,12 +140,14 @@ def test_gain_prefers_what_improves_most():
     x_theta = torch.tensor([[0.6, 0.3, 0.1], [0.001, 0.5, 0.499]])
     vocab = Vocab(4, mask_id=3)
     rows = torch.nn.functional.pad(x_theta, (0, 1))[None]
-    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     engine = Engine(network, HybridSchedule(vocab, 0.2))
     first = {}
     for score in (likelihood, gain):
         corrector = partial(self_correction, temperature=0.0, score=score)
-        request = Request(tokens=(1, 0), plan=stay(corrector, 5), protected=(False, False))
+        request = Request(
+            tokens=(1, 0), plan=corrector_plan(corrector, 5), protected=(False, False)
+        )
         (sample,) = engine.sample([request])
         first[score] = sample.edits[0].position
         assert sample.tokens == (0, 1)
@@ -147,10 +159,10 @@ def test_the_surest_change_comes_first_however_low_the_temperature(tau):
     """At tau = 0.1 odds of 6 to 1 are a probability that float32 rounds to 1."""
     top = torch.tensor([0.85, 0.999, 0.95, 0.99999], dtype=torch.float64)
     rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
-    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     engine = Engine(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
     corrector = partial(self_correction, temperature=tau)
-    request = Request(tokens=(0,) * 4, plan=stay(corrector, 6), protected=(False,) * 4)
+    request = Request(tokens=(0,) * 4, plan=corrector_plan(corrector, 6), protected=(False,) * 4)
     (sample,) = engine.sample([request])
     assert [edit.position for edit in sample.edits] == [3, 1, 2, 0]
 
@@ -164,23 +176,26 @@ def test_a_lead_is_the_log_odds(tau):
     told = (q > 1e-25) & (q < 1 - 1e-6)  # elsewhere q does not tell
     assert told.sum() > 300
     torch.testing.assert_close(
-        lead(logits.softmax(-1), token, tau)[told], tau * q.logit()[told], rtol=0, atol=1e-8
+        scaled_log_odds(logits.softmax(-1), token, tau)[told],
+        tau * q.logit()[told],
+        rtol=0,
+        atol=1e-8,
     )
 
 
-@pytest.mark.parametrize("errors", [0.01, 0.1, 0.3, 0.6])
-def test_with_a_share_of_errors_it_decides_by_the_posterior(errors):
+@pytest.mark.parametrize("error_rate", [0.01, 0.1, 0.3, 0.6])
+def test_with_a_share_of_errors_it_decides_by_the_posterior(error_rate):
     """Tokens drawn apart from a known law, some replaced at random: all cases enumerated."""
     law = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
     size = len(law)
-    network = Known(lambda z, t: law.expand(*z.shape, -1))
+    network = FunctionNetwork(lambda z, t: law.expand(*z.shape, -1))
     engine = Engine(network, UniformSchedule(Vocab(size, mask_id=None)))
-    corrector = partial(self_correction, temperature=0.0, num_tokens=size, errors=errors)
-    plan, free = stay(corrector, 2), (False,) * size
+    corrector = partial(self_correction, temperature=0.0, num_tokens=size, error_rate=error_rate)
+    plan, free = corrector_plan(corrector, 2), (False,) * size
     (sample,) = engine.sample([Request(tokens=tuple(range(size)), plan=plan, protected=free)])
     # P(meant = v, replaced or not, seen = z)
-    replaced = errors / size * law[:, None].expand(size, size)
-    right = (1 - errors) * law.diag()
+    replaced = error_rate / size * law[:, None].expand(size, size)
+    right = (1 - error_rate) * law.diag()
     for z in range(size):
         wrong, meant = replaced[:, z].max(0)
         assert sample.tokens[z] == (int(meant) if wrong > right[z, z] else z)
@@ -189,12 +204,14 @@ def test_with_a_share_of_errors_it_decides_by_the_posterior(errors):
 def test_a_fixed_point_costs_one_call():
     """tau = 0 and nothing to change: one look is enough, however much patience there is."""
     rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    network = Known(lambda z, t: rows.expand(len(z), -1, -1))
+    network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     corrector = partial(self_correction, temperature=0.0, patience=50)
     settled = tuple(rows[0].argmax(-1).tolist())
     one_wrong = (0 if settled[0] else 1, *settled[1:])
     for tokens, calls in ((settled, 1), (one_wrong, 2)):
-        request = Request(tokens=tokens, plan=stay(corrector, 60), protected=(False,) * LENGTH)
+        request = Request(
+            tokens=tokens, plan=corrector_plan(corrector, 60), protected=(False,) * LENGTH
+        )
         (sample,) = Engine(network, HYBRID).sample([request])
         assert (sample.tokens, sample.calls) == (settled, calls)
 
@@ -205,7 +222,7 @@ def test_partly_denoised_text_and_protected_spans():
     tokens = (32, 5, 32, 7, 1, 2)
     protected = (False, True, False, True, True, True)
     corrector = partial(self_correction, temperature=0.0, patience=8)
-    request = Request(tokens=tokens, plan=stay(corrector, 16), protected=protected)
+    request = Request(tokens=tokens, plan=corrector_plan(corrector, 16), protected=protected)
     (sample,) = Engine(model, HYBRID).sample([request])
     assert [v for v, kept in zip(sample.tokens, protected, strict=True) if kept] == [5, 7, 1, 2]
     assert 32 not in sample.tokens
@@ -218,8 +235,8 @@ def test_impossible_settings_are_refused():
         ({"distance": 0}, "distance must be at least 1, got 0"),
         ({"num_tokens": 0}, "num_tokens must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"errors": 1.0}, "errors must be between 0 and 1, got 1.0"),
+        ({"error_rate": 1.0}, "error_rate must be between 0 and 1, got 1.0"),
     ]:
-        plan = stay(partial(self_correction, **option), 1)
+        plan = corrector_plan(partial(self_correction, **option), 1)
         with pytest.raises(ConfigError, match=message):
             engine.sample([Request(tokens=(1, 2), plan=plan, protected=(False, False))])

@@ -12,24 +12,24 @@ from gidd.errors import ConfigError, DataError
 from gidd.sampling import (
     CORRECTORS,
     STEPS,
+    CachedFeatures,
     Canvas,
     Engine,
-    Known,
+    FunctionNetwork,
     MinP,
     Plan,
     Request,
     Temperature,
-    TimeFree,
     TopK,
     ancestral,
     blanks,
+    corrector_plan,
     gibbs,
     gibbs_sweep,
     prompt,
+    sampling_plan,
     self_correction,
-    stay,
     threshold,
-    walk,
 )
 from gidd.sampling.spaced import top_spaced
 from gidd.sampling.steps import MASK_FILLING_STEPS
@@ -64,9 +64,9 @@ def mixed_requests(num: int = 64) -> list[Request]:
     processors = [(), (Temperature(0.8),), (TopK(20), MinP(0.01))]
     finishes = [
         Plan(()),
-        stay(partial(gibbs, distance=3), 2),
-        stay(partial(self_correction, temperature=0.5, patience=2, num_tokens=2), 3),
-        stay(gibbs_sweep, 2, 0.1),
+        corrector_plan(partial(gibbs, distance=3), 2),
+        corrector_plan(partial(self_correction, temperature=0.5, patience=2, num_tokens=2), 3),
+        corrector_plan(gibbs_sweep, 2, 0.1),
     ]
     requests = []
     for i in range(num):
@@ -77,9 +77,9 @@ def mixed_requests(num: int = 64) -> list[Request]:
         requests.append(
             Request(
                 tokens=prompt(length, prefix=given[:2], suffix=given[2:]),
-                plan=walk(mesh, step) + finishes[i % 4],
+                plan=sampling_plan(mesh, step) + finishes[i % 4],
                 seed=i // 3,
-                number=i,
+                sample_index=i,
                 processors=processors[i % 3],
             )
         )
@@ -118,10 +118,14 @@ def test_processors_see_the_same_shapes_in_any_company():
     table = torch.full((16, 50258), 1 / 50257)
     table[:, -1] = 0
     schedule = MaskedSchedule(vocab)
-    engine = Engine(Known(lambda z, t: table.expand(len(z), -1, -1)), schedule, rows_per_call=2)
+    engine = Engine(
+        FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1)), schedule, rows_per_call=2
+    )
     for number in range(6):
-        plan, processors = walk(even_mesh(8)), (spy,)
-        engine.sample([Request(tokens=blanks(16), plan=plan, number=number, processors=processors)])
+        plan, processors = sampling_plan(even_mesh(8)), (spy,)
+        engine.sample(
+            [Request(tokens=blanks(16), plan=plan, sample_index=number, processors=processors)]
+        )
     assert len(shapes) == 1
 
 
@@ -133,19 +137,19 @@ def test_shapes_of_network_calls_are_fixed():
         shapes.add(tuple(z.shape))
         return torch.full((*z.shape, 65), 1 / 64)
 
-    engine = Engine(Known(x_theta), HYBRID, rows_per_call=4)
+    engine = Engine(FunctionNetwork(x_theta), HYBRID, rows_per_call=4)
     engine.sample(mixed_requests(32))
     assert shapes == {(4, length) for length in (4, 7, 16, 31, 32)}
 
 
 def test_the_same_request_twice_and_another_number():
     engine = Engine(random_denoiser(VOCAB), HYBRID)
-    request = Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=5)
+    request = Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=5)
     again, other_seed, other_number = engine.sample(
         [
             request,
-            Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=6),
-            Request(tokens=blanks(16), plan=walk(even_mesh(4)), seed=5, number=1),
+            Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=6),
+            Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=5, sample_index=1),
         ]
     )
     assert again == engine.sample([request])[0]
@@ -156,7 +160,7 @@ def test_masked_diffusion_runs_the_head_only_where_tokens_unmask():
     """p_u = 0: exactly one row of the head per token, and no call for a step that fills nothing."""
     network = Counted(random_denoiser(VOCAB))
     (sample,) = Engine(network, MASKED).sample(
-        [Request(tokens=blanks(16), plan=walk(even_mesh(100)))]
+        [Request(tokens=blanks(16), plan=sampling_plan(even_mesh(100)))]
     )
     assert network.rows == 16
     assert network.calls == sample.calls <= 16
@@ -167,7 +171,9 @@ def test_uniform_noise_needs_the_head_at_few_tokens():
     """Where a token would stay whatever the network says, the head does not run."""
     network = Counted(random_denoiser(VOCAB))
     steps = 100
-    Engine(network, HYBRID).sample([Request(tokens=blanks(32), plan=walk(even_mesh(steps)))])
+    Engine(network, HYBRID).sample(
+        [Request(tokens=blanks(32), plan=sampling_plan(even_mesh(steps)))]
+    )
     assert network.rows < 0.1 * 32 * steps
     assert network.calls < steps
 
@@ -176,20 +182,20 @@ def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
     """Uniform noise looks at standing tokens too; features are remembered while nothing changes."""
     model = random_denoiser(VOCAB)
     plain, remembering = Counted(model), Counted(model)
-    blind = Known(lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t))))
-    plan = walk(even_mesh(60)) + stay(gibbs, 2)
+    blind = FunctionNetwork(lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t))))
+    plan = sampling_plan(even_mesh(60)) + corrector_plan(gibbs, 2)
     requests = [Request(tokens=blanks(12), plan=plan, seed=s) for s in range(2)]
     expected = Engine(blind, HYBRID).sample(requests)
-    found = Engine(TimeFree(remembering), HYBRID).sample(requests)
+    found = Engine(CachedFeatures(remembering), HYBRID).sample(requests)
     assert [s.tokens for s in found] == [s.tokens for s in expected]
-    changed = sum(len({edit.move for edit in sample.edits}) for sample in found)
+    changed = sum(len({edit.step_index for edit in sample.edits}) for sample in found)
     assert remembering.calls <= changed + len(requests)
     assert remembering.calls < 0.8 * plain.calls
 
 
 def test_features_are_forgotten_oldest_first():
     counted = Counted(random_denoiser(VOCAB))
-    network = TimeFree(counted, capacity=2)
+    network = CachedFeatures(counted, capacity=2)
     texts, t = torch.arange(12).reshape(3, 4), torch.ones(1)
     for row in (0, 1, 0, 2, 0, 1):  # 1 is the oldest when 2 comes
         features = network.hidden(texts[row : row + 1], t)
@@ -221,8 +227,10 @@ def test_protected_positions_survive(step, schedule):
     before, protected = canvas.tokens.clone(), canvas.protected.clone()
     mesh = even_mesh(3)
     corrector = step in CORRECTORS
-    engine = Engine(Known(lambda z, t: table[z.roll(1, -1)]), schedule, rows_per_call=2500)
-    engine.run(canvas, stay(step, 3, 0.3) if corrector else walk(mesh, step))
+    engine = Engine(
+        FunctionNetwork(lambda z, t: table[z.roll(1, -1)]), schedule, rows_per_call=2500
+    )
+    engine.run(canvas, corrector_plan(step, 3, 0.3) if corrector else sampling_plan(mesh, step))
     assert (canvas.tokens == before)[protected].all()
     assert (canvas.tokens != before)[~protected].any()
     assert (canvas.protected == protected).all()
@@ -233,7 +241,9 @@ def test_edits_tell_the_whole_story():
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     correct = partial(self_correction, temperature=1.0, patience=2)
     requests = [
-        Request(tokens=blanks(16), plan=walk(even_mesh(6)) + stay(correct, 6), seed=s)
+        Request(
+            tokens=blanks(16), plan=sampling_plan(even_mesh(6)) + corrector_plan(correct, 6), seed=s
+        )
         for s in range(4)
     ]
     names = set()
@@ -245,7 +255,7 @@ def test_edits_tell_the_whole_story():
             tokens[edit.position] = edit.new
             names.add(edit.step)
         assert tuple(tokens) == sample.tokens
-        moves = [edit.move for edit in sample.edits]
+        moves = [edit.step_index for edit in sample.edits]
         assert moves == sorted(moves)
     assert names == {"ancestral", "self_correction"}
 
@@ -255,10 +265,10 @@ def test_watching_changes_nothing_and_sees_everything():
     model = random_denoiser(VOCAB)
     engine = Engine(model, HYBRID)
     requests = mixed_requests(12)
-    plain, watched = engine.sample(requests), engine.sample(requests, watch=True)
+    plain, watched = engine.sample(requests), engine.sample(requests, record_frames=True)
     for request, a, b in zip(requests, plain, watched, strict=True):
         assert (a.tokens, a.edits, a.calls) == (b.tokens, b.edits, b.calls)
-        assert [frame.move for frame in b.frames] == list(range(len(b.frames)))
+        assert [frame.step_index for frame in b.frames] == list(range(len(b.frames)))
         assert len(b.frames) <= len(request.plan)
         frame = b.frames[-1]
         x_theta = model(frame.tokens[None], torch.tensor([frame.time]))[0]
@@ -275,16 +285,16 @@ def test_watching_changes_nothing_and_sees_everything():
 def test_on_step_sees_every_round():
     """Sequences leave when their plan is done; the others go on."""
     engine = Engine(random_denoiser(VOCAB), HYBRID)
-    plans = [walk(even_mesh(num)) for num in (1, 3, 2)]
+    plans = [sampling_plan(even_mesh(num)) for num in (1, 3, 2)]
     requests = [Request(tokens=blanks(8), plan=plan) for plan in plans]
     seen = []
-    engine.sample(requests, on_step=lambda tick: seen.append((tick.rows.tolist(), tick.members)))
+    engine.sample(requests, on_step=lambda event: seen.append((event.rows.tolist(), event.members)))
     assert seen == [([0, 1, 2], [0, 1, 2]), ([1, 2], [0, 1, 2]), ([1], [0, 1, 2])]
 
 
 def test_times_end_where_the_plan_ends():
     canvas = Canvas.blank(HYBRID, 3, 8)
-    plans = [walk(even_mesh(2)), walk(torch.tensor([1.0, 0.5])), Plan(())]
+    plans = [sampling_plan(even_mesh(2)), sampling_plan(torch.tensor([1.0, 0.5])), Plan(())]
     Engine(random_denoiser(VOCAB), HYBRID).run(canvas, plans)
     assert canvas.time.tolist() == [0.0, 0.5, 1.0]
 
@@ -293,7 +303,7 @@ def test_times_end_where_the_plan_ends():
 def test_one_step_and_one_token(step):
     """The smallest request: one token, one step; no mask is left."""
     engine = Engine(random_denoiser(VOCAB), MASKED)
-    (sample,) = engine.sample([Request(tokens=blanks(1), plan=walk(even_mesh(1), step))])
+    (sample,) = engine.sample([Request(tokens=blanks(1), plan=sampling_plan(even_mesh(1), step))])
     assert 0 <= sample.tokens[0] < 64
     assert sample.calls == 1
 
@@ -301,14 +311,16 @@ def test_one_step_and_one_token(step):
 @pytest.mark.parametrize("step", STEPS)
 def test_no_mask_is_left_at_time_zero(step):
     engine = Engine(random_denoiser(VOCAB), HYBRID)
-    requests = [Request(tokens=blanks(16), plan=walk(even_mesh(5), step), seed=s) for s in range(8)]
+    requests = [
+        Request(tokens=blanks(16), plan=sampling_plan(even_mesh(5), step), seed=s) for s in range(8)
+    ]
     assert all(64 not in sample.tokens for sample in engine.sample(requests))
 
 
 def test_nothing_blank_costs_nothing():
     network = Counted(random_denoiser(VOCAB))
     engine = Engine(network, HYBRID)
-    (sample,) = engine.sample([Request(tokens=(1, 2, 3), plan=walk(even_mesh(5)))])
+    (sample,) = engine.sample([Request(tokens=(1, 2, 3), plan=sampling_plan(even_mesh(5)))])
     assert sample.tokens == (1, 2, 3)
     assert network.calls == 0
     assert engine.sample([]) == []
@@ -318,8 +330,8 @@ def test_text_ends_before_the_first_stop_that_was_written():
     """A stop token in the prompt, where it may open the text, does not end it."""
     table = torch.zeros(4, 65)
     table[[0, 1, 2, 3], [7, 8, 9, 9]] = 1
-    network = Known(lambda z, t: table.expand(len(z), -1, -1))
-    plan = walk(even_mesh(2))
+    network = FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1))
+    plan = sampling_plan(even_mesh(2))
     stops = [
         Request(tokens=(9, None, None, None), plan=plan, stop=(5, 9)),
         Request(tokens=(9, None, None, None), plan=plan, stop=(5,)),
@@ -331,7 +343,7 @@ def test_text_ends_before_the_first_stop_that_was_written():
 
 def test_impossible_requests_are_refused():
     engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
-    plan, one_call = walk(even_mesh(2)), stay(self_correction, 1)
+    plan, one_call = sampling_plan(even_mesh(2)), corrector_plan(self_correction, 1)
     refused = {
         "context of 32": Request(tokens=blanks(33), plan=plan),
         "empty": Request(tokens=(), plan=plan),
@@ -339,8 +351,10 @@ def test_impossible_requests_are_refused():
         r"got \[-1\]": Request(tokens=(-1, None), plan=plan),
         "got .99.": Request(tokens=(1, None), plan=plan, stop=(99,)),
         r"seed must be in \[0, 2\*\*63\)": Request(tokens=(1, None), plan=plan, seed=2**63),
-        "number must be in": Request(tokens=(1, None), plan=plan, number=-1),
-        "two calls in a row": Request(tokens=blanks(4), plan=walk(even_mesh(2)) + one_call),
+        "sample_index must be in": Request(tokens=(1, None), plan=plan, sample_index=-1),
+        "two calls in a row": Request(
+            tokens=blanks(4), plan=sampling_plan(even_mesh(2)) + one_call
+        ),
         "each of the 2": Request(tokens=(1, None), plan=plan, protected=(True,)),
         "cannot be kept": Request(tokens=(1, None), plan=plan, protected=(True, True)),
     }
@@ -356,22 +370,24 @@ def test_impossible_requests_are_refused():
     with pytest.raises(ConfigError, match="rows_per_call must be at least 1"):
         Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=0)
     with pytest.raises(ConfigError, match="0 <= s <= t <= 1"):
-        walk(torch.tensor([0.5, 0.7]))
+        sampling_plan(torch.tensor([0.5, 0.7]))
     with pytest.raises(ConfigError, match="at least 0, got -1"):
-        stay(gibbs, -1)
+        corrector_plan(gibbs, -1)
     with pytest.raises(ConfigError, match="distance must be at least 1, got 0"):
-        engine.sample([Request(tokens=blanks(2), plan=stay(partial(gibbs, distance=0), 1))])
+        engine.sample(
+            [Request(tokens=blanks(2), plan=corrector_plan(partial(gibbs, distance=0), 1))]
+        )
     for name, value in (("fill", 1.1), ("replace", float("nan"))):
         step = partial(threshold, **{name: value})
         with pytest.raises(ConfigError, match=f"{name} must be a probability.*got {value}"):
-            engine.sample([Request(tokens=blanks(2), plan=walk(even_mesh(2), step))])
+            engine.sample([Request(tokens=blanks(2), plan=sampling_plan(even_mesh(2), step))])
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
 def test_steps_that_need_a_mask_say_so(step, vocab):
     engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
-    request = Request(tokens=blanks(4), plan=walk(even_mesh(3), step))
+    request = Request(tokens=blanks(4), plan=sampling_plan(even_mesh(3), step))
     if step in MASK_FILLING_STEPS:
         with pytest.raises(ConfigError, match="needs noise that ends in masks alone, got"):
             engine.sample([request])
@@ -382,8 +398,8 @@ def test_steps_that_need_a_mask_say_so(step, vocab):
 def test_threshold_edits_text_under_any_noise():
     """Not from noise on: it has no masks to fill, and keeps what it is not sure of."""
     sure = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
-    engine = Engine(Known(lambda z, t: sure.expand(*z.shape, -1)), UNIFORM)
-    plan = walk(torch.tensor([0.2, 0.0]), threshold)
+    engine = Engine(FunctionNetwork(lambda z, t: sure.expand(*z.shape, -1)), UNIFORM)
+    plan = sampling_plan(torch.tensor([0.2, 0.0]), threshold)
     request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
     assert engine.sample([request])[0].tokens == (1, 7, 7)
 

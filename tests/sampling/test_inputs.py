@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.strategies import random_x_theta
 
 from gidd.errors import ConfigError, DataError
-from gidd.sampling import CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse
+from gidd.sampling import CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse_template
 from gidd.sampling.request import prompt
 from gidd.vocab import Vocab
 
@@ -127,7 +127,7 @@ def encode(text: str) -> list[int]:
     ],
 )
 def test_templates(template, tokens):
-    assert parse(template, encode) == tokens
+    assert parse_template(template, encode) == tokens
 
 
 BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"]
@@ -136,9 +136,9 @@ BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"
 @pytest.mark.parametrize("template", [*BLANKS, "[MASK:" + "9" * 5000 + "]"])
 def test_blanks_without_a_number_are_refused(template):
     with pytest.raises(DataError, match=r"number n of tokens from 1 to 1,000,000, got \[MASK:"):
-        parse(template, encode)
+        parse_template(template, encode)
     with pytest.raises(DataError, match="empty"):
-        parse("", encode)
+        parse_template("", encode)
 
 
 def test_prompts():

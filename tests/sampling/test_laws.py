@@ -19,8 +19,16 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
 )
 from gidd.diffusion.times import even_mesh
-from gidd.sampling import Canvas, Engine, Known, Plan, gibbs, stay, walk
-from gidd.sampling.correctors import LAW_KEEPING_CORRECTORS
+from gidd.sampling import (
+    Canvas,
+    Engine,
+    FunctionNetwork,
+    Plan,
+    corrector_plan,
+    gibbs,
+    sampling_plan,
+)
+from gidd.sampling.correctors import INVARIANT_CORRECTORS
 from gidd.sampling.steps import (
     MASK_FILLING_STEPS,
     SAMPLING_STEPS,
@@ -71,8 +79,8 @@ def test_one_step_draws_from_the_posterior(name, step):
     z = torch.arange(size).repeat(num // 2000 // size + 1)[: num // 2000].expand(2000, -1)
     canvas = Canvas.blank(schedule, *z.shape, seed=3)
     canvas.tokens[:] = z
-    network = Known(lambda z, t: x_theta[0, z])
-    plan = walk(torch.tensor([0.6, 0.35]), step)
+    network = FunctionNetwork(lambda z, t: x_theta[0, z])
+    plan = sampling_plan(torch.tensor([0.6, 0.35]), step)
     Engine(network, schedule, rows_per_call=2000).run(canvas, plan)
     s, t = as_times([0.35]), as_times([0.6])
     law = posterior(schedule, s, t, torch.arange(size)[None], x_theta)[0]
@@ -89,7 +97,7 @@ def test_one_step_draws_from_the_posterior(name, step):
 def test_whole_chain_has_the_law_that_was_counted_out(name, step):
     """Eight steps from prior to text: 20,000 texts beside the exact law of the chain."""
     world = world_of(SCHEDULES[name])
-    texts = sampled(world, walk(even_mesh(8), step), 20_000).tokens
+    texts = sampled(world, sampling_plan(even_mesh(8), step), 20_000).tokens
     law = world.reverse_law(world.leave_one_out, even_mesh(8))
     assert chi_square_p(counts(world, texts), law) > 1e-3
 
@@ -110,7 +118,9 @@ def test_more_steps_come_closer_to_the_data(name, step):
     step = partial(threshold, fill=1.0) if step is threshold else step
     errors = []
     for num_steps in (1, 4, 32):
-        observed = counts(world, sampled(world, walk(even_mesh(num_steps), step), 20_000).tokens)
+        observed = counts(
+            world, sampled(world, sampling_plan(even_mesh(num_steps), step), 20_000).tokens
+        )
         errors.append(total_variation(observed / observed.sum(), world.data_law))
     # one token a step is exact already if masks are filled in an order
     assert errors[0] > 3 * errors[1] if fills_masks else errors[0] > errors[1] > errors[2]
@@ -121,7 +131,7 @@ def test_more_steps_come_closer_to_the_data(name, step):
 def test_filling_in_order_is_exact_one_token_at_a_time(step):
     """Which position comes next depends on what is there, not on what will be drawn."""
     world = world_of(MaskedSchedule(VOCAB))
-    texts = sampled(world, walk(even_mesh(3), step), 20_000).tokens
+    texts = sampled(world, sampling_plan(even_mesh(3), step), 20_000).tokens
     assert chi_square_p(counts(world, texts), world.data_law) > 1e-3
 
 
@@ -130,7 +140,7 @@ def test_a_threshold_trades_calls_for_truth():
     world = world_of(MaskedSchedule(VOCAB))
     errors, calls = [], []
     for fill in (0.5, 0.7, 0.9):
-        canvas = sampled(world, walk(even_mesh(3), partial(threshold, fill=fill)), 20_000)
+        canvas = sampled(world, sampling_plan(even_mesh(3), partial(threshold, fill=fill)), 20_000)
         observed = counts(world, canvas.tokens)
         errors.append(total_variation(observed / observed.sum(), world.data_law))
         calls.append(float(canvas.calls.double().mean()))
@@ -142,15 +152,15 @@ def test_threshold_asks_only_about_what_may_be_wrong():
     """Under masking alone what stands is right, however sure the network is of another token."""
     schedule = MaskedSchedule(VOCAB)
     sure = F.one_hot(torch.tensor(1), VOCAB.size).double()
-    network = Known(lambda z, t: sure.expand(*z.shape, -1))
+    network = FunctionNetwork(lambda z, t: sure.expand(*z.shape, -1))
     canvas = Canvas.blank(schedule, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    Engine(network, schedule).run(canvas, walk(even_mesh(2), threshold))
+    Engine(network, schedule).run(canvas, sampling_plan(even_mesh(2), threshold))
     assert canvas.tokens.tolist() == [[0, 1, 2]]
     hybrid = SCHEDULES["hybrid"]
     canvas = Canvas.blank(hybrid, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    Engine(network, hybrid).run(canvas, walk(even_mesh(2), threshold))
+    Engine(network, hybrid).run(canvas, sampling_plan(even_mesh(2), threshold))
     assert canvas.tokens.tolist() == [[1, 1, 1]]
 
 
@@ -159,12 +169,12 @@ def test_greedy_finds_a_likely_text():
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
     canvas = Canvas.blank(schedule, 16, 12)
-    Engine(exact(source, schedule), schedule).run(canvas, walk(even_mesh(12), greedy))
+    Engine(exact(source, schedule), schedule).run(canvas, sampling_plan(even_mesh(12), greedy))
     assert (canvas.tokens == canvas.tokens[0]).all()
     assert float(source.log_prob(canvas.tokens)[0]) > -source.entropy(12)
 
 
-@pytest.mark.parametrize("corrector", LAW_KEEPING_CORRECTORS)
+@pytest.mark.parametrize("corrector", INVARIANT_CORRECTORS)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("time", [0.0, 0.4])
 def test_gibbs_correctors_leave_the_noisy_law_unchanged(corrector, name, time):
@@ -182,7 +192,7 @@ def test_gibbs_correctors_leave_the_noisy_law_unchanged(corrector, name, time):
     canvas.tokens[:] = world.noisy[start]
     step = partial(corrector, distance=3 if time else 2)
     engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
-    engine.run(canvas, stay(step, 3, time))
+    engine.run(canvas, corrector_plan(step, 3, time))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
     assert chi_square_p(counts(world, canvas.tokens), law) > 1e-3
 
@@ -195,7 +205,7 @@ def test_redrawing_neighbours_together_is_biased():
     start = torch.multinomial(world.data_law, 20_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
-    engine.run(canvas, stay(partial(gibbs, distance=1), 1))
+    engine.run(canvas, corrector_plan(partial(gibbs, distance=1), 1))
     assert chi_square_p(counts(world, canvas.tokens), world.data_law) < 1e-12
 
 
@@ -211,7 +221,7 @@ TABLE = {
 def planned_law(world: SmallWorld, plan: Plan) -> torch.Tensor:
     """The exact law that a plan of ancestral steps and one-position redraws ends with."""
     law = world.noisy_law(1.0)
-    for step, t, s in plan.moves:
+    for step, t, s in plan.steps:
         if step is ancestral:
             law = law @ world.reverse_kernel(world.leave_one_out, s, t)
         else:
@@ -224,9 +234,9 @@ def plans_of(calls: int) -> list[Plan]:
     """Three ways to spend the same number of network calls."""
     one = partial(gibbs, num_positions=1)
     return [
-        walk(even_mesh(calls)),
-        walk(even_mesh(calls // 2), correctors=[one]),
-        walk(even_mesh(calls * 3 // 4)) + stay(one, calls // 4),
+        sampling_plan(even_mesh(calls)),
+        sampling_plan(even_mesh(calls // 2), correctors=[one]),
+        sampling_plan(even_mesh(calls * 3 // 4)) + corrector_plan(one, calls // 4),
     ]
 
 
@@ -260,7 +270,7 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_texts():
     source = MarkovSource.random(50, 0.3, rng=0)
     schedule = HybridSchedule(Vocab(51, mask_id=50), 0.2)
     engine = Engine(exact(source, schedule), schedule, rows_per_call=1000)
-    plans = [walk(even_mesh(16)), walk(even_mesh(12)) + stay(gibbs, 4)]
+    plans = [sampling_plan(even_mesh(16)), sampling_plan(even_mesh(12)) + corrector_plan(gibbs, 4)]
     bigrams = source.transition
     errors, likelihoods = [], []
     for plan in plans:
@@ -282,7 +292,7 @@ def test_given_tokens_condition_masked_diffusion_exactly():
     canvas.tokens[:, 0], canvas.tokens[:, 2] = 1, 2
     canvas.protected[:, [0, 2]] = True
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
-    engine.run(canvas, walk(even_mesh(4)))
+    engine.run(canvas, sampling_plan(even_mesh(4)))
     given = (world.noisy[:, 0] == 1) & (world.noisy[:, 2] == 2)
     law = world.data_law * given
     assert chi_square_p(counts(world, canvas.tokens), law / law.sum()) > 1e-3
@@ -298,6 +308,6 @@ def test_given_tokens_condition_gibbs_exactly():
     canvas.tokens[:] = world.noisy[start]
     canvas.protected[:, 0] = True
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
-    engine.run(canvas, stay(gibbs, 4))
+    engine.run(canvas, corrector_plan(gibbs, 4))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
     assert chi_square_p(counts(world, canvas.tokens), law / law.sum()) > 1e-3

@@ -24,10 +24,10 @@ import torch
 import gidd
 from gidd.data import prepare
 from gidd.data.corpora.exact import ExactCorpus
-from gidd.data.tokenizers import train
+from gidd.data.tokenizers import train_tokenizer
 from gidd.diffusion.times import even_mesh
 from gidd.pipeline import CorrectionOptions
-from gidd.sampling import gibbs, gibbs_sweep, stay, walk
+from gidd.sampling import corrector_plan, gibbs, gibbs_sweep, sampling_plan
 from gidd.sources import MarkovSource
 from gidd.training.config import (
     Autoregressive,
@@ -92,7 +92,9 @@ def runs(folder: Path) -> dict[str, object]:
     for name, objective in objectives.items():
         out = folder / name
         run = replace(
-            tiny_run(data, steps=20, evaluate_every=10, average=0.9, accumulate=2, autocast=False),
+            tiny_run(
+                data, steps=20, evaluate_every=10, ema_decay=0.9, accumulate=2, autocast=False
+            ),
             objective=objective,
         )
         train_here(run, out)
@@ -122,13 +124,13 @@ def texts(folder: Path) -> dict[str, object]:
         pipe = gidd.from_pretrained(write_model(folder / f"model-{p}", p_uniform=p))
         steps = ["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
         jobs = {
-            name: partial(pipe.generate, 2, length=24, steps=12, seed=3, step=name)
+            name: partial(pipe.generate, 2, length=24, steps=12, seed=3, sampler=name)
             for name in steps
         }
         jobs |= {
             "cuts": partial(pipe.generate, 1, prompt="I embrace", steps=8, mesh="sine",
                             temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, cut_off=0.001),
-            "later": partial(pipe.generate, 1, length=16, steps=8, first=5),
+            "later": partial(pipe.generate, 1, length=16, steps=8, start_index=5),
             "infill": partial(pipe.infill, "I embrace[MASK:4] great [MASK] of", 2, steps=8),
         }  # fmt: skip
         if p:
@@ -136,7 +138,7 @@ def texts(folder: Path) -> dict[str, object]:
                 "gibbs": partial(pipe.generate, 1, length=16, steps=6, gibbs=4),
                 "gibbs-plan": partial(
                     pipe.generate, 1, length=16,
-                    plan=walk(even_mesh(6), correctors=[gibbs]) + stay(gibbs_sweep, 2),
+                    plan=sampling_plan(even_mesh(6), correctors=[gibbs]) + corrector_plan(gibbs_sweep, 2),
                 ),
                 "correction": partial(
                     pipe.generate, 1, length=16, steps=6, correction=CorrectionOptions(calls=16)
@@ -154,10 +156,10 @@ def texts(folder: Path) -> dict[str, object]:
             continue
         corrections = {
             "found": {},
-            "paper": {"errors": None, "tau": 0.1},
-            "gain": {"errors": None, "score": "gain", "tau": 0.5},
-            "many": {"errors": 0.5, "tokens_per_call": 4, "distance": 3, "patience": 4},
-            "greedy": {"errors": None, "tau": 0.0},
+            "paper": {"error_rate": None, "temperature": 0.1},
+            "gain": {"error_rate": None, "score": "gain", "temperature": 0.5},
+            "many": {"error_rate": 0.5, "tokens_per_call": 4, "distance": 3, "patience": 4},
+            "greedy": {"error_rate": None, "temperature": 0.0},
         }
         for name, how in corrections.items():
             # longer than the context, so that there are windows
@@ -178,7 +180,7 @@ def shards(folder: Path) -> dict[str, str]:
         path.write_text(TEXT * (number + 1), encoding="utf-8")
         files.append(path)
     out = folder / "prepared"
-    prepare(files, train(files, 300), out, validation=2, tasks=3, quiet=True)
+    prepare(files, train_tokenizer(files, 300), out, validation=2, tasks=3, quiet=True)
     return shard_digests(out) | {"tokenizer": digest((out / "tokenizer.json").read_bytes())}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gidd.data.manifest import Manifest
+from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 
 WORDS = [
@@ -52,7 +52,7 @@ def lines(documents: list[str]) -> bytes:
 
 def read_back(folder: Path, tokenizer: Tokenizer) -> dict[str, list[str]]:
     """All documents by split, decoded; each must be closed by one end-of-text token."""
-    manifest = Manifest.read(folder)
+    manifest = DataManifest.read(folder)
     result: dict[str, list[str]] = {}
     for name, split in manifest.splits.items():
         for shard in split.shards:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.sampling import Canvas, Engine, Known, Plan
+from gidd.sampling import Canvas, Engine, FunctionNetwork, Plan
 from gidd.sources import MarkovSource
 from gidd.sources.base import Source
 from gidd.sources.enumeration import SmallWorld
@@ -20,12 +20,12 @@ def world_of(schedule: MixingSchedule) -> SmallWorld:
     return SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
 
 
-def exact(source: Source, schedule: MixingSchedule) -> Known:
+def exact(source: Source, schedule: MixingSchedule) -> FunctionNetwork:
     """The best possible denoiser. Given tokens are impossible at t = 1 itself, so it never is."""
-    return Known(lambda z, t: source.leave_one_out(schedule, t.clamp_max(1 - 1e-9), z))
+    return FunctionNetwork(lambda z, t: source.leave_one_out(schedule, t.clamp_max(1 - 1e-9), z))
 
 
-def tabulated(world: SmallWorld) -> Known:
+def tabulated(world: SmallWorld) -> FunctionNetwork:
     """The same for all texts of a small world at one time: a table of 64 rows is looked up."""
 
     def x_theta(z: Tensor, t: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def tabulated(world: SmallWorld) -> Known:
         table = world.leave_one_out(world.noisy, world.times(t[0].clamp_max(1 - 1e-9)))
         return table[number_of(world, z)]
 
-    return Known(x_theta)
+    return FunctionNetwork(x_theta)
 
 
 def number_of(world: SmallWorld, z: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def random_denoiser(vocab: Vocab, std: float = 0.15) -> Denoiser:
 
 def write_model(folder: Path, *, p_uniform: float = 0.2) -> Path:
     """Random weights, and a byte-level tokenizer that has merged a few pairs."""
-    tokenizer = tokenizers.train([TEXT, "Peace – and “plenty” for 🙂 all."], 300)
+    tokenizer = tokenizers.train_tokenizer([TEXT, "Peace – and “plenty” for 🙂 all."], 300)
     denoiser = random_denoiser(tokenizer.vocab)
     vocab = tokenizer.vocab
     schedule = HybridSchedule(vocab, p_uniform) if p_uniform else MaskedSchedule(vocab)

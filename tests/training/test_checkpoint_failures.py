@@ -61,7 +61,7 @@ def on_ranks_fill_disk(folder: Path) -> str:
         assert checkpoints.restore(tensors) == (2, {}, [])
         assert torch.equal(tensors["b"], filled(2)["b"])
         world.barrier()
-        if world.is_first:
+        if world.is_rank_zero:
             shutil.rmtree(checkpoints.path(1))
         world.barrier()
         checkpoints.save(3, filled(3), {})  # with room again, a run that lives goes on
@@ -118,10 +118,10 @@ def on_ranks_files_vanish(folder: Path, pattern: str) -> str:
         checkpoints.save(1, divided(world, 1), {})
         checkpoints.wait()
 
-        def write_then_lose(aside: Path, *args: Any) -> None:
-            write_tensors(aside, *args)
+        def write_then_lose(temporary: Path, *args: Any) -> None:
+            write_tensors(temporary, *args)
             world.barrier()
-            if world.is_first:
+            if world.is_rank_zero:
                 for path in list(folder.glob(pattern)):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             world.barrier()
@@ -143,9 +143,9 @@ def divided(world: World, value: float) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("ranks", "pattern"),
     [
-        (1, ".step-000000002.aside"),
-        (2, ".step-000000002.aside"),
-        (2, ".step-000000002.aside/shard-00002-*"),
+        (1, ".step-000000002.tmp"),
+        (2, ".step-000000002.tmp"),
+        (2, ".step-000000002.tmp/shard-00002-*"),
     ],
 )
 def test_files_deleted_while_others_are_written_are_missed_before_the_rest_is_seen(

@@ -44,14 +44,14 @@ def save_until_killed(folder: Path, begun: Any, ready: Any) -> None:
                 assert torch.equal(*held)
         assert step >= begun.value - 1
         world.barrier()
-        if world.is_first:
+        if world.is_rank_zero:
             ready.set()
         while True:
             step += 1
             for tensor in tensors.values():
                 tensor.fill_(step)
             checkpoints.save(step, tensors, {"step": step}, {"run.yaml": f"{step}"})
-            if world.is_first:
+            if world.is_rank_zero:
                 begun.value = step
             time.sleep(0.01)
 

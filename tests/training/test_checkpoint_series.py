@@ -87,7 +87,7 @@ def test_steps_of_a_future_that_is_not_continued_do_not_push_out_new_ones(tmp_pa
 
 
 def test_leftovers_go_at_the_start_but_not_for_a_reader(tmp_path, world):
-    for name in (".step-000000003.aside", ".trash-step-000000001-abc"):
+    for name in (".step-000000003.tmp", ".trash-step-000000001-abc"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard").write_text("half")
     (tmp_path / "notes.txt").write_text("mine")
@@ -99,7 +99,7 @@ def test_leftovers_go_at_the_start_but_not_for_a_reader(tmp_path, world):
 
 def test_a_second_run_is_refused_and_deletes_nothing_of_the_first(tmp_path, world):
     with Checkpoints(tmp_path, world) as first:
-        under_way = tmp_path / ".step-000000001.aside"
+        under_way = tmp_path / ".step-000000001.tmp"
         under_way.mkdir()
         with (
             pytest.raises(CheckpointError, match=r"written by another run.*Wait"),
@@ -192,7 +192,7 @@ def test_all_is_forced_to_disk_before_it_is_seen_and_seen_before_anything_old_go
     forced = {name for kind, name in events[:seen] if kind == "fsync"}
     assert {path.name for path in (tmp_path / "step-000000002").iterdir()} - forced == {MANIFEST}
     assert any(name.startswith(f".{MANIFEST}.") for name in forced)  # written aside, then renamed
-    assert events[seen - 1] == ("fsync", ".step-000000002.aside")
+    assert events[seen - 1] == ("fsync", ".step-000000002.tmp")
     after = [(kind, name.split("-")[0]) for kind, name in events[seen + 1 :]]
     folder = ("fsync", tmp_path.name.split("-")[0])
     assert after == [folder, ("rename", ".trash"), folder, ("delete", ".trash")]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gidd.cli.run_options import parse
-from gidd.cli.train import Options
+from gidd.cli.run_options import parse_run
+from gidd.cli.train import TrainOptions
 from gidd.common.codec import from_plain, from_yaml, require_same_training, to_plain, to_yaml
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
@@ -27,7 +27,7 @@ from gidd.training.config import (
 )
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import Shard
+from gidd.training.parallel import FSDP
 from gidd.vocab import Vocab
 
 GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
@@ -74,7 +74,7 @@ def test_what_could_not_be_trained_is_refused_before_data_is_prepared(change, me
 @pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
 def test_a_number_for_a_tokenizer_is_a_number(word, expected):
     words = ["nano", "--data.tokenizer", word]
-    _, options = parse(Options, words, "gidd train", "")
+    _, options = parse_run(TrainOptions, words, "gidd train", "")
     assert options.run.data.tokenizer == expected
     assert from_yaml(RunConfig, to_yaml(options.run)).data.tokenizer == expected
 
@@ -109,9 +109,17 @@ def test_a_setting_that_is_younger_than_the_record_has_its_default():
     """So that a run can be continued and exported by a newer version."""
     run = replace(PRESETS["1b"], train=replace(PRESETS["1b"].train, seed=7))
     plain = to_plain(run)
-    assert plain["train"].pop("run_ahead") != TrainConfig(steps=1).run_ahead
+    assert (
+        plain["train"].pop("max_steps_ahead_of_save")
+        != TrainConfig(steps=1).max_steps_ahead_of_save
+    )
     older = from_plain(RunConfig, plain)
-    assert older == replace(run, train=replace(run.train, run_ahead=TrainConfig(steps=1).run_ahead))
+    assert older == replace(
+        run,
+        train=replace(
+            run.train, max_steps_ahead_of_save=TrainConfig(steps=1).max_steps_ahead_of_save
+        ),
+    )
 
 
 def test_yaml_is_data_and_nothing_is_run():
@@ -124,7 +132,7 @@ def test_what_may_change_between_parts_of_a_run():
     run = PRESETS["nano"]
     free = replace(
         run,
-        parallel=Shard(),
+        parallel=FSDP(),
         optim=replace(run.optim, learning_rate=1e-4),
         train=replace(run.train, accumulate=2),
     )

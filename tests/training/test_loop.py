@@ -17,8 +17,8 @@ import gidd.training.checkpoints.checkpoints
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, TrainingDiverged
-from gidd.models import from_pretrained
-from gidd.runs.data import prepared
+from gidd.models import load_pretrained
+from gidd.runs.data import ensure_prepared
 from gidd.runs.export import export
 from gidd.training.build import build_state
 from gidd.training.checkpoints.tensors import write_tensors
@@ -31,7 +31,7 @@ from gidd.training.config import (
     UniformNoise,
 )
 from gidd.training.loop import dropout_seed
-from gidd.training.parallel import Shard
+from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
 
 
@@ -78,9 +78,9 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize("run_ahead", [0, 3, 100])
+@pytest.mark.parametrize("max_steps_ahead_of_save", [0, 3, 100])
 def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
-    run_ahead, data, tmp_path, monkeypatch
+    max_steps_ahead_of_save, data, tmp_path, monkeypatch
 ):
     """The first write takes until the run has stood still; how far it got is what a kill costs."""
     got = []
@@ -94,9 +94,9 @@ def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
         write_tensors(*args)
 
     monkeypatch.setattr(gidd.training.checkpoints.checkpoints, "write_tensors", slow_write)
-    run = tiny_run(data, steps=30, save_every=10, run_ahead=run_ahead)
+    run = tiny_run(data, steps=30, save_every=10, max_steps_ahead_of_save=max_steps_ahead_of_save)
     assert train_here(run, tmp_path)
-    assert got == [10 + min(run_ahead, 10)]  # never beyond the next checkpoint
+    assert got == [10 + min(max_steps_ahead_of_save, 10)]  # never beyond the next checkpoint
 
 
 def test_masks_of_dropout_belong_to_seed_step_and_rank():
@@ -120,20 +120,20 @@ def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path,
         Path(name).write_text("".join(f"{name} {i}\n\n" for i in range(10)))
     data = DataConfig(sources=("a.txt", "a.txt", "a.txt", "a.txt"), tokenizer=259, validation=2)
     with open_world("cpu") as world:
-        folder = prepared(data, tmp_path, world, quiet=True)
+        folder = ensure_prepared(data, tmp_path, world, quiet=True)
     with open_world("cpu") as world:
-        assert prepared(data, tmp_path, world, quiet=True) == folder
+        assert ensure_prepared(data, tmp_path, world, quiet=True) == folder
     with open_world("cpu") as world, pytest.raises(DataError, match=message):
-        prepared(replace(data, **change), tmp_path, world, quiet=True)
+        ensure_prepared(replace(data, **change), tmp_path, world, quiet=True)
 
 
-@pytest.mark.parametrize("average", [None, 0.9])
-def test_an_exported_model_is_the_trained_one(average, data, tmp_path):
-    run = tiny_run(data, average=average)
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_an_exported_model_is_the_trained_one(ema, data, tmp_path):
+    run = tiny_run(data, ema_decay=ema)
     train_here(run, tmp_path)
     main(["export", str(tmp_path), "--out", str(tmp_path / "model")])
-    trained, kind = final_tensors(run, tmp_path), "model" if average is None else "average"
-    loaded = from_pretrained(tmp_path / "model")
+    trained, kind = final_tensors(run, tmp_path), "model" if ema is None else "ema"
+    loaded = load_pretrained(tmp_path / "model")
     for name, tensor in loaded.denoiser.backbone.state_dict().items():
         assert torch.equal(tensor, trained[f"{kind}.denoiser.backbone.{name}"]), name
     assert loaded.schedule.p_uniform == 0.1
@@ -159,7 +159,7 @@ def test_initial_weights_do_not_depend_on_the_sharding(data):
     run, vocab = tiny_run(data), Tokenizer.load(data).vocab
     with open_world("cpu") as world:
         whole = build_state(run, vocab, world).tensors()
-        sharded = build_state(replace(run, parallel=Shard()), vocab, world).tensors()
+        sharded = build_state(replace(run, parallel=FSDP()), vocab, world).tensors()
         other = build_state(replace(run, train=replace(run.train, seed=1)), vocab, world).tensors()
         for name, tensor in whole.items():
             assert torch.equal(sharded[name].full_tensor(), tensor)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gidd.errors import ConfigError, DataError
 from gidd.training.reporting import console as report_view
-from gidd.training.reporting import log as report_log
+from gidd.training.reporting import log as metrics_log
 from gidd.training.reporting import trackers as report_trackers
 from gidd.training.reporting.report import Report
 
@@ -32,7 +32,7 @@ def run(folder, steps, *, start=0, evaluate_every=5, **options):
 
 
 def reproducible(folder):
-    lines = report_log.read(folder)
+    lines = metrics_log.read(folder)
     return [{name: v for name, v in line.items() if name != "wall"} for line in lines]
 
 
@@ -46,8 +46,8 @@ def test_numbers_come_back_to_the_last_bit(tmp_path):
     values += [5e-324, 1.7976931348623157e308, -0.0, 0.1, math.inf, -math.inf, math.nan]
     with Report(tmp_path, num_steps=1, quiet=True) as report:
         report.training(1, {f"x{i}": value for i, value in enumerate(values)})
-    text = (tmp_path / report_log.FILE).read_text()
-    (line,) = report_log.read(tmp_path)
+    text = (tmp_path / metrics_log.METRICS_FILE).read_text()
+    (line,) = metrics_log.read(tmp_path)
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     back = [float(line[f"x{i}"]) for i in range(len(values))]
     known = [value for value in values if not math.isnan(value)]
@@ -60,7 +60,7 @@ def test_the_clock_is_kept_apart(tmp_path):
     with Report(tmp_path, num_steps=9, quiet=True) as report:
         report.training(3, METRICS | WALL)
         report.evaluation(3, {"nelbo": 2.0}, ["a text"])
-    training, evaluation = report_log.read(tmp_path)
+    training, evaluation = metrics_log.read(tmp_path)
     assert training == {"kind": "training", "step": 3, **METRICS, "wall": WALL}
     assert evaluation == {
         "kind": "evaluation",
@@ -77,12 +77,12 @@ def test_log_of_a_continued_run_equals_that_of_an_undisturbed_one(tmp_path, star
     """The killed run was further than its checkpoint, and in the middle of a line."""
     run(tmp_path / "whole", range(1, 21))
     run(tmp_path / "ended", range(1, 14))
-    log = tmp_path / "ended" / report_log.FILE
+    log = tmp_path / "ended" / metrics_log.METRICS_FILE
     log.write_bytes(log.read_bytes() + b'{"kind": "training", "step": 14, "loss'[:torn])
     run(tmp_path / "ended", range(start + 1, 21), start=start)
     assert reproducible(tmp_path / "ended") == reproducible(tmp_path / "whole")
     assert log.read_bytes().endswith(b"\n")
-    assert [path.name for path in log.parent.iterdir()] == [report_log.FILE]
+    assert [path.name for path in log.parent.iterdir()] == [metrics_log.METRICS_FILE]
 
 
 def test_what_is_there_of_the_step_that_was_saved_is_not_written_twice(tmp_path):
@@ -96,19 +96,19 @@ def test_what_is_there_of_the_step_that_was_saved_is_not_written_twice(tmp_path)
 def test_a_run_that_begins_forgets_an_older_log(tmp_path):
     run(tmp_path, range(1, 11))
     run(tmp_path, range(1, 3))
-    assert [line["step"] for line in report_log.read(tmp_path)] == [1, 2]
+    assert [line["step"] for line in metrics_log.read(tmp_path)] == [1, 2]
 
 
 def test_a_damaged_line_does_not_stop_a_run_but_is_told(tmp_path):
     run(tmp_path, range(1, 4))
-    log = tmp_path / report_log.FILE
+    log = tmp_path / metrics_log.METRICS_FILE
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(lines[0] + b"\x00\xff\n" + lines[2])
     with pytest.raises(DataError, match=r"metrics.jsonl, line 2 is damaged.*Delete that line"):
-        report_log.read(tmp_path)
+        metrics_log.read(tmp_path)
     file, console = shown()
     Report(tmp_path, num_steps=9, start=3, console=console).close()
-    assert [line["step"] for line in report_log.read(tmp_path)] == [1, 3]
+    assert [line["step"] for line in metrics_log.read(tmp_path)] == [1, 3]
     assert "1 damaged lines were left out" in file.getvalue()
 
 
@@ -125,7 +125,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_kill_loses_no_line_that_was_written(tmp_path):
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode == -9
-    assert [line["loss"] for line in report_log.read(tmp_path)] == [1 / s for s in range(1, 51)]
+    assert [line["loss"] for line in metrics_log.read(tmp_path)] == [1 / s for s in range(1, 51)]
 
 
 def test_a_full_disk_is_said(tmp_path):
@@ -228,7 +228,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path):
     with Report(tmp_path, num_steps=9, trackers=[Failing()], console=console) as report:
         report.training(1, METRICS)
         report.training(2, METRICS)
-    assert len(report_log.read(tmp_path)) == 2
+    assert len(metrics_log.read(tmp_path)) == 2
     assert file.getvalue().count("a tracker failed and gets no more numbers") == 1
 
 

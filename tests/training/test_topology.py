@@ -8,20 +8,20 @@ from support.ranks import run_ranks
 from support.training_runs import losses, reported, small_run, speeches, tiny_run, train_here
 
 from gidd.training.config import Autoregressive
-from gidd.training.parallel import Replicate, Shard
+from gidd.training.parallel import DDP, FSDP
 
 LAYOUTS = {
-    "ddp-2": (2, Replicate(), 1),
-    "fsdp-1": (1, Shard(), 1),
-    "fsdp-2": (2, Shard(), 1),
-    "fsdp-4": (4, Shard(), 1),
-    "hsdp-2x2": (4, Shard(ranks=2), 1),
-    "hsdp-2x2-accumulate-2": (4, Shard(ranks=2), 2),
-    "ddp-3": (3, Replicate(), 1),  # 8 samples over 3 ranks: 2, 3 and 3
-    "accumulate-2": (1, Replicate(), 2),
-    "accumulate-4": (1, Replicate(), 4),
-    "ddp-2-accumulate-2": (2, Replicate(), 2),
-    "fsdp-2-accumulate-2": (2, Shard(), 2),
+    "ddp-2": (2, DDP(), 1),
+    "fsdp-1": (1, FSDP(), 1),
+    "fsdp-2": (2, FSDP(), 1),
+    "fsdp-4": (4, FSDP(), 1),
+    "hsdp-2x2": (4, FSDP(shard_size=2), 1),
+    "hsdp-2x2-accumulate-2": (4, FSDP(shard_size=2), 2),
+    "ddp-3": (3, DDP(), 1),  # 8 samples over 3 ranks: 2, 3 and 3
+    "accumulate-2": (1, DDP(), 2),
+    "accumulate-4": (1, DDP(), 4),
+    "ddp-2-accumulate-2": (2, DDP(), 2),
+    "fsdp-2-accumulate-2": (2, FSDP(), 2),
 }
 STEPS = 50
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, data):
+def lock(tmp_path_factory, data):
     """The undisturbed run in a single process."""
     out = tmp_path_factory.mktemp("alone")
     run_ranks(train_here, 1, small_run(data, steps=STEPS), out, timeout=200)
@@ -41,15 +41,15 @@ def alone(tmp_path_factory, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_path):
+def test_every_layout_has_the_losses_of_a_single_process(name, data, lock, tmp_path):
     size, parallel, accumulate = LAYOUTS[name]
     run = small_run(data, steps=STEPS, accumulate=accumulate)
     run_ranks(train_here, size, run, tmp_path, parallel, timeout=200)
-    expected = losses(alone)
+    expected = losses(lock)
     assert len(expected) == STEPS
     torch.testing.assert_close(losses(tmp_path), expected, rtol=1e-4, atol=0)
     # everything else that is reported, too: shares of tokens exactly, as they are counts
-    for ours, theirs in zip(reported(tmp_path), reported(alone), strict=True):
+    for ours, theirs in zip(reported(tmp_path), reported(lock), strict=True):
         assert ours["share_masked"] == theirs["share_masked"]
         assert ours["nelbo"] == pytest.approx(theirs["nelbo"], rel=1e-4)
 
@@ -59,7 +59,7 @@ def test_recomputed_activations_change_nothing(data, tmp_path):
     run = tiny_run(data)
     run_ranks(train_here, 1, run, tmp_path / "kept")
     run = replace(run, model=replace(run.model, checkpoint_activations=True))
-    run_ranks(train_here, 2, run, tmp_path / "recomputed", Shard())
+    run_ranks(train_here, 2, run, tmp_path / "recomputed", FSDP())
     kept, recomputed = losses(tmp_path / "kept"), losses(tmp_path / "recomputed")
     torch.testing.assert_close(recomputed, kept, rtol=1e-4, atol=0)
 
@@ -68,7 +68,7 @@ def test_recomputed_activations_change_nothing(data, tmp_path):
 def test_the_autoregressive_twin_is_the_same_on_any_layout(data, tmp_path):
     run = replace(tiny_run(data), objective=Autoregressive())
     run_ranks(train_here, 1, run, tmp_path / "alone")
-    for name, (size, parallel) in {"ddp": (2, Replicate()), "fsdp": (2, Shard())}.items():
+    for name, (size, parallel) in {"ddp": (2, DDP()), "fsdp": (2, FSDP())}.items():
         run_ranks(train_here, size, run, tmp_path / name, parallel)
         torch.testing.assert_close(
             losses(tmp_path / name), losses(tmp_path / "alone"), rtol=1e-4, atol=0

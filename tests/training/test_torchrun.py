@@ -24,7 +24,7 @@ def data(tmp_path_factory):
 def launch(data, out, *options, restarts=0):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words += ["--nproc-per-node", "2", "--max-restarts", str(restarts), "-m", "gidd.cli", "train"]
-    words += ["nano", "--data.folder", str(data), "--out", str(out), "--spread", "shard"]
+    words += ["nano", "--data.folder", str(data), "--out", str(out), "--parallel", "fsdp"]
     words += ["--train.steps", str(STEPS), "--train.global-batch", "4", "--data.length", "16"]
     words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
     words += ["--train.save-every", "5", "--train.no-autocast", *options]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gidd.training.optim import OptimConfig
-from gidd.training.state import Average, TrainState
+from gidd.training.state import EMA, TrainState
 
 
 def weight(value):
@@ -20,34 +20,34 @@ def state_of(decay):
         objective=model,
         module=model,
         optimizer=OptimConfig().build(model.parameters()),
-        average=Average(model.named_parameters(), decay),
+        ema=EMA(model.named_parameters(), decay),
     )
 
 
 def advance(state, values):
     for value in values:
         state.objective.weight.data.fill_(value)
-        state.average.update(state.objective.named_parameters())
+        state.ema.update(state.objective.named_parameters())
         state.step += 1
 
 
 def test_a_short_run_forgets_its_first_weights():
     """With a decay of 0.9999 from the first step on, 97% of what is left would be the start."""
-    average = Average([("w", weight(0.0))], 0.9999)
+    ema = EMA([("w", weight(0.0))], 0.9999)
     for _ in range(300):
-        average.update([("w", weight(1.0))])
-    torch.testing.assert_close(average.values["w"], torch.ones(3), atol=1e-6, rtol=0)
+        ema.update([("w", weight(1.0))])
+    torch.testing.assert_close(ema.values["w"], torch.ones(3), atol=1e-6, rtol=0)
 
 
 def test_a_long_run_has_the_decay_that_was_asked_for():
-    average = Average([("w", weight(0.0))], 0.9)
+    ema = EMA([("w", weight(0.0))], 0.9)
     for _ in range(100):  # (1 + n) / (10 + n) is above 0.9 from n = 80 on
-        average.update([("w", weight(1.0))])
-    before = 1 - average.values["w"].double()
-    average.values["w"].zero_()
-    average.update([("w", weight(1.0))])
+        ema.update([("w", weight(1.0))])
+    before = 1 - ema.values["w"].double()
+    ema.values["w"].zero_()
+    ema.update([("w", weight(1.0))])
     assert before.abs().max() < 1e-6
-    torch.testing.assert_close(1 - average.values["w"], torch.full((3,), 0.9))
+    torch.testing.assert_close(1 - ema.values["w"], torch.full((3,), 0.9))
 
 
 @pytest.mark.parametrize("at", [1, 7, 200])
@@ -60,4 +60,4 @@ def test_an_average_is_resumed_to_the_last_bit(at):
         tensor.copy_(first.tensors()[name])
     second.restore(first.record())
     advance(second, values[at:])
-    assert torch.equal(second.average.values["weight"], whole.average.values["weight"])
+    assert torch.equal(second.ema.values["weight"], whole.ema.values["weight"])

@@ -14,7 +14,7 @@ import torch
 
 from gidd.errors import ConfigError
 from gidd.sampling import Frame
-from gidd.viz.html import Story, write_page
+from gidd.viz.html import Replay, write_page
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -36,14 +36,14 @@ STATES = [
 VOID = {"meta", "link", "input", "br"}
 
 
-def pieces(tokens):
+def token_texts(tokens):
     return [HOSTILE[token] if token != MASK else "[MASK]" for token in tokens]
 
 
-def frame(move: int, tokens: list[int], step: str) -> Frame:
+def frame(step_index: int, tokens: list[int], step: str) -> Frame:
     z = torch.tensor(tokens)
     p = torch.linspace(0.001, 1, len(tokens))
-    return Frame(move, step, 1 - move / 3, z, p, p, (z + 1) % MASK, p.sqrt())
+    return Frame(step_index, step, 1 - step_index / 3, z, p, p, (z + 1) % MASK, p.sqrt())
 
 
 def bytes_of_a_character(tokens):
@@ -55,10 +55,10 @@ def bytes_of_a_character(tokens):
     return texts
 
 
-def write(path: Path, *, kind="sample", num=1, states=STATES, pieces=pieces) -> str:
+def write(path: Path, *, kind="sample", num=1, states=STATES, token_texts=token_texts) -> str:
     steps = [*["ancestral"] * (len(states) - 1), "end"]
     stories = [
-        Story(
+        Replay(
             f"{number} {HOSTILE[1]}",
             [frame(k, *shot) for k, shot in enumerate(zip(states, steps, strict=True))],
             [True, False, False, False, False],
@@ -68,7 +68,7 @@ def write(path: Path, *, kind="sample", num=1, states=STATES, pieces=pieces) -> 
     write_page(
         path,
         stories,
-        pieces,
+        token_texts,
         MASK,
         kind=kind,
         title=HOSTILE[0],
@@ -134,8 +134,8 @@ def test_pages_without_frames_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="watch=True"):
         write_page(
             tmp_path / "page.html",
-            [Story("", [], [])],
-            pieces,
+            [Replay("", [], [])],
+            token_texts,
             MASK,
             kind="sample",
             title="",
@@ -256,12 +256,12 @@ def test_a_browser_counts_tokens_and_not_their_texts(opened):
         [2, 0, 3, 2, 2],
         [2, 0, 1, 2, 3],
     ]
-    page = opened(kind="correct", states=states, pieces=bytes_of_a_character)
+    page = opened(kind="correct", states=states, token_texts=bytes_of_a_character)
     assert page.text_content("#count") == "3"
     assert page.locator("#events li").all_text_contents() == [
-        "move 3 b 50%",
-        "move 4b  50%",
-        "move 4a b 100%",
+        "step 3 b 50%",
+        "step 4b  50%",
+        "step 4a b 100%",
     ]
     assert page.locator("#canvas del:visible").all_text_contents() == ["a"]
     page.fill("#slider", "2")

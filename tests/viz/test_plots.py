@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gidd.cli import main
-from gidd.training.reporting.log import FILE
+from gidd.training.reporting.log import METRICS_FILE
 from gidd.training.reporting.report import Report
-from gidd.viz.run_log import Curve, Run
+from gidd.viz.run_log import MetricSeries, RunLog
 
 
 def write_run(folder, *, floor=3.0, num_steps=60, likelihood="nelbo"):
@@ -53,23 +53,23 @@ def test_plot_writes_beside_the_log_and_draws_a_run_of_one_step(tmp_path, capsys
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
     with Report(tmp_path, num_steps=1, quiet=True) as report:
         report.training(1, {"loss": 3.0})
-    main(["plot", str(tmp_path / FILE)])
+    main(["plot", str(tmp_path / METRICS_FILE)])
     assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
     assert pixels(tmp_path / "curves.png").shape == (1050, 1800, 3)
 
 
 def test_smoothing_keeps_a_straight_line_straight_and_lessens_noise():
     steps = np.arange(1, 4001)
-    line = Curve(steps, 5 - 0.001 * steps).smooth()
+    line = MetricSeries(steps, 5 - 0.001 * steps).smooth()
     inside = slice(0, -60)  # the window is cut at the end
     np.testing.assert_allclose(line[inside], (5 - 0.001 * steps)[inside], atol=1e-9)
     noise = np.random.default_rng(0).normal(size=4000)
-    smooth = Curve(steps, noise).smooth()[100:]
+    smooth = MetricSeries(steps, noise).smooth()[100:]
     assert smooth.std() < 0.15  # a mean of 101 values: 0.0995
 
 
 def test_curves_leave_out_what_is_not_finite_or_not_there(tmp_path):
-    run = Run.read(write_run(tmp_path / "run"))
+    run = RunLog.read(write_run(tmp_path / "run"))
     assert run.name == "run"
     assert len(run.curve("training", "nelbo_kept").values) == 0
     assert len(run.curve("training", "unknown").values) == 0
@@ -88,12 +88,12 @@ def test_curves_leave_out_what_is_not_finite_or_not_there(tmp_path):
 )
 def test_errors_say_what_to_do(tmp_path, capsys, content, message):
     if content is not None:
-        (tmp_path / FILE).write_bytes(content)
+        (tmp_path / METRICS_FILE).write_bytes(content)
     with pytest.raises(SystemExit) as ended:
         main(["plot", str(tmp_path)])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"gidd: {tmp_path / FILE}") and message in error
+    assert error.startswith(f"gidd: {tmp_path / METRICS_FILE}") and message in error
 
 
 def test_too_many_runs(tmp_path, capsys):

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling import Canvas, Frame, Record, Tick
+from gidd.sampling import Canvas, Frame, Record, StepEvent
 from gidd.viz.terminal import CanvasView, printable
 from gidd.vocab import Vocab
 
@@ -37,7 +37,7 @@ def drawn(width: int, height: int) -> list[str]:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     view = CanvasView(console, lambda tokens: [f" word{t}" for t in tokens], 3, 1)
     with view:
-        view(Tick(canvas, torch.tensor([0]), before, torch.tensor([64]), record, [0]))
+        view(StepEvent(canvas, torch.tensor([0]), before, torch.tensor([64]), record, [0]))
         lines = console.render_lines(view.render(), pad=False)
     return ["".join(segment.text for segment in line) for line in lines]
 
@@ -48,6 +48,6 @@ def test_the_canvas_keeps_within_the_terminal(width, height):
     lines = drawn(width, height)
     assert len(lines) == height - 1
     assert all(len(line) <= width for line in lines)
-    assert "move 0 of 64" in lines[-4]
+    assert "step 0 of 64" in lines[-4]
     assert "t = 1.000" in lines[-3]
     assert "blank" in lines[-2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 
-class Output(Console):
+class CliConsole(Console):
     """A closed pipe is for `gidd.cli.main` to deal with."""
 
     def on_broken_pipe(self) -> None:

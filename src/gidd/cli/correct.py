@@ -5,11 +5,11 @@ text. The file itself is changed with --in-place alone.
 
 Examples:
   gidd correct models/nano letter.txt
-  gidd correct models/nano letter.txt --in-place --keep "[0-9]+"
+  gidd correct models/nano letter.txt --in-place --protect "[0-9]+"
   gidd correct models/nano letter.txt --diff > letter.patch
-  gidd correct models/nano letter.txt --errors 0.2    # much is wrong in it; None: the paper's way
+  gidd correct models/nano letter.txt --error-rate 0.2    # much is wrong in it; None: the paper's way
   gidd correct models/nano - < letter.txt > corrected.txt
-  gidd correct models/nano --text "We is a nation of laws." --watch
+  gidd correct models/nano --text "We is a nation of laws." --live
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.console import Output
+from gidd.cli.console import CliConsole
 from gidd.cli.model_options import (
     Display,
     print_json,
@@ -35,18 +35,18 @@ from gidd.cli.model_options import (
     write_html,
     write_text,
 )
-from gidd.common.files import aside
+from gidd.common.files import atomic_path
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline import Correction, CorrectionOptions
 from gidd.pipeline.correct import Span
-from gidd.pipeline.options import FOUND_TEXT
+from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS
 from gidd.pipeline.windows import windows
 from gidd.viz import diff
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of `gidd correct`."""
+class CorrectOptions:
+    """CorrectOptions of `gidd correct`."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
@@ -63,34 +63,36 @@ class Options:
     diff: bool = False
     """Print the change as a patch."""
 
-    keep: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    protect: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A regular expression; what it matches is never changed. May be given several times."""
 
     seed: int = 0
     """The same seed gives the same corrections."""
 
-    correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = FOUND_TEXT
+    correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = EXTERNAL_TEXT_DEFAULTS
     display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, correct, show and, if asked to, write."""
-    options = tyro.cli(Options, prog="gidd correct", description=__doc__, args=list(arguments))
+    options = tyro.cli(
+        CorrectOptions, prog="gidd correct", description=__doc__, args=list(arguments)
+    )
     path = _path(options)
     text = _text(options, path)
-    kept = _spans(options.keep, text)
+    kept = _spans(options.protect, text)
     target = path.resolve() if path and options.in_place else None  # what a link points to
     if target is not None:
         require_writable(target, "--in-place")
     pipe = options.display.open(options.model)
-    num_windows = len(windows(len(pipe.pieces.encode(text, "the text")), pipe.context))
+    num_windows = len(windows(len(pipe.token_texts.encode(text, "the text")), pipe.context))
     with progress(options.display, pipe, num_windows) as on_step:
         correction = pipe.correct(
             text,
             protected=kept,
             seed=options.seed,
             on_step=on_step,
-            watch=options.display.keeps_frames,
+            record_frames=options.display.record_frames,
             options=options.correction,
         )
     replaced = False
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     )
 
 
-def _path(options: Options) -> Path | None:
+def _path(options: CorrectOptions) -> Path | None:
     if (options.file is None) == (options.text is None):
         raise ConfigError(
             "give either a FILE (or - for standard input) or --text TEXT, and not both. "
@@ -123,7 +125,7 @@ def _path(options: Options) -> Path | None:
     return path
 
 
-def _text(options: Options, path: Path | None) -> str:
+def _text(options: CorrectOptions, path: Path | None) -> str:
     if options.text is not None:
         return options.text
     if path is None:
@@ -142,7 +144,7 @@ def _spans(patterns: Sequence[str], text: str) -> list[Span]:
             spans += [match.span() for match in re.finditer(pattern, text)]
         except re.error as error:
             raise ConfigError(
-                f"--keep must be a regular expression, got {pattern!r}: {error}. "
+                f"--protect must be a regular expression, got {pattern!r}: {error}. "
                 "Put a backslash before signs that are meant as they are."
             ) from error
     return spans
@@ -155,7 +157,7 @@ def _replace(path: Path, before: str, after: str) -> None:
     if after == before:
         return
     found = path.stat()
-    with aside(path) as beside:
+    with atomic_path(path) as beside:
         beside.touch(mode=0o600)  # nobody reads it before its permissions are set
         beside.write_bytes(after.encode())
         for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
@@ -164,7 +166,9 @@ def _replace(path: Path, before: str, after: str) -> None:
         beside.chmod(found.st_mode & 0o777)  # not the bits that lend the owner's rights
 
 
-def _show(options: Options, path: Path | None, correction: Correction, replaced: bool) -> None:
+def _show(
+    options: CorrectOptions, path: Path | None, correction: Correction, replaced: bool
+) -> None:
     changes = [diff.Change(r.start, r.old, r.new) for r in correction.replacements]
     before, after = correction.self_accuracy
     summary = (
@@ -185,7 +189,7 @@ def _show(options: Options, path: Path | None, correction: Correction, replaced:
         name = path.name if path else "text"
         write_text(diff.unified(name, correction.original, changes))
     elif sys.stdout.isatty():
-        console = Output(highlight=False)
+        console = CliConsole(highlight=False)
         colours = console.color_system is not None and not console.no_color
         console.print(diff.readable(correction.original, changes, colours=colours))
     elif not replaced:

@@ -19,7 +19,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from gidd.cli.console import Output
+from gidd.cli.console import CliConsole
 from gidd.data import corpora, manifest, tokenizers
 from gidd.data.corpora.remote import redacted
 from gidd.data.preparation.executors import (
@@ -30,8 +30,8 @@ from gidd.data.preparation.executors import (
     run_on_ray,
     submit_to_slurm,
 )
-from gidd.data.preparation.prepare import begun
 from gidd.data.preparation.prepare import prepare as write_shards
+from gidd.data.preparation.prepare import start_preparation
 from gidd.data.preparation.work_plan import TRAIN
 from gidd.errors import ConfigError
 
@@ -57,7 +57,7 @@ def train_tokenizer(sources: Sources, /, *, vocab_size: int, out: Path) -> None:
         vocab_size: Number of ids, at least 259; the last are end-of-text, [PAD] and [MASK].
         out: Folder to write tokenizer.json to.
     """
-    tokenizer = tokenizers.train(corpora.texts(sources), vocab_size)
+    tokenizer = tokenizers.train_tokenizer(corpora.texts(sources), vocab_size)
     tokenizer.save(out)
     print(f"{out / tokenizers.FILE}: {tokenizer.vocab.size:,} ids, {tokenizer.fingerprint[:12]}")
 
@@ -121,7 +121,7 @@ def prepare(
     else:
         if executor == "slurm":
             require_submittable(out, slurm)  # before documents are counted
-        begin = begun(
+        begin = start_preparation(
             sources,
             chosen,
             out,
@@ -164,7 +164,7 @@ def list_corpora() -> None:
     table.add_row(
         "hf:ORG/NAME", "a dataset on the Hugging Face hub; ?config=...&split=...&text=..."
     )
-    Output().print(table)
+    CliConsole().print(table)
 
 
 def show(folder: Folder, /) -> None:
@@ -175,10 +175,10 @@ def show(folder: Folder, /) -> None:
     Args:
         folder: A folder that `gidd data prepare` has made.
     """
-    made = manifest.Manifest.read(folder)
+    made = manifest.DataManifest.read(folder)
     tokenizer = tokenizers.Tokenizer.load(folder)
     made.require_tokenizer(tokenizer, folder / tokenizers.FILE)
-    console = Output()
+    console = CliConsole()
     table = Table("split", "documents", "tokens", "tokens per document", "shards")
     for name, split in made.splits.items():
         mean = split.tokens / split.documents
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str]) -> None:
     )
 
 
-def _histogram(folder: Path, made: manifest.Manifest) -> Table:
+def _histogram(folder: Path, made: manifest.DataManifest) -> Table:
     """Documents by length, in powers of two."""
     counts = np.zeros(65, dtype=np.int64)
     for split in made.splits.values():
@@ -252,7 +252,7 @@ def _histogram(folder: Path, made: manifest.Manifest) -> Table:
 
 
 def _document(
-    folder: Path, made: manifest.Manifest, shard: manifest.ShardRecord, document: int
+    folder: Path, made: manifest.DataManifest, shard: manifest.ShardRecord, document: int
 ) -> list[int]:
     ends = np.fromfile(folder / (shard.file + manifest.INDEX), dtype="<u8").astype(np.int64)
     start = int(ends[document - 1]) if document else 0

@@ -24,8 +24,8 @@ from rich.progress import (
 
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline import Generation, Pipeline, SamplingOptions, Trace, from_pretrained
-from gidd.sampling import OnStep, Tick
-from gidd.viz.html import Story, write_page
+from gidd.sampling import OnStep, StepEvent
+from gidd.viz.html import Replay, write_page
 from gidd.viz.terminal import CanvasView, printable
 
 
@@ -33,7 +33,7 @@ from gidd.viz.terminal import CanvasView, printable
 class Display:
     """How a model is run, and how the result is shown."""
 
-    watch: bool = False
+    live: bool = False
     """Show the text coming about, live in the terminal."""
 
     html: Path | None = None
@@ -52,15 +52,15 @@ class Display:
     """If the model brings none: gpt2, a tokenizer.json, a folder with one, or a name on the hub."""
 
     @property
-    def keeps_frames(self) -> bool:
+    def record_frames(self) -> bool:
         """Whether the network's opinion is wanted at every move."""
-        return self.watch or self.html is not None
+        return self.live or self.html is not None
 
     def open(self, model: str) -> Pipeline:
         """The model; what there is to say about it goes to stderr."""
-        if self.watch and not sys.stderr.isatty():
+        if self.live and not sys.stderr.isatty():
             raise ConfigError(
-                "--watch draws on a terminal, and stderr is none. Leave it out; --html FILE writes "
+                "--live draws on a terminal, and stderr is none. Leave it out; --html FILE writes "
                 "a page that shows every step."
             )
         if self.html is not None:
@@ -74,20 +74,20 @@ class Display:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class TextCommandOptions:
     """Options of the commands that write texts."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
 
-    n: int = 1
+    num_samples: int = 1
     """Number of texts."""
 
     seed: int = 0
     """The same seed gives the same texts."""
 
-    first: int = 0
-    """Number of the first text: `--first 5` gives the sixth text of `--n 6` alone."""
+    start_index: int = 0
+    """Number of the first text: `--start-index 5` gives the sixth text of `--num-samples 6` alone."""
 
     sampling: Annotated[SamplingOptions, tyro.conf.arg(name="")] = field(
         default_factory=SamplingOptions
@@ -99,16 +99,16 @@ class Writing:
 def progress(display: Display, pipe: Pipeline, num_sequences: int) -> Generator[OnStep | None]:
     """What to call after every move; it draws on stderr, and only if that is a terminal."""
     console = Console(stderr=True)
-    if display.watch:
+    if display.live:
         mask_id = pipe.schedule.vocab.mask_id
-        with CanvasView(console, pipe.pieces, mask_id, num_sequences) as view:
+        with CanvasView(console, pipe.token_texts, mask_id, num_sequences) as view:
             yield view
     elif console.is_terminal:
         columns = (
             TextColumn("sampling"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("moves"),
+            TextColumn("steps"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
@@ -124,13 +124,13 @@ class _Bar:
     def __init__(self, bar: Progress, num_sequences: int) -> None:
         self._bar, self._task = bar, bar.add_task("", total=None)
         self._num_sequences = num_sequences
-        self._moves: dict[int, int] = {}
+        self._steps_done: dict[int, int] = {}
 
-    def __call__(self, tick: Tick) -> None:
-        moves: list[int] = tick.canvas.move.tolist()
-        self._moves.update(zip(tick.members, moves, strict=True))
-        total = self._num_sequences * int(tick.num_moves.max())
-        self._bar.update(self._task, completed=sum(self._moves.values()), total=total)
+    def __call__(self, event: StepEvent) -> None:
+        indices: list[int] = event.canvas.step_index.tolist()
+        self._steps_done.update(zip(event.members, indices, strict=True))
+        total = self._num_sequences * int(event.num_steps.max())
+        self._bar.update(self._task, completed=sum(self._steps_done.values()), total=total)
 
 
 def show_generations(
@@ -176,15 +176,15 @@ def write_html(
     """The page, if it was asked for."""
     if display.html is None:
         return
-    phases = ", ".join(f"{phase['moves']} × {phase['step']}" for phase in manifest["plan"])
+    phases = ", ".join(f"{phase['steps']} × {phase['step']}" for phase in manifest["plan"])
     name = manifest["model"].get("name", "")
     write_page(
         display.html,
         [
-            Story(f"{number} of {len(traces)}", trace.frames, trace.protected)
+            Replay(f"{number} of {len(traces)}", trace.frames, trace.protected)
             for number, trace in enumerate(traces, start=1)
         ],
-        pipe.pieces,
+        pipe.token_texts,
         pipe.schedule.vocab.mask_id,
         kind=kind,
         title=title,

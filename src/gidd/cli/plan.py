@@ -3,7 +3,7 @@
 Examples:
   gidd plan 10b --ranks 1024 --device h100
   gidd plan small-gidd-plus-0.1 --ranks 8 --device rtx4090 --train.accumulate 8
-  gidd plan 3b --ranks 64 --device a100-80gb --parallel.ranks 8 --mfu 0.45 --json
+  gidd plan 3b --ranks 64 --device a100-80gb --parallel.shard-size 8 --mfu 0.45 --json
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from gidd.cli.console import Output
-from gidd.cli.run_options import Run, Spread, parse, spread_run
+from gidd.cli.console import CliConsole
+from gidd.cli.run_options import ParallelKind, RunOption, parse_run
 from gidd.planning.hardware import named_device
 from gidd.planning.memory import KINDS
-from gidd.planning.run_plan import Assumptions, Plan, plan
+from gidd.planning.run_plan import Assumptions, RunPlan, plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of `gidd plan`."""
+class PlanOptions:
+    """PlanOptions of `gidd plan`."""
 
-    run: Run
+    run: RunOption
 
     ranks: int = 1
     """Processes, with one device each."""
@@ -39,7 +39,7 @@ class Options:
     vocab_size: int | None = None
     """Ids of the tokenizer, where the run does not say."""
 
-    spread: Spread = None
+    parallel_kind: ParallelKind = None
     """Over several ranks: a whole model on each (replicate, DDP), or parts of it (shard, FSDP2)."""
 
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
@@ -50,8 +50,8 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, plan, print."""
-    name, options = parse(Options, arguments, "gidd plan", __doc__ or "")
-    run = spread_run(options)
+    name, options = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
+    run = options.run
     made = plan(
         run,
         options.ranks,
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.json:
         print(json.dumps(_finite(asdict(made)), indent=2))
         return
-    console = Output(highlight=False)
+    console = CliConsole(highlight=False)
     console.print(
         f"{name}: {made.num_parameters / 1e9:.3g}B parameters on {made.ranks:,} x {options.device}"
     )
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
     console.print(_rows("assumed", _assumed(made)))
 
 
-def _memory(made: Plan) -> Table:
+def _memory(made: RunPlan) -> Table:
     phases = made.memory.phases
     table = Table("memory of a rank, GiB", *phases)
     for column in table.columns[1:]:
@@ -97,7 +97,7 @@ def _memory(made: Plan) -> Table:
     return table
 
 
-def _time(made: Plan) -> Iterable[tuple[str, str]]:
+def _time(made: RunPlan) -> Iterable[tuple[str, str]]:
     pace = made.pace
     yield "operations a token", f"{pace.flops_per_token / 1e9:.3g}e9"
     yield "share of peak with recomputation", f"{pace.hardware_share:.1%}"
@@ -107,7 +107,7 @@ def _time(made: Plan) -> Iterable[tuple[str, str]]:
     yield "data", f"{pace.data_bytes / 1e12:.3g} TB, {pace.data_bytes_per_second / 1e6:.3g} MB/s"
 
 
-def _traffic(made: Plan) -> Table:
+def _traffic(made: RunPlan) -> Table:
     assert made.traffic is not None
     table = Table("traffic of a step", "ranks", "calls", "GB", "GB from other machines", "seconds")
     for column in table.columns[1:]:
@@ -123,7 +123,7 @@ def _traffic(made: Plan) -> Table:
     return table
 
 
-def _checkpoints(made: Plan) -> Iterable[tuple[str, str]]:
+def _checkpoints(made: RunPlan) -> Iterable[tuple[str, str]]:
     saving = made.saving
     size = f"{saving.bytes / 1e9:,.1f} GB in all, {saving.bytes_per_rank / 1e9:.3g} GB of a rank"
     yield "size", size
@@ -132,7 +132,7 @@ def _checkpoints(made: Plan) -> Iterable[tuple[str, str]]:
     yield "pieces to plan", f"{saving.pieces:,}"
 
 
-def _failures(made: Plan) -> Table:
+def _failures(made: RunPlan) -> Table:
     hours = made.as_configured.hours_between
     table = Table(f"a failure every {hours:.3g} hours", "as configured", "best interval")
     both = (made.as_configured, made.at_best)
@@ -144,7 +144,7 @@ def _failures(made: Plan) -> Table:
     return table
 
 
-def _assumed(made: Plan) -> Iterable[tuple[str, str]]:
+def _assumed(made: RunPlan) -> Iterable[tuple[str, str]]:
     device = made.device
     yield f"{device.name}: memory", f"{device.memory / 1e9:.3g} GB"
     peak = f"{made.pace.peak / 1e12:.3g}e12 operations a second"

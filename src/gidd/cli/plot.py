@@ -14,7 +14,7 @@ import tyro
 
 from gidd.errors import ConfigError
 from gidd.viz import plots
-from gidd.viz.run_log import Run
+from gidd.viz.run_log import RunLog
 
 
 def plot(
@@ -35,7 +35,7 @@ def plot(
     """
     if not runs:
         raise ConfigError("name at least one run, e.g. `gidd plot runs/nano`.")
-    logs = [Run.read(run) for run in runs]
+    logs = [RunLog.read(run) for run in runs]
     if out is None:
         out = (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.png"
     plots.draw(logs, out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
 
 import tyro
@@ -12,15 +13,15 @@ import tyro
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import RunConfig
-from gidd.training.parallel import Replicate, Shard
+from gidd.training.parallel import DDP, FSDP
 
-Run = Annotated[RunConfig, tyro.conf.arg(name="")]
-"""Options of the run stand beside the command's own: `--train.steps`, not `--run.train.steps`."""
+RunOption = Annotated[RunConfig, tyro.conf.arg(name="")]
+"""RunCommandOptions of the run stand beside the command's own: `--train.steps`, not `--run.train.steps`."""
 
-Spread = Literal["replicate", "shard"] | None
+ParallelKind = Annotated[Literal["ddp", "fsdp"] | None, tyro.conf.arg(name="parallel")]
 
 
-class Options(Protocol):
+class RunCommandOptions(Protocol):
     """A dataclass of options that changes a run."""
 
     @property
@@ -28,21 +29,16 @@ class Options(Protocol):
         """The preset, as changed by options."""
         ...
 
-    @property
-    def spread(self) -> Spread:
-        """How parameters are spread over ranks; None leaves it to the preset."""
-        ...
+
+T = TypeVar("T", bound=RunCommandOptions)
 
 
-T = TypeVar("T", bound=Options)
-
-
-def parse(command: type[T], words: Sequence[str], prog: str, description: str) -> tuple[str, T]:
+def parse_run(command: type[T], words: Sequence[str], prog: str, description: str) -> tuple[str, T]:
     """The preset's name and the options after it. Help lists presets, or a preset's options."""
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {prog} PRESET [OPTIONS]\n\n{description}\n\npresets:")
         for name, run in PRESETS.items():
-            print(f"  {name:26} {summary(run)}")
+            print(f"  {name:26} {run_summary(run)}")
         print(f"\n`{prog} PRESET --help` lists what can be changed.")
         raise SystemExit(0)
     name = words[0]
@@ -59,29 +55,23 @@ def parse(command: type[T], words: Sequence[str], prog: str, description: str) -
             make,
             prog=f"{prog} {name}",
             args=list(words[1:]),
-            default=make(run=PRESETS[name]),
+            default=make(run=_with_parallel(PRESETS[name], words)),
             config=(tyro.conf.AvoidSubcommands,),
         ),
     )
     return name, options
 
 
-def spread_run(options: Options) -> RunConfig:
-    """The run, spread over ranks as the options say."""
-    if options.spread is None:
-        return options.run
-    sharded = isinstance(options.run.parallel, Shard)
-    if options.spread == "replicate" and sharded and options.run.parallel != Shard():
-        raise ConfigError(
-            "--spread replicate keeps a whole model on every rank, and --parallel options say how "
-            "it is divided. Leave one of them out."
-        )
-    if sharded == (options.spread == "shard"):
-        return options.run
-    return replace(options.run, parallel=Replicate() if sharded else Shard())
+def _with_parallel(run: RunConfig, words: Sequence[str]) -> RunConfig:
+    """The preset with the class that `--parallel` names, so that its options can be given too."""
+    kinds: dict[str, type[DDP] | type[FSDP]] = {"ddp": DDP, "fsdp": FSDP}
+    given = [word.partition("=")[2] for word in words if word.startswith("--parallel=")]
+    given += [after for word, after in pairwise(words) if word == "--parallel"]
+    kind = kinds.get(given[-1]) if given else None
+    return run if kind in (None, type(run.parallel)) else replace(run, parallel=kind())
 
 
-def summary(run: RunConfig) -> str:
+def run_summary(run: RunConfig) -> str:
     """One line: how large, how long, on what."""
     train, data = run.train, run.data
     tokens = train.steps * train.global_batch * data.length

@@ -2,10 +2,10 @@
 
 Examples:
   gidd sample models/nano
-  gidd sample models/nano --prompt "My fellow citizens" --n 4 --steps 64 --temperature 0.8
-  gidd sample models/nano --watch
+  gidd sample models/nano --prompt "My fellow citizens" --num-samples 4 --steps 64 --temperature 0.8
+  gidd sample models/nano --live
   gidd sample models/nano --html sample.html --correction.calls 64
-  gidd sample models/nano --n 100 --jsonl > samples.jsonl
+  gidd sample models/nano --num-samples 100 --jsonl > samples.jsonl
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import tyro
 
-from gidd.cli.model_options import Writing, progress, show_generations
+from gidd.cli.model_options import TextCommandOptions, progress, show_generations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Writing):
-    """Options of `gidd sample`."""
+class SampleOptions(TextCommandOptions):
+    """SampleOptions of `gidd sample`."""
 
     prompt: str = ""
     """What every text begins with."""
@@ -34,18 +34,18 @@ class Options(Writing):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, show."""
-    options = tyro.cli(Options, prog="gidd sample", description=__doc__, args=list(arguments))
+    options = tyro.cli(SampleOptions, prog="gidd sample", description=__doc__, args=list(arguments))
     pipe = options.display.open(options.model)
-    with progress(options.display, pipe, options.n) as on_step:
+    with progress(options.display, pipe, options.num_samples) as on_step:
         generations = pipe.generate(
-            options.n,
+            options.num_samples,
             prompt=options.prompt,
             suffix=options.suffix,
             length=options.length,
             seed=options.seed,
-            first=options.first,
+            start_index=options.start_index,
             on_step=on_step,
-            watch=options.display.keeps_frames,
+            record_frames=options.display.record_frames,
             options=options.sampling,
         )
     title = f"{options.prompt} …" if options.prompt else "Text from noise"

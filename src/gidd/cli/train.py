@@ -18,10 +18,10 @@ from typing import Literal
 
 from rich.table import Table
 
-from gidd.cli.console import Output
-from gidd.cli.run_options import Run, Spread, parse, spread_run
+from gidd.cli.console import CliConsole
+from gidd.cli.run_options import ParallelKind, RunOption, parse_run
 from gidd.common.codec import to_plain, to_yaml
-from gidd.planning.vocab_size import num_ids
+from gidd.planning.vocab_size import vocab_size_of
 from gidd.runs.fit import Trackers, fit
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
@@ -41,15 +41,15 @@ _GRACE = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of `gidd train`."""
+class TrainOptions:
+    """TrainOptions of `gidd train`."""
 
-    run: Run
+    run: RunOption
 
     out: Path | None = None
     """The run's folder; runs/PRESET by default. A run that is there is continued."""
 
-    spread: Spread = None
+    parallel_kind: ParallelKind = None
     """Over several ranks: a whole model on each (replicate, DDP), or parts of it (shard, FSDP2)."""
 
     device: Literal["cpu", "cuda", "mps"] | None = None
@@ -68,8 +68,8 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     """Parse, build, train."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: says jax is missing
-    name, options = parse(Options, arguments, "gidd train", __doc__ or "")
-    run, out = spread_run(options), options.out or Path("runs") / name
+    name, options = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
+    run, out = options.run, options.out or Path("runs") / name
     run.check(int(os.environ.get("WORLD_SIZE", "1")))
     if options.dry_run:
         _print_plan(run, out)
@@ -82,14 +82,14 @@ def main(arguments: Sequence[str]) -> None:
             quiet=options.quiet,
             trackers=lambda start: _trackers(options, out, start),
         )
-        first = world.is_first
+        first = world.is_rank_zero
     if not complete:
         if first:
             print(f"gidd: asked to stop; saved. The same command continues {out}.")
         raise SystemExit(STOPPED)
 
 
-def _trackers(options: Options, out: Path, start: int) -> Trackers:
+def _trackers(options: TrainOptions, out: Path, start: int) -> Trackers:
     """TensorBoard goes without saying, where it is installed; what was asked for must be there."""
     if options.tracker is None:
         return default_trackers(out, start)
@@ -99,8 +99,8 @@ def _trackers(options: Options, out: Path, start: int) -> Trackers:
 
 def _print_plan(run: RunConfig, out: Path) -> None:
     """What would be trained: sizes of the real model, and every setting."""
-    console = Output()
-    vocab_size = num_ids(run)
+    console = CliConsole()
+    vocab_size = vocab_size_of(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
     blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
     total = sum(p.numel() for p in objective.parameters())

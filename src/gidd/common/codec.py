@@ -13,7 +13,7 @@ from gidd.errors import ConfigError
 
 T = TypeVar("T")
 KIND = "kind"
-FREE = frozenset(
+MAY_CHANGE_ON_RESUME = frozenset(
     {
         "train.steps",
         "train.accumulate",
@@ -21,9 +21,9 @@ FREE = frozenset(
         "train.report_every",
         "train.evaluate_every",
         "train.evaluate_samples",
-        "train.evaluate_texts",
+        "train.generate_samples",
         "train.save_every",
-        "train.run_ahead",
+        "train.max_steps_ahead_of_save",
         "train.keep",
         "train.keep_every",
         "train.timeout",
@@ -33,7 +33,7 @@ FREE = frozenset(
         # what helps a run that has diverged
         "optim.learning_rate",
         "optim.warmup",
-        "optim.final_share",
+        "optim.final_lr_ratio",
         "optim.max_grad_norm",
     }
 )
@@ -112,7 +112,9 @@ def require_same_training(before: Any, now: Any) -> list[str]:
     names = [name for name in names if not name.startswith("parallel")]
     lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names}
     # sources are not read if there is a folder
-    free = FREE | {"data.sources"} if new.get("data.folder") else FREE
+    free = (
+        MAY_CHANGE_ON_RESUME | {"data.sources"} if new.get("data.folder") else MAY_CHANGE_ON_RESUME
+    )
     wrong = [lines[name] for name in names if name not in free]
     if wrong:
         raise ConfigError(

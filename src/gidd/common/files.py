@@ -13,18 +13,18 @@ from typing import Any, BinaryIO, cast
 
 from gidd.errors import ConfigError, GiddError
 
-ASIDE = ".aside"
+TEMPORARY = ".tmp"
 """How the name of an unfinished file ends; whatever carries it may be deleted."""
 
 
 @contextmanager
-def aside(path: Path) -> Generator[Path]:
+def atomic_path(path: Path) -> Generator[Path]:
     """A name beside `path` to write to; when the block ends well, it becomes `path`.
 
     Whenever the machine stops, `path` holds all of the old bytes or all of the new ones. The name
     is drawn at random, so that two machines that share a folder do not write to one file.
     """
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{ASIDE}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
         yield beside
         _force_to_disk(beside)
@@ -35,9 +35,9 @@ def aside(path: Path) -> Generator[Path]:
 
 
 @contextmanager
-def writing(path: Path) -> Generator[BinaryIO]:
+def atomic_write(path: Path) -> Generator[BinaryIO]:
     """Open a file for bytes that is `path` once the block has ended well."""
-    with aside(path) as beside, beside.open("wb") as file:
+    with atomic_path(path) as beside, beside.open("wb") as file:
         yield file
 
 
@@ -55,7 +55,7 @@ def _force_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, busy: GiddError) -> Generator[None]:
+def file_lock(path: Path, busy: GiddError) -> Generator[None]:
     """Until the block ends, no other process gets past here with the same file.
 
     The lock is the system's and ends with the process. It is on a file that is open for writing:
@@ -83,7 +83,7 @@ def locked(path: Path, busy: GiddError) -> Generator[None]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the unfinished files of a run that was ended."""
-    for path in folder.glob(f"**/.*{ASIDE}"):
+    for path in folder.glob(f"**/.*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
@@ -93,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
     if path.is_file() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path) as file:
+    with atomic_write(path) as file:
         file.write(data)
 
 

@@ -6,18 +6,18 @@ machines), `manifest` (what the shards are, and whether they still are).
 """
 
 from gidd.data.corpora import CORPORA
-from gidd.data.manifest import Manifest, ShardRecord, Split, verify
+from gidd.data.manifest import DataManifest, ShardRecord, Split, verify
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import Tokenizer, gpt2, train
+from gidd.data.tokenizers import Tokenizer, gpt2, train_tokenizer
 
 __all__ = [
     "CORPORA",
-    "Manifest",
+    "DataManifest",
     "ShardRecord",
     "Split",
     "Tokenizer",
     "gpt2",
     "prepare",
-    "train",
+    "train_tokenizer",
     "verify",
 ]

@@ -25,7 +25,7 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
-MANIFEST = "manifest.json"
+DATA_MANIFEST = "manifest.json"
 INDEX = ".index"
 FORMAT = 1
 DTYPES = ("uint16", "uint32")
@@ -71,7 +71,7 @@ class Split:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class DataManifest:
     """A prepared folder."""
 
     tokenizer: str
@@ -94,9 +94,9 @@ class Manifest:
     """Figures known of the source beforehand, such as its entropy rate; of most texts none."""
 
     @classmethod
-    def read(cls, folder: str | Path) -> Manifest:
+    def read(cls, folder: str | Path) -> DataManifest:
         """The manifest of a prepared folder."""
-        path = Path(folder) / MANIFEST
+        path = Path(folder) / DATA_MANIFEST
         if not path.is_file():
             raise DataError(
                 f"{path} does not exist, so {folder} is not a finished preparation. {_PREPARE}"
@@ -115,7 +115,7 @@ class Manifest:
             ) from error
 
     @classmethod
-    def _from(cls, record: dict[str, Any]) -> Manifest:
+    def _from(cls, record: dict[str, Any]) -> DataManifest:
         if record["dtype"] not in DTYPES:
             raise ConfigError(f"dtype must be one of {DTYPES}, got {record['dtype']!r}.")
         splits = {
@@ -143,7 +143,7 @@ class Manifest:
         for name, split in self.splits.items():
             totals = {"documents": split.documents, "tokens": split.tokens}
             record["splits"][name] = totals | record["splits"][name]
-        write_json(Path(folder) / MANIFEST, record)
+        write_json(Path(folder) / DATA_MANIFEST, record)
 
     def require_tokenizer(self, tokenizer: Tokenizer, name: str | Path) -> None:
         """Refuse a tokenizer that has not made the shards; `name` says where it is from."""
@@ -155,7 +155,7 @@ class Manifest:
             )
 
 
-def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> Manifest:
+def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> DataManifest:
     """Read every byte of a prepared folder and check it against the manifest.
 
     Args:
@@ -166,7 +166,7 @@ def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> Manifest:
         The manifest, which is true.
     """
     folder = Path(folder)
-    manifest = Manifest.read(folder)
+    manifest = DataManifest.read(folder)
     if tokenizer is not None:
         manifest.require_tokenizer(tokenizer, "the given tokenizer")
     if not (folder / TOKENIZER).is_file():
@@ -177,7 +177,7 @@ def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> Manifest:
         for path in sorted((folder / name).glob("*.ds")):
             if path not in listed:
                 raise DataError(
-                    f"{path} is not a shard of this preparation: {MANIFEST} does not name it. "
+                    f"{path} is not a shard of this preparation: {DATA_MANIFEST} does not name it. "
                     "Move it elsewhere."
                 )
         for shard in split.shards:
@@ -185,7 +185,7 @@ def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> Manifest:
     return manifest
 
 
-def _verify_shard(folder: Path, shard: ShardRecord, manifest: Manifest) -> None:
+def _verify_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> None:
     path, index = folder / shard.file, folder / (shard.file + INDEX)
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     _verify_file(path, shard.tokens * dtype.itemsize, shard.tokens_sha256)
@@ -220,6 +220,6 @@ def _verify_file(path: Path, size: int, expected: str) -> None:
         )
     if sha256(path) != expected:
         raise DataError(
-            f"{path} is not the file that {MANIFEST} was written for: its SHA-256 differs. "
+            f"{path} is not the file that {DATA_MANIFEST} was written for: its SHA-256 differs. "
             f"{_RESTORE}"
         )

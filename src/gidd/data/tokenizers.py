@@ -97,7 +97,7 @@ class Tokenizer:
         return self._id(self.end)
 
     @cached_property
-    def not_text(self) -> frozenset[int]:
+    def terminator_ids(self) -> frozenset[int]:
         """End-of-text and padding, which no text may hold in its middle; the mask never occurs."""
         pad = self.vocab.pad_id
         return frozenset({self.end_id} if pad is None else {self.end_id, pad})
@@ -180,7 +180,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
     return Tokenizer(inner, end=END, pad=PAD if own_padding else END, mask=MASK)
 
 
-def train(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
     """A byte-level BPE learnt from texts (strings) and files (paths).
 
     Args:

@@ -7,7 +7,7 @@ Reading order: `layers`, `dit` (the diffusion transformer), `denoiser` (from fea
 from gidd.models.backbones.dit import SIZES, DiT, DiTConfig
 from gidd.models.backbones.llama import AutoregressiveModel, llama_config
 from gidd.models.denoiser import Backbone, Denoiser, Head
-from gidd.models.hub import from_pretrained, load, push_to_hub, save
+from gidd.models.hub import load, load_pretrained, push_to_hub, save
 from gidd.models.importers.gidd_v1 import export_reference, read_published, read_training
 from gidd.models.weights import Pretrained
 
@@ -21,7 +21,7 @@ __all__ = [
     "Head",
     "Pretrained",
     "export_reference",
-    "from_pretrained",
+    "load_pretrained",
     "llama_config",
     "load",
     "push_to_hub",

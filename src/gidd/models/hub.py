@@ -1,8 +1,8 @@
 """Save a model in a folder, load it again, and fetch it from or send it to the Hugging Face hub.
 
 save("runs/mine", denoiser, schedule, {"steps": 1000})
-denoiser = from_pretrained("runs/mine").denoiser
-denoiser = from_pretrained("dvruette/gidd-small-p_unif-0.1").denoiser
+denoiser = load_pretrained("runs/mine").denoiser
+denoiser = load_pretrained("dvruette/gidd-small-p_unif-0.1").denoiser
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gidd.models.weights import (
     WEIGHTS,
     Pretrained,
     dit_from_tensors,
-    read_tensors,
-    write_tensors,
+    read_safetensors,
+    write_safetensors,
 )
 
 RECORD = "gidd.json"
@@ -70,7 +70,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     files = {WEIGHTS: backbone.state_dict()} | ({NOISES: noise.tensors} if noise.tensors else {})
     for name, tensors in files.items():
-        write_tensors(folder / name, tensors)
+        write_safetensors(folder / name, tensors)
     record = {
         "format": FORMAT,
         "model": record_plain(backbone.config),
@@ -102,7 +102,7 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
     )
 
 
-def from_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrained:
+def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrained:
     """A model from a local folder or, if there is none of that name, from the Hugging Face hub.
 
     Args:
@@ -172,7 +172,7 @@ def _read_files(folder: Path, digests: object) -> dict[str, dict[str, Tensor]]:
         )
     files: dict[str, dict[str, Tensor]] = {}
     for name, expected in digests.items():
-        files[name] = read_tensors(folder / name)
+        files[name] = read_safetensors(folder / name)
         if sha256(folder / name) != expected:
             raise CheckpointError(
                 f"{folder / name} is not the file that {RECORD} was written for: its SHA-256 "

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @final
-class Initial:
+class Initializer:
     """Draws parameters one after the other: the k-th depends on (seed, k), not on its sharding.
 
     A sharded parameter is drawn whole on every rank, one at a time, and each rank keeps its part:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gidd.common.files import aside
+from gidd.common.files import atomic_path
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError
 from gidd.models.backbones.dit import DiT, DiTConfig
@@ -38,14 +38,14 @@ class Pretrained:
     """What a reader of this checkpoint had to decide and you should know."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file; the same tensors give the same bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with aside(path) as beside:
+    with atomic_path(path) as beside:
         save_file(plain, beside, metadata={"format": "pt"})
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file; anything else is refused, pickles above all."""
     if path.suffix in PICKLES:
         raise CheckpointError(

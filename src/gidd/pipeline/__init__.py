@@ -6,20 +6,20 @@
     pipe.correct("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `pieces` (tokens and text), `windows` (long texts), `results`,
+Reading order: `options`, `token_texts` (tokens and text), `windows` (long texts), `results`,
 `pipeline`, `load`; `likelihood` is the estimate behind `score`.
 """
 
 from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import CorrectionOptions, SamplingOptions
 from gidd.pipeline.pipeline import Pipeline
-from gidd.pipeline.results import Correction, Generation, Manifest, Replacement, Scores, Trace
+from gidd.pipeline.results import Correction, Generation, Replacement, ResultManifest, Scores, Trace
 
 __all__ = [
     "Correction",
     "CorrectionOptions",
     "Generation",
-    "Manifest",
+    "ResultManifest",
     "Pipeline",
     "Replacement",
     "SamplingOptions",

@@ -13,7 +13,6 @@ from gidd.pipeline.options import CLEAN_TIME
 from gidd.pipeline.windows import windows
 from gidd.sampling import (
     Canvas,
-    Change,
     Edit,
     Engine,
     Frame,
@@ -21,11 +20,12 @@ from gidd.sampling import (
     Processor,
     Request,
     Sample,
-    stay,
+    StepOutput,
+    corrector_plan,
 )
 
 
-def judges_visible(schedule: MixingSchedule) -> bool:
+def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
     """Whether a network of this noise has learnt to doubt tokens that it sees.
 
     Under masking alone every visible token is right, so the loss never asks about one.
@@ -34,7 +34,7 @@ def judges_visible(schedule: MixingSchedule) -> bool:
     return any(p > 0 for token, p in enumerate(noise.tolist()) if token != schedule.vocab.mask_id)
 
 
-class Opinion(NamedTuple):
+class TokenConfidence(NamedTuple):
     """What the network thinks of a whole text."""
 
     probability: list[float]
@@ -49,23 +49,23 @@ class Opinion(NamedTuple):
         return sum(free) / len(free) if free else 1.0
 
 
-def opinion(
+def score_tokens(
     engine: Engine, context: int, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
-) -> Opinion:
+) -> TokenConfidence:
     """On every token of a text of any length, from the window whose own it is."""
     parts = windows(len(tokens), context)
-    frames = look(engine, [tokens[part.start : part.stop] for part in parts], processors)
+    frames = predict_frames(engine, [tokens[part.start : part.stop] for part in parts], processors)
     own = [(frame, part.own) for frame, part in zip(frames, parts, strict=True)]
     probability = torch.cat([frame.probability[where] for frame, where in own])
     top = torch.cat([frame.top_probability[where] for frame, where in own])
-    return Opinion(probability.tolist(), (probability >= top).tolist())
+    return TokenConfidence(probability.tolist(), (probability >= top).tolist())
 
 
-def look(
+def predict_frames(
     engine: Engine, texts: Sequence[Sequence[int]], processors: tuple[Processor, ...] = ()
 ) -> list[Frame]:
     """The network's opinion on each text, at the least noise it knows; one call for each."""
-    plan = stay(_leave, 1, CLEAN_TIME)
+    plan = corrector_plan(_leave, 1, CLEAN_TIME)
     requests = [
         Request(
             tokens=tuple(text),
@@ -75,14 +75,14 @@ def look(
         )
         for text in texts
     ]
-    return [sample.frames[0] for sample in engine.sample(requests, watch=True)]
+    return [sample.frames[0] for sample in engine.sample(requests, record_frames=True)]
 
 
 def _leave(
     schedule: MixingSchedule, s: Tensor, t: Tensor, canvas: Canvas, prediction: Prediction
-) -> Change:
+) -> StepOutput:
     """Change nothing: the engine writes down what the network thinks."""
-    return Change(canvas.tokens)
+    return StepOutput(canvas.tokens)
 
 
 def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
@@ -95,7 +95,7 @@ def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
     edits = list(sample.edits)
     frames: list[Frame] = []
     for frame in sample.frames:
-        _take(written, edits, frame.move)
+        _take(written, edits, frame.step_index)
         visible = (frame.tokens != mask_id).cpu()
         frames.append(
             frame._replace(
@@ -107,7 +107,7 @@ def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
         )
     _take(written, edits, None)
     tokens = torch.tensor(sample.tokens)
-    last = frames[-1].move + 1 if frames else 0
+    last = frames[-1].step_index + 1 if frames else 0
     sure = written.clone()
     return (
         *frames,
@@ -115,8 +115,8 @@ def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
     )
 
 
-def _take(written: Tensor, edits: list[Edit], move: int | None) -> None:
+def _take(written: Tensor, edits: list[Edit], step_index: int | None) -> None:
     """Write the probabilities of all edits before a move, and drop these edits."""
-    while edits and (move is None or edits[0].move < move):
+    while edits and (step_index is None or edits[0].step_index < step_index):
         edit = edits.pop(0)
         written[edit.position] = edit.probability

@@ -8,12 +8,12 @@ from functools import partial
 from typing import final
 
 from gidd.errors import ConfigError
-from gidd.pipeline.confidence import Opinion, look, opinion
+from gidd.pipeline.confidence import TokenConfidence, predict_frames, score_tokens
 from gidd.pipeline.describe import plan_in_words, processors_in_words
-from gidd.pipeline.results import Correction, Manifest, Replacement, Trace
-from gidd.pipeline.text import Pieces
+from gidd.pipeline.results import Correction, Replacement, ResultManifest, Trace
+from gidd.pipeline.text import TokenTexts
 from gidd.pipeline.windows import Window, windows
-from gidd.sampling import Engine, OnStep, Plan, Processor, Request, Sample, Tick, ban
+from gidd.sampling import Engine, OnStep, Plan, Processor, Request, Sample, StepEvent, ban
 
 Span = tuple[int, int]
 """Characters start .. stop - 1 of a text."""
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 def correct_text(
     engine: Engine,
-    pieces: Pieces,
+    token_texts: TokenTexts,
     text: str,
     tokens: Sequence[int],
     *,
@@ -29,17 +29,19 @@ def correct_text(
     plan: Plan,
     protected: Sequence[Span],
     seed: int,
-    watch: bool,
+    record_frames: bool,
     on_step: OnStep | None,
-    manifest: Callable[[Manifest, int], Manifest],
+    manifest: Callable[[ResultManifest, int], ResultManifest],
 ) -> Correction:
     """Correct a text and judge it before and after; `manifest` completes (task, network calls)."""
-    fixed = protected_tokens(pieces, tokens, protected)
-    processors = (ban(engine.schedule.vocab, pieces.tokenizer.not_text | pieces.fixed),)
-    corrector = Corrector(engine, plan, processors, context, seed, watch, on_step)
+    fixed = protected_tokens(token_texts, tokens, protected)
+    processors = (
+        ban(engine.schedule.vocab, token_texts.tokenizer.terminator_ids | token_texts.fixed),
+    )
+    corrector = Corrector(engine, plan, processors, context, seed, record_frames, on_step)
     new, traces = corrector.correct(tokens, fixed)
-    before = opinion(engine, context, tokens, processors)
-    after = opinion(engine, context, new, processors)
+    before = score_tokens(engine, context, tokens, processors)
+    after = score_tokens(engine, context, new, processors)
     calls = sum(trace.calls for trace in traces)
     task = {
         "task": "correct",
@@ -50,12 +52,12 @@ def correct_text(
         "windows": len(traces),
     }
     return Correction(
-        text="".join(pieces(new)),
+        text="".join(token_texts(new)),
         original=text,
         tokens=tuple(new),
-        replacements=tuple(replacements(pieces, tokens, new, before, after)),
+        replacements=tuple(replacements(token_texts, tokens, new, before, after)),
         confidence=tuple(
-            1.0 if pieces.is_fixed(token) else sure
+            1.0 if token_texts.is_fixed(token) else sure
             for token, sure in zip(new, after.probability, strict=True)
         ),
         self_accuracy=(before.self_accuracy(fixed), after.self_accuracy(fixed)),
@@ -65,9 +67,11 @@ def correct_text(
     )
 
 
-def protected_tokens(pieces: Pieces, tokens: Sequence[int], spans: Sequence[Span]) -> list[bool]:
+def protected_tokens(
+    token_texts: TokenTexts, tokens: Sequence[int], spans: Sequence[Span]
+) -> list[bool]:
     """Tokens that touch a protected span, or are not for correction."""
-    texts = pieces(tokens)
+    texts = token_texts(tokens)
     length = sum(map(len, texts))
     for start, stop in spans:
         if not 0 <= start <= stop <= length:
@@ -83,7 +87,7 @@ def protected_tokens(pieces: Pieces, tokens: Sequence[int], spans: Sequence[Span
     end = 0
     for token, text in zip(tokens, texts, strict=True):
         begin, end = end, end + len(text)
-        fixed.append(any(kept[begin:end]) or pieces.is_fixed(token))
+        fixed.append(any(kept[begin:end]) or token_texts.is_fixed(token))
     return fixed
 
 
@@ -102,7 +106,7 @@ class Corrector:
     processors: tuple[Processor, ...]
     context: int
     seed: int
-    watch: bool
+    record_frames: bool
     on_step: OnStep | None
 
     def correct(
@@ -115,7 +119,7 @@ class Corrector:
             numbers = range(parity, len(parts), 2)
             requests = [self._request(current, fixed, parts[i], i) for i in numbers]
             tell = self.on_step and partial(_tell, self.on_step, numbers)
-            samples = self.engine.sample(requests, on_step=tell, watch=self.watch)
+            samples = self.engine.sample(requests, on_step=tell, record_frames=self.record_frames)
             for number, sample in zip(numbers, samples, strict=True):
                 part = parts[number]
                 current[part.own_start : part.own_stop] = sample.tokens[part.own]
@@ -130,16 +134,19 @@ class Corrector:
             tokens=tuple(tokens[part.start : part.stop]),
             plan=self.plan,
             seed=self.seed,
-            number=number,
+            sample_index=number,
             protected=tuple(fixed[i] or not part.own_start <= i < part.own_stop for i in inside),
             processors=self.processors,
         )
 
     def _trace(self, sample: Sample, part: Window) -> Trace:
         frames = sample.frames
-        if self.watch:
-            (last,) = look(self.engine, [sample.tokens], self.processors)
-            frames = (*frames, last._replace(move=frames[-1].move + 1 if frames else 0, step="end"))
+        if self.record_frames:
+            (last,) = predict_frames(self.engine, [sample.tokens], self.processors)
+            frames = (
+                *frames,
+                last._replace(step_index=frames[-1].step_index + 1 if frames else 0, step="end"),
+            )
         return Trace(
             tokens=sample.tokens,
             protected=sample.protected,
@@ -150,18 +157,22 @@ class Corrector:
         )
 
 
-def _tell(on_step: OnStep, numbers: Sequence[int], tick: Tick) -> None:
+def _tell(on_step: OnStep, numbers: Sequence[int], event: StepEvent) -> None:
     """Of the windows of one round, by their number in the text."""
-    on_step(tick._replace(members=[numbers[i] for i in tick.members]))
+    on_step(event._replace(members=[numbers[i] for i in event.members]))
 
 
 def replacements(
-    pieces: Pieces, old: Sequence[int], new: Sequence[int], before: Opinion, after: Opinion
+    token_texts: TokenTexts,
+    old: Sequence[int],
+    new: Sequence[int],
+    before: TokenConfidence,
+    after: TokenConfidence,
 ) -> list[Replacement]:
     """Where two texts of as many tokens differ."""
     found: list[Replacement] = []
     start = 0
-    for i, (a, b) in enumerate(zip(pieces(old), pieces(new), strict=True)):
+    for i, (a, b) in enumerate(zip(token_texts(old), token_texts(new), strict=True)):
         if old[i] != new[i]:
             sure = (before.probability[i], after.probability[i])
             found.append(Replacement(i, start, a, b, *sure))

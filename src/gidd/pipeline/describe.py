@@ -10,7 +10,7 @@ from typing import Any
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.models.record import record_schedule
-from gidd.sampling import Move, Plan, Processor, Require
+from gidd.sampling import Plan, PlannedStep, Processor, Require
 
 
 def schedule_in_words(schedule: MixingSchedule) -> dict[str, Any]:
@@ -24,10 +24,10 @@ def schedule_in_words(schedule: MixingSchedule) -> dict[str, Any]:
 def plan_in_words(plan: Plan) -> list[dict[str, Any]]:
     """Its phases: step, options, how many moves, from when to when."""
     phases: list[dict[str, Any]] = []
-    for _, group in groupby(plan.moves, key=lambda move: move.step):
-        moves = list(group)
-        ends = {"moves": len(moves), "from": moves[0].t, "to": moves[-1].s}
-        phases.append({"step": moves[0].name, **_options(moves[0]), **ends})
+    for _, group in groupby(plan.steps, key=lambda planned: planned.step):
+        steps = list(group)
+        ends = {"steps": len(steps), "from": steps[0].t, "to": steps[-1].s}
+        phases.append({"step": steps[0].name, **_options(steps[0]), **ends})
     return phases
 
 
@@ -39,9 +39,9 @@ def processors_in_words(processors: Sequence[Processor]) -> list[str]:
     ]
 
 
-def _options(move: Move) -> dict[str, Any]:
+def _options(planned: PlannedStep) -> dict[str, Any]:
     """Keyword arguments of the step; functions by name."""
-    if not isinstance(move.step, partial):
+    if not isinstance(planned.step, partial):
         return {}
-    keywords: dict[str, Any] = move.step.keywords
+    keywords: dict[str, Any] = planned.step.keywords
     return {name: getattr(value, "__name__", value) for name, value in keywords.items()}

@@ -8,8 +8,8 @@ from itertools import groupby
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.confidence import frames_of_masking
 from gidd.pipeline.describe import plan_in_words, processors_in_words
-from gidd.pipeline.results import Generation, Manifest, Trace
-from gidd.pipeline.text import Pieces
+from gidd.pipeline.results import Generation, ResultManifest, Trace
+from gidd.pipeline.text import TokenTexts
 from gidd.sampling import Frame, Plan, Processor, Request, Sample, Tokens, ban, prompt
 from gidd.vocab import Vocab
 
@@ -40,18 +40,20 @@ def requests(
     processors: tuple[Processor, ...],
     vocab: Vocab,
     *,
-    n: int,
+    num_samples: int,
     seed: int,
-    first: int,
+    start_index: int,
     stop: tuple[int, ...],
     never: frozenset[int],
 ) -> list[Request]:
     """`n` requests for one text with blanks; without a stop, tokens of `never` are not written."""
-    if n < 1:
-        raise ConfigError(f"the number of texts must be at least 1, got {n}. Ask for one.")
+    if num_samples < 1:
+        raise ConfigError(
+            f"the number of texts must be at least 1, got {num_samples}. Ask for one."
+        )
     require_seed("seed", seed)
-    require_seed("the number of the last text", first + n - 1)
-    require_seed("first", first)
+    require_seed("the number of the last text", start_index + num_samples - 1)
+    require_seed("start_index", start_index)
     if not stop:
         # before the cuts: they must not leave a banned token alone
         processors = (ban(vocab, never), *processors)
@@ -60,22 +62,22 @@ def requests(
             tokens=tokens,
             plan=plan,
             seed=seed,
-            number=number,
+            sample_index=number,
             processors=processors,
             stop=stop,
         )
-        for number in range(first, first + n)
+        for number in range(start_index, start_index + num_samples)
     ]
 
 
-def task(request: Request) -> Manifest:
+def task(request: Request) -> ResultManifest:
     """What the manifest says of a request."""
     return {
         "task": "sample",
         "length": len(request.tokens),
         "given": sum(token is not None for token in request.tokens),
         "seed": request.seed,
-        "number": request.number,
+        "sample_index": request.sample_index,
         "plan": plan_in_words(request.plan),
         "processors": processors_in_words(request.processors),
         "stop": list(request.stop),
@@ -83,13 +85,13 @@ def task(request: Request) -> Manifest:
 
 
 def generation(
-    pieces: Pieces,
+    token_texts: TokenTexts,
     mask_id: int | None,
     request: Request,
     sample: Sample,
     judged: Frame | None,
     last: Frame | None,
-    manifest: Manifest,
+    manifest: ResultManifest,
 ) -> Generation:
     """The result of a request.
 
@@ -103,7 +105,10 @@ def generation(
     else:
         sure = judged.probability
         if frames and last is not None:
-            frames = (*frames, last._replace(move=frames[-1].move + 1, step="end", time=0.0))
+            frames = (
+                *frames,
+                last._replace(step_index=frames[-1].step_index + 1, step="end", time=0.0),
+            )
     trace = Trace(
         tokens=sample.tokens,
         protected=sample.protected,
@@ -112,9 +117,9 @@ def generation(
         calls=sample.calls,
     )
     return Generation(
-        text="".join(pieces(sample.text)),
+        text="".join(token_texts(sample.text)),
         tokens=sample.text,
-        filled=tuple(_filled(pieces, request.tokens, sample.text)),
+        filled=tuple(_filled(token_texts, request.tokens, sample.text)),
         confidence=tuple(sure[: len(sample.text)].tolist()),
         calls=sample.calls,
         trace=trace,
@@ -122,12 +127,12 @@ def generation(
     )
 
 
-def _filled(pieces: Pieces, asked: Tokens, tokens: Sequence[int]) -> list[str]:
+def _filled(token_texts: TokenTexts, asked: Tokens, tokens: Sequence[int]) -> list[str]:
     """The text of each run of blanks."""
     position, filled = 0, list[str]()
     for blank, run in groupby(asked, key=lambda token: token is None):
         end = position + len(list(run))
         if blank:
-            filled.append("".join(pieces(tokens[position:end])))
+            filled.append("".join(token_texts(tokens[position:end])))
         position = end
     return filled

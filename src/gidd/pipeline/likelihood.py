@@ -19,7 +19,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratify
 from gidd.errors import ConfigError
 from gidd.models import Head
-from gidd.sampling import Network
+from gidd.sampling import DenoisingNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 @torch.no_grad()
 def estimate(
-    network: Network,
+    network: DenoisingNetwork,
     head: Head,
     schedule: MixingSchedule,
     parts: Sequence[Int[Tensor, "1 L"]],
@@ -68,7 +68,7 @@ def estimate(
 class Likelihood:
     """A network and its noise, asked how likely one text is."""
 
-    network: Network
+    network: DenoisingNetwork
     head: Head
     schedule: MixingSchedule
     x: Int[Tensor, "1 L"]

@@ -10,8 +10,7 @@ from gidd.common.files import read_json, sha256
 from gidd.data import tokenizers
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.models import DiT, Pretrained
-from gidd.models import from_pretrained as load_model
+from gidd.models import DiT, Pretrained, load_pretrained
 from gidd.models.hub import RECORD
 from gidd.models.weights import COPY_AGAIN, WEIGHTS
 from gidd.pipeline.pipeline import Pipeline
@@ -49,7 +48,7 @@ def from_pretrained(
     folder = Path(name)
     if folder.is_dir():
         _require_model(folder)
-    loaded = load_model(name, p_uniform)
+    loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(name, tokenizer, loaded.denoiser.vocab)
     backbone = loaded.denoiser.backbone
     assert isinstance(backbone, DiT)  # nothing else is loaded

@@ -17,23 +17,23 @@ from gidd.sampling import (
     Temperature,
     TopK,
     TopP,
+    corrector_plan,
     gain,
     gibbs_sweep,
     likelihood,
+    sampling_plan,
     self_correction,
-    stay,
     threshold,
-    walk,
 )
 from gidd.sampling.steps.threshold import FILL, REPLACE
 
-StepName = Literal["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
+SamplerName = Literal["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
 """The names of `gidd.sampling.STEPS`."""
 
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is judged: the least noise that models are trained with."""
 
-_STEPS = {step.__name__: step for step in STEPS}
+_SAMPLERS = {step.__name__: step for step in STEPS}
 _MESHES = {"even": even_mesh, "sine": sine_mesh}
 _SCORES = {"likelihood": likelihood, "gain": gain}
 
@@ -47,7 +47,7 @@ class CorrectionOptions:
     """At most so many network calls; it ends earlier when it has converged. 0 corrects nothing, 1
     is refused: a change counts when the next call has judged it."""
 
-    tau: float = 0.1
+    temperature: float = 0.1
     """Temperature at which replacements are drawn; the paper uses 0.1 to 0.5, 0 is greedy."""
 
     patience: int = 32
@@ -62,7 +62,7 @@ class CorrectionOptions:
     score: Literal["likelihood", "gain"] = "likelihood"
     """Which changes come first: the likeliest new token (the paper's), or the largest gain."""
 
-    errors: float | None = None
+    error_rate: float | None = None
     """Share of tokens thought to be wrong: one is replaced only if it is likelier wrong than right.
     None replaces whatever the model would rather write, as in the paper."""
 
@@ -75,17 +75,17 @@ class CorrectionOptions:
             )
         corrector = partial(
             self_correction,
-            temperature=self.tau,
+            temperature=self.temperature,
             patience=self.patience,
             num_tokens=self.tokens_per_call,
             distance=self.distance,
             score=_SCORES[self.score],
-            errors=self.errors,
+            error_rate=self.error_rate,
         )
-        return stay(corrector, self.calls, CLEAN_TIME)
+        return corrector_plan(corrector, self.calls, CLEAN_TIME)
 
 
-FOUND_TEXT = CorrectionOptions(errors=0.05)
+EXTERNAL_TEXT_DEFAULTS = CorrectionOptions(error_rate=0.05)
 """For text that the model did not write itself: most of it is right."""
 
 
@@ -93,12 +93,12 @@ class CorrectionKeywords(TypedDict, total=False):
     """The fields of `CorrectionOptions`, as keyword arguments."""
 
     calls: int
-    tau: float
+    temperature: float
     patience: int
     tokens_per_call: int
     distance: int
     score: Literal["likelihood", "gain"]
-    errors: float | None
+    error_rate: float | None
 
 
 @final
@@ -113,7 +113,7 @@ class SamplingOptions:
     """Where the steps are. even is the paper's; sine has shorter steps at both ends, and is closer
     to the data where noise is uniform too."""
 
-    step: StepName = "ancestral"
+    sampler: SamplerName = "ancestral"
     """What a step does. All sample but greedy, which looks for a likely text."""
 
     fill: float = FILL
@@ -145,18 +145,18 @@ class SamplingOptions:
 
     def plan(self) -> Plan:
         """Steps from 1 to 0, then Gibbs, then self-correction."""
-        if self.step not in _STEPS:
+        if self.sampler not in _SAMPLERS:
             raise ConfigError(
-                f"step must be one of {', '.join(_STEPS)}, got {self.step!r}. "
+                f"sampler must be one of {', '.join(_SAMPLERS)}, got {self.sampler!r}. "
                 "For a step of your own give a plan: gidd.sampling.walk(mesh, step)."
             )
         if self.mesh not in _MESHES:
             raise ConfigError(f"mesh must be one of {', '.join(_MESHES)}, got {self.mesh!r}.")
-        step = _STEPS[self.step]
+        step = _SAMPLERS[self.sampler]
         if step is threshold:
             step = partial(threshold, fill=self.fill, replace=self.replace)
-        sampled = walk(_MESHES[self.mesh](self.steps), step)
-        return sampled + stay(gibbs_sweep, self.gibbs) + self.correction.plan()
+        sampled = sampling_plan(_MESHES[self.mesh](self.steps), step)
+        return sampled + corrector_plan(gibbs_sweep, self.gibbs) + self.correction.plan()
 
     @property
     def judges(self) -> str:
@@ -186,7 +186,7 @@ class SamplingKeywords(TypedDict, total=False):
 
     steps: int
     mesh: Literal["even", "sine"]
-    step: StepName
+    sampler: SamplerName
     fill: float
     replace: float
     temperature: float

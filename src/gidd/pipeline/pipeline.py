@@ -16,20 +16,20 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser
 from gidd.pipeline import generate as generating
-from gidd.pipeline.confidence import judges_visible, look, opinion
+from gidd.pipeline.confidence import can_score_visible_tokens, predict_frames, score_tokens
 from gidd.pipeline.correct import Span, correct_text
 from gidd.pipeline.describe import schedule_in_words
 from gidd.pipeline.likelihood import ESTIMATOR, estimate
 from gidd.pipeline.options import (
-    FOUND_TEXT,
+    EXTERNAL_TEXT_DEFAULTS,
     CorrectionKeywords,
     CorrectionOptions,
     SamplingKeywords,
     SamplingOptions,
 )
 from gidd.pipeline.precision import Precision, in_precision
-from gidd.pipeline.results import Correction, Generation, Manifest, Scores
-from gidd.pipeline.text import Pieces
+from gidd.pipeline.results import Correction, Generation, ResultManifest, Scores
+from gidd.pipeline.text import TokenTexts
 from gidd.sampling import (
     Engine,
     Frame,
@@ -38,7 +38,7 @@ from gidd.sampling import (
     Request,
     Sample,
     Tokens,
-    parse,
+    parse_template,
 )
 
 _SAMPLING = SamplingOptions()
@@ -69,7 +69,7 @@ class Pipeline:
         self.device = torch.device(device)
         self.denoiser = denoiser.to(self.device).eval().requires_grad_(False)
         self.schedule, self.tokenizer, self.context = schedule, tokenizer, context
-        self.pieces = Pieces(tokenizer)
+        self.token_texts = TokenTexts(tokenizer)
         self.precision: Precision = precision
         self.source, self.notes = source or {}, tuple(notes)
         if rows_per_call is None:
@@ -82,57 +82,59 @@ class Pipeline:
             max_length=context,
             device=self.device,
         )
-        self.judges_visible = judges_visible(schedule)
+        self.can_score_visible_tokens = can_score_visible_tokens(schedule)
         """Whether the network can tell right tokens from wrong ones: not after masking alone."""
 
     def generate(
         self,
-        n: int = 1,
+        num_samples: int = 1,
         *,
         prompt: str = "",
         suffix: str = "",
         length: int | None = None,
         seed: int = 0,
-        first: int = 0,
+        start_index: int = 0,
         plan: Plan | None = None,
         on_step: OnStep | None = None,
-        watch: bool = False,
+        record_frames: bool = False,
         options: SamplingOptions = _SAMPLING,
         **how: Unpack[SamplingKeywords],
     ) -> list[Generation]:
         """`n` texts that begin with `prompt` and end with `suffix`.
 
         Args:
-            n: Number of texts, each with its own randomness.
+            num_samples: Number of samples, each with its own randomness.
             prompt: What every text begins with.
             suffix: What every text ends with. Without it, a text ends where the model ends it.
             length: Tokens, prompt and suffix included; by default the whole context.
             seed: Together with a text's number it decides all that is random.
-            first: Number of the first text. `generate(1, first=5)` is the sixth of `generate(6)`.
+            start_index: Index of the first sample. `generate(1, start_index=5)` is the sixth of `generate(6)`.
             plan: Moves of your own, in place of steps, step, gibbs and correction.
             on_step: Called after each round of moves.
-            watch: Keep what the network thinks at every move, in `trace.frames`.
+            record_frames: Keep what the network thinks at every move, in `trace.frames`.
             options: How to sample.
             **how: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
         length = self.context if length is None else length
-        before = self.pieces.encode(prompt, "the prompt")
-        after = self.pieces.encode(suffix, "the suffix")
+        before = self.token_texts.encode(prompt, "the prompt")
+        after = self.token_texts.encode(suffix, "the suffix")
         tokens = generating.with_blanks(length, before, after)
-        stop = () if suffix else tuple(sorted(self.tokenizer.not_text))
-        requests = self._requests(tokens, stop, replace(options, **how), plan, n, seed, first)
-        return self.run(requests, on_step=on_step, watch=watch)
+        stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
+        requests = self._requests(
+            tokens, stop, replace(options, **how), plan, num_samples, seed, start_index
+        )
+        return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def infill(
         self,
         template: str,
-        n: int = 1,
+        num_samples: int = 1,
         *,
         seed: int = 0,
-        first: int = 0,
+        start_index: int = 0,
         plan: Plan | None = None,
         on_step: OnStep | None = None,
-        watch: bool = False,
+        record_frames: bool = False,
         options: SamplingOptions = _SAMPLING,
         **how: Unpack[SamplingKeywords],
     ) -> list[Generation]:
@@ -140,32 +142,40 @@ class Pipeline:
 
         [MASK] is one token and [MASK:n] are n; all else stays as it is. Arguments as in `generate`.
         """
-        tokens = parse(template, lambda text: self.pieces.encode(text, "the text around blanks"))
+        tokens = parse_template(
+            template, lambda text: self.token_texts.encode(text, "the text around blanks")
+        )
         if None not in tokens:
             raise DataError(
                 f"a text to infill must have a blank, got {template[:60]!r}. Write [MASK] for one "
                 "token or [MASK:3] for three; to mend a text without blanks, correct it."
             )
-        requests = self._requests(tokens, (), replace(options, **how), plan, n, seed, first)
-        return self.run(requests, on_step=on_step, watch=watch)
+        requests = self._requests(
+            tokens, (), replace(options, **how), plan, num_samples, seed, start_index
+        )
+        return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def run(
-        self, requests: Sequence[Request], *, on_step: OnStep | None = None, watch: bool = False
+        self,
+        requests: Sequence[Request],
+        *,
+        on_step: OnStep | None = None,
+        record_frames: bool = False,
     ) -> list[Generation]:
         """Any requests at once: mixed lengths, plans, seeds and processors."""
         start = time.perf_counter()
-        samples = self.engine.sample(requests, on_step=on_step, watch=watch)
+        samples = self.engine.sample(requests, on_step=on_step, record_frames=record_frames)
         judged: list[Frame | None] = [None] * len(samples)
-        if self.judges_visible:
-            judged[:] = look(self.engine, [sample.tokens for sample in samples])
+        if self.can_score_visible_tokens:
+            judged[:] = predict_frames(self.engine, [sample.tokens for sample in samples])
         return [
             generating.generation(
-                self.pieces,
+                self.token_texts,
                 self.schedule.vocab.mask_id,
                 request,
                 sample,
                 frame,
-                self._last(request, sample, frame) if watch else None,
+                self._last(request, sample, frame) if record_frames else None,
                 self._manifest(start, generating.task(request), sample.calls),
             )
             for request, sample, frame in zip(requests, samples, judged, strict=True)
@@ -178,13 +188,13 @@ class Pipeline:
         protected: Sequence[Span] = (),
         seed: int = 0,
         on_step: OnStep | None = None,
-        watch: bool = False,
-        options: CorrectionOptions = FOUND_TEXT,
+        record_frames: bool = False,
+        options: CorrectionOptions = EXTERNAL_TEXT_DEFAULTS,
         **how: Unpack[CorrectionKeywords],
     ) -> Correction:
         """Replace tokens that are likelier wrong than right, by the self-correction of App. C.
 
-        `errors` is the share of tokens thought to be wrong; None, as in the paper, replaces
+        `error_rate` is the share of tokens thought to be wrong; None, as in the paper, replaces
         whatever the model would rather write.
 
         The number of tokens stays. Line breaks, other control characters and parts of characters
@@ -196,22 +206,22 @@ class Pipeline:
             protected: Spans (start, stop) of characters that must stay.
             seed: Decides all that is random.
             on_step: Called after each round of moves.
-            watch: Keep what the network thinks at every move, in `traces`.
+            record_frames: Keep what the network thinks at every move, in `traces`.
             options: How to correct.
-            **how: Fields of `options` to change, e.g. `tau=0.2, tokens_per_call=4`.
+            **how: Fields of `options` to change, e.g. `temperature=0.2, tokens_per_call=4`.
         """
         start, plan = time.perf_counter(), replace(options, **how).plan()
         self._require_judge("correction")
         return correct_text(
             self.engine,
-            self.pieces,
+            self.token_texts,
             text,
             self._tokens(text, "the text to correct"),
             context=self.context,
             plan=plan,
             protected=protected,
             seed=generating.require_seed("seed", seed),
-            watch=watch,
+            record_frames=record_frames,
             on_step=on_step,
             manifest=partial(self._manifest, start),
         )
@@ -236,8 +246,8 @@ class Pipeline:
             repeats=repeats,
         )
         sure = None
-        if self.judges_visible:
-            sure = tuple(opinion(self.engine, self.context, tokens).probability)
+        if self.can_score_visible_tokens:
+            sure = tuple(score_tokens(self.engine, self.context, tokens).probability)
         task = {"task": "score", "seed": seed, "nodes": nodes, "repeats": repeats}
         return Scores(
             text=text,
@@ -253,10 +263,10 @@ class Pipeline:
         """The last frame of a sequence, seen through the same processors as those before it."""
         if judged is None or not request.processors:
             return judged
-        return look(self.engine, [sample.tokens], request.processors)[0]
+        return predict_frames(self.engine, [sample.tokens], request.processors)[0]
 
     def _require_judge(self, what: str) -> None:
-        if not self.judges_visible:
+        if not self.can_score_visible_tokens:
             raise ConfigError(
                 f"{what} needs a model that was trained with uniform noise (p_uniform > 0), got "
                 "one of masking alone: it has never been asked whether a token it sees is right. "
@@ -264,7 +274,7 @@ class Pipeline:
             )
 
     def _tokens(self, text: str, what: str) -> list[int]:
-        tokens = self.pieces.encode(text, what)
+        tokens = self.token_texts.encode(text, what)
         if not tokens:
             raise DataError(f"{what} must not be empty, got {text!r}. Give some text.")
         return tokens
@@ -275,9 +285,9 @@ class Pipeline:
         stop: tuple[int, ...],
         options: SamplingOptions,
         plan: Plan | None,
-        n: int,
+        num_samples: int,
         seed: int,
-        first: int,
+        start_index: int,
     ) -> list[Request]:
         if plan is None and options.judges:
             self._require_judge(options.judges)
@@ -286,14 +296,14 @@ class Pipeline:
             options.plan() if plan is None else plan,
             options.processors(),
             self.schedule.vocab,
-            n=n,
+            num_samples=num_samples,
             seed=seed,
-            first=first,
+            start_index=start_index,
             stop=stop,
-            never=self.tokenizer.not_text,
+            never=self.tokenizer.terminator_ids,
         )
 
-    def _manifest(self, start: float, task: Manifest, calls: int) -> Manifest:
+    def _manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
         return {
             "gidd": gidd.__version__,
             "torch": str(torch.__version__),

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gidd.errors import ConfigError
 from gidd.models import Denoiser
-from gidd.sampling import Network
+from gidd.sampling import DenoisingNetwork
 
 Precision = Literal["float32", "bf16"]
 
 
-def in_precision(denoiser: Denoiser, precision: Precision) -> Network:
+def in_precision(denoiser: Denoiser, precision: Precision) -> DenoisingNetwork:
     """The denoiser, with its body in this precision."""
     if precision not in ("float32", "bf16"):
         raise ConfigError(f"precision must be float32 or bf16, got {precision!r}. Choose one.")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 from gidd.sampling import Edit, Frame
 
-Manifest = dict[str, Any]
+ResultManifest = dict[str, Any]
 """All that is needed to get the result again: versions, model, schedule, plan, seed, device."""
 
 
@@ -59,7 +59,7 @@ class Generation:
     """Network calls that the sampler made for this text."""
 
     trace: Trace
-    manifest: Manifest
+    manifest: ResultManifest
 
 
 class Replacement(NamedTuple):
@@ -103,7 +103,7 @@ class Correction:
     traces: tuple[Trace, ...]
     """One for each window of the text."""
 
-    manifest: Manifest
+    manifest: ResultManifest
 
 
 @final
@@ -127,7 +127,7 @@ class Scores:
     """Of `nelbo`, over repetitions with other times and other noise."""
 
     calls: int
-    manifest: Manifest
+    manifest: ResultManifest
 
     @property
     def nats_per_token(self) -> float:

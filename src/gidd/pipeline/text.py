@@ -19,7 +19,7 @@ _MOST_PIECES = 16
 
 
 @final
-class Pieces:
+class TokenTexts:
     """Cuts text into the pieces of its tokens.
 
     Byte-level tokens may be parts of a character. Together such tokens have a text, which is given
@@ -32,16 +32,16 @@ class Pieces:
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
         """One piece for each token; joined, they are the text."""
-        pieces = [self.of(token) for token in tokens]
+        token_texts = [self.of(token) for token in tokens]
         start = 0
-        while start < len(pieces):
+        while start < len(token_texts):
             stop = start + 1
-            if _BROKEN in pieces[start]:
-                stop = self._mended(tokens, pieces, start)
+            if _BROKEN in token_texts[start]:
+                stop = self._mended(tokens, token_texts, start)
                 text = self._decode(tokens[start:stop])
-                pieces[start:stop] = [text, *[""] * (stop - start - 1)]
+                token_texts[start:stop] = [text, *[""] * (stop - start - 1)]
             start = stop
-        return pieces
+        return token_texts
 
     def of(self, token: int) -> str:
         """The text of one token; it holds U+FFFD for a part of a character."""
@@ -96,13 +96,13 @@ class Pieces:
             return text.removeprefix(self._before)
         return self.tokenizer.decode(tokens)
 
-    def _mended(self, tokens: Sequence[int], pieces: Sequence[str], start: int) -> int:
+    def _mended(self, tokens: Sequence[int], token_texts: Sequence[str], start: int) -> int:
         """The end of the fewest broken pieces from `start` on that are whole characters together.
 
         If few of them are not, which U+FFFD itself in the text never is, the end of all of them.
         """
         stop = start + 1
-        while stop < len(pieces) and _BROKEN in pieces[stop]:
+        while stop < len(token_texts) and _BROKEN in token_texts[stop]:
             stop += 1
             if stop - start <= _MOST_PIECES and _BROKEN not in self._decode(tokens[start:stop]):
                 break

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from gidd.planning.step_trace import Trace
+from gidd.planning.step_trace import StepTrace
 
 _HOUR = 3600.0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class CheckpointCost:
     """Checkpoints."""
 
     bytes: int
@@ -52,18 +52,18 @@ class Failures:
 
 
 def saving(
-    traced: Trace, parts: int, copy_rate: float, write_rate: float, hidden_seconds: float
-) -> Saving:
+    traced: StepTrace, parts: int, copy_rate: float, write_rate: float, hidden_seconds: float
+) -> CheckpointCost:
     """What a checkpoint of a model in so many parts is.
 
     Rates are bytes per second, of one rank's copy and of all ranks' writing together. Writing may
     hide behind training for `hidden_seconds`.
     """
     held = traced.phases["update"]
-    own = held["parameters"] + held["optimiser"] + held.get("average", 0)
-    kinds = 4 if "average" in held else 3  # weights, their two moments, their average
+    own = held["parameters"] + held["optimiser"] + held.get("ema", 0)
+    kinds = 4 if "ema" in held else 3  # weights, their two moments, their average
     whole = 4 * kinds * traced.num_parameters
-    return Saving(
+    return CheckpointCost(
         bytes=whole,
         bytes_per_rank=own,
         pause_seconds=own / copy_rate + max(0.0, whole / write_rate - hidden_seconds),
@@ -73,7 +73,11 @@ def saving(
 
 
 def failures(
-    seconds: float, made: Saving, rate: float, restart_seconds: float, interval: float | None = None
+    seconds: float,
+    made: CheckpointCost,
+    rate: float,
+    restart_seconds: float,
+    interval: float | None = None,
 ) -> Failures:
     """What failures cost a run of so many seconds, at `rate` failures a second.
 

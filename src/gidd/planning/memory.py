@@ -29,7 +29,7 @@ KINDS = (
     "parameters",
     "gradients",
     "optimiser",
-    "average",
+    "ema",
     "activations",
     "gathered parameters",
     "head and loss",
@@ -41,9 +41,9 @@ KINDS = (
 parameters, and activations computed again."""
 
 Phase = Literal["forward", "backward"]
-Kind = Literal["all-gather", "reduce-scatter", "all-reduce"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
 
-_COLLECTIVES: dict[object, Kind] = {
+_COLLECTIVES: dict[object, CollectiveKind] = {
     torch.ops.c10d._allgather_base_.default: "all-gather",
     torch.ops.c10d._reduce_scatter_base_.default: "reduce-scatter",
     torch.ops.c10d.allreduce_.default: "all-reduce",
@@ -53,7 +53,7 @@ _COLLECTIVES: dict[object, Kind] = {
 class Collective(NamedTuple):
     """All calls of one kind."""
 
-    kind: Kind
+    kind: CollectiveKind
     ranks: int
     """That take part in each."""
 
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
 
 @final
-class Ledger(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Follows tensors without contents; what would need contents is the largest case there is."""
 
     def __init__(self, num_tokens: int, vocab_size: int) -> None:
@@ -76,8 +76,8 @@ class Ledger(TorchDispatchMode):
         self._phase: Phase = "forward"
         self._peak: Counter[str] = Counter()
         self._listed: dict[str, tuple[int, dict[str, int]]] = {}
-        self._collectives: Counter[tuple[Kind, int]] = Counter()
-        self._calls: Counter[tuple[Kind, int]] = Counter()
+        self._collectives: Counter[tuple[CollectiveKind, int]] = Counter()
+        self._calls: Counter[tuple[CollectiveKind, int]] = Counter()
 
     def own(self, parameters: list[nn.Parameter]) -> None:
         """Book this rank's part of the parameters, and tell their gradients from all else."""
@@ -145,7 +145,7 @@ class Ledger(TorchDispatchMode):
                     self._set(storage, storage.nbytes(), self._asked_by())
         return out
 
-    def _count(self, kind: Kind, args: tuple[Any, ...]) -> None:
+    def _count(self, kind: CollectiveKind, args: tuple[Any, ...]) -> None:
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         whole = max(tensor.numel() * tensor.element_size() for tensor in tensors)
         group = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.ScriptObject))

@@ -14,13 +14,13 @@ from typing import Literal, final
 
 from gidd.diffusion.fused import CHUNK_TOKENS
 from gidd.errors import ConfigError
-from gidd.planning.failures import Failures, Saving, failures, saving
+from gidd.planning.failures import CheckpointCost, Failures, failures, saving
 from gidd.planning.hardware import Device
-from gidd.planning.step_trace import Share, Trace, share, trace_in_child
-from gidd.planning.traffic import Network, Traffic, traffic
-from gidd.planning.vocab_size import num_ids
+from gidd.planning.step_trace import RankBatch, StepTrace, share, trace_in_child
+from gidd.planning.traffic import ClusterNetwork, Traffic, traffic
+from gidd.planning.vocab_size import vocab_size_of
 from gidd.training.config import Diffusion, RunConfig
-from gidd.training.parallel import Shard
+from gidd.training.parallel import FSDP
 from gidd.training.reporting.speed import training_flops_per_token
 from gidd.vocab import Vocab
 
@@ -94,7 +94,7 @@ class Memory:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Throughput:
     """How fast and how long, if nothing fails."""
 
     flops_per_token: float
@@ -123,20 +123,20 @@ class Pace:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """All there is to say before a run. Bytes and seconds, without prefixes."""
 
     ranks: int
     device: Device
     assumptions: Assumptions
     num_parameters: int
-    share: Share
+    share: RankBatch
     memory: Memory
-    pace: Pace
+    pace: Throughput
     traffic: Traffic | None
     """None if the links of the device are not known."""
 
-    saving: Saving
+    saving: CheckpointCost
     as_configured: Failures
     """With checkpoints every `train.save_every` steps."""
 
@@ -151,7 +151,7 @@ def plan(
     assumptions: Assumptions | None = None,
     *,
     vocab_size: int | None = None,
-) -> Plan:
+) -> RunPlan:
     """Plan a run on so many ranks with one device each.
 
     Starts a process that follows one step of the real model; a minute for 10B parameters.
@@ -170,30 +170,30 @@ def plan(
     if problems:
         raise ConfigError("\n".join(problems))
     run.check(ranks)
-    size = vocab_size or num_ids(run)
+    size = vocab_size or vocab_size_of(run)
     masked = isinstance(run.objective, Diffusion)
     traced = trace_in_child(
         run, Vocab(size, mask_id=size - 1 if masked else None), ranks, device.kind
     )
     pace = _pace(run, ranks, device, assumptions.mfu, size)
-    parts = run.parallel.ranks or ranks if isinstance(run.parallel, Shard) else 1
+    parts = run.parallel.shard_size or ranks if isinstance(run.parallel, FSDP) else 1
     saved = saving(
         traced,
         parts,
         assumptions.copy_gb_per_second * 1e9,
         assumptions.write_gb_per_second * 1e9,
-        hidden_seconds=(run.train.run_ahead + 1) * pace.step_seconds,
+        hidden_seconds=(run.train.max_steps_ahead_of_save + 1) * pace.step_seconds,
     )
     rate = assumptions.failures_per_device_hour * ranks / _HOUR
     cost = partial(failures, pace.days * _DAY, saved, rate, 60 * assumptions.restart_minutes)
-    network = Network(
+    network = ClusterNetwork(
         ranks=ranks,
         ranks_per_machine=assumptions.ranks_per_machine,
         between=assumptions.network_gb_per_second * 1e9,
         within=device.link,
         hop_seconds=assumptions.hop_microseconds * 1e-6,
     )
-    return Plan(
+    return RunPlan(
         ranks=ranks,
         device=device,
         assumptions=assumptions,
@@ -208,7 +208,9 @@ def plan(
     )
 
 
-def _memory(run: RunConfig, traced: Trace, ranks: int, vocab_size: int, usable: float) -> Memory:
+def _memory(
+    run: RunConfig, traced: StepTrace, ranks: int, vocab_size: int, usable: float
+) -> Memory:
     peak = max(sum(parts.values()) for parts in traced.phases.values())
     tokens = min(CHUNK_TOKENS, share(run, ranks).micro * run.data.length)
     return Memory(
@@ -220,7 +222,7 @@ def _memory(run: RunConfig, traced: Trace, ranks: int, vocab_size: int, usable: 
     )
 
 
-def _pace(run: RunConfig, ranks: int, device: Device, mfu: float, vocab_size: int) -> Pace:
+def _pace(run: RunConfig, ranks: int, device: Device, mfu: float, vocab_size: int) -> Throughput:
     sizes, length = run.model.build(vocab_size, run.data.length), run.data.length
     flops = training_flops_per_token(sizes, length, timed=isinstance(run.objective, Diffusion))
     peak = device.flops if run.train.autocast else device.float32_flops
@@ -229,7 +231,7 @@ def _pace(run: RunConfig, ranks: int, device: Device, mfu: float, vocab_size: in
     per_step = run.train.global_batch * length
     per_second = ranks * peak * mfu / flops
     tokens, bytes_each = run.train.steps * per_step, 2 if vocab_size <= 1 << 16 else 4
-    return Pace(
+    return Throughput(
         flops_per_token=flops,
         precision="bf16" if run.train.autocast else "float32",
         peak=peak,

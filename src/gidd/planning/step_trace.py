@@ -23,12 +23,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gidd.data.batch import Batch
 from gidd.planning.cuda_rules import behave_as_on_cuda
-from gidd.planning.memory import Collective, Ledger
+from gidd.planning.memory import Collective, MemoryTracker
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
 from gidd.training.objective import Objective
-from gidd.training.parallel import Replicate
-from gidd.training.state import Average
+from gidd.training.parallel import DDP
+from gidd.training.state import EMA
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
@@ -36,7 +36,7 @@ _DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that DDP sums in one call."""
 
 
-class Share(NamedTuple):
+class RankBatch(NamedTuple):
     """What a rank works on at once."""
 
     samples: int
@@ -46,15 +46,15 @@ class Share(NamedTuple):
     """Of a micro-batch."""
 
 
-def share(run: RunConfig, ranks: int) -> Share:
+def share(run: RunConfig, ranks: int) -> RankBatch:
     """How many samples the fullest rank has."""
     samples = -(-run.train.global_batch // ranks)
-    return Share(samples, -(-samples // run.train.accumulate))
+    return RankBatch(samples, -(-samples // run.train.accumulate))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class StepTrace:
     """What a training step asks of one rank."""
 
     num_parameters: int
@@ -70,28 +70,30 @@ class Trace:
     """Of one micro-batch."""
 
 
-def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> Trace:
+def trace_in_child(
+    run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]
+) -> StepTrace:
     """`trace`, in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as child:
         return child.submit(trace, run, vocab, ranks, kind).result()
 
 
-def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> Trace:
+def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> StepTrace:
     """Follow one step of rank 0 of a run. Leaves a pretended process group behind."""
     objective = _divided_objective(run, vocab, ranks)
     if kind == "cuda" and run.train.autocast:
         behave_as_on_cuda(objective)
     length, micro = run.data.length, share(run, ranks).micro
-    ledger = Ledger(micro * length, vocab.size)
+    ledger = MemoryTracker(micro * length, vocab.size)
     with FakeTensorMode(allow_non_fake_inputs=True):
         objective.to_empty(device="cpu")
         optimizer = run.optim.build(objective.parameters())
         ledger.own(list(objective.parameters()))
         ledger.enter("optimiser", [list(state.values()) for state in optimizer.state.values()])
-        if run.train.average is not None:
-            average = Average(objective.named_parameters(), run.train.average)
-            ledger.enter("average", average.values)
+        if run.train.ema_decay is not None:
+            ema = EMA(objective.named_parameters(), run.train.ema_decay)
+            ledger.enter("ema", ema.values)
         batch = Batch(
             torch.zeros(micro, length, dtype=torch.int64),
             torch.ones(micro, length, dtype=torch.bool),
@@ -114,7 +116,7 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]
         gradient = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         calls = -(-gradient // _DDP_BUCKET)
         collectives = (Collective("all-reduce", ranks, calls, gradient),)
-    return Trace(
+    return StepTrace(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
         phases=phases,
@@ -135,7 +137,7 @@ def _divided_objective(run: RunConfig, vocab: Vocab, ranks: int) -> Objective:
     return objective
 
 
-def _step(run: RunConfig, objective: Objective, batch: Batch, ledger: Ledger) -> None:
+def _step(run: RunConfig, objective: Objective, batch: Batch, ledger: MemoryTracker) -> None:
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=run.train.autocast),
         ledger.during("forward"),
@@ -146,4 +148,4 @@ def _step(run: RunConfig, objective: Objective, batch: Batch, ledger: Ledger) ->
 
 
 def _is_ddp(run: RunConfig, ranks: int) -> bool:
-    return isinstance(run.parallel, Replicate) and ranks > 1
+    return isinstance(run.parallel, DDP) and ranks > 1

@@ -12,7 +12,7 @@ from gidd.training.config import RunConfig
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class ClusterNetwork:
     """Ranks in machines, neighbours together."""
 
     ranks: int
@@ -54,7 +54,7 @@ class Traffic:
 
 
 def traffic(
-    run: RunConfig, collectives: tuple[Collective, ...], network: Network
+    run: RunConfig, collectives: tuple[Collective, ...], network: ClusterNetwork
 ) -> Traffic | None:
     """Communication of a step, from that of a micro-batch; None if links are not known."""
     if network.within is None:
@@ -68,7 +68,7 @@ def traffic(
     return Traffic(flows=tuple(flows), seconds=sum(flow.seconds for flow in flows))
 
 
-def _flow(collective: Collective, network: Network, within: float) -> Flow:
+def _flow(collective: Collective, network: ClusterNetwork, within: float) -> Flow:
     """Rings that enter a machine over all its adapters at once.
 
     Gathering and dividing: all bytes enter every machine once, shared among its devices, and are

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from gidd.data import tokenizers
 from gidd.data.corpora import corpora_of
-from gidd.data.manifest import Manifest
+from gidd.data.manifest import DataManifest
 from gidd.errors import ConfigError
 from gidd.training.config import RunConfig
 
 _GPT2 = {"gpt2": 50_258, "gpt2+pad": 50_259}
 
 
-def num_ids(run: RunConfig) -> int:
+def vocab_size_of(run: RunConfig) -> int:
     """Ids of the run's tokenizer, without reading the sources or the network."""
     data = run.data
     if data.folder is not None:
-        return Manifest.read(data.folder).vocab.size
+        return DataManifest.read(data.folder).vocab.size
     if (fitting := corpora_of(data.sources)[-1].tokenizer()) is not None:
         return fitting.vocab.size
     if isinstance(data.tokenizer, int):

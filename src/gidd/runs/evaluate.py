@@ -10,7 +10,7 @@ import torch
 from gidd.data.batch import Batch
 from gidd.data.loading.shards import ShardSet
 from gidd.training.objective import Metrics, Objective
-from gidd.training.parallel import let_go
+from gidd.training.parallel import reshard
 from gidd.training.world import World
 
 
@@ -35,7 +35,7 @@ def validate(
     for batch in batches:
         with torch.autocast(world.device.type, torch.bfloat16, enabled=autocast):
             sums += objective(batch.to(world.device), 0, num_samples, 1.0).sums
-    let_go(objective)
+    reshard(objective)
     objective.train(was_training)
     totals = world.sum(sums.tolist())
     return objective.summary(dict(zip(objective.names, totals, strict=True)))

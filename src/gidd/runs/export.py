@@ -8,26 +8,26 @@ from gidd.common.codec import from_yaml
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError
 from gidd.models import save
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 from gidd.training.build import build_objective
-from gidd.training.checkpoints.checkpoints import Checkpoints, Whole
+from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
 from gidd.training.config import RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective
 from gidd.training.world import World
 
 
-def export(run_folder: Path, out: Path, world: World) -> Whole:
+def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
     """Write the newest whole checkpoint as safetensors, a record and the tokenizer's files.
 
     A run that keeps an average of its weights exports the average. A diffusion model is what
-    `gidd.models.from_pretrained` loads, an autoregressive one is a Llama for `transformers`. The
+    `gidd.models.load_pretrained` loads, an autoregressive one is a Llama for `transformers`. The
     world must be of one process: the model is written as a whole.
 
     Returns:
         The checkpoint, and why newer ones were passed over.
     """
     checkpoints = Checkpoints(run_folder / "checkpoints", world, read_only=True)
-    whole = checkpoints.newest_whole()
+    whole = checkpoints.latest_valid()
     if whole is None:
         raise CheckpointError(
             f"{checkpoints.folder} holds no checkpoint. Give the folder of a run (--out of "
@@ -37,8 +37,8 @@ def export(run_folder: Path, out: Path, world: World) -> Whole:
     run = from_yaml(RunConfig, (folder / "run.yaml").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(folder)
     objective = build_objective(run, tokenizer.vocab).to_empty(device="cpu")
-    objective.network.reset_parameters(Initial())  # a Llama's angles, too
-    wanted = "model." if run.train.average is None else "average."
+    objective.network.reset_parameters(Initializer())  # a Llama's angles, too
+    wanted = "model." if run.train.ema_decay is None else "ema."
     weights = {
         wanted + name: parameter.detach() for name, parameter in objective.named_parameters()
     }

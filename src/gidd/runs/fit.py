@@ -19,25 +19,25 @@ from gidd.data import tokenizers
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
 from gidd.data.loading.shards import ShardSet
-from gidd.data.manifest import Manifest
+from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.runs.data import prepared
+from gidd.runs.data import ensure_prepared
 from gidd.runs.evaluate import unigram_entropy, validate
-from gidd.sampling import Engine, Request, blanks, walk
+from gidd.sampling import Engine, Request, blanks, sampling_plan
 from gidd.training.build import build_state
 from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.checkpoints.folder import read_record
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.loop import Evaluation, train
 from gidd.training.objective import DiffusionObjective
-from gidd.training.parallel import gathered
+from gidd.training.parallel import unsharded
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
 from gidd.training.reporting.trackers import Tracker
 from gidd.training.state import TrainState
-from gidd.training.watchdog import Watch
+from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
 
 TEXT_LENGTH = 128
@@ -69,10 +69,10 @@ def fit(
         Whether the run is complete; if not, it was asked to stop and has been saved.
     """
     run.check(world.size)
-    folder = prepared(run.data, out, world, quiet)
+    folder = ensure_prepared(run.data, out, world, quiet)
     tokenizer = Tokenizer.load(folder)
     with (
-        Watch(world, run.train.timeout).on() as watch,
+        Watchdog(world, run.train.timeout).on() as watchdog,
         Checkpoints(
             out / "checkpoints", world, keep=run.train.keep, keep_every=run.train.keep_every
         ) as checkpoints,
@@ -87,20 +87,20 @@ def fit(
             start=state.step,
             num_workers=run.data.workers,
         )
-        evaluate = evaluation(run, folder, tokenizer, world, watch)
-        also, said = trackers(state.step) if world.is_first else ((), ())
+        evaluate = evaluation(run, folder, tokenizer, world, watchdog)
+        also, said = trackers(state.step) if world.is_rank_zero else ((), ())
         with (
             closing(loader),
             Report(
                 out,
                 num_steps=run.train.steps,
                 start=state.step,
-                first=world.is_first,
+                first=world.is_rank_zero,
                 quiet=quiet,
                 trackers=also,
             ) as report,
         ):
-            for note in (*notes, *said, *doubts(folder)):
+            for note in (*notes, *said, *data_warnings(folder)):
                 report.note(note)
             return train(
                 run,
@@ -110,7 +110,7 @@ def fit(
                 evaluate,
                 checkpoints,
                 report,
-                watch,
+                watchdog,
                 speed(run, tokenizer, world),
                 files(run, folder),
             )
@@ -171,9 +171,9 @@ def token_bytes(tokenizer: Tokenizer) -> torch.Tensor | None:
     return sizes if sizes.any() else None
 
 
-def doubts(folder: Path) -> list[str]:
+def data_warnings(folder: Path) -> list[str]:
     """What a person should know of the data before believing the numbers."""
-    if "validation" in Manifest.read(folder).splits:
+    if "validation" in DataManifest.read(folder).splits:
         return []
     return [
         "nothing is held out: what is called validation is training text; --data.validation N "
@@ -182,10 +182,10 @@ def doubts(folder: Path) -> list[str]:
 
 
 def evaluation(
-    run: RunConfig, folder: Path, tokenizer: Tokenizer, world: World, watch: Watch
+    run: RunConfig, folder: Path, tokenizer: Tokenizer, world: World, watchdog: Watchdog
 ) -> Callable[[TrainState], Evaluation]:
     """What is looked at every now and then: held-out text."""
-    split = "validation" if "validation" in Manifest.read(folder).splits else "train"
+    split = "validation" if "validation" in DataManifest.read(folder).splits else "train"
     shards, config = open_split(folder, split), loader_config(run, tokenizer)
     num_samples = run.train.evaluate_samples
     baseline = unigram_entropy(shards, tokenizer.vocab.size)
@@ -193,15 +193,15 @@ def evaluation(
     def evaluate(state: TrainState) -> Evaluation:
         def batches() -> Iterator[Batch]:
             for batch in held_out(shards, config, num_samples, run.train.accumulate, world):
-                watch.phase(state.step, "evaluation")
+                watchdog.phase(state.step, "evaluation")
                 yield batch
 
         state.objective.eval()
-        with state.averaged():
+        with state.ema_weights():
             metrics = validate(
                 state.objective, batches(), num_samples, world, autocast=run.train.autocast
             )
-            texts = write_texts(run, state, tokenizer, world, watch)
+            texts = write_texts(run, state, tokenizer, world, watchdog)
         state.objective.train()
         return Evaluation(metrics | {"unigram_entropy": baseline}, texts)
 
@@ -209,25 +209,25 @@ def evaluation(
 
 
 def write_texts(
-    run: RunConfig, state: TrainState, tokenizer: Tokenizer, world: World, watch: Watch
+    run: RunConfig, state: TrainState, tokenizer: Tokenizer, world: World, watchdog: Watchdog
 ) -> list[str]:
     """A few texts by the model as it is, always from the same noise. All ranks write the same."""
     objective = state.objective
-    if not isinstance(objective, DiffusionObjective) or not run.train.evaluate_texts:
+    if not isinstance(objective, DiffusionObjective) or not run.train.generate_samples:
         return []
     length = min(run.data.length, TEXT_LENGTH)
-    plan, stop = walk(even_mesh(TEXT_STEPS)), tuple(sorted(tokenizer.not_text))
+    plan, stop = sampling_plan(even_mesh(TEXT_STEPS)), tuple(sorted(tokenizer.terminator_ids))
     requests = [
-        Request(tokens=blanks(length), plan=plan, number=number, stop=stop)
-        for number in range(run.train.evaluate_texts)
+        Request(tokens=blanks(length), plan=plan, sample_index=number, stop=stop)
+        for number in range(run.train.generate_samples)
     ]
     engine = Engine(objective.denoiser, objective.schedule, device=world.device)
     with (
-        gathered(objective),
+        unsharded(objective),
         torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast),
     ):
         samples = engine.sample(
-            requests, on_step=lambda tick: watch.phase(state.step, "evaluation")
+            requests, on_step=lambda event: watchdog.phase(state.step, "evaluation")
         )
     return [tokenizer.decode(sample.text) for sample in samples]
 

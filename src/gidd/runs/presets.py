@@ -20,7 +20,7 @@ from gidd.training.config import (
     TrainConfig,
 )
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import Shard
+from gidd.training.parallel import FSDP
 
 OPENWEBTEXT = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
 SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24)
@@ -66,9 +66,9 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
             global_batch=batch,
             evaluate_samples=2048,  # at least one for every rank of a large cluster
             save_every=500,
-            run_ahead=100,  # a minute, for file systems that are slow beside such steps
+            max_steps_ahead_of_save=100,  # a minute, for file systems that are slow beside such steps
         ),
-        parallel=Shard(),
+        parallel=FSDP(),
     )
 
 

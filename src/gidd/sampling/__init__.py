@@ -5,11 +5,11 @@ Reading order: `network` and `prediction` (x_theta where it is needed), `canvas`
 (what a caller wants), `engine` (the loop), `trace` (what happened).
 """
 
-from gidd.sampling.canvas import Best, Canvas, Change
+from gidd.sampling.canvas import BestState, Canvas, StepOutput
 from gidd.sampling.correctors import CORRECTORS, gain, gibbs_sweep, likelihood, self_correction
-from gidd.sampling.engine import Engine, OnStep, Tick
-from gidd.sampling.network import Known, Network, TimeFree
-from gidd.sampling.plan import Move, Plan, Step, stay, walk
+from gidd.sampling.engine import Engine, OnStep, StepEvent
+from gidd.sampling.network import CachedFeatures, DenoisingNetwork, FunctionNetwork
+from gidd.sampling.plan import Plan, PlannedStep, Step, corrector_plan, sampling_plan
 from gidd.sampling.prediction import Observation, Prediction
 from gidd.sampling.processors import (
     CutOff,
@@ -31,24 +31,24 @@ from gidd.sampling.steps import (
     greedy,
     threshold,
 )
-from gidd.sampling.template import parse
+from gidd.sampling.template import parse_template
 from gidd.sampling.trace import Edit, EditLog, Frame, Record
 
 __all__ = [
     "CORRECTORS",
     "STEPS",
-    "Best",
+    "BestState",
     "Canvas",
-    "Change",
+    "StepOutput",
     "CutOff",
     "Edit",
     "EditLog",
     "Engine",
     "Frame",
-    "Known",
+    "FunctionNetwork",
     "MinP",
-    "Move",
-    "Network",
+    "PlannedStep",
+    "DenoisingNetwork",
     "Observation",
     "OnStep",
     "Plan",
@@ -60,8 +60,8 @@ __all__ = [
     "Sample",
     "Step",
     "Temperature",
-    "Tick",
-    "TimeFree",
+    "StepEvent",
+    "CachedFeatures",
     "Tokens",
     "TopK",
     "TopP",
@@ -75,10 +75,10 @@ __all__ = [
     "gibbs_sweep",
     "greedy",
     "likelihood",
-    "parse",
+    "parse_template",
     "prompt",
     "self_correction",
-    "stay",
+    "corrector_plan",
     "threshold",
-    "walk",
+    "sampling_plan",
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-class Best(NamedTuple):
+class BestState(NamedTuple):
     """The best state a corrector has seen, for correctors that keep score."""
 
     tokens: Int[Tensor, "B L"]
@@ -28,12 +28,12 @@ class Best(NamedTuple):
     age: Int[Tensor, " B"]
     """Network calls since it was found."""
 
-    def rows(self, index: Int[Tensor, " K"]) -> Best:
+    def rows(self, index: Int[Tensor, " K"]) -> BestState:
         """Those of some sequences."""
-        return Best(self.tokens[index], self.score[index], self.age[index])
+        return BestState(self.tokens[index], self.score[index], self.age[index])
 
 
-class Change(NamedTuple):
+class StepOutput(NamedTuple):
     """What a step or corrector asks for. Protected positions are put back by the canvas."""
 
     tokens: Int[Tensor, "B L"]
@@ -41,18 +41,18 @@ class Change(NamedTuple):
     probability: Float[Tensor, "B L"] | None = None
     """x_theta of the new tokens where it is known, for the log; 0 or None elsewhere."""
 
-    best: Best | None = None
+    best: BestState | None = None
     """The best state so far; sequences are left in it when the phase ends."""
 
     finished: Bool[Tensor, " B"] | None = None
     """Sequences that need no more calls of this kind."""
 
-    def first(self, number: int) -> Change:
+    def first(self, number: int) -> StepOutput:
         """The change of the first sequences alone."""
-        return Change(
+        return StepOutput(
             self.tokens[:number],
             None if self.probability is None else self.probability[:number],
-            None if self.best is None else Best(*(value[:number] for value in self.best)),
+            None if self.best is None else BestState(*(value[:number] for value in self.best)),
             None if self.finished is None else self.finished[:number],
         )
 
@@ -79,13 +79,13 @@ class Canvas:
     request: Int[Tensor, " B"]
     """Which of the seed's sequences this is."""
 
-    move: Int[Tensor, " B"]
+    step_index: Int[Tensor, " B"]
     """Moves made so far, those that were skipped included."""
 
     calls: Int[Tensor, " B"]
     """Network calls that the sequence needed so far."""
 
-    best: Best
+    best: BestState
 
     @classmethod
     def start(
@@ -102,14 +102,14 @@ class Canvas:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         u = random_integers(seed, Stream.PRIOR, 0, request, position)
         time = torch.ones(len(tokens), dtype=dtype, device=tokens.device)
-        never = Best(tokens.clone(), -torch.ones_like(time), torch.zeros_like(seed))
+        never = BestState(tokens.clone(), -torch.ones_like(time), torch.zeros_like(seed))
         return cls(
             tokens=torch.where(blank, sample_prior(schedule, u, dtype), tokens),
             protected=protected,
             time=time,
             seed=seed,
             request=request,
-            move=torch.zeros_like(seed),
+            step_index=torch.zeros_like(seed),
             calls=torch.zeros_like(seed),
             best=never,
         )
@@ -144,7 +144,7 @@ class Canvas:
         """This move's fixed-point uniforms, one for each position."""
         # the stream's key is made of plain integers where there is one seed: far fewer operations
         seed = int(self.seed) if len(self.seed) == 1 else self.seed
-        return random_integers(seed, stream, self.move, self.request, self.position)
+        return random_integers(seed, stream, self.step_index, self.request, self.position)
 
     def rows(self, index: Int[Tensor, " K"]) -> Canvas:
         """A canvas of some of the sequences, with tensors of its own."""
@@ -154,7 +154,7 @@ class Canvas:
             time=self.time[index],
             seed=self.seed[index],
             request=self.request[index],
-            move=self.move[index],
+            step_index=self.step_index[index],
             calls=self.calls[index],
             best=self.best.rows(index),
         )
@@ -162,7 +162,7 @@ class Canvas:
     def accept(
         self,
         index: Int[Tensor, " K"],
-        change: Change,
+        change: StepOutput,
         time: Float[Tensor, " K"],
         log: EditLog | None = None,
     ) -> None:
@@ -185,5 +185,5 @@ class Canvas:
         self, index: Tensor, new: Tensor, probability: Tensor | None, log: EditLog | None
     ) -> None:
         if log is not None:
-            log.add(index, self.move[index], self.tokens[index], new, probability)
+            log.add(index, self.step_index[index], self.tokens[index], new, probability)
         self.tokens[index] = new

@@ -13,7 +13,7 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
-from gidd.sampling.network import Network
+from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan, Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import Processor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 
-class Tick(NamedTuple):
+class StepEvent(NamedTuple):
     """One move of every sequence that was still active, as `on_step` sees it."""
 
     canvas: Canvas
@@ -37,8 +37,8 @@ class Tick(NamedTuple):
     before: Int[Tensor, "K L"]
     """Their tokens before."""
 
-    num_moves: Int[Tensor, " B"]
-    """The length of every plan; `canvas.move` has come this far when a sequence is done."""
+    num_steps: Int[Tensor, " B"]
+    """The length of every plan; `canvas.step_index` has come this far when a sequence is done."""
 
     record: Record | None
     """Edits and frames so far, by row of the canvas."""
@@ -47,7 +47,7 @@ class Tick(NamedTuple):
     """Which request each sequence of the canvas is."""
 
 
-OnStep = Callable[[Tick], None]
+OnStep = Callable[[StepEvent], None]
 
 
 @final
@@ -64,7 +64,7 @@ class Engine:
 
     def __init__(
         self,
-        network: Network,
+        network: DenoisingNetwork,
         schedule: MixingSchedule,
         *,
         rows_per_call: int = 1,
@@ -83,7 +83,11 @@ class Engine:
         self.device = torch.device(device)
 
     def sample(
-        self, requests: Sequence[Request], *, on_step: OnStep | None = None, watch: bool = False
+        self,
+        requests: Sequence[Request],
+        *,
+        on_step: OnStep | None = None,
+        record_frames: bool = False,
     ) -> list[Sample]:
         """Carry out all requests; the result of each depends on no other.
 
@@ -91,7 +95,7 @@ class Engine:
             requests: Sequences of any lengths, with plans of any lengths.
             on_step: Called after each round of moves. Sequences of one length and the same
                 processors move together; lengths come one after the other.
-            watch: Keep what the network thinks of every token before every move. Costs a pass of
+            record_frames: Keep what the network thinks of every token before every move. Costs a pass of
                 the head, and a network call where a move would have needed none.
         """
         groups: dict[tuple[int, tuple[Processor, ...]], list[int]] = defaultdict(list)
@@ -102,10 +106,10 @@ class Engine:
         for (_, processors), members in groups.items():
             group = [requests[i] for i in members]
             canvas, plans = self._canvas(group), [request.plan for request in group]
-            record = Record(frames=defaultdict(list) if watch else None)
+            record = Record(frames=defaultdict(list) if record_frames else None)
             tell = on_step and partial(_tell, on_step, members)
             self.run(canvas, plans, processors=processors, record=record, on_step=tell)
-            edits = record.edits.by_row([[(m.name, m.s) for m in plan.moves] for plan in plans])
+            edits = record.edits.by_row([[(m.name, m.s) for m in plan.steps] for plan in plans])
             for row, i in enumerate(members):
                 frames = (record.frames or {}).get(row, [])
                 samples[i] = _sample(requests[i], canvas, row, edits[row], frames)
@@ -129,11 +133,11 @@ class Engine:
             before = canvas.tokens[moved]
             for step, rows in phases:
                 for part in rows.split(self.rows_per_call):
-                    self._move(canvas, program, step, part, processors, record)
+                    self._step(canvas, program, step, part, processors, record)
             if on_step:
-                on_step(Tick(canvas, moved, before, program.num_moves, record))
+                on_step(StepEvent(canvas, moved, before, program.num_steps, record))
 
-    def _move(
+    def _step(
         self,
         canvas: Canvas,
         program: Program,
@@ -161,14 +165,14 @@ class Engine:
         if record is not None and record.frames is not None:
             seen = prediction.observe()
             for k, row in enumerate(rows.tolist()):
-                number = int(part.move[k])
-                move, opinion = program.move(row, number), (value[k] for value in seen)
-                frame = Frame(number, move.name, move.t, part.tokens[k], *opinion)
+                number = int(part.step_index[k])
+                planned, values = program.planned_step(row, number), (value[k] for value in seen)
+                frame = Frame(number, planned.name, planned.t, part.tokens[k], *values)
                 record.frames[row].append(frame)
         log = record.edits if record is not None else None
         canvas.accept(rows, change.first(num), s[:num], log)
         canvas.restore_best(rows[leaves[:num]], log)
-        canvas.move[rows] = following[:num]
+        canvas.step_index[rows] = following[:num]
 
     def _canvas(self, requests: Sequence[Request]) -> Canvas:
         given = [[-1 if v is None else v for v in request.tokens] for request in requests]
@@ -179,12 +183,12 @@ class Engine:
             torch.tensor([request.are_protected for request in requests], device=self.device),
             tokens < 0,
             torch.tensor([request.seed for request in requests], device=self.device),
-            torch.tensor([request.number for request in requests], device=self.device),
+            torch.tensor([request.sample_index for request in requests], device=self.device),
         )
 
 
-def _tell(on_step: OnStep, members: Sequence[int], tick: Tick) -> None:
-    on_step(tick._replace(members=members))
+def _tell(on_step: OnStep, members: Sequence[int], event: StepEvent) -> None:
+    on_step(event._replace(members=members))
 
 
 def _sample(

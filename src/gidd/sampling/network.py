@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
-class Network(Protocol):
+class DenoisingNetwork(Protocol):
     """x_theta in two parts, so that the vocabulary head runs only where its answer matters.
 
-    `gidd.models.Denoiser` is one; `Known` makes one of any function.
+    `gidd.models.Denoiser` is one; `FunctionNetwork` makes one of any function.
     """
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
@@ -29,7 +29,7 @@ class Network(Protocol):
 
 
 @final
-class Known:
+class FunctionNetwork:
     """A network whose features are x_theta itself: an exact posterior, or any other function."""
 
     def __init__(self, x_theta: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -46,7 +46,7 @@ class Known:
 
 
 @final
-class TimeFree:
+class CachedFeatures:
     """A network that ignores the time: while a sequence's tokens stay, so do its features.
 
     It remembers the features of the last `capacity` sequences, so that a step that changed nothing
@@ -54,7 +54,7 @@ class TimeFree:
     depend on t; it is told t = 0 always.
     """
 
-    def __init__(self, network: Network, capacity: int = 64) -> None:
+    def __init__(self, network: DenoisingNetwork, capacity: int = 64) -> None:
         self.network = network
         self.capacity = capacity
         self._memory: OrderedDict[bytes, Tensor] = OrderedDict()

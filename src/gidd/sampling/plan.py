@@ -1,4 +1,4 @@
-"""Which move comes when: a plan is a list of moves, each from a time t to a time s <= t."""
+"""Which move comes when: a plan is a list of steps, each from a time t to a time s <= t."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps.ancestral import ancestral
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Step = Callable[[MixingSchedule, Tensor, Tensor, Canvas, Prediction], Change]
+Step = Callable[[MixingSchedule, Tensor, Tensor, Canvas, Prediction], StepOutput]
 """(schedule, s, t, canvas, prediction at t) -> what to change. A corrector has s = t.
 
 Options are keyword arguments: `functools.partial(gibbs, distance=4)`.
 """
 
 
-class Move(NamedTuple):
+class PlannedStep(NamedTuple):
     """One call of a step, from time t to time s <= t."""
 
     step: Step
@@ -47,11 +47,11 @@ class Plan:
     Consecutive moves with the same step are a phase. A corrector that has converged ends its phase.
     """
 
-    moves: tuple[Move, ...]
+    steps: tuple[PlannedStep, ...]
 
     def __post_init__(self) -> None:
         """Refuse times outside [0, 1] and moves that go back."""
-        for number, (_, t, s) in enumerate(self.moves):
+        for number, (_, t, s) in enumerate(self.steps):
             if not 0 <= s <= t <= 1:
                 raise ConfigError(
                     f"move {number} of a plan must go from t to s with 0 <= s <= t <= 1, got "
@@ -59,29 +59,29 @@ class Plan:
                 )
 
     def __add__(self, other: Plan) -> Plan:
-        return Plan(self.moves + other.moves)
+        return Plan(self.steps + other.steps)
 
     def __len__(self) -> int:
-        return len(self.moves)
+        return len(self.steps)
 
 
-def walk(
+def sampling_plan(
     mesh: Float[Tensor, " T+1"], step: Step = ancestral, correctors: Sequence[Step] = ()
 ) -> Plan:
     """From the first time of `mesh` to its last; `correctors` are called once after every step."""
     times: list[float] = mesh.tolist()
-    moves: list[Move] = []
+    steps: list[PlannedStep] = []
     for t, s in zip(times[:-1], times[1:], strict=True):
-        moves.append(Move(step, t, s))
-        moves.extend(Move(corrector, s, s) for corrector in correctors)
-    return Plan(tuple(moves))
+        steps.append(PlannedStep(step, t, s))
+        steps.extend(PlannedStep(corrector, s, s) for corrector in correctors)
+    return Plan(tuple(steps))
 
 
-def stay(corrector: Step, calls: int, t: float = 0.0) -> Plan:
+def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:
     """At most `calls` calls of a corrector at time `t`."""
     if calls < 0:
         raise ConfigError(
             f"the number of a corrector's calls must be at least 0, got {calls}. "
             "Each is one network call; 0 leaves the corrector out."
         )
-    return Plan((Move(corrector, t, t),) * calls)
+    return Plan((PlannedStep(corrector, t, t),) * calls)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.sampling.network import Network
+from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.processors import Processor
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Prediction:
 
     def __init__(
         self,
-        network: Network,
+        network: DenoisingNetwork,
         t: Float[Tensor, " B"],
         z: Int[Tensor, "B L"],
         vocab_size: int,

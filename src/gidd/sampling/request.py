@@ -26,14 +26,14 @@ class Request:
     """
 
     tokens: Tokens
-    """The whole sequence; `prompt`, `blanks` and `template.parse` make it."""
+    """The whole sequence; `prompt`, `blanks` and `template.parse_template` make it."""
 
     plan: Plan
-    """The moves to make, e.g. `walk(even_mesh(128))`; a plan that starts at t < 1 edits text."""
+    """The moves to make, e.g. `sampling_plan(even_mesh(128))`; a plan that starts at t < 1 edits text."""
 
     seed: int = 0
 
-    number: int = 0
+    sample_index: int = 0
     """Which of the seed's sequences this is. The same (seed, number) is the same sequence."""
 
     protected: tuple[bool, ...] | None = None
@@ -64,7 +64,7 @@ class Request:
                 f"token ids must be in [0, {vocab.size}), the ids of the vocabulary, got "
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
-        for name in ("seed", "number"):
+        for name in ("seed", "sample_index"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise ConfigError(
                     f"request.{name} must be in [0, 2**63), got {getattr(self, name)}. "

@@ -12,7 +12,7 @@ _BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
 _MOST_BLANKS = 1_000_000
 
 
-def parse(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
+def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
     """Tokens of `text`, None for each token to fill: [MASK] is one blank, [MASK:n] n of them.
 
     `encode` turns text into token ids; it is called for each piece between blanks and should add no

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Edit(NamedTuple):
     """One token replaced by another."""
 
-    move: int
+    step_index: int
     """Which move of the plan did it."""
 
     step: str
@@ -42,7 +42,7 @@ class EditLog:
     def add(
         self,
         rows: Int[Tensor, " K"],
-        move: Int[Tensor, " K"],
+        step_index: Int[Tensor, " K"],
         old: Int[Tensor, "K L"],
         new: Int[Tensor, "K L"],
         probability: Float[Tensor, "K L"] | None,
@@ -52,22 +52,22 @@ class EditLog:
         if probability is None:
             probability = torch.zeros_like(old, dtype=torch.float32)
         found = (old[k, position], new[k, position], probability[k, position].float())
-        self._parts.append((rows[k], move[k], position, *found))
+        self._parts.append((rows[k], step_index[k], position, *found))
 
     def by_row(self, steps: list[list[tuple[str, float]]]) -> list[list[Edit]]:
         """The edits of each sequence; `steps` has the name and end time of its every move."""
         edits: list[list[Edit]] = [[] for _ in steps]
         columns = [torch.cat(column).tolist() for column in zip(*self._parts, strict=True)]
-        for row, move, position, old, new, probability in zip(*columns, strict=True):
-            name, time = steps[row][move]
-            edits[row].append(Edit(move, name, time, position, old, new, probability))
+        for row, step_index, position, old, new, probability in zip(*columns, strict=True):
+            name, time = steps[row][step_index]
+            edits[row].append(Edit(step_index, name, time, position, old, new, probability))
         return edits
 
 
 class Frame(NamedTuple):
     """A sequence as the network saw it, before one move, and what the network thought of it."""
 
-    move: int
+    step_index: int
     step: str
     time: float
     tokens: Int[Tensor, " L"]

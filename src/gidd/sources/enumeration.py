@@ -25,7 +25,7 @@ from gidd.sources.base import Source
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-Denoiser = Callable[[Tensor, Tensor], Tensor]
+DenoiserFunction = Callable[[Tensor, Tensor], Tensor]
 """(z [B, L], t [B]) -> x_theta [B, L, V]."""
 
 
@@ -92,7 +92,7 @@ class SmallWorld:
         q = self._token_noising(z, t)
         return _normalised(self._token_mass(q.prod(-1, keepdim=True)))
 
-    def minimiser(self, weighting: Weighting) -> Denoiser:
+    def minimiser(self, weighting: Weighting) -> DenoiserFunction:
         """The denoiser at which the loss with these weights is smallest, for every noisy text.
 
         The loss is a Bregman divergence of the target from the prediction, so its minimiser is the
@@ -107,7 +107,7 @@ class SmallWorld:
 
         return denoiser
 
-    def nelbo(self, denoiser: Denoiser, nodes: Nodes | None = None) -> float:
+    def nelbo(self, denoiser: DenoiserFunction, nodes: Nodes | None = None) -> float:
         """The negative ELBO of a whole text, averaged over all texts and all noise, in nats.
 
         Integrated over t by `exact_nodes` unless another rule is to be judged.
@@ -125,7 +125,9 @@ class SmallWorld:
                 total += float(node_weight * cost[mass[..., v] > 0].sum())
         return total
 
-    def reverse_law(self, denoiser: Denoiser, mesh: Float[Tensor, " T+1"]) -> Float[Tensor, " Z"]:
+    def reverse_law(
+        self, denoiser: DenoiserFunction, mesh: Float[Tensor, " T+1"]
+    ) -> Float[Tensor, " Z"]:
         """Law of the text that ancestral sampling on `mesh` ends with, from the prior on."""
         law = prior(self.schedule, self.clean_law)[self.noisy].prod(-1)
         for t, s in zip(mesh[:-1], mesh[1:], strict=True):
@@ -133,7 +135,7 @@ class SmallWorld:
         return law
 
     def reverse_kernel(
-        self, denoiser: Denoiser, s: float | Tensor, t: float | Tensor
+        self, denoiser: DenoiserFunction, s: float | Tensor, t: float | Tensor
     ) -> Float[Tensor, "Z Z"]:
         """One reverse step from t to s: all positions at once, each by p_theta(z_s | z_t)."""
         times_s, times_t = self.times(s), self.times(t)
@@ -144,7 +146,7 @@ class SmallWorld:
             kernel = kernel * step[:, i, self.noisy[:, i]]
         return kernel
 
-    def gibbs_kernel(self, denoiser: Denoiser, t: float | Tensor, position: int) -> Tensor:
+    def gibbs_kernel(self, denoiser: DenoiserFunction, t: float | Tensor, position: int) -> Tensor:
         """Redraw one position from alpha x_theta + beta pi, keep all others [Z, Z]."""
         times = self.times(t)
         redraw = marginal(self.schedule, times, denoiser(self.noisy, times))[:, position]

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gidd.models import AutoregressiveModel, Denoiser, DiT
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.parallel import compile_blocks
-from gidd.training.state import Average, TrainState
+from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
@@ -46,11 +46,11 @@ def build_state(
         compile_blocks(objective.network)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     run.parallel.place(objective, objective.network, world, precision)
-    objective.network.reset_parameters(Initial(run.train.seed))
-    decay = run.train.average
+    objective.network.reset_parameters(Initializer(run.train.seed))
+    decay = run.train.ema_decay
     return TrainState(
         objective=objective,
         module=run.parallel.connect(objective, world),
         optimizer=run.optim.build(objective.parameters()),
-        average=None if decay is None else Average(objective.named_parameters(), decay),
+        ema=None if decay is None else EMA(objective.named_parameters(), decay),
     )

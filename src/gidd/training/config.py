@@ -24,7 +24,7 @@ from gidd.diffusion.weighting import (
 from gidd.errors import ConfigError, ScheduleError
 from gidd.models import SIZES, DiTConfig
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import Parallel, Replicate
+from gidd.training.parallel import DDP, Parallel
 from gidd.vocab import Vocab
 
 
@@ -225,7 +225,7 @@ class TrainConfig:
     compile: bool = False
     """Compile blocks and loss with torch.compile: faster after a minute or two."""
 
-    average: float | None = None
+    ema_decay: float | None = None
     """Keep an exponential moving average of the weights with this decay, e.g. 0.9999."""
 
     report_every: int = 10
@@ -238,15 +238,15 @@ class TrainConfig:
     """Samples that an evaluation looks at, at least one on every rank: always the same ones, with
     the same noise."""
 
-    evaluate_texts: int = 2
+    generate_samples: int = 2
     """Texts that the model writes at an evaluation, for people to read."""
 
     save_every: int = 1000
     """Steps between checkpoints; there is one at the end too."""
 
-    run_ahead: int = 0
+    max_steps_ahead_of_save: int = 0
     """Steps that may be finished while a checkpoint is still being written; with 0 only gradients
-    are computed meanwhile. A kill costs at most save_every + run_ahead steps."""
+    are computed meanwhile. A kill costs at most save_every + max_steps_ahead_of_save steps."""
 
     keep: int = 2
     """Checkpoints to keep, the newest ones."""
@@ -263,14 +263,17 @@ class TrainConfig:
         for name in (*least_one, "evaluate_samples", "save_every", "keep"):
             if getattr(self, name) < 1:
                 yield f"train.{name} must be at least 1, got {getattr(self, name)}."
-        if self.run_ahead < 0:
-            yield f"train.run_ahead must be 0 or more, got {self.run_ahead}."
+        if self.max_steps_ahead_of_save < 0:
+            yield (
+                "train.max_steps_ahead_of_save must be 0 or more, got "
+                f"{self.max_steps_ahead_of_save}."
+            )
         if not 0 <= self.seed < 2**31:
             yield f"train.seed must be in [0, 2**31), got {self.seed}."
         if self.keep_every is not None and self.keep_every < 1:
             yield f"train.keep_every must be at least 1, got {self.keep_every}. Leave it out."
-        if self.average is not None and not 0 < self.average < 1:
-            yield f"train.average must be in (0, 1), got {self.average}. 0.9999 is common."
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            yield f"train.ema_decay must be in (0, 1), got {self.ema_decay}. 0.9999 is common."
         if not self.timeout > 0:
             yield f"train.timeout must be positive, got {self.timeout}. 600 seconds is usual."
 
@@ -285,7 +288,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig
-    parallel: Parallel = field(default_factory=Replicate)
+    parallel: Parallel = field(default_factory=DDP)
 
     def check(self, num_ranks: int = 1) -> None:
         """Report everything that is wrong, in one message."""

@@ -16,12 +16,12 @@ from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.config import RunConfig
-from gidd.training.objective import Metrics, Outcome
-from gidd.training.parallel import gradients_of_last_only
+from gidd.training.objective import Metrics, ObjectiveOutput
+from gidd.training.parallel import sync_gradients_if_last
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed
 from gidd.training.state import TrainState
-from gidd.training.watchdog import Watch
+from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
 
 
@@ -41,7 +41,7 @@ def train(
     evaluate: Callable[[TrainState], Evaluation],
     checkpoints: Checkpoints,
     report: Report,
-    watch: Watch,
+    watchdog: Watchdog,
     speed: Speed,
     files: dict[str, str],
 ) -> bool:
@@ -54,16 +54,16 @@ def train(
     config, settings = run.train, {"run": to_plain(run)}
     if state.step >= config.steps:
         return True
-    watch.phase(state.step, "rehearsal")
+    watchdog.phase(state.step, "rehearsal")
     batch = next(batches).to(world.device)
     _rehearse(run, world, state, batch)
 
     while state.step < config.steps:
-        watch.phase(state.step, "step")
-        found = gradients(run, world, state, batch, watch.stop_asked)
-        if state.step % config.save_every >= config.run_ahead:
+        watchdog.phase(state.step, "step")
+        found = gradients(run, world, state, batch, watchdog.stop_asked)
+        if state.step % config.save_every >= config.max_steps_ahead_of_save:
             # what a kill costs is bounded: no further update before the last checkpoint is there
-            watch.phase(state.step, "writing")
+            watchdog.phase(state.step, "writing")
             with speed.paused():
                 checkpoints.wait()
         learning_rate = update(run, state, found)
@@ -77,17 +77,17 @@ def train(
             report.training(state.step, metrics | speed.wall(config.steps - state.step))
             state.pending = {}
         if due(state.step, config.evaluate_every) or last:
-            watch.phase(state.step, "evaluation")
+            watchdog.phase(state.step, "evaluation")
             with speed.paused():
                 report.evaluation(state.step, *evaluate(state))
         if due(state.step, config.save_every) or last or found.stop:
-            watch.phase(state.step, "checkpoint")
+            watchdog.phase(state.step, "checkpoint")
             with speed.paused():
                 checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
         if found.stop:
             break
         if not last:
-            watch.phase(state.step, "data")
+            watchdog.phase(state.step, "data")
             batch = next(batches).to(world.device)
 
     checkpoints.wait()
@@ -117,14 +117,14 @@ def gradients(
     sums = torch.zeros(len(state.objective.names), device=world.device)
     micros = batch.split(run.train.accumulate)
     for k, micro in enumerate(micros):
-        with gradients_of_last_only(state.module, last=k == len(micros) - 1):
+        with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
             outcome = _forward(run, world, state, micro)
             outcome.loss.backward()
         sums += outcome.sums
 
     # what all ranks must know before the update: one sum over ranks, one wait for the device
     grad_norm = _clip(state.module, run.optim.max_grad_norm)
-    totals, norm, stop = world.facts(sums, grad_norm, stop_asked)
+    totals, norm, stop = world.reduce_step_stats(sums, grad_norm, stop_asked)
     step_sums = dict(zip(state.objective.names, totals, strict=True))
     if not math.isfinite(step_sums["loss"]) or not math.isfinite(norm):
         raise TrainingDiverged(
@@ -142,8 +142,8 @@ def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
         group["lr"] = learning_rate
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
-    if state.average:
-        state.average.update(state.objective.named_parameters())
+    if state.ema:
+        state.ema.update(state.objective.named_parameters())
     state.step += 1
     state.add(found.sums)
     return learning_rate
@@ -163,7 +163,7 @@ def due(step: int, every: int) -> bool:
     return step % every == 0
 
 
-def _forward(run: RunConfig, world: World, state: TrainState, micro: Batch) -> Outcome:
+def _forward(run: RunConfig, world: World, state: TrainState, micro: Batch) -> ObjectiveOutput:
     """Loss and sums of a micro-batch; the mean over the global batch is over ranks and micros.
 
     Whatever adds up gradients over ranks divides by their number: the scale makes up for that.

@@ -25,7 +25,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratified_times
 from gidd.diffusion.weighting import Weighting
 from gidd.models import AutoregressiveModel, Denoiser
-from gidd.training.parallel import Network
+from gidd.training.parallel import ShardableNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, float]
 
 
-class Outcome(NamedTuple):
+class ObjectiveOutput(NamedTuple):
     """What a micro-batch gives."""
 
     loss: Float[Tensor, ""]
@@ -51,7 +51,7 @@ class Objective(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def network(self) -> Network:
+    def network(self) -> ShardableNetwork:
         """The network, with the blocks that are spread over ranks."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Objective(nn.Module, ABC):
         """Tokens of a sample of this length that have a loss."""
 
     @abstractmethod
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> Outcome:
+    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
         """Loss, times `scale`, and sums of some samples of batch number `step`.
 
         `num_samples` is how many samples that batch has on all ranks together.
@@ -104,15 +104,15 @@ class DiffusionObjective(Objective):
         self.chunk_tokens, self.compiled = chunk_tokens, compiled
 
     @property
-    def network(self) -> Network:
+    def network(self) -> ShardableNetwork:
         """The denoiser's backbone."""
-        return cast(Network, self.denoiser.backbone)
+        return cast(ShardableNetwork, self.denoiser.backbone)
 
     def num_targets(self, length: int) -> int:
         """All of them: padding enters the loss, though not the ELBO (App. E)."""
         return length
 
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> Outcome:
+    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
         """Draw t and z_t, which belong to the sample, and score what the model makes of them."""
         x = batch.tokens
         slot = batch.sample_index % num_samples
@@ -148,7 +148,7 @@ class DiffusionObjective(Objective):
                 (weight * itakura_saito).sum(),
                 *(part for k in kinds for part in (nelbo[k].sum(), (k & valid).sum())),
             )
-            return Outcome(loss, torch.stack([part.to(loss) for part in sums]))
+            return ObjectiveOutput(loss, torch.stack([part.to(loss) for part in sums]))
 
     def _is_mask(self, z: Tensor) -> Tensor:
         mask_id = self.schedule.vocab.mask_id
@@ -188,15 +188,15 @@ class AutoregressiveObjective(Objective):
         self.model, self.token_bytes, self.chunk_tokens = model, token_bytes, chunk_tokens
 
     @property
-    def network(self) -> Network:
+    def network(self) -> ShardableNetwork:
         """The model itself."""
-        return cast(Network, self.model)
+        return cast(ShardableNetwork, self.model)
 
     def num_targets(self, length: int) -> int:
         """All but the first token."""
         return length - 1
 
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> Outcome:
+    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
         """Score every next token; nothing is drawn, so nothing depends on the step."""
         del step, num_samples
         hidden = self.model.hidden(batch.tokens)[:, :-1].flatten(0, 1)
@@ -218,7 +218,9 @@ class AutoregressiveObjective(Objective):
             valid.sum(),
             num_bytes(self.token_bytes, labels, valid),
         )
-        return Outcome(nll.sum() * scale, torch.stack([part.detach().to(nll) for part in sums]))
+        return ObjectiveOutput(
+            nll.sum() * scale, torch.stack([part.detach().to(nll) for part in sums])
+        )
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Per token of text."""

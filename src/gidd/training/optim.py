@@ -22,7 +22,7 @@ class OptimConfig:
     warmup: int = 10_000
     """Steps over which the learning rate rises linearly from 0."""
 
-    final_share: float = 0.1
+    final_lr_ratio: float = 0.1
     """What is left of the learning rate at the last step; it falls there as a cosine."""
 
     beta1: float = 0.9
@@ -45,7 +45,7 @@ class OptimConfig:
         for field, lowest, highest in (
             ("learning_rate", 0, math.inf),
             ("warmup", 0, math.inf),
-            ("final_share", 0, 1),
+            ("final_lr_ratio", 0, 1),
             ("weight_decay", 0, math.inf),
         ):
             value = getattr(self, field)
@@ -68,7 +68,7 @@ class OptimConfig:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, num_steps - self.warmup)
         falling = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-        return self.learning_rate * (self.final_share + (1 - self.final_share) * falling)
+        return self.learning_rate * (self.final_lr_ratio + (1 - self.final_lr_ratio) * falling)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         """The optimiser, with its state in place, so that a checkpoint has where to go."""

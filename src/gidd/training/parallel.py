@@ -13,11 +13,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gidd.errors import ConfigError
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 from gidd.training.world import World
 
 
-class Network(Protocol):
+class ShardableNetwork(Protocol):
     """A network that training can spread over ranks: a `DiT`, an `AutoregressiveModel`."""
 
     @property
@@ -25,18 +25,18 @@ class Network(Protocol):
         """Parts that are gathered, used and let go one after the other."""
         ...
 
-    def reset_parameters(self, initial: Initial) -> None:
+    def reset_parameters(self, initial: Initializer) -> None:
         """Draw all weights."""
         ...
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Replicate:
+class DDP:
     """Every rank holds the whole model and optimiser (DDP): for models that fit one device."""
 
     def place(
-        self, module: nn.Module, network: Network, world: World, precision: torch.dtype
+        self, module: nn.Module, network: ShardableNetwork, world: World, precision: torch.dtype
     ) -> nn.Module:
         """Give a module on the meta device its memory on this rank, ready to be filled."""
         del network, precision
@@ -55,10 +55,10 @@ class Replicate:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Shard:
+class FSDP:
     """Parameters, gradients and optimiser are divided among ranks (FSDP2)."""
 
-    ranks: int | None = None
+    shard_size: int | None = None
     """Neighbouring ranks that share one copy of the model, e.g. those of one machine; all by
     default. Fewer means less traffic between machines and more memory."""
 
@@ -66,15 +66,14 @@ class Shard:
     """Let a block's parameters go after its forward pass and gather them again for the backward."""
 
     def place(
-        self, module: nn.Module, network: Network, world: World, precision: torch.dtype
+        self, module: nn.Module, network: ShardableNetwork, world: World, precision: torch.dtype
     ) -> nn.Module:
         """Divide a module on the meta device and give this rank the memory of its part."""
         if world.device.type == "mps":
             raise ConfigError(
-                "a model cannot be divided on an Apple GPU. Give --spread replicate, or "
-                "--device cpu."
+                "a model cannot be divided on an Apple GPU. Give --parallel ddp, or --device cpu."
             )
-        mesh = world.mesh if self.ranks in (None, world.size) else world.grid(self.ranks)
+        mesh = world.mesh if self.shard_size in (None, world.size) else world.grid(self.shard_size)
         # gathered in the precision of the matrix products, added up in float32
         policy = MixedPrecisionPolicy(
             param_dtype=None if precision == torch.float32 else precision,
@@ -97,10 +96,10 @@ class Shard:
         return module
 
 
-Parallel = Replicate | Shard
+Parallel = DDP | FSDP
 
 
-def gradients_of_last_only(module: nn.Module, last: bool) -> AbstractContextManager[object]:
+def sync_gradients_if_last(module: nn.Module, last: bool) -> AbstractContextManager[object]:
     """Leave out the sum over ranks for all micro-batches but the last, where that is free.
 
     A replicated model keeps whole gradients anyway. A sharded one would have to begin to, so its
@@ -113,25 +112,27 @@ def gradients_of_last_only(module: nn.Module, last: bool) -> AbstractContextMana
     return nullcontext()
 
 
-def let_go(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Give back what was gathered for a forward pass that no backward pass follows."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
 @contextmanager
-def gathered(module: nn.Module) -> Generator[None]:
+def unsharded(module: nn.Module) -> Generator[None]:
     """Have all parameters outside the blocks at hand, to use parts of a module by themselves.
 
     All ranks enter and do the same in here: blocks are gathered as they are called.
     """
     if isinstance(module, FSDPModule):
         module.unshard()
-    yield
-    let_go(module)
+    try:
+        yield
+    finally:
+        reshard(module)
 
 
-def compile_blocks(network: Network) -> None:
+def compile_blocks(network: ShardableNetwork) -> None:
     """Compile every block by itself: one short compilation serves all, and none may break."""
     for block in network.blocks:
         block.compile(fullgraph=True)

@@ -25,7 +25,7 @@ class TrainState:
     """The objective as it is called: itself, or wrapped to add up gradients over ranks."""
 
     optimizer: torch.optim.AdamW
-    average: Average | None = None
+    ema: EMA | None = None
     step: int = 0
     """Optimiser steps done."""
 
@@ -40,16 +40,16 @@ class TrainState:
         self.pending = {name: self.pending.get(name, 0.0) + value for name, value in sums.items()}
 
     @contextmanager
-    def averaged(self) -> Generator[None]:
+    def ema_weights(self) -> Generator[None]:
         """Put the average in the place of the weights, if there is one, and then back."""
-        if self.average is None:
+        if self.ema is None:
             yield
             return
         with torch.no_grad():
             weights = dict(self.objective.named_parameters())
             kept = {name: weight.detach().clone() for name, weight in weights.items()}
             for name, weight in weights.items():
-                weight.copy_(self.average.values[name])
+                weight.copy_(self.ema.values[name])
             try:
                 yield
             finally:
@@ -64,8 +64,8 @@ class TrainState:
             tensors[f"model.{name}"] = parameter.detach()
             tensors[f"mean.{name}"] = moments["exp_avg"]
             tensors[f"square.{name}"] = moments["exp_avg_sq"]
-        if self.average:
-            tensors |= {f"average.{name}": value for name, value in self.average.values.items()}
+        if self.ema:
+            tensors |= {f"ema.{name}": value for name, value in self.ema.values.items()}
         return tensors
 
     def record(self) -> dict[str, Any]:
@@ -77,12 +77,12 @@ class TrainState:
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.step)
-        if self.average:
-            self.average.updates = self.step
+        if self.ema:
+            self.ema.updates = self.step
 
 
 @final
-class Average:
+class EMA:
     """An exponential moving average of the weights, as they are divided among ranks.
 
     It forgets faster at first, so that the random weights it begins with do not stay in it: the

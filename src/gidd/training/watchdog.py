@@ -27,7 +27,7 @@ _ORDER = ("start", "rehearsal", "evaluation", "checkpoint", "data", "step", "wri
 """What ranks do after reaching a step's number; who is at an earlier thing is behind."""
 
 
-class Heard(NamedTuple):
+class RankStatus(NamedTuple):
     """What a rank last said of itself."""
 
     rank: int
@@ -47,7 +47,7 @@ class Heard(NamedTuple):
 
 
 @final
-class Watch:
+class Watchdog:
     """What this rank is doing, for the others to see; and whether somebody asked it to stop."""
 
     def __init__(self, world: World, timeout: float) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self._step, self._phase, self._since = step, name, time.monotonic()
 
     @contextmanager
-    def on(self) -> Generator[Watch]:
+    def on(self) -> Generator[Watchdog]:
         """Catch SIGTERM and SIGINT, and end this process if nothing moves for too long."""
         caught = {
             number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
@@ -108,10 +108,10 @@ class Watch:
         faulthandler.dump_traceback(file=sys.stderr)
         os._exit(HUNG)
 
-    def _others(self) -> Iterator[Heard]:
+    def _others(self) -> Iterator[RankStatus]:
         for rank in range(self._world.size):
             name = f"watch/{rank}"
             if rank != self._world.rank and self._world.store.check([name]):
                 said: dict[str, Any] = json.loads(self._world.store.get(name))
                 silent = time.time() - said["at"]
-                yield Heard(rank, said["step"], said["phase"], said["since"], silent)
+                yield RankStatus(rank, said["step"], said["phase"], said["since"], silent)

@@ -39,7 +39,7 @@ class World:
         self.mesh = self._mesh((size,), ("ranks",))
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this rank writes what only one may write."""
         return self.rank == 0
 
@@ -57,7 +57,9 @@ class World:
         kind = "cpu" if self.device.type == "mps" else self.device.type
         return init_device_mesh(kind, shape, mesh_dim_names=names)
 
-    def facts(self, sums: Tensor, norm: Tensor, flag: bool) -> tuple[list[float], float, bool]:
+    def reduce_step_stats(
+        self, sums: Tensor, norm: Tensor, flag: bool
+    ) -> tuple[list[float], float, bool]:
         """Sums over all ranks, a number that all ranks have alike, and whether any raised a flag.
 
         One exchange between devices and one wait for this one. All ranks enter.

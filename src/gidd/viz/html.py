@@ -30,7 +30,7 @@ _MASK = -1
 """Stands for a blank in the page's data."""
 
 
-class Story(NamedTuple):
+class Replay(NamedTuple):
     """One sequence from its first state to its last."""
 
     title: str
@@ -40,7 +40,7 @@ class Story(NamedTuple):
 
 def write_page(
     path: Path,
-    stories: Sequence[Story],
+    stories: Sequence[Replay],
     pieces: PiecesOf,
     mask_id: int | None,
     *,
@@ -92,7 +92,7 @@ def write_page(
 
 
 def _packed(
-    story: Story, pieces: PiecesOf, mask_id: int | None, strings: dict[str, int]
+    story: Replay, pieces: PiecesOf, mask_id: int | None, strings: dict[str, int]
 ) -> dict[str, Any]:
     """A story as numbers: each shot holds what differs from the shot before.
 
@@ -112,7 +112,7 @@ def _packed(
         before = [*cells]
         shots.append(
             {
-                "move": frame.move,
+                "step_index": frame.step_index,
                 "step": frame.step,
                 "time": frame.time,
                 "cells": [number for triple in changed for number in triple],

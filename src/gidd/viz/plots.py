@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gidd.common import files
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
-from gidd.viz.run_log import Curve, Run
+from gidd.viz.run_log import MetricSeries, RunLog
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's: told apart by every kind of colour vision."""
@@ -41,7 +41,7 @@ _STYLE = {
 }
 
 
-def draw(runs: Sequence[Run], out: Path) -> None:
+def draw(runs: Sequence[RunLog], out: Path) -> None:
     """Draw likelihood, loss, gradient and learning rate to a PNG file, as far as they are there.
 
     Args:
@@ -71,11 +71,11 @@ def draw(runs: Sequence[Run], out: Path) -> None:
         _draw_gradient(panels[2], runs)
         _draw_metric(panels[3], runs, "learning_rate", "Learning rate", zero=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        with files.writing(out) as file:
+        with files.atomic_write(out) as file:
             figure.savefig(file, format="png", dpi=_DPI)
 
 
-def _draw_bound(axes: Any, runs: Sequence[Run]) -> None:
+def _draw_bound(axes: Any, runs: Sequence[RunLog]) -> None:
     """The likelihood per token: training light and smoothed, validation as points."""
     limits, labels, titles = _Limits(), list[_Label](), set[str]()
     for run, colour in zip(runs, COLOURS, strict=False):
@@ -98,7 +98,7 @@ def _draw_bound(axes: Any, runs: Sequence[Run]) -> None:
     _finish(axes, limits, labels)
 
 
-def _draw_kinds(axes: Any, runs: Sequence[Run]) -> None:
+def _draw_kinds(axes: Any, runs: Sequence[RunLog]) -> None:
     """What each kind of noisy token adds to the NELBO, smoothed."""
     axes.set_title("NELBO by kind of noisy token")
     limits, labels = _Limits(zero=True), list[_Label]()
@@ -117,7 +117,7 @@ def _draw_kinds(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _draw_metric(
-    axes: Any, runs: Sequence[Run], name: str, title: str, *, zero: bool = False
+    axes: Any, runs: Sequence[RunLog], name: str, title: str, *, zero: bool = False
 ) -> None:
     """One training metric."""
     axes.set_title(title)
@@ -127,7 +127,7 @@ def _draw_metric(
     _finish(axes, limits, [])
 
 
-def _draw_gradient(axes: Any, runs: Sequence[Run]) -> None:
+def _draw_gradient(axes: Any, runs: Sequence[RunLog]) -> None:
     """The norm of the gradient on a logarithmic axis: spikes are seen and do not hide the rest."""
     axes.set_title("Gradient norm")
     for run, colour in zip(runs, COLOURS, strict=False):
@@ -135,7 +135,7 @@ def _draw_gradient(axes: Any, runs: Sequence[Run]) -> None:
         positive = curve.values > 0
         steps, logs = curve.steps[positive], np.log(curve.values[positive])
         if len(steps):
-            norm = Curve(steps, logs)
+            norm = MetricSeries(steps, logs)
             style = _SMOOTH | {"color": colour, "marker": _marker(norm)}
             axes.semilogy(steps, np.exp(logs), color=colour, **_RAW)
             axes.semilogy(steps, np.exp(norm.smooth()), **style)
@@ -146,7 +146,7 @@ def _draw_gradient(axes: Any, runs: Sequence[Run]) -> None:
     _finish(axes, None, [])
 
 
-def _draw_noisy(axes: Any, curve: Curve, colour: str, limits: _Limits) -> None:
+def _draw_noisy(axes: Any, curve: MetricSeries, colour: str, limits: _Limits) -> None:
     if len(curve.values):
         smooth = curve.smooth()
         axes.plot(*curve, color=colour, **_RAW)
@@ -155,7 +155,7 @@ def _draw_noisy(axes: Any, curve: Curve, colour: str, limits: _Limits) -> None:
         limits.may_cut(curve.values)
 
 
-def _marker(curve: Curve) -> str:
+def _marker(curve: MetricSeries) -> str:
     """A line needs two points; one alone is a diamond, as circles are validation."""
     return "D" if len(curve.values) == 1 else ""
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gidd.training.reporting import log as report_log
+from gidd.training.reporting import log as metrics_log
 
 _SMOOTHING = 40
 """A smoothed line averages over one part in so many of the points."""
 
 
-class Curve(NamedTuple):
+class MetricSeries(NamedTuple):
     """A metric over the steps of a run."""
 
     steps: NDArray[np.int64]
@@ -34,22 +34,22 @@ class Curve(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Run:
+class RunLog:
     """The log of a run."""
 
     name: str
     lines: Sequence[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path) -> Run:
+    def read(cls, path: Path) -> RunLog:
         """Of a folder that a training has written to, or of its log."""
         folder = path if path.is_dir() else path.parent
-        return cls(folder.resolve().name, report_log.read(path))
+        return cls(folder.resolve().name, metrics_log.read(path))
 
-    def curve(self, kind: report_log.Kind, name: str) -> Curve:
+    def curve(self, kind: metrics_log.LineKind, name: str) -> MetricSeries:
         """A metric where it is finite; without points if the run has none."""
         lines = [line for line in self.lines if line["kind"] == kind and name in line]
         steps = np.array([line["step"] for line in lines], dtype=np.int64)
         values = np.array([float(line[name]) for line in lines], dtype=np.float64)
         finite = np.isfinite(values)
-        return Curve(steps[finite], values[finite])
+        return MetricSeries(steps[finite], values[finite])

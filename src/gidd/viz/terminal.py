@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gidd.sampling import Tick
+from gidd.sampling import StepEvent
 
 _FRAMES_PER_SECOND = 15
-_FRESH_MOVES = 4
+_FRESH_STEPS = 4
 """A new token is marked for so many moves: one flash would not be seen."""
 
 _FRAME_LINES = 7
@@ -73,7 +73,7 @@ class CanvasView:
         self._given: list[bool] = []
         self._since: dict[int, tuple[int, str]] = {}
         """Position -> the move that changed it last, and how."""
-        self._move = self._num_moves = 0
+        self._step_index = self._num_steps = 0
         self._facts = ""
 
     def __enter__(self) -> Self:
@@ -88,32 +88,32 @@ class CanvasView:
     ) -> None:
         self._live.stop()
 
-    def __call__(self, tick: Tick) -> None:
+    def __call__(self, event: StepEvent) -> None:
         """Take note of a round of moves, and draw it if the last drawing is old enough."""
-        row = int(tick.rows.min())
-        self._see(tick, row)
+        row = int(event.rows.min())
+        self._see(event, row)
         now = time.monotonic()
         if now - self._drawn >= 1 / _FRAMES_PER_SECOND:
             self._drawn = now
             self._live.update(self.render(), refresh=True)
 
-    def _see(self, tick: Tick, row: int) -> None:
-        canvas = tick.canvas
+    def _see(self, event: StepEvent, row: int) -> None:
+        canvas = event.canvas
         tokens: list[int] = canvas.tokens[row].tolist()
-        member = tick.members[row]
+        member = event.members[row]
         if member != self._member:
-            which = (tick.rows == row).nonzero().flatten()
-            self._tokens = tick.before[which[0]].tolist()
+            which = (event.rows == row).nonzero().flatten()
+            self._tokens = event.before[which[0]].tolist()
             self._given = canvas.protected[row].tolist()
             self._member, self._since = member, {}
-        self._move, self._num_moves = int(canvas.move[row]), int(tick.num_moves[row])
+        self._step_index, self._num_steps = int(canvas.step_index[row]), int(event.num_steps[row])
         for i, (old, new) in enumerate(zip(self._tokens, tokens, strict=True)):
             if old != new:
-                self._since[i] = (self._move, "fresh" if old == self._mask_id else "changed")
+                self._since[i] = (self._step_index, "fresh" if old == self._mask_id else "changed")
         self._tokens = tokens
         blanks = sum(token == self._mask_id for token in tokens)
         self._facts = f"t = {float(canvas.time[row]):.3f}   {blanks} blanks"
-        frames = tick.record.frames if tick.record else None
+        frames = event.record.frames if event.record else None
         if frames and frames.get(row):
             frame, free = frames[row][-1], canvas.free[row]
             self._facts += f"   self-accuracy {frame.self_accuracy(free):.0%}"
@@ -126,8 +126,10 @@ class CanvasView:
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_row(
-            f"move {self._move} of {self._num_moves}",
-            ProgressBar(total=max(1, self._num_moves), completed=self._move, complete_style="cyan"),
+            f"step {self._step_index} of {self._num_steps}",
+            ProgressBar(
+                total=max(1, self._num_steps), completed=self._step_index, complete_style="cyan"
+            ),
         )
         below = (Text(self._facts, style="dim"), _legend())
         for line in below:  # wrapped, they would be more lines than are counted on
@@ -138,14 +140,14 @@ class CanvasView:
     def _visible_lines(self) -> Text:
         """All of the text or, if the terminal is too small, the lines around the newest token."""
         text = Text()
-        newest, newest_move = 0, -1
+        newest, newest_step = 0, -1
         for i, piece in enumerate(self._pieces(self._tokens)):
-            move, how = self._since.get(i, (-1, ""))
-            if move > newest_move:
-                newest, newest_move = len(text), move
+            step_index, how = self._since.get(i, (-1, ""))
+            if step_index > newest_step:
+                newest, newest_step = len(text), step_index
             text.append(
                 _BLANK if self._tokens[i] == self._mask_id else printable(piece),
-                _STYLES[self._state(i, move, how)],
+                _STYLES[self._state(i, step_index, how)],
             )
         lines = text.wrap(self._console, max(10, self._console.width - 4))
         room = max(3, self._console.height - _FRAME_LINES)
@@ -155,12 +157,14 @@ class CanvasView:
         first = min(max(0, len(above) - room // 2), len(lines) - room)
         return Text("\n").join(lines[first : first + room])
 
-    def _state(self, i: int, move: int, how: str) -> str:
+    def _state(self, i: int, step_index: int, how: str) -> str:
         if self._tokens[i] == self._mask_id:
             return "blank"
         if self._given[i]:
             return "given"
-        return how if self._move - move < _FRESH_MOVES and move >= 0 else "settled"
+        return (
+            how if self._step_index - step_index < _FRESH_STEPS and step_index >= 0 else "settled"
+        )
 
 
 def _legend() -> Text:

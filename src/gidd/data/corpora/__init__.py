@@ -13,7 +13,7 @@ from gidd.data.corpora.fineweb import FINEWEB
 from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus
 from gidd.data.corpora.lm1b import LM1B
 from gidd.data.corpora.openwebtext import OPENWEBTEXT
-from gidd.data.corpora.remote import is_url, shown
+from gidd.data.corpora.remote import is_url, without_credentials
 from gidd.data.corpora.sotu import SOTU
 from gidd.data.corpora.text8 import TEXT8
 from gidd.data.corpora.text_files import Files
@@ -79,7 +79,7 @@ def resolve(sources: str | Path | Sequence[str | Path]) -> Resolved:
     """
     corpora = corpora_of(sources)
     documents = [part for corpus in corpora for part in corpus.documents()]
-    names = [shown(corpus.name) for corpus in corpora]
+    names = [without_credentials(corpus.name) for corpus in corpora]
     last = corpora[-1]
     return Resolved(documents, last.validation(), names, last.known(), last.tokenizer())
 

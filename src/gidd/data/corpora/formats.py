@@ -37,7 +37,7 @@ class _File(Documents):
 
     @property
     def name(self) -> str:
-        return remote.shown(self.path)
+        return remote.without_credentials(self.path)
 
     def stamp(self) -> list[int]:
         if remote.is_url(self.path):
@@ -64,7 +64,7 @@ class _File(Documents):
 
     def _raw(self, from_start: bool) -> Any:
         if remote.is_url(self.path):
-            return remote.opened(self.path, from_start=from_start)
+            return remote.open_url(self.path, from_start=from_start)
         return Path(self.path).open("rb")
 
 
@@ -172,7 +172,7 @@ def find_documents(path: str | Path) -> list[Documents]:
 
 def reader(path: str, column: str = "text") -> Documents:
     """The documents of one file, by the ending of its name; texts are in the field `column`."""
-    name = remote.shown(path)
+    name = remote.without_credentials(path)
     if name.endswith(_JSON_LINES):
         return JsonLines(path, column)
     if name.endswith(".parquet"):

@@ -1,7 +1,7 @@
 """Files behind a URL: any that `fsspec` knows (https://, s3://, gs://, hf://, file://, ...).
 
 Passwords and signatures may stand in a URL, before the host and after "?". They are used to open
-it and shown nowhere: records and messages have URLs as `shown` gives them.
+it and shown nowhere: records and messages have URLs as `without_credentials` gives them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_url(name: str) -> bool:
     return "://" in name
 
 
-def shown(name: str) -> str:
+def without_credentials(name: str) -> str:
     """A URL without user, password, query and fragment; anything else as it is."""
     scheme, mark, rest = name.partition("://")
     if not mark:
@@ -48,8 +48,8 @@ def shown(name: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """A text in which every URL is as `shown`."""
-    return re.sub(r"[\w+.-]+://[^\s'\"<>]+", lambda found: shown(found[0]), text)
+    """A text in which every URL is as `without_credentials`."""
+    return re.sub(r"[\w+.-]+://[^\s'\"<>]+", lambda found: without_credentials(found[0]), text)
 
 
 def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
@@ -59,7 +59,7 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
         url: With one of the endings it is a file.
         endings: How the names of files end that hold documents; others are passed over.
     """
-    place = shown(url)
+    place = without_credentials(url)
     with named_errors(place):
         system, path = _system(url)
         if "*" in place:
@@ -69,7 +69,7 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
         else:
             found = system.find(path)
         files = [system.unstrip_protocol(file) for file in found]
-    files = [file for file in files if shown(file).endswith(endings)]
+    files = [file for file in files if without_credentials(file).endswith(endings)]
     if not files:
         raise DataError(
             f"{place} holds no document: there is no file that ends in {', '.join(endings)}, or "
@@ -80,7 +80,7 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
 
 def stamp(url: str) -> list[int]:
     """Bytes (-1 if the server does not say) and a number that changes with the file."""
-    with named_errors(shown(url)):
+    with named_errors(without_credentials(url)):
         system, path = _system(url)
         about = system.info(path)
     version = repr([about.get(field) for field in _VERSION])
@@ -89,9 +89,9 @@ def stamp(url: str) -> list[int]:
 
 
 @contextmanager
-def opened(url: str, *, from_start: bool) -> Generator[Any]:
+def open_url(url: str, *, from_start: bool) -> Generator[Any]:
     """A remote file, for reading from its start or at any place."""
-    with named_errors(shown(url)):
+    with named_errors(without_credentials(url)):
         system, path = _system(url)
         # one long answer needs no server that can send parts of a file
         options = {"block_size": 0} if from_start and url.startswith("http") else {}

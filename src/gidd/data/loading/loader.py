@@ -19,8 +19,8 @@ import torch
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
 from gidd.data.loading.order import epoch_and_place, shuffled
-from gidd.data.loading.shards import Array, Shard, ShardSet, open_shard
-from gidd.data.manifest import Manifest
+from gidd.data.loading.shards import Array, ShardSet, TokenShard, open_shard
+from gidd.data.manifest import DataManifest
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
 
@@ -34,13 +34,13 @@ def open_split(folder: str | Path, split: str = "train") -> ShardSet:
     Sizes are compared with the manifest; checksums take as long as reading everything and are the
     business of `manifest.verify` and `gidd data verify`.
     """
-    folder, manifest = Path(folder), Manifest.read(folder)
+    folder, manifest = Path(folder), DataManifest.read(folder)
     if split not in manifest.splits:
         raise DataError(
             f"{folder} has the splits {', '.join(manifest.splits)}, not {split}. "
             "Prepare it with --validation to hold some documents out."
         )
-    shards: list[Shard] = []
+    shards: list[TokenShard] = []
     for record in manifest.splits[split].shards:
         shard = open_shard(folder / record.file, np.dtype(manifest.dtype).type)
         if (len(shard), len(shard.tokens)) != (record.documents, record.tokens):

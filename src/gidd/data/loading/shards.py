@@ -38,7 +38,7 @@ Sliceable: TypeAlias = "Array | _EvenEnds | _Mapped | _Remote"
 
 @final
 @dataclass(frozen=True, eq=False)
-class Shard:
+class TokenShard:
     """Tokens of many documents in one file, one document after another."""
 
     file: str
@@ -66,7 +66,7 @@ class Shard:
 class ShardSet:
     """Shards as one long list of documents."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[TokenShard]) -> None:
         if not sum(map(len, shards)):
             raise DataError(f"there is no document in {len(shards)} shards. {_AGAIN}")
         self.shards = tuple(shards)
@@ -76,7 +76,7 @@ class ShardSet:
         """Number of documents."""
         return int(self._first[-1])
 
-    def locate(self, document: int) -> tuple[Shard, int]:
+    def locate(self, document: int) -> tuple[TokenShard, int]:
         """The shard of a document and its number there."""
         number = int(np.searchsorted(self._first, document, side="right")) - 1
         return self.shards[number], document - int(self._first[number])
@@ -90,7 +90,7 @@ def packed(shards: ShardSet, length: int) -> ShardSet:
     """
     return ShardSet(
         [
-            Shard(shard.file, shard.tokens, _EvenEnds(len(shard.tokens), length))
+            TokenShard(shard.file, shard.tokens, _EvenEnds(len(shard.tokens), length))
             for shard in shards.shards
         ]
     )
@@ -111,7 +111,7 @@ class _EvenEnds:
         return np.minimum((windows + 1) * self._length, self._total)
 
 
-def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint16) -> Shard:
+def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint16) -> TokenShard:
     """A shard of any of the three formats, by the ending of its name.
 
     Args:
@@ -121,19 +121,19 @@ def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint1
     name = str(file)
     if name.endswith(".ds"):
         ends = _entries(name + ".index", np.uint64)
-        return _checked(Shard(name, _entries(name, dtype), ends))
+        return _checked(TokenShard(name, _entries(name, dtype), ends))
     if name.endswith(".bin"):
         return _checked(_megatron(name))
     if name.endswith(".npy"):
         tokens = _load_npy(name)
-        return Shard(name, tokens, np.array([len(tokens)], dtype=np.uint64))
+        return TokenShard(name, tokens, np.array([len(tokens)], dtype=np.uint64))
     raise DataError(
         f"{name}: a token file must end in .ds, .bin or .npy. "
         "Turn other formats into shards with `gidd data prepare`."
     )
 
 
-def _checked(shard: Shard) -> Shard:
+def _checked(shard: TokenShard) -> TokenShard:
     """What can be seen without reading the documents: the last one ends where the tokens do."""
     documents = len(shard)
     if not documents:
@@ -147,7 +147,7 @@ def _checked(shard: Shard) -> Shard:
     return shard
 
 
-def _megatron(name: str) -> Shard:
+def _megatron(name: str) -> TokenShard:
     """Megatron's index: a header, sizes [int32] and byte places [int64] of all sequences."""
     index = name.removesuffix(".bin") + ".idx"
     header = bytes(_entries(index, np.uint8)[:34])
@@ -160,7 +160,9 @@ def _megatron(name: str) -> Shard:
             f"uint16) can be read, got version {version}, type {code}. Write it with those."
         )
     sizes = _entries(index, np.int32, skip=34, count=num_sequences)
-    return Shard(name, _entries(name, _MEGATRON_TYPES[code]), np.cumsum(sizes[:], dtype=np.int64))
+    return TokenShard(
+        name, _entries(name, _MEGATRON_TYPES[code]), np.cumsum(sizes[:], dtype=np.int64)
+    )
 
 
 def _load_npy(name: str) -> Sliceable:

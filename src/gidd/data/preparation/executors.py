@@ -23,7 +23,7 @@ from typing import Any, final
 
 from gidd.common.files import remove_leftovers
 from gidd.common.optional import optional_package
-from gidd.data.manifest import Manifest
+from gidd.data.manifest import DataManifest
 from gidd.data.preparation.prepare import LOGS, Preparation
 from gidd.data.preparation.tasks import Work, finished, write_shards
 from gidd.data.preparation.work_plan import plan_digest, read_plan
@@ -72,7 +72,7 @@ class SlurmOptions:
     """A shell command that each job runs first, such as "module load python"."""
 
 
-def run_on_ray(preparation: Preparation, options: RayOptions) -> Manifest:
+def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
     """Do what is left on a Ray cluster, wait for it and write the manifest."""
     remove_leftovers(preparation.out)
     left = preparation.left()
@@ -95,7 +95,7 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> Manifest:
     return preparation.finish()
 
 
-def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> Manifest | None:
+def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataManifest | None:
     """Submit what is left as an array of jobs, and a job that then writes the manifest.
 
     Returns:

@@ -28,20 +28,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from gidd.common.files import locked, remove_leftovers
+from gidd.common.files import file_lock, remove_leftovers
 from gidd.data.corpora import resolve
-from gidd.data.manifest import Manifest, Split
+from gidd.data.manifest import DataManifest, Split
 from gidd.data.preparation.progress import PreparationProgress
 from gidd.data.preparation.tasks import Work, finished, token_dtype, tokenizer_of, write_shards
 from gidd.data.preparation.work_plan import (
     TASKS,
     TRAIN,
     VALIDATION,
-    cut,
-    identity,
+    load_or_create_plan,
     plan_digest,
+    plan_settings,
     read_plan,
-    settle_plan,
+    tasks_of,
 )
 from gidd.data.preparation.workers import run
 from gidd.data.tokenizers import Tokenizer
@@ -61,7 +61,7 @@ def prepare(
     workers: int = 1,
     command: str = "",
     quiet: bool = False,
-) -> Manifest:
+) -> DataManifest:
     """Tokenize documents into a folder of shards; an end-of-text token closes each document.
 
     Args:
@@ -76,7 +76,7 @@ def prepare(
         command: What to note in the manifest.
         quiet: Show no progress.
     """
-    begin = begun(
+    begin = start_preparation(
         sources,
         tokenizer,
         out,
@@ -105,7 +105,7 @@ class Preparation:
         """The tasks that are not finished."""
         return [one for one in self.work if finished(one) is None]
 
-    def finish(self) -> Manifest:
+    def finish(self) -> DataManifest:
         """Write the manifest, once all tasks are done."""
         records = [finished(one) for one in self.work]
         missing = [one.name for one, record in zip(self.work, records, strict=True) if not record]
@@ -124,7 +124,7 @@ class Preparation:
         tokenizer = tokenizer_of(
             self.out, plan_digest(plan)
         )  # loaded, if tasks ran in this process
-        manifest = Manifest(
+        manifest = DataManifest(
             tokenizer=tokenizer.fingerprint,
             vocab=tokenizer.vocab,
             end_id=tokenizer.end_id,
@@ -140,7 +140,7 @@ class Preparation:
 
 
 @contextmanager
-def begun(
+def start_preparation(
     sources: str | Path | Sequence[str | Path],
     tokenizer: Tokenizer,
     out: str | Path,
@@ -164,13 +164,13 @@ def begun(
     asked = found.validation if validation is None else validation
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or end it."
-    with locked(out / TASKS / "lock", DataError(busy)):
-        settings = identity(found.documents, tokenizer, asked, tasks)
+    with file_lock(out / TASKS / "lock", DataError(busy)):
+        settings = plan_settings(found.documents, tokenizer, asked, tasks)
         notes = {"sources": found.names, "command": command, "known": found.known}
-        plan = settle_plan(out, found.documents, settings, notes, workers)
+        plan = load_or_create_plan(out, found.documents, settings, notes, workers)
         tokenizer.save(out)
         dtype, digest = token_dtype(tokenizer), plan_digest(plan)
-        work = tuple(Work.of(task, found.documents, out, dtype, digest) for task in cut(plan))
+        work = tuple(Work.of(task, found.documents, out, dtype, digest) for task in tasks_of(plan))
         for folder in {out / split for one in work for split in one.parts}:
             folder.mkdir(exist_ok=True)
         yield Preparation(out=out, work=work)

@@ -12,11 +12,11 @@ from typing import Any, final
 
 import numpy as np
 
-from gidd.common.files import read_json, write_json, writing
+from gidd.common.files import atomic_write, read_json, write_json
 from gidd.data.corpora.documents import Documents, read_range
 from gidd.data.manifest import INDEX, ShardRecord
 from gidd.data.preparation.work_plan import TASKS, Task
-from gidd.data.preparation.workers import Report
+from gidd.data.preparation.workers import ReportProgress
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
@@ -62,7 +62,7 @@ class Work:
         return self.out / TASKS / f"{self.name}.json"
 
 
-def write_shards(work: Work, report: Report) -> None:
+def write_shards(work: Work, report: ReportProgress) -> None:
     """Write the shards of one task, with the tokenizer in the output folder, and its record."""
     tokenizer = tokenizer_of(work.out, work.plan)
     shards: dict[str, Any] = {}
@@ -106,12 +106,12 @@ def tokenizer_of(out: Path, plan: str) -> Tokenizer:
 
 
 def _write_shard(
-    work: Work, file: str, texts: Iterable[str], tokenizer: Tokenizer, report: Report
+    work: Work, file: str, texts: Iterable[str], tokenizer: Tokenizer, report: ReportProgress
 ) -> ShardRecord:
     dtype = np.dtype(work.dtype).newbyteorder("<")
     path, index_path = work.out / file, work.out / (file + INDEX)
     checksum, tokens, ends = hashlib.sha256(), 0, array("Q")
-    with writing(path) as token_file, writing(index_path) as index_file:
+    with atomic_write(path) as token_file, atomic_write(index_path) as index_file:
         for batch in _batches(texts):
             before = tokens
             for ids in tokenizer.encode_batch(batch):

@@ -18,8 +18,8 @@ from typing import Any, final
 
 from gidd.common.files import read_json, write_json
 from gidd.data.corpora.documents import Documents
-from gidd.data.manifest import MANIFEST
-from gidd.data.preparation.workers import Report, run
+from gidd.data.manifest import DATA_MANIFEST
+from gidd.data.preparation.workers import ReportProgress, run
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 
@@ -100,7 +100,7 @@ def num_held_out(validation: float, documents: int) -> int:
     return int(held_out)
 
 
-def identity(
+def plan_settings(
     documents: Sequence[Documents], tokenizer: Tokenizer, validation: float, tasks: int | None
 ) -> dict[str, Any]:
     """All that the shards depend on, as JSON: two runs may share a folder if it is equal."""
@@ -124,7 +124,7 @@ def read_plan(out: Path) -> dict[str, Any]:
     return read_json(path, f"Delete the folder {out} and prepare again.", DataError)
 
 
-def settle_plan(
+def load_or_create_plan(
     out: Path,
     documents: Sequence[Documents],
     settings: dict[str, Any],
@@ -143,7 +143,7 @@ def settle_plan(
                 f"{out} was begun with other {' and '.join(changed)}, as {path} records. "
                 "Use the same sources and settings, delete the folder, or choose another --out."
             )  # if nothing was finished, nothing is lost by beginning anew
-    elif any(out.glob("*/*.ds")) or (out / MANIFEST).exists():
+    elif any(out.glob("*/*.ds")) or (out / DATA_MANIFEST).exists():
         raise DataError(
             f"{out} holds shards but no {TASKS}/{PLAN}: they are not of this preparation. "
             "Choose another --out folder."
@@ -157,12 +157,12 @@ def settle_plan(
         raise DataError(
             f"{', '.join(notes['sources'])}: there is no document in it. Check the sources."
         )
-    cut(plan)  # refuses bad settings before they are recorded
+    tasks_of(plan)  # refuses bad settings before they are recorded
     write_json(path, plan)
     return plan
 
 
-def cut(plan: dict[str, Any]) -> list[Task]:
+def tasks_of(plan: dict[str, Any]) -> list[Task]:
     """The tasks of a plan."""
     total = sum(plan["counts"])
     held_out = num_held_out(plan["validation"], total)
@@ -174,6 +174,6 @@ def _size(plan: dict[str, Any]) -> int:
     return sum(size for _, size, *_ in plan["documents"])
 
 
-def _count(documents: Documents, report: Report) -> int:
+def _count(documents: Documents, report: ReportProgress) -> int:
     report(0, 0)
     return documents.count()

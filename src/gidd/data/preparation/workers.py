@@ -15,7 +15,7 @@ from gidd.errors import ConfigError, DataError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Report = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Told of every few documents: how many they are, and how many tokens."""
 
 _shared: dict[str, Any] = {}
@@ -23,7 +23,10 @@ _shared: dict[str, Any] = {}
 
 
 def run(
-    function: Callable[[Item, Report], Result], items: Sequence[Item], workers: int, report: Report
+    function: Callable[[Item, ReportProgress], Result],
+    items: Sequence[Item],
+    workers: int,
+    report: ReportProgress,
 ) -> list[Result]:
     """`function` of every item, in any order on `workers` processes; results in order.
 
@@ -75,7 +78,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _call(function: Callable[[Item, Report], Result], item: Item) -> Result:
+def _call(function: Callable[[Item, ReportProgress], Result], item: Item) -> Result:
     return function(item, _report)
 
 

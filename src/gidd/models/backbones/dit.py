@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gidd.errors import ConfigError
 from gidd.models.backbones.layers import Block, TimeEmbedding, layer_norm, modulate, rotation
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -174,9 +174,9 @@ class DiT(nn.Module):
         self.reset_parameters()
 
     @torch.no_grad()
-    def reset_parameters(self, initial: Initial | None = None) -> None:
+    def reset_parameters(self, initial: Initializer | None = None) -> None:
         """Draw all weights anew, uniform in +-1/sqrt(inputs); the head and modulations are zero."""
-        initial = initial or Initial()
+        initial = initial or Initializer()
         zero = {self.head, self.final_modulation} | {block.modulation for block in self.blocks}
         for module in self.modules():
             if module in zero:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit import DiTConfig
-from gidd.models.init import Initial
+from gidd.models.init import Initializer
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -67,9 +67,9 @@ class AutoregressiveModel(nn.Module):
         return self.trunk.layers
 
     @torch.no_grad()
-    def reset_parameters(self, initial: Initial | None = None) -> None:
+    def reset_parameters(self, initial: Initializer | None = None) -> None:
         """Draw all weights anew, as Llama does: normal, and gains of 1."""
-        initial = initial or Initial()
+        initial = initial or Initializer()
         llama = self.trunk.config
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -29,8 +29,8 @@ from gidd.models.weights import (
     WEIGHTS,
     Pretrained,
     dit_from_tensors,
-    read_tensors,
-    write_tensors,
+    read_safetensors,
+    write_safetensors,
 )
 from gidd.vocab import Vocab
 
@@ -99,7 +99,7 @@ def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were filled with the end-of-text token
     share = _p_uniform(record, p_uniform, folder / CONFIG)
-    backbone = _read_dit(config, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+    backbone = _read_dit(config, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
     _log.info("%s: %s", folder, _SCHEDULE_NOTE)
     return Pretrained(
         denoiser=Denoiser(backbone, vocab),
@@ -116,7 +116,7 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
         schedule: The noise it was trained with, over the tokenizer's vocabulary: `HybridSchedule`
             for version 1.1.0 of the authors' code, `FirstReleaseSchedule` for 1.0.0.
     """
-    tensors = read_tensors(file)
+    tensors = read_safetensors(file)
     bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
     if bias.any():
         raise CheckpointError(
@@ -148,7 +148,7 @@ def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None
     for name in ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias"):
         tensors[name] = tensors[name][: vocab.size]
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, tensors | _rotary_buffers(config))
+    write_safetensors(folder / WEIGHTS, tensors | _rotary_buffers(config))
     sizes = {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()}
     fixed = {"architectures": ["DIT"], "attention_dropout": 0.0, "model_type": "dit"}
     more = {"vocab_size": vocab.size, "p_uniform": p_uniform, "t_eps": 1e-4}

@@ -7,15 +7,15 @@ from gidd.sampling.correctors.gibbs_sweep import gibbs_sweep
 from gidd.sampling.correctors.self_correction import Score, gain, likelihood, self_correction
 from gidd.sampling.steps.gibbs import gibbs
 
-LAW_KEEPING_CORRECTORS = (gibbs, gibbs_sweep)
+INVARIANT_CORRECTORS = (gibbs, gibbs_sweep)
 """They leave the law of Z_t unchanged, if the denoiser is exact and the distance large enough."""
 
-CORRECTORS = (*LAW_KEEPING_CORRECTORS, self_correction)
+CORRECTORS = (*INVARIANT_CORRECTORS, self_correction)
 """All correctors."""
 
 __all__ = [
     "CORRECTORS",
-    "LAW_KEEPING_CORRECTORS",
+    "INVARIANT_CORRECTORS",
     "Score",
     "gain",
     "gibbs",

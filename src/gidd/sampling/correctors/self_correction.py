@@ -15,7 +15,7 @@ from gidd.diffusion.categorical import draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Best, Canvas, Change
+from gidd.sampling.canvas import BestState, Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import require_temperature, temper
 from gidd.sampling.spaced import require_distance, top_spaced
@@ -33,7 +33,7 @@ class Proposal(NamedTuple):
     new: Float[Tensor, " K"]
     """x_theta of the token that would replace it."""
 
-    lead: Float[Tensor, " K"]
+    scaled_log_odds: Float[Tensor, " K"]
     """Rises with the new token's probability at the corrector's temperature."""
 
 
@@ -43,7 +43,7 @@ Score = Callable[[Proposal], Tensor]
 
 def likelihood(proposal: Proposal) -> Tensor:
     """The paper's score: the order of how likely the new token is, at the temperature."""
-    return proposal.lead
+    return proposal.scaled_log_odds
 
 
 def gain(proposal: Proposal) -> Tensor:
@@ -63,8 +63,8 @@ def self_correction(
     num_tokens: int = 1,
     distance: int = 1,
     score: Score = likelihood,
-    errors: float | None = None,
-) -> Change:
+    error_rate: float | None = None,
+) -> StepOutput:
     """One pass of Algorithm 1's loop (s = t): draw a token everywhere, commit the best change.
 
     A sequence has converged when there is no change to make. It also stops after `patience` calls
@@ -75,13 +75,13 @@ def self_correction(
     `num_tokens` changes are committed in one call, any two at least `distance` apart; 1 is the
     paper's. Each state's self-accuracy comes from its own prediction.
 
-    Algorithm 1 replaces whatever the network would put otherwise, right or wrong. With `errors`,
+    Algorithm 1 replaces whatever the network would put otherwise, right or wrong. With `error_rate`,
     the share of tokens thought to be wrong, it replaces what is likelier wrong than right.
     """
     require_temperature("self-correction's temperature", temperature)
     require_distance(distance)
     _require_positive(num_tokens=num_tokens, patience=patience)
-    least_gain = 0.0 if errors is None else _gain_of_an_error(errors, schedule.vocab.size)
+    least_gain = 0.0 if error_rate is None else _gain_of_an_error(error_rate, schedule.vocab.size)
     z, free = canvas.tokens, canvas.free
     u = canvas.random(Stream.TOKEN).flatten()
 
@@ -91,7 +91,7 @@ def self_correction(
         old, new = rows.gather(-1, here).squeeze(-1), rows.gather(-1, token).squeeze(-1)
         changed = (token != here).squeeze(-1)
         leads = rows.new_zeros(len(rows)).masked_scatter(
-            changed, lead(rows[changed], token[changed], temperature)
+            changed, scaled_log_odds(rows[changed], token[changed], temperature)
         )
         proposal = Proposal(old, new, leads)
         is_top = proposal.old >= rows.amax(-1)
@@ -104,10 +104,10 @@ def self_correction(
     differs = free & allowed & (token != z)
     finished = ~differs.any(-1) | (best.age >= patience)
     committed = top_spaced(scores, differs, num_tokens, distance)
-    return Change(torch.where(committed, token, z), probability * committed, best, finished)
+    return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
 
 
-def lead(
+def scaled_log_odds(
     p: Float[Tensor, "K V"], token: Int[Tensor, "K 1"], temperature: float
 ) -> Float[Tensor, " K"]:
     """What rises with q, the probability of `token` at that temperature: an order of tokens.
@@ -123,29 +123,29 @@ def lead(
     return (p.gather(-1, token).log() - log_rest).squeeze(-1)
 
 
-def _better(best: Best, tokens: Tensor, score: Tensor) -> Best:
+def _better(best: BestState, tokens: Tensor, score: Tensor) -> BestState:
     """The best state so far, this one included."""
     improved = score > best.score
-    return Best(
+    return BestState(
         torch.where(improved[:, None], tokens, best.tokens),
         torch.where(improved, score, best.score),
         torch.where(improved, 0, best.age + 1),
     )
 
 
-def _gain_of_an_error(errors: float, num_tokens: int) -> float:
+def _gain_of_an_error(error_rate: float, num_tokens: int) -> float:
     """How much likelier a token must be than the one that it replaces (Bayes' rule).
 
-    If a share `errors` of tokens was replaced by any of `num_tokens` at random, then, given the
+    If a share `error_rate` of tokens was replaced by any of `num_tokens` at random, then, given the
     rest of the text, z stands there because it is right with weight (1 - errors) x_theta(z), and
     because v is right and was replaced with weight errors x_theta(v) / num_tokens.
     """
-    if not 0 < errors < 1:
+    if not 0 < error_rate < 1:
         raise ConfigError(
-            f"self-correction's errors must be between 0 and 1, got {errors}. It is the share of "
+            f"error_rate must be between 0 and 1, got {error_rate}. It is the share of "
             "tokens that are thought to be wrong, e.g. 0.05."
         )
-    return (1 - errors) * num_tokens / errors
+    return (1 - error_rate) * num_tokens / error_rate
 
 
 def _require_positive(**options: int) -> None:

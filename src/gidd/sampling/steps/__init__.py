@@ -1,6 +1,6 @@
 """Sampler steps, one file each. A step listed here is covered by every test of its kind.
 
-A step is a plain function (schedule, s, t, canvas, prediction) -> `Change`, from time t to s.
+A step is a plain function (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s.
 """
 
 from gidd.sampling.steps.ancestral import ancestral

@@ -11,7 +11,7 @@ from gidd.diffusion.categorical import at_token, draw, happens
 from gidd.diffusion.process import marginal_at, noise, transition
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def ancestral(
     t: Float[Tensor, " B"],
     canvas: Canvas,
     prediction: Prediction,
-) -> Change:
+) -> StepOutput:
     """z_s ~ p_theta(z_s | z_t) at every free position (Eq. 16); same law as `ancestral_reference`.
 
     r is largest where x_theta(z_t) = 0, so a token that would stay even then stays whatever the
@@ -69,7 +69,7 @@ def ancestral(
     changes, token, probability = prediction.read(seen, look)
     changes = torch.where(seen, changes, may_change)
     new = torch.where(fresh == FROM_X_THETA, token, fresh)
-    return Change(torch.where(changes, new, z), probability)
+    return StepOutput(torch.where(changes, new, z), probability)
 
 
 def drawn(

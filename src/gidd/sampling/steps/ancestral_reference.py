@@ -10,7 +10,7 @@ from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.process import posterior
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def ancestral_reference(
     t: Float[Tensor, " B"],
     canvas: Canvas,
     prediction: Prediction,
-) -> Change:
+) -> StepOutput:
     """z_s ~ p_theta(z_s | z_t) (Eq. 16), with [B, L, V] probabilities: the definition.
 
     Where z_t is impossible at time t the posterior is empty, and the token stays.
@@ -33,4 +33,4 @@ def ancestral_reference(
     empty = p.sum(-1, keepdim=True) == 0
     kept = p.scatter(-1, z[..., None], 1.0)
     new = draw(p.where(~empty, kept), canvas.random(Stream.TOKEN)[..., None]).squeeze(-1)
-    return Change(new, at(x_theta, new))
+    return StepOutput(new, at(x_theta, new))

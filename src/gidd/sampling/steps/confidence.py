@@ -11,7 +11,7 @@ from gidd.diffusion.categorical import draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Look, Prediction
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def confidence(
     t: Float[Tensor, " B"],
     canvas: Canvas,
     prediction: Prediction,
-) -> Change:
+) -> StepOutput:
     """Fill the masks with the surest x_theta, each with a token drawn from its x_theta.
 
     As many masks stay as the schedule has at time s; tokens that stand are never changed. For
@@ -51,7 +51,7 @@ def greedy(
     t: Float[Tensor, " B"],
     canvas: Canvas,
     prediction: Prediction,
-) -> Change:
+) -> StepOutput:
     """Fill the masks with the surest x_theta, each with its most likely token.
 
     Nothing is random: it does not sample the data, it looks for a likely text.
@@ -73,13 +73,13 @@ def masked(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
 
 def _fill(
     schedule: MixingSchedule, s: Tensor, canvas: Canvas, prediction: Prediction, look: Look
-) -> Change:
+) -> StepOutput:
     """`look` gives token, its probability and the confidence that decides who comes first."""
     require_masks(schedule, s)
     masks = masked(schedule, canvas)
     token, probability, sureness = prediction.read(masks, look)
     filled = surest(masks, sureness, num_due(schedule, s, canvas))
-    return Change(torch.where(filled, token, canvas.tokens), probability * filled)
+    return StepOutput(torch.where(filled, token, canvas.tokens), probability * filled)
 
 
 def surest(

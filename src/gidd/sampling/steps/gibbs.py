@@ -10,7 +10,7 @@ from torch import Tensor
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.spaced import every, require_distance, top_spaced
 from gidd.sampling.steps.ancestral import FROM_X_THETA, drawn
@@ -28,7 +28,7 @@ def gibbs(
     *,
     distance: int = 2,
     num_positions: int | None = None,
-) -> Change:
+) -> StepOutput:
     """Draw random positions, at least `distance` apart, anew from alpha x_theta + beta pi (s = t).
 
     x_theta leaves a position's own token out of account, so this marginal is the law of the token
@@ -53,7 +53,7 @@ def redraw(
     canvas: Canvas,
     prediction: Prediction,
     chosen: Bool[Tensor, "B L"],
-) -> Change:
+) -> StepOutput:
     """z ~ q_t(. | x_theta) at the chosen positions (Eq. 3); no noise needs the head."""
     z = canvas.tokens
     fresh = noise(schedule, t, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
@@ -62,4 +62,4 @@ def redraw(
     token, probability = prediction.read(
         pending, lambda rows, i: drawn(rows, u[i], torch.ones_like(i, dtype=torch.bool))
     )
-    return Change(torch.where(chosen, torch.where(pending, token, fresh), z), probability)
+    return StepOutput(torch.where(chosen, torch.where(pending, token, fresh), z), probability)

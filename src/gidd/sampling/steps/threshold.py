@@ -11,7 +11,7 @@ from gidd.diffusion.categorical import at_token
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, Change
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps.ancestral import drawn
 from gidd.sampling.steps.confidence import masked, num_due, require_masks, surest
@@ -32,7 +32,7 @@ def threshold(
     *,
     fill: float = FILL,
     replace: float = REPLACE,
-) -> Change:
+) -> StepOutput:
     """Fill the masks that are due at s, the surest first, and all whose likeliest token has `fill`.
 
     Each is filled with a token drawn from its x_theta, and at least one is, so that a text that the
@@ -65,4 +65,4 @@ def threshold(
     filled = masks & (due | (top_probability >= fill))
     replaced = doubtful & (top != z) & (top_probability >= replace)
     new = torch.where(filled, token, torch.where(replaced, top, z))
-    return Change(new, probability * filled + top_probability * replaced)
+    return StepOutput(new, probability * filled + top_probability * replaced)

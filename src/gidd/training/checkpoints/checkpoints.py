@@ -1,6 +1,6 @@
 """The checkpoints of a run: written in the background, visible only when whole, checked before use.
 
-A checkpoint is written to `.step-N.aside`, forced to disk file by file, described by a manifest and
+A checkpoint is written to `.step-N.tmp`, forced to disk file by file, described by a manifest and
 only then renamed to `step-N`. Whenever the run is ended, every `step-N` that can be seen is whole.
 """
 
@@ -39,7 +39,7 @@ from gidd.training.world import World, new_host_group
 T = TypeVar("T")
 
 
-class Whole(NamedTuple):
+class ValidCheckpoint(NamedTuple):
     """A checkpoint of which every file is what was written."""
 
     step: int
@@ -53,7 +53,7 @@ class Restored(NamedTuple):
     step: int
     record: dict[str, Any]
     notes: list[str]
-    """As of `Whole`."""
+    """As of `ValidCheckpoint`."""
 
 
 @final
@@ -90,12 +90,12 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._group = new_host_group(world.timeout)  # the thread's own
-        self._alone = ExitStack()  # of the first rank
+        self._lock = ExitStack()  # of the first rank
 
     def __enter__(self) -> Checkpoints:
         if not self._read_only:
-            world, alone = self.world, self._series.alone()
-            enter = self._first(lambda: self._alone.enter_context(alone))
+            world, lock = self.world, self._series.lock()
+            enter = self._first(lambda: self._lock.enter_context(lock))
             _together(world, world.host_group, enter)
         return self
 
@@ -107,7 +107,7 @@ class Checkpoints:
                 raise
         finally:
             if self._saving is None:  # else this thread was interrupted and the save goes on
-                self._alone.close()
+                self._lock.close()
 
     def steps(self) -> list[int]:
         """Steps of which there is a checkpoint, in order."""
@@ -167,19 +167,19 @@ class Checkpoints:
         Returns:
             The checkpoint, or None if there is none at all.
         """
-        whole = self.newest_whole()
+        whole = self.latest_valid()
         while whole is not None:
             step, notes = whole
             self._require_same_model(step, tensors, partial)
             try:
                 return Restored(step, self._fill(step, tensors), notes)
             except CheckpointError:
-                whole = self.newest_whole()
+                whole = self.latest_valid()
                 if whole is None or whole.step == step:  # no other, or its files are not at fault
                     raise
         return None
 
-    def newest_whole(self) -> Whole | None:
+    def latest_valid(self) -> ValidCheckpoint | None:
         """The newest checkpoint of which every file is what was written. All ranks enter.
 
         Returns:
@@ -191,7 +191,7 @@ class Checkpoints:
         for step in reversed(steps):
             found = self._damage(step)
             if not found:
-                return Whole(step, notes)
+                return ValidCheckpoint(step, notes)
             self._damaged.add(step)
             notes += found
         if not steps:
@@ -204,7 +204,7 @@ class Checkpoints:
     def read(
         self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
     ) -> dict[str, Any]:
-        """Read a checkpoint that `newest_whole` found. All ranks enter.
+        """Read a checkpoint that `latest_valid` found. All ranks enter.
 
         Args:
             step: Its step.
@@ -258,18 +258,18 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint and make it visible. Runs in the background; all ranks enter."""
         world, group, series = self.world, self._group, self._series
-        aside = series.aside(step)
+        temporary = series.temporary(step)
         try:
             _together(world, group, self._first(lambda: series.begin(step)))
-            write_tensors(aside, tensors, copies, world.size, group)
-            mine = files_of_rank(aside, world.rank)
+            write_tensors(temporary, tensors, copies, world.size, group)
+            mine = files_of_rank(temporary, world.rank)
             written = _together(world, group, lambda: {path.name: entry(path) for path in mine})
             shards = {name: what for part in written for name, what in part.items()}
             commit = self._first(lambda: series.commit(step, describe(tensors), shards, texts))
             _together(world, group, commit)
         except Exception as error:
-            if world.is_first:
-                shutil.rmtree(aside, ignore_errors=True)
+            if world.is_rank_zero:
+                shutil.rmtree(temporary, ignore_errors=True)
             whole = ", ".join(map(folder_name, self.steps())) or "there was none"
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
@@ -283,7 +283,7 @@ class Checkpoints:
 
     def _first(self, work: Callable[[], object]) -> Callable[[], object]:
         """The work on the first rank, nothing on others."""
-        return work if self.world.is_first else lambda: None
+        return work if self.world.is_rank_zero else lambda: None
 
 
 def _together(world: World, group: Any, work: Callable[[], T]) -> list[T]:

@@ -39,7 +39,7 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint must consist of."""
 
     step: int
@@ -93,12 +93,12 @@ def entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write the file that makes a folder a checkpoint; all its other files are there already."""
     write_text(folder / MANIFEST, _render(manifest))
 
 
-def read_manifest(folder: Path, step: int) -> Manifest:
+def read_manifest(folder: Path, step: int) -> CheckpointManifest:
     """The manifest of a checkpoint of a certain step, every byte as it was written."""
     path = folder / MANIFEST
     try:
@@ -107,7 +107,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         content: dict[str, Any] = json.loads(data)["content"]
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=content["step"], tensors=dict(content["tensors"]), files=dict(content["files"])
         )
         # also what JSON does not mind, such as one more space, is not what was written
@@ -120,7 +120,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
     return manifest
 
 
-def _render(manifest: Manifest) -> str:
+def _render(manifest: CheckpointManifest) -> str:
     """The text of a manifest, with a digest of itself."""
     content = {
         "format": FORMAT,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from gidd.common.files import ASIDE, fsync_directory, locked, write_text
+from gidd.common.files import TEMPORARY, file_lock, fsync_directory, write_text
 from gidd.errors import CheckpointError, ConfigError
 from gidd.training.checkpoints.folder import (
-    Manifest,
+    CheckpointManifest,
     entry,
     folder_name,
     missing_tensors,
@@ -59,26 +59,26 @@ class Series:
         """Folder of the checkpoint of a step."""
         return self.folder / folder_name(step)
 
-    def aside(self, step: int) -> Path:
+    def temporary(self, step: int) -> Path:
         """Folder that the checkpoint of a step is written to."""
-        return self.folder / f".{folder_name(step)}{ASIDE}"
+        return self.folder / f".{folder_name(step)}{TEMPORARY}"
 
     @contextmanager
-    def alone(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Keep other runs out until the block ends, and delete what killed ones left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         busy = CheckpointError(
             f"{self.folder} is being written by another run. Wait for it or end it, "
             "or name another folder to begin anew."
         )
-        with locked(self.folder / LOCK, busy):
+        with file_lock(self.folder / LOCK, busy):
             self._clean()
             yield
 
     def begin(self, step: int) -> None:
         """Make an empty folder to write to."""
-        shutil.rmtree(self.aside(step), ignore_errors=True)
-        self.aside(step).mkdir(parents=True)
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
+        self.temporary(step).mkdir(parents=True)
 
     def commit(
         self,
@@ -95,23 +95,23 @@ class Series:
             shards: What the manifest says about the files of all ranks.
             texts: Further files.
         """
-        aside = self.aside(step)
+        temporary = self.temporary(step)
         for name, text in texts.items():
-            write_text(aside / name, text)
-        files = {**shards, **{name: entry(aside / name) for name in texts}}
-        there = visible(aside)
+            write_text(temporary / name, text)
+        files = {**shards, **{name: entry(temporary / name) for name in texts}}
+        there = visible(temporary)
         if there != files.keys():
             raise CheckpointError(
-                f"{aside} must hold the files of all ranks, but differs in "
+                f"{temporary} must hold the files of all ranks, but differs in "
                 f"{', '.join(sorted(there ^ files.keys()))}; is it on a disk that all ranks share?"
             )
-        if lack := missing_tensors(aside, tensors, files):
+        if lack := missing_tensors(temporary, tensors, files):
             raise CheckpointError(f"{lack}, as if another process had deleted files there")
         # the last file: with it the names of all are forced to disk
-        write_manifest(aside, Manifest(step=step, tensors=tensors, files=files))
+        write_manifest(temporary, CheckpointManifest(step=step, tensors=tensors, files=files))
         if self.path(step).exists():  # damaged, or of a run that this one did not continue
             self._hide([step])
-        aside.rename(self.path(step))
+        temporary.rename(self.path(step))
         fsync_directory(self.folder)
 
     def expire(self, newest: int, damaged: Collection[int]) -> None:
@@ -142,6 +142,6 @@ class Series:
 
     def _clean(self) -> None:
         """Delete what killed runs left."""
-        for path in self.folder.glob(f".step-*{ASIDE}"):
+        for path in self.folder.glob(f".step-*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True)
         self._empty_trash()

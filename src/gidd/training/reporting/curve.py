@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from gidd.common.optional import optional_package
-from gidd.training.reporting import log as report_log
+from gidd.training.reporting import log as metrics_log
 
 _CURVES = {
     "training/loss": ("loss", "#999999", "-"),
@@ -35,8 +35,8 @@ class LossCurve:
     def of_run(cls, folder: Path, start: int) -> LossCurve:
         """With the points that a run which continues after step `start` already has."""
         curve = cls()
-        if start > 0 and (folder / report_log.FILE).is_file():
-            for line in report_log.read_whole(folder / report_log.FILE):
+        if start > 0 and (folder / metrics_log.METRICS_FILE).is_file():
+            for line in metrics_log.read_whole(folder / metrics_log.METRICS_FILE):
                 if line["step"] <= start:
                     group = "validation" if line["kind"] == "evaluation" else "training"
                     curve.add(line["step"], {f"{group}/{name}": v for name, v in line.items()})

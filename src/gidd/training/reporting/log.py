@@ -19,13 +19,13 @@ from typing import Any, Literal, cast, final
 from gidd.common import files
 from gidd.errors import DataError
 
-FILE = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 """Name of the log in the folder of a run."""
 
 WALL = frozenset({"seconds", "seconds_left", "tokens_per_second", "mfu"})
 """Metrics that two equal runs do not share."""
 
-Kind = Literal["training", "evaluation"]
+LineKind = Literal["training", "evaluation"]
 
 
 @final
@@ -37,13 +37,13 @@ class MetricsLog:
 
     def __init__(self, folder: Path, start: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE
+        self.path = folder / METRICS_FILE
         self.num_damaged, self._last = _cut(self.path, start)
         # one write per line, past all buffers: a kill tears at most the line being written
         self._file = self.path.open("ab", buffering=0)
 
     def write(
-        self, kind: Kind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
+        self, kind: LineKind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
     ) -> None:
         """Append one line, unless the continued run already had it."""
         if (kind, step) in self._last:
@@ -76,11 +76,11 @@ def read(path: Path) -> list[dict[str, Any]]:
         path: The log, or the folder of its run.
     """
     if path.is_dir():
-        path = path / FILE
+        path = path / METRICS_FILE
     if not path.is_file():
         raise DataError(
             f"{path} does not exist. Give the folder of a run, one that `gidd train` has written "
-            f"{FILE} to."
+            f"{METRICS_FILE} to."
         )
     lines: list[dict[str, Any]] = []
     with path.open("rb") as file:
@@ -132,7 +132,7 @@ def _cut(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
         path.unlink(missing_ok=True)
         return 0, set()
     damaged, last = 0, set[tuple[str, int]]()
-    with path.open("rb") as old, files.writing(path) as new:
+    with path.open("rb") as old, files.atomic_write(path) as new:
         for data in old:
             line, ended = _parse_line(data), data.endswith(b"\n")
             damaged += line is None and ended

@@ -23,7 +23,7 @@ class Report:
     """What a person and a program see of a run. Only the first rank's writes; others are silent.
 
     Every metric that is given is written; the view shows those of `report_view.COLUMNS`. `mfu` is a
-    share of 1. See `report_log` for the file.
+    share of 1. See `metrics_log` for the file.
 
     Args:
         folder: Where the log goes, `metrics.jsonl`.

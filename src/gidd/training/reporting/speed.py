@@ -77,8 +77,10 @@ class Speed:
     def paused(self) -> Generator[None]:
         """Time in here does not count as training."""
         began = time.perf_counter()
-        yield
-        self._paused += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
 
     def wall(self, steps_left: int) -> dict[str, float]:
         """Figures by the clock since the last call; the time left is from the whole run's mean."""

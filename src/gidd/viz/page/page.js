@@ -80,7 +80,7 @@ function open(number) {
   at("events").replaceChildren(...story.events.map((event) => {
     const row = element("button");
     row.type = "button";
-    row.append(element("span", "when", "move " + story.shots[event.shot].move));
+    row.append(element("span", "when", "step " + story.shots[event.shot].step_index));
     const what = element("span");
     what.append(element("del", "", data.strings[event.old]), " ", element("ins", "", data.strings[event.new]),
       element("span", "when", " " + percent(event.sure)));
@@ -199,7 +199,7 @@ at("canvas").addEventListener("pointerover", (event) => {
   const top = shot.top.get(i);
   if (top) lines.push("would write: " + quoted(data.strings[top[0]]) + " " + percent(top[1]));
   const past = story.events.filter((e) => e.position === i && e.shot <= now);
-  for (const e of past.slice(-3)) lines.push("move " + story.shots[e.shot].move + ": replaced " + quoted(data.strings[e.old]));
+  for (const e of past.slice(-3)) lines.push("step " + story.shots[e.shot].step_index + ": replaced " + quoted(data.strings[e.old]));
   const tip = at("tip");
   tip.textContent = lines.join("\n");
   tip.hidden = false;
