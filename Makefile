@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check format test test-all figures kills
+.PHONY: check format test test-all test-perf figures kills
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
@@ -14,10 +14,13 @@ format:  ## let ruff mend what it can
 	$(PYTHON) -m ruff format .
 
 test:  ## the fast tests
-	$(PYTHON) -m pytest -m "not slow"
+	$(PYTHON) -m pytest -m "not slow and not perf"
 
 test-all:  ## all tests, on two cores, a file at a time on each
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
+
+test-perf:  ## tests of time and memory; on a quiet machine
+	$(PYTHON) -m pytest -m perf
 
 kills:  ## one training killed 200 times, compared with one left in peace
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
