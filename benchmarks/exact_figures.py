@@ -18,12 +18,18 @@ from torch import Tensor
 from gidd.diffusion.process import marginal_at
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
+    Bump,
+    Component,
     Cosine,
     FunctionalSchedule,
+    FunctionAmount,
     HybridSchedule,
     MaskedSchedule,
     MixtureSchedule,
+    Ramp,
     UniformSchedule,
+    mask_noise,
+    uniform_noise,
 )
 from gidd.diffusion.times import even_mesh, paper_nodes, sine_mesh, sine_midpoints
 from gidd.diffusion.weighting import (
@@ -45,6 +51,28 @@ VOCAB = Vocab(4, mask_id=3)
 Table = list[dict[str, object]]
 
 
+def frequency_mixture() -> MixtureSchedule:
+    """Masking, with uniform noise and noise by rank frequency on the way."""
+    zipf = uniform_noise(VOCAB) / torch.arange(1, VOCAB.size + 1, dtype=torch.float64)
+    components = (
+        Component(mask_noise(VOCAB), Ramp()),
+        Component(uniform_noise(VOCAB), Bump(0.24, 1.1)),
+        Component(zipf / zipf.sum(), FunctionAmount(lambda t: 0.7 * t.square())),
+    )
+    return MixtureSchedule(VOCAB, components)
+
+
+def drifting_noise() -> FunctionalSchedule:
+    """Noise that drifts from uniform towards the mask as t grows."""
+
+    def beta_pi(t: Tensor) -> Tensor:
+        drift = (0.6 * t)[:, None]
+        noise = (1 - drift) * uniform_noise(VOCAB, t) + drift * mask_noise(VOCAB, t)
+        return t[:, None] * noise
+
+    return FunctionalSchedule(VOCAB, lambda t: 1 - t, beta_pi)
+
+
 def leave_one_out() -> Table:
     """NELBO minus entropy, of the leave-one-out and of the ordinary posterior (V = 3, L = 3)."""
     schedules: dict[str, MixingSchedule] = {
@@ -54,8 +82,8 @@ def leave_one_out() -> Table:
         "hybrid, p_u = 0.1": HybridSchedule(VOCAB, 0.1),
         "hybrid, p_u = 0.3": HybridSchedule(VOCAB, 0.3),
         "hybrid, p_u = 0.2, gamma = 0.5": HybridSchedule(VOCAB, 0.2, 0.5),
-        "mask + uniform + frequencies": MixtureSchedule.from_unit_cube(VOCAB, (0.3, 0.5, 0.7)),
-        "functional (drifting noise)": FunctionalSchedule.from_unit_cube(VOCAB, (0.1, 0.6, 0.0)),
+        "mask + uniform + frequencies": frequency_mixture(),
+        "functional (drifting noise)": drifting_noise(),
     }
     rows: Table = []
     for name, schedule in schedules.items():
@@ -85,7 +113,7 @@ def reweighting() -> Table:
             "entropy": world.entropy,
         }
         for weighting in (ElboWeighting, TightWeighting, DynamicWeighting, ClampWeighting):
-            minimiser = world.minimiser(weighting.of(schedule))
+            minimiser = world.minimiser(weighting(schedule))
             name = weighting.__name__.removesuffix("Weighting").lower()
             row[name] = world.nelbo(minimiser, exact_nodes(256))
         row["all equal"] = world.nelbo(world.posterior)
@@ -103,7 +131,7 @@ def odds_boost() -> Table:
         q = marginal_at(schedule, t, z, (x == z).double())
         row: dict[str, object] = {"t": time}
         for weighting in (ElboWeighting, TightWeighting, DynamicWeighting, ClampWeighting):
-            kept, replaced = (q * weighting.of(schedule)(t, x, z))[0]
+            kept, replaced = (q * weighting(schedule)(t, x, z))[0]
             name = weighting.__name__.removesuffix("Weighting").lower()
             row[name] = float(kept / replaced)
         rows.append(row)
@@ -125,7 +153,9 @@ def reverse_chain() -> Table:
         world = SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
 
         def error(mesh: Tensor, world: SmallWorld = world) -> float:
-            return total_variation(world.reverse_law(world.leave_one_out, mesh), world.data_law)
+            return total_variation(
+                world.reverse_distribution(world.leave_one_out, mesh), world.data_distribution
+            )
 
         for mesh in (even_mesh, sine_mesh):
             errors = [error(mesh(num_steps)) for num_steps in steps]
@@ -139,16 +169,16 @@ def reverse_chain() -> Table:
 
 
 def gibbs() -> Table:
-    """Largest change of the law of Z_t by a Gibbs redraw, over positions and times."""
+    """Largest change of the distribution of Z_t by a Gibbs redraw, over positions and times."""
     rows: Table = []
     for p_uniform in (0.0, 0.1, 0.2, 0.5):
         world = SmallWorld(MarkovSource.random(3, 0.3, rng=1), HybridSchedule(VOCAB, p_uniform), 3)
         changes: list[float] = []
         for time in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0):
-            law = world.noisy_law(time)
+            noisy = world.noisy_distribution(time)
             for position in range(3):
-                redrawn = law @ world.gibbs_kernel(world.leave_one_out, time, position)
-                changes.append(float((redrawn - law).abs().max()))
+                redrawn = noisy @ world.gibbs_kernel(world.leave_one_out, time, position)
+                changes.append(float((redrawn - noisy).abs().max()))
         rows.append({"p_u": p_uniform, "largest change": max(changes)})
     return rows
 
@@ -158,14 +188,14 @@ def likelihood_nodes() -> Table:
     eps = 1e-4
     rows: Table = []
     for exponent in (1.6, 1.0):
-        law = torch.arange(1, 50259, dtype=torch.float64) ** -exponent
-        law[-1] = 0  # the mask
-        law = law / law.sum()
-        entropy = float(torch.special.entr(law).sum())
+        zipf = torch.arange(1, 50259, dtype=torch.float64) ** -exponent
+        zipf[-1] = 0  # the mask
+        zipf = zipf / zipf.sum()
+        entropy = float(torch.special.entr(zipf).sum())
         for p_uniform in (0.1, 0.2, 0.5):
             schedule = HybridSchedule(Vocab(50258, mask_id=50257), p_uniform)
-            below = unigram_nelbo(schedule, law, exact_nodes(128, 0, eps))
-            above = unigram_nelbo(schedule, law, exact_nodes(128, 1 - eps, 1))
+            below = unigram_nelbo(schedule, zipf, exact_nodes(128, 0, eps))
+            above = unigram_nelbo(schedule, zipf, exact_nodes(128, 1 - eps, 1))
             rows.append(
                 {
                     "Zipf exponent": exponent,
@@ -173,11 +203,11 @@ def likelihood_nodes() -> Table:
                     "p_u": p_uniform,
                     "below eps": below,
                     "above 1 - eps": above,
-                    "error, sine midpoints": unigram_nelbo(schedule, law, sine_midpoints())
+                    "error, sine midpoints": unigram_nelbo(schedule, zipf, sine_midpoints())
                     + below
                     + above
                     - entropy,
-                    "error, even grid": unigram_nelbo(schedule, law, paper_nodes())
+                    "error, even grid": unigram_nelbo(schedule, zipf, paper_nodes())
                     + below
                     + above
                     - entropy,
@@ -197,7 +227,7 @@ TABLES: tuple[Callable[[], Table], ...] = (
 
 
 def markdown(rows: Table) -> str:
-    """Rows as a Markdown table."""
+    """Format rows as a Markdown table."""
     head = list(rows[0])
     cells = ([_cell(row[name]) for name in head] for row in rows)
     lines = [head, ["---"] * len(head), *cells]
@@ -205,7 +235,7 @@ def markdown(rows: Table) -> str:
 
 
 def _cell(value: object) -> str:
-    """Five digits of a figure; two of one that is only rounding."""
+    """Format with five digits; two for values that are only rounding errors."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.1e}" if abs(value) < 1e-3 else f"{value:.5g}"

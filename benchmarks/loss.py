@@ -3,10 +3,10 @@
 python benchmarks/loss.py            # a table; about four minutes on two cores
 python benchmarks/loss.py --json     # ends with one JSON object: ratio_float32, ratio_bf16, ...
 
-Times are medians of rounds in which the contestants take turns in one process. The yardstick is the
-faster of `F.linear_cross_entropy` (in chunks, where torch has it) and linear + `F.cross_entropy`.
-Memory is the peak resident size above what inputs and gradients take, in units of one float32
-[tokens, V] tensor, measured in a process of its own (Linux).
+Times are medians of rounds in which the losses alternate in one process. The baseline is the faster
+of `F.linear_cross_entropy` (chunked, where torch has it) and linear + `F.cross_entropy`. Memory is
+the peak resident size minus inputs and gradients, in units of one float32 [tokens, V] tensor,
+measured in a separate process (Linux).
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ class Problem:
         self.loss_weight = DynamicWeighting(schedule)(self.t, self.x, self.z) / self.x.numel()
 
     def fused(self) -> Tensor:
-        """Our loss."""
+        """Return the GIDD loss."""
         bias = self.bias.masked_fill(self.impossible, -torch.inf)
         return fused_loss(
             self.schedule, self.t, self.x, self.z, self.hidden, self.weight, bias, self.loss_weight
         ).loss
 
     def cross_entropy(self) -> Tensor:
-        """All logits at once."""
+        """Return the cross-entropy of all logits at once."""
         logits = F.linear(self.hidden, self.weight, self.bias)
         return F.cross_entropy(logits.flatten(0, 1), self.x.flatten())
 
     def linear_cross_entropy(self) -> Tensor:
-        """Torch's own chunked loss."""
+        """Return torch's chunked cross-entropy."""
         return F.linear_cross_entropy(
             self.hidden.flatten(0, 1),
             self.weight,
@@ -80,7 +80,7 @@ class Problem:
         )
 
     def run(self, loss: Callable[[], Tensor]) -> float:
-        """Seconds for forward and backward."""
+        """Return the seconds of forward and backward."""
         start = time.perf_counter()
         loss().backward()
         seconds = time.perf_counter() - start
@@ -89,7 +89,7 @@ class Problem:
 
 
 def medians(problem: Problem, losses: list[Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Median seconds of each loss; the losses take turns, after one round that does not count."""
+    """Return the median seconds of each loss; the losses alternate, after one warm-up round."""
     seconds: dict[str, list[float]] = {loss.__name__: [] for loss in losses}
     for round_number in range(rounds + 1):
         for loss in losses:
@@ -100,18 +100,18 @@ def medians(problem: Problem, losses: list[Callable[[], Tensor]], rounds: int) -
 
 
 def timing(schedule: MixingSchedule, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    """Seconds of the contestants and the ratio to the faster yardstick."""
+    """Return the seconds of each loss and the ratio of the fused loss to the faster baseline."""
     problem = Problem(schedule, dtype)
     losses = [problem.fused, problem.cross_entropy]
     if dtype == torch.float32 and hasattr(F, "linear_cross_entropy"):
         losses.append(problem.linear_cross_entropy)  # in bf16 on CPU it is several times slower
     result = medians(problem, losses, rounds)
-    yardstick = min(value for name, value in result.items() if name != "fused")
-    return result | {"ratio": result["fused"] / yardstick}
+    baseline = min(value for name, value in result.items() if name != "fused")
+    return result | {"ratio": result["fused"] / baseline}
 
 
 def profile(problem: Problem) -> str:
-    """Share of the time of each kind of operation in one fused run, after one to warm up."""
+    """Return the fraction of time per operator in one fused run, after one warm-up run."""
     problem.run(problem.fused)
     with torch.profiler.profile() as record:
         problem.run(problem.fused)
@@ -119,11 +119,11 @@ def profile(problem: Problem) -> str:
     events.sort(key=attrgetter("self_cpu_time_total"), reverse=True)
     total = sum(event.self_cpu_time_total for event in events)
     rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]
-    return "\n".join(["| operation | share | calls |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| operator | fraction | calls |", "| --- | --- | --- |", *rows])
 
 
 def _resident(field: str) -> int:
-    """Bytes of VmRSS (now) or VmHWM (peak) of this process."""
+    """Return VmRSS (current) or VmHWM (peak) of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -133,7 +133,7 @@ def _resident(field: str) -> int:
 def _measure_memory(dtype: torch.dtype, name: str, results: multiprocessing.Queue[float]) -> None:
     problem = Problem(HybridSchedule(VOCAB, 0.1), dtype)
     loss = getattr(problem, name)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident("VmRSS")
     loss().backward()
     gradients = (problem.hidden, problem.weight, problem.bias)
@@ -143,7 +143,7 @@ def _measure_memory(dtype: torch.dtype, name: str, results: multiprocessing.Queu
 
 
 def memory(dtype: torch.dtype, name: str) -> float:
-    """Peak above inputs and gradients, in float32 [tokens, V] tensors, in a fresh process."""
+    """Return the peak minus inputs and gradients, in float32 [tokens, V] tensors."""
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[float] = context.Queue()
     process = context.Process(target=_measure_memory, args=(dtype, name, results))
@@ -158,8 +158,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--profile", action="store_true", help="show where one fused run spends it")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
+    parser.add_argument(
+        "--profile", action="store_true", help="print time per operator of one fused run"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds after the warm-up (default: 5)"
+    )
     options = parser.parse_args()
     hybrid, masked = HybridSchedule(VOCAB, 0.1), MaskedSchedule(VOCAB)
     if options.profile:

@@ -1,20 +1,20 @@
-"""What a sampler costs beside the bare network: steps, masked diffusion, self-correction.
+"""Cost of samplers relative to a bare forward pass: ancestral steps and self-correction.
 
 python benchmarks/sampling.py                     # tables; about twenty minutes on two cores
-python benchmarks/sampling.py --json              # ends with one JSON object
+python benchmarks/sampling.py --json              # print a JSON object at the end
 python benchmarks/sampling.py --sizes tiny --batches 1 --dtype bf16
-python benchmarks/sampling.py --profile           # where one ancestral step of `tiny` spends it
-python benchmarks/sampling.py --model models/nano # self-correction alone, by a trained model
+python benchmarks/sampling.py --profile           # operators of one ancestral step of `tiny`
+python benchmarks/sampling.py --model models/nano # only self-correction, by a trained model
 
-The models are `tiny` and `small` with V = 50,258 and L = 512, random weights. A bare forward is all
-logits of all positions, nothing else. Steps are those of a 128-step chain, at evenly spaced moves,
-on tokens noised to that time; each is timed in turn with a bare forward of the same batch. A ratio
-is the median over moves. The largest over sizes and batches is `step_ratio` (hybrid noise,
-p_u = 0.2) and, over batches of `tiny`, `masked_ratio`.
+The models are `tiny` and `small` with V = 50,258 and L = 512, random weights. A bare forward pass
+computes the logits of all positions. Steps are evenly spaced ones of 128-step sampling, on tokens
+noised to that time; each is timed next to a bare forward pass of the same batch. A ratio is the
+median over steps. The largest over sizes and batches is `step_ratio` (hybrid noise, p_u = 0.2) and,
+over batches of `tiny`, `masked_ratio`.
 
-`correct_speedup` is Algorithm 1 as printed, one sequence and one token at a time, against the
-batched corrector with k tokens a call, until its self-accuracy is the same or better. The 16
-sequences are random tokens or, for a trained model, what it writes in 32 steps.
+`correct_speedup` compares Algorithm 1 as printed, one sequence and one token at a time, with the
+batched corrector at k tokens per call, run until its self-accuracy is the same or better. The 16
+sequences are random tokens or, for a trained model, samples of 32 steps.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CORRECTED, CORRECTED_LENGTH = 16, 128
 
 
 def model(size: str) -> Denoiser:
-    """Random weights, also where a fresh model has zeros, so that its outputs are not all alike.
+    """Make a model with random weights, also where the initial weights are zero.
 
-    The head is the embedding, so that the model agrees with most of a random text: there is
-    something to keep and something to correct.
+    The head equals the embedding, so that the model predicts most tokens of a random sequence:
+    there is something to keep and something to correct.
     """
     torch.manual_seed(0)
     denoiser = Denoiser(DiT(SIZES[size](VOCAB.size, LENGTH)), VOCAB).eval()
@@ -65,28 +65,28 @@ def model(size: str) -> Denoiser:
 
 
 def precision(dtype: str) -> AbstractContextManager[object]:
-    """Autocast to bf16, or nothing."""
+    """Return the autocast context: bf16, or none."""
     return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
 
 
 def noisy_canvas(schedule: MixingSchedule, t: float, batch: int) -> Canvas:
-    """Random text, noised to time t."""
+    """Make random sequences, noised to time t."""
     canvas = Canvas.blank(schedule, batch, LENGTH)
     x = torch.randint(50257, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
-    u = random_integers(0, Stream.NOISE, 0, canvas.request, canvas.position)
+    u = random_integers(0, Stream.NOISE, 0, canvas.sample_index, canvas.position)
     canvas.tokens[:] = noise(schedule, torch.full((batch,), t), x, u)
     return canvas
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Measure the wall time of a call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 class Ratio(NamedTuple):
-    """Medians over moves: seconds of a bare forward, and what a step costs beside it."""
+    """Medians over steps: seconds of a bare forward pass, and step time / forward time."""
 
     bare: float
     ratio: float
@@ -94,36 +94,36 @@ class Ratio(NamedTuple):
 
 @torch.no_grad()
 def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride: int) -> Ratio:
-    """Moves 0, stride, 2 stride, ... of the chain, in turn with bare forwards."""
+    """Time steps 0, stride, 2 stride, ... of the plan, alternating with bare forward passes."""
     engine, mesh = Engine(denoiser, schedule), even_mesh(NUM_STEPS)
     backbone = cast("DiT", denoiser.backbone)
     bare: list[float] = []
     ratios: list[float] = []
-    for move in range(0, NUM_STEPS, stride):
-        t = float(mesh[move])
+    for step in range(0, NUM_STEPS, stride):
+        t = float(mesh[step])
         canvas, times = noisy_canvas(schedule, t, batch), torch.full((batch,), t)
         forward = partial(backbone, canvas.tokens.clone(), times)
         if not bare:
-            forward()  # warms up
+            forward()  # warm-up
         bare.append(seconds(forward))
-        plan = sampling_plan(mesh[move : move + 2])
+        plan = sampling_plan(mesh[step : step + 2])
         ratios.append(seconds(partial(engine.run, canvas, plan)) / bare[-1])
     return Ratio(statistics.median(bare), statistics.median(ratios))
 
 
 class Correction(NamedTuple):
-    """Seconds and mean self-accuracy of a way to correct the same texts."""
+    """Seconds and mean self-accuracy of one way to correct the same sequences."""
 
     seconds: float
     self_accuracy: float
 
 
-def correct(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> Correction:
-    """All texts, `num_tokens` a call; one sequence after the other where it is one token a call."""
+def correct(engine: Engine, tokens: Tensor, num_tokens: int, calls: int) -> Correction:
+    """Correct with `num_tokens` per call: one sequence at a time if that is 1, else all at once."""
     corrector = partial(self_correction, temperature=0.1, num_tokens=num_tokens, distance=2)
     start = time.perf_counter()
     results: list[Tensor] = []
-    for part in texts.split(1 if num_tokens == 1 else len(texts)):
+    for part in tokens.split(1 if num_tokens == 1 else len(tokens)):
         canvas = Canvas.blank(engine.schedule, len(part), part.shape[1])
         canvas.tokens[:] = part
         engine.run(canvas, corrector_plan(corrector, calls))
@@ -133,25 +133,27 @@ def correct(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> Corre
 
 
 @torch.no_grad()
-def mean_self_accuracy(engine: Engine, texts: Tensor) -> float:
-    """Share of tokens that the network finds most likely."""
+def mean_self_accuracy(engine: Engine, tokens: Tensor) -> float:
+    """Compute the fraction of tokens that are the most likely ones."""
     network = engine.network
-    likely = [
-        network.distribution(network.hidden(z, torch.zeros(1))).argmax(-1) for z in texts.split(1)
+    top = [
+        network.distribution(network.hidden(z, torch.zeros(1))).argmax(-1) for z in tokens.split(1)
     ]
-    return float((torch.cat(likely) == texts).double().mean())
+    return float((torch.cat(top) == tokens).double().mean())
 
 
-def correct_speedup(engine: Engine, texts: Tensor, num_tokens: int, calls: int) -> dict[str, float]:
-    """Algorithm 1 against the batched corrector with the calls that it needs to catch up."""
-    literal = correct(engine, texts, 1, calls)
-    needed = 2  # the state after the last change is not judged, and so never returned
+def correct_speedup(
+    engine: Engine, tokens: Tensor, num_tokens: int, calls: int
+) -> dict[str, float]:
+    """Compare Algorithm 1 with the batched corrector at the calls it needs to match it."""
+    literal = correct(engine, tokens, 1, calls)
+    needed = 2  # the state after the last change is not scored, and so never returned
     while True:
-        batched = correct(engine, texts, num_tokens, needed)
+        batched = correct(engine, tokens, num_tokens, needed)
         if batched.self_accuracy >= literal.self_accuracy or needed >= calls:
             return {
                 "correct_speedup": literal.seconds / batched.seconds,
-                "start_self_accuracy": mean_self_accuracy(engine, texts),
+                "start_self_accuracy": mean_self_accuracy(engine, tokens),
                 "literal_self_accuracy": literal.self_accuracy,
                 "batched_self_accuracy": batched.self_accuracy,
                 "batched_calls": needed,
@@ -159,14 +161,14 @@ def correct_speedup(engine: Engine, texts: Tensor, num_tokens: int, calls: int) 
         needed += 1
 
 
-def random_texts() -> Tensor:
-    """Tokens without sense."""
+def random_sequences() -> Tensor:
+    """Draw random tokens."""
     shape = (CORRECTED, CORRECTED_LENGTH)
     return torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
 
 
 def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
-    """Of a model that was trained, on texts that it wrote in few steps."""
+    """Measure a trained model on its own samples of 32 steps."""
     loaded = load_pretrained(path)
     engine = Engine(loaded.denoiser.eval(), loaded.schedule)
     length = cast("DiT", loaded.denoiser.backbone).config.max_length
@@ -176,7 +178,7 @@ def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
 
 
 def profile(denoiser: Denoiser) -> str:
-    """Share of the time of each kind of operation in one ancestral step, after one to warm up."""
+    """Profile one ancestral step by operator, after a warm-up step."""
     engine, plan = Engine(denoiser, HYBRID), sampling_plan(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
     engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
     with torch.profiler.profile() as record:
@@ -184,7 +186,7 @@ def profile(denoiser: Denoiser) -> str:
     events = sorted(record.key_averages(), key=attrgetter("self_cpu_time_total"), reverse=True)
     total = sum(event.self_cpu_time_total for event in events)
     rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]
-    return "\n".join(["| operation | share | calls |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| operator | fraction of time | calls |", "| --- | --- | --- |", *rows])
 
 
 def main() -> None:
@@ -192,15 +194,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
     parser.add_argument("--sizes", nargs="+", default=["tiny", "small"], choices=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bf16"])
-    parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 moves")
-    parser.add_argument("--calls", type=int, default=33, help="calls that Algorithm 1 may make")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens a call, batched corrector")
-    parser.add_argument("--profile", action="store_true", help="where one step of tiny spends it")
-    parser.add_argument("--model", help="a trained model: measure its self-correction alone")
+    parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 steps")
+    parser.add_argument("--calls", type=int, default=33, help="maximum calls of Algorithm 1")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens per call, batched corrector")
+    parser.add_argument("--profile", action="store_true", help="profile one step of tiny")
+    parser.add_argument("--model", help="trained model: measure only its self-correction")
     options = parser.parse_args()
     if options.model:
         print(json.dumps(trained_speedup(options.model, options.tokens, options.calls)))
@@ -211,7 +213,7 @@ def main() -> None:
         return
     steps: dict[str, float] = {}
     print(f"{options.dtype}, {torch.get_num_threads()} threads\n")
-    print("| size | batch | noise | bare forward, s | step / bare |\n|---|---|---|---|---|")
+    print("| size | batch | noise | bare forward pass, s | step / bare |\n|---|---|---|---|---|")
     speedup: dict[str, float] = {}
     for size in options.sizes:
         denoiser = model(size)
@@ -223,7 +225,7 @@ def main() -> None:
                     print(f"| {size} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |")
             if size == options.sizes[0]:
                 engine = Engine(denoiser, HYBRID)
-                speedup = correct_speedup(engine, random_texts(), options.tokens, options.calls)
+                speedup = correct_speedup(engine, random_sequences(), options.tokens, options.calls)
     print(f"\nSelf-correction: {speedup}")
     if options.json:
         hybrid = [ratio for name, ratio in steps.items() if name.startswith("hybrid")]

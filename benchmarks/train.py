@@ -1,11 +1,12 @@
-"""What our training step costs beside the bare engine, and what surrounds it costs beside the step.
+"""Cost of the training step relative to plain PyTorch, and of everything around the step.
 
     OMP_WAIT_POLICY=PASSIVE KMP_BLOCKTIME=0 python benchmarks/train.py --json
 
-`step_ratio`: the step of `small` (GIDD, p_u = 0.1, dynamic weights, 50,258 ids; noise, fused loss,
-clipping, sums, AdamW) over a step of the same DiT trained with `F.cross_entropy` and `AdamW` in
-plain PyTorch; both in bf16 autocast, in alternation, medians. `overhead_share`: the share of a real
-`micro` run that goes into reports, checkpoints and data.
+`step_ratio`: time of a step of `small` (GIDD, p_u = 0.1, dynamic weights, vocabulary size 50,258;
+noise, fused loss, clipping, sums, AdamW) divided by that of the same DiT trained with
+`F.cross_entropy` and `AdamW` in plain PyTorch; both in bf16 autocast, alternating, medians.
+`overhead_share`: time of a real `micro` run for reports, checkpoints and data, as a fraction of the
+time of its steps.
 """
 
 from __future__ import annotations
@@ -44,41 +45,41 @@ GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that some work takes."""
-    began = time.perf_counter()
+    """Return the seconds that a call takes."""
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def step_times(size: str, samples: int, rounds: int, world: World) -> tuple[float, float]:
-    """Median seconds of our step and of the bare one."""
+    """Return the median seconds of the step of gidd and of the plain one."""
     preset = PRESETS[f"{size}-gidd-plus-0.1"]
     run = replace(preset, train=replace(preset.train, global_batch=samples))
     state = build_state(run, GPT2, world)
     tokens = torch.randint(0, 50_000, (samples, run.data.length))
     batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(samples))
-    bare = bare_step(run, tokens)
+    plain = plain_step(run, tokens)
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(rounds + 1):
         ours.append(timed(lambda: step(run, world, state, batch)))
-        theirs.append(timed(bare))
+        theirs.append(timed(plain))
     return median(ours[1:]), median(theirs[1:])
 
 
 def step(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
-    """Both halves of our step."""
+    """Run gradients and update."""
     loop.update(run, state, loop.gradients(run, world, state, batch))
 
 
-def bare_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
-    """The same network trained in plain PyTorch."""
+def plain_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
+    """Return a step of the same network in plain PyTorch."""
     model = DiT(run.model.build(GPT2.size, run.data.length))
     model.reset_parameters(Initializer(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     t = torch.rand(len(tokens))
 
-    def bare() -> None:
+    def plain() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(tokens, t)
             loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -86,37 +87,38 @@ def bare_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return bare
+    return plain
 
 
 @contextmanager
-def clocked(spent: list[float], owner: Any, *names: str) -> Generator[None]:
-    """Add up the time that calls of some methods take."""
-    kept = {name: getattr(owner, name) for name in names}
+def record_seconds(seconds: list[float], owner: Any, *names: str) -> Generator[None]:
+    """Append the seconds of every call of some methods to a list."""
+    originals = {name: getattr(owner, name) for name in names}
 
     def clock(method: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **keywords: object) -> object:
-            began = time.perf_counter()
+            start = time.perf_counter()
             try:
                 return method(*args, **keywords)
             finally:
-                spent.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - start)
 
         return call
 
-    for name, method in kept.items():
+    for name, method in originals.items():
         setattr(owner, name, clock(method))
     try:
         yield
     finally:
-        for name, method in kept.items():
+        for name, method in originals.items():
             setattr(owner, name, method)
 
 
 def overhead(steps: int, folder: Path, world: World) -> dict[str, float]:
-    """Shares of a `micro` run on the speeches: reports (TensorBoard too), checkpoints, data.
+    """Return the time of reports (with TensorBoard), checkpoints and data relative to the steps.
 
-    It saves every 25 steps and reports every 10, more often than the preset does.
+    A `micro` run on the speeches; it saves every 25 steps and reports every 10, more often than
+    the preset.
     """
     preset = PRESETS["micro"]
     train = replace(
@@ -127,10 +129,10 @@ def overhead(steps: int, folder: Path, world: World) -> dict[str, float]:
     run = replace(run, data=replace(run.data, folder=folder / "warm" / "data"))
     parts: dict[str, list[float]] = {"reports": [], "checkpoints": [], "data": [], "steps": []}
     with (
-        clocked(parts["reports"], Report, "training"),
-        clocked(parts["checkpoints"], Checkpoints, "save", "wait"),
-        clocked(parts["data"], Loader, "__next__"),
-        clocked(parts["steps"], loop, "gradients", "update"),
+        record_seconds(parts["reports"], Report, "training"),
+        record_seconds(parts["checkpoints"], Checkpoints, "save", "wait"),
+        record_seconds(parts["data"], Loader, "__next__"),
+        record_seconds(parts["steps"], loop, "gradients", "update"),
     ):
         fit(
             run,
@@ -139,29 +141,32 @@ def overhead(steps: int, folder: Path, world: World) -> dict[str, float]:
             quiet=True,
             trackers=lambda start: default_trackers(folder / "run", start),
         )
-    busy = sum(parts["steps"])
-    return {name: sum(spent) / busy for name, spent in parts.items() if name != "steps"}
+    steps_seconds = sum(parts["steps"])
+    return {name: sum(part) / steps_seconds for name, part in parts.items() if name != "steps"}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    parser.add_argument("--samples", type=int, default=4, help="of 512 tokens, in a step")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100, help="of the micro run")
+    parser.add_argument("--samples", type=int, default=4, help="samples of 512 tokens per step")
+    parser.add_argument("--rounds", type=int, default=9, help="steps to take the median of")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the micro run")
     arguments = parser.parse_args()
     figures: dict[str, float] = {}
     with open_world("cpu") as world:
         for size in ("small", "tiny"):
-            ours, bare = step_times(size, arguments.samples, arguments.rounds, world)
-            print(f"{size}: {ours:.3f} s a step, bare {bare:.3f} s, ratio {ours / bare:.3f}")
-            figures[f"{size}_step_ratio"] = ours / bare
+            ours, plain = step_times(size, arguments.samples, arguments.rounds, world)
+            print(f"{size}: {ours:.3f} s a step, plain {plain:.3f} s, ratio {ours / plain:.3f}")
+            figures[f"{size}_step_ratio"] = ours / plain
         with tempfile.TemporaryDirectory() as folder:
-            shares = overhead(arguments.steps, Path(folder), world)
-    for name, share in shares.items():
-        print(f"micro, {name}: {share:.2%} of the steps")
-    figures |= {"step_ratio": figures["small_step_ratio"], "overhead_share": sum(shares.values())}
+            fractions = overhead(arguments.steps, Path(folder), world)
+    for name, fraction in fractions.items():
+        print(f"micro, {name}: {fraction:.2%} of the time of the steps")
+    figures |= {
+        "step_ratio": figures["small_step_ratio"],
+        "overhead_share": sum(fractions.values()),
+    }
     if arguments.json:
         print(json.dumps(figures))
 

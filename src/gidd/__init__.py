@@ -1,23 +1,18 @@
 """Discrete diffusion language models with any interpolating noise.
 
-The mathematics is in `gidd.diffusion`; sources whose posteriors are known exactly are in
-`gidd.sources`. `gidd.from_pretrained` makes a trained model a tool.
+`gidd.from_pretrained` loads a model to generate, infill, correct and score text. Reading order of
+the packages: `diffusion` (the mathematics), `sources` (exactly known text), `models`, `data`,
+`training`, `sampling`, `runs`, `pipeline`, `cli`; docs/architecture.md shows how they fit together.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.pipeline import from_pretrained as from_pretrained
+    from gidd.pipeline.load import from_pretrained as from_pretrained
+    from gidd.pipeline.pipeline import Pipeline as Pipeline
+    from gidd.vocab import Vocab as Vocab
 
 __version__ = "0.1.0.dev0"
-
-
-def __getattr__(name: str) -> Any:
-    """`from_pretrained` is imported when it is used: `import gidd` stays light."""
-    if name != "from_pretrained":
-        raise AttributeError(f"module 'gidd' has no attribute {name!r}")
-    from gidd.pipeline import from_pretrained
-
-    return from_pretrained
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -1,11 +1,12 @@
-"""Every error this library raises on purpose.
+"""Exceptions raised by this library.
 
-A message says which field is wrong, what was given, what is allowed and what to do.
+A message names the field, the value it was given, the values allowed and how to fix it. Errors
+caused by user input are also `ValueError`s.
 """
 
 
 class GiddError(Exception):
-    """Base of all errors raised by `gidd`; catch this to catch them all."""
+    """Base class of all exceptions raised by `gidd`."""
 
 
 class ConfigError(GiddError, ValueError):
@@ -16,13 +17,13 @@ class ScheduleError(GiddError, ValueError):
     """No Markov chain has the requested marginals, or a formula is undefined for a schedule."""
 
 
-class DataError(GiddError):
-    """Tokens or files are not what they should be."""
+class DataError(GiddError, ValueError):
+    """Tokens, documents or data files are invalid."""
 
 
-class CheckpointError(GiddError):
-    """A checkpoint is missing, damaged or of another model."""
+class CheckpointError(GiddError, ValueError):
+    """A checkpoint is missing, damaged or belongs to another model."""
 
 
 class TrainingDiverged(GiddError):
-    """The loss or a gradient is no longer finite."""
+    """The loss or a gradient is not finite."""

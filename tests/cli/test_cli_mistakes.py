@@ -1,4 +1,4 @@
-"""How `gidd` ends when something is in its way: one message, or none, and the right status."""
+"""Mistakes and interruptions: one message, or none, and the right exit code."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from support.small_model import TEXT, write_model
 import gidd
 from gidd import cli
 from gidd.cli import main
-from gidd.cli import model_options as display
+from gidd.cli.model_options import ModelOptions
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory) -> str:
 
 
 def ended(capsys, *words: str) -> tuple[int, str, str]:
-    """Status, stdout and stderr of a command that does not end well."""
+    """Exit code, stdout and stderr of a command that fails."""
     with pytest.raises(SystemExit) as stopped:
         main(words)
     captured = capsys.readouterr()
@@ -64,7 +64,7 @@ def test_a_closed_pipe_ends_it_quietly(model, words):
     ],
 )
 @pytest.mark.parametrize("where", ["while it is imported", "while it runs"])
-def test_what_may_happen_anywhere_ends_in_one_message(
+def test_errors_of_the_system_end_in_one_message(
     capsys, monkeypatch, error, status, message, where
 ):
     def fail(*_):
@@ -81,33 +81,30 @@ def test_what_may_happen_anywhere_ends_in_one_message(
 
 SWALLOWS = """
 import os, signal, time
+
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt:
+    pass  # as numpy does when torch imports it
+"""
+
+IMPORTS_IT = """
+import signal
 from gidd import cli
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-
-def load(name):
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
-    except KeyboardInterrupt:
-        raise RecursionError from None
-
-cli.importlib.import_module = load
+cli.importlib.import_module = lambda name: __import__("swallows")
 cli.main(["sample"])
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of Unix")
-def test_a_module_cannot_swallow_an_interrupt_while_it_is_loaded():
-    """As numpy does when torch loads it."""
-    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True)
+def test_a_module_cannot_swallow_an_interrupt_while_it_is_imported(tmp_path):
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    command = [sys.executable, "-c", IMPORTS_IT]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "gidd: stopped.\n")
-
-
-def test_help_loads_no_command():
-    code = "import sys; from gidd.cli import main; main(['--help']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
 
 
 @pytest.fixture
@@ -173,7 +170,7 @@ def test_text_is_printed_before_a_page_fails(capsys, model, monkeypatch, tmp_pat
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(display, "write_page", fail)
+    monkeypatch.setattr("gidd.viz.html.write_page", fail)
     words = ["--html", str(tmp_path / "page.html")]
     code, out, err = ended(capsys, "sample", model, *FEW, "--prompt", "Peace", *words)
     assert code == 2
@@ -191,17 +188,17 @@ def test_a_correction_is_printed_if_its_file_was_changed_meanwhile(
 ):
     letter = tmp_path / "letter.txt"
     letter.write_text(TEXT)
-    opens = display.Display.open
+    load = ModelOptions.load
 
-    def change_and_open(self, name):
+    def change_and_load(self, name):
         letter.write_text("new")
-        return opens(self, name)
+        return load(self, name)
 
-    monkeypatch.setattr(display.Display, "open", change_and_open)
+    monkeypatch.setattr(ModelOptions, "load", change_and_load)
     code, out, err = ended(capsys, "correct", model, str(letter), "--calls", "2", "--in-place")
     assert code == 2
     assert len(out) > 100
-    assert "changed meanwhile" in err
+    assert f"{letter} changed" in err
     assert letter.read_text() == "new"
 
 
@@ -212,15 +209,15 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
     words = [model if word == "MODEL" else word for word in words]
     code, _, err = ended(capsys, *words, "--device", device)
     assert code == 2
-    assert f"Got {device}" in err
+    assert f"got {device}" in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "MODEL", "--top-p", "2"], "top_p must be in (0, 1], got 2.0"),
-        (["sample", "MODEL", "--length", "100000"], "smaller length"),
-        (["sample", "MODEL", "--correction.calls", "1", *FEW], "ask for 2 or more"),
+        (["sample", "MODEL", "--top-p", "2"], "--top-p must be in (0, 1], got 2.0"),
+        (["sample", "MODEL", "--length", "100000"], "length"),
+        (["sample", "MODEL", "--correction.calls", "1", *FEW], "--correction.calls must be 0"),
         (
             ["plan", "10b", "--parallel", "ddp", "--parallel.shard-size", "8"],
             "--parallel.shard-size",
@@ -228,7 +225,7 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
         (["data", "prepare", "sotu", "--tokenizer", "gpt2", "--executor", "slurm"], "partition"),
     ],
 )
-def test_messages_speak_of_what_was_typed(capsys, model, words, message, tmp_path):
+def test_messages_name_the_option(capsys, model, words, message, tmp_path):
     words = [model if word == "MODEL" else word for word in words]
     if words[0] == "data":
         words += ["--out", str(tmp_path / "out")]
@@ -238,6 +235,74 @@ def test_messages_speak_of_what_was_typed(capsys, model, words, message, tmp_pat
     assert not (tmp_path / "out").exists()  # nothing was begun
 
 
-def test_it_says_which_version_it_is(capsys):
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["sample", "no-model", "--steps", "-5"], ["--steps must be at least 1, got -5"]),
+        (
+            ["sample", "no-model", "--num-samples", "0", "--start-index", "-1", "--length", "0"],
+            ["--num-samples", "got 0", "--start-index", "got -1", "--length"],
+        ),
+        (
+            ["infill", "no-model", "[MASK]", "--seed", "-1", "--top-k", "0", "--min-p", "1"],
+            ["--seed", "--top-k", "--min-p", "got 1.0"],
+        ),
+        (
+            ["sample", "no-model", "--temperature", "nan", "--fill", "2", "--gibbs", "-1"],
+            ["--temperature", "got nan", "--fill", "got 2.0", "--gibbs", "got -1"],
+        ),
+        (
+            ["sample", "no-model", "--correction.patience", "0", "--correction.error-rate", "1"],
+            ["--correction.patience", "--correction.error-rate", "got 1.0"],
+        ),
+        (["sample", "no-model", "--edits"], ["--edits needs --jsonl"]),
+        (
+            ["correct", "no-model", "--text", "a", "--calls", "1", "--distance", "0"],
+            ["--calls must be 0", "got 1", "--distance", "got 0"],
+        ),
+    ],
+)
+def test_options_are_checked_before_the_model_is_loaded(capsys, words, options):
+    """All problems at once, as they are typed: there is no such model."""
+    code, out, err = ended(capsys, *words)
+    assert (code, out) == (2, "")
+    for option in options:
+        assert option in err
+    assert "no-model" not in err
+
+
+def test_a_misspelt_command(capsys):
+    code, _, err = ended(capsys, "smaple")
+    assert code == 2
+    assert "gidd sample" in err.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("FOLDER", "--out FOLDER"), ("nnano", "nano"), ("--dry-run", "--dry-run")],
+)
+def test_what_is_not_a_preset(capsys, tmp_path, word, message):
+    code, _, err = ended(capsys, "train", word.replace("FOLDER", str(tmp_path)))
+    assert code == 2
+    assert "preset" in err
+    assert message.replace("FOLDER", str(tmp_path)) in err
+
+
+def test_plot_to_a_folder_without_permission_names_the_file(capsys, somebody):
+    (somebody / "metrics.jsonl").write_text('{"step": 1, "kind": "training", "loss": 1.0}\n')
+    somebody.chmod(0o555)
+    code, _, err = ended(capsys, "plot", str(somebody))
+    assert code == 2
+    assert f"{somebody / 'curves.png'}: Permission denied" in err
+
+
+def test_dry_run_prints_size_and_settings(capsys):
+    main(["train", "nano", "--dry-run"])
+    out = capsys.readouterr().out
+    assert "parameters" in out
+    assert "p_uniform: 0.1" in out
+
+
+def test_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"gidd {gidd.__version__}\n"

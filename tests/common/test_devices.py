@@ -1,4 +1,4 @@
-"""What is computed on, and what is said if it is not here."""
+"""The choice of a device, and errors for devices that are not available."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
 
 
-def test_a_device_that_is_here_is_taken(device):
+def test_an_available_device_is_chosen(device):
     assert choose(device.type).type == device.type
 
 
-def test_without_a_name_it_is_the_fastest(monkeypatch):
+def test_the_default_is_the_fastest_device(monkeypatch):
     for found in (None, torch.device("cuda")):
         monkeypatch.setattr(
             torch.accelerator, "current_accelerator", lambda check_available, found=found: found
@@ -22,13 +22,13 @@ def test_without_a_name_it_is_the_fastest(monkeypatch):
         assert choose(None).type == ("cuda" if found else "cpu")
 
 
-def test_a_device_that_is_not_here_is_refused(monkeypatch):
+def test_an_unavailable_device_is_an_error(monkeypatch):
     for fastest, here in ((None, "cpu"), ("cuda", "cpu or cuda")):
         found = fastest and torch.device(fastest)
         monkeypatch.setattr(
             torch.accelerator, "current_accelerator", lambda check_available, found=found: found
         )
-        with pytest.raises(ConfigError, match=f"have: {here}. Got mps"):
+        with pytest.raises(ConfigError, match=f"device must be {here} .*got mps"):
             choose("mps")
 
 
@@ -46,12 +46,12 @@ def test_an_apple_gpu_trains_alone_and_undivided(monkeypatch):
         with pytest.raises(ConfigError, match="--parallel ddp"):
             FSDP().place(torch.nn.Linear(2, 2), None, world, torch.float32)
     on(monkeypatch, "mps", WORLD_SIZE=2)
-    with pytest.raises(ConfigError, match="one process alone, got 2"), open_world():
+    with pytest.raises(ConfigError, match="one process .*got 2"), open_world():
         pass
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     on(monkeypatch, "cuda", LOCAL_RANK=2, WORLD_SIZE=3)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="local rank 2 on a machine with 2"), open_world():
+    with pytest.raises(ConfigError, match="local rank 2.* 2"), open_world():
         pass

@@ -1,4 +1,4 @@
-"""Files are whole or absent, whatever happens while they are written."""
+"""Atomic writes, locks and JSON files."""
 
 import errno
 import hashlib
@@ -11,6 +11,7 @@ import pytest
 
 from gidd.common.files import (
     atomic_path,
+    atomic_write,
     file_lock,
     fsync_directory,
     read_json,
@@ -18,7 +19,6 @@ from gidd.common.files import (
     sha256,
     write_json,
 )
-from gidd.common.files import atomic_write as opened
 from gidd.errors import CheckpointError, ConfigError
 
 KILLED_WHILE_WRITING = """
@@ -35,19 +35,19 @@ with atomic_write(Path(sys.argv[1])) as file:
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError), opened(path) as file:
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
         file.write(b"half")
         raise RuntimeError
     assert os.listdir(tmp_path) == ["a"]
     assert path.read_bytes() == b"old"
-    with opened(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
     assert path.read_bytes() == b"new"
 
 
-def test_a_kill_while_writing_leaves_the_old_file_and_a_leftover(tmp_path):
+def test_a_kill_while_writing_leaves_the_old_file_and_a_temporary_one(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
     words = [sys.executable, "-c", KILLED_WHILE_WRITING, str(path)]
@@ -59,7 +59,7 @@ def test_a_kill_while_writing_leaves_the_old_file_and_a_leftover(tmp_path):
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
-    """As two machines that share the folder: both have a process of that number."""
+    """As on two machines that share a folder, where process ids may be equal."""
     path = tmp_path / "a"
     with atomic_path(path) as first, atomic_path(path) as second:
         assert first != second
@@ -69,10 +69,8 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="looks at system calls")
-def test_the_bytes_are_forced_to_disk_before_the_new_name_and_the_name_after_it(
-    tmp_path, monkeypatch
-):
-    """Else a power cut could leave an empty file under the final name."""
+def test_fsync_of_the_file_before_the_rename_and_of_the_folder_after_it(tmp_path, monkeypatch):
+    """Otherwise a power failure could leave an empty file under the final name."""
     events: list[str] = []
     real_fsync, real_replace = os.fsync, os.replace
 
@@ -86,7 +84,7 @@ def test_the_bytes_are_forced_to_disk_before_the_new_name_and_the_name_after_it(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    with opened(tmp_path / "a") as file:
+    with atomic_write(tmp_path / "a") as file:
         file.write(b"new")
     assert events[0].startswith("fsync .a.")
     assert events[1:] == ["rename", f"fsync {tmp_path.name}"]
@@ -94,7 +92,7 @@ def test_the_bytes_are_forced_to_disk_before_the_new_name_and_the_name_after_it(
     assert events[-1] == f"fsync {tmp_path.name}"
 
 
-def test_a_locked_file_is_refused_until_the_block_ends_well_or_not(tmp_path):
+def test_a_lock_is_exclusive_and_released_after_an_error(tmp_path):
     path = tmp_path / "lock"
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), file_lock(path, ConfigError("busy")):
@@ -103,7 +101,7 @@ def test_a_locked_file_is_refused_until_the_block_ends_well_or_not(tmp_path):
             raise ZeroDivisionError
 
 
-def test_on_a_file_system_without_locks_work_goes_on(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_not_an_error(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(*args: object) -> None:
@@ -123,24 +121,24 @@ def test_the_checksum_is_sha256(tmp_path):
     assert sha256(tmp_path / "a") == hashlib.sha256(data).hexdigest()
 
 
-def test_json_comes_back_and_a_second_write_touches_nothing(tmp_path):
+def test_json_round_trip_and_an_equal_value_is_not_written_again(tmp_path):
     path, value = tmp_path / "folder" / "a.json", {"é": [1, 2.5, None, "東京"]}
     write_json(path, value)
-    before = path.stat().st_mtime_ns
+    before = path.stat().st_ino  # an atomic write would make a new file
     write_json(path, value)
-    assert path.stat().st_mtime_ns == before
+    assert path.stat().st_ino == before
     assert read_json(path, "", CheckpointError) == value
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}])
-def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, value):
+def test_values_that_json_cannot_represent_are_rejected_before_writing(tmp_path, value):
     with pytest.raises(ConfigError, match=r"a\.json"):
         write_json(tmp_path / "a.json", {"value": value})
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", None])
-def test_what_is_no_json_object_is_named_with_the_remedy(tmp_path, text):
+def test_an_invalid_json_object_is_an_error_with_path_and_remedy(tmp_path, text):
     if text is not None:
         (tmp_path / "a.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"a\.json.*Copy it again"):

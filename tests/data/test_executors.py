@@ -21,7 +21,7 @@ from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 
 REASON = 'needs `pip install "gidd[data,cluster]"`'
-for package in ("tokenizers", "fsspec", "datatrove"):
+for package in ("fsspec", "datatrove"):
     pytest.importorskip(package, reason=REASON)
 
 MAIN = "from gidd.cli import main; main()"
@@ -175,11 +175,11 @@ def test_a_failed_slurm_task_is_named_and_there_is_no_manifest(folder, slurm):
     ("file", "words", "message"),
     [
         ("queue", (), "still in the queue"),
-        ("refuse", (), "sbatch refused the jobs"),
+        ("refuse", (), "sbatch rejected the jobs"),
         (None, ("--slurm.partition", ""), "slurm.partition must be given"),
     ],
 )
-def test_what_cannot_be_submitted_is_said_at_once(folder, slurm, file, words, message):
+def test_jobs_that_cannot_be_submitted_are_refused_at_once(folder, slurm, file, words, message):
     if file:
         (slurm / file).write_text("1 cpu gidd\n")
     result = gidd(folder, *SLURM, *words, "--out", "made", path=slurm)
@@ -189,14 +189,14 @@ def test_what_cannot_be_submitted_is_said_at_once(folder, slurm, file, words, me
     assert not (slurm / "jobs.json").exists()
 
 
-def test_without_slurm_it_says_so(folder, tmp_path):
+def test_a_machine_without_slurm_is_reported(folder, tmp_path):
     result = gidd(folder, *SLURM, "--out", "made", path=tmp_path, system=False)
     assert result.returncode == 2
     assert "squeue is not on the PATH" in result.stderr
 
 
-def test_the_password_of_a_url_is_in_no_log(folder, slurm):
-    """What jobs load must hold it; that file is in a folder for its owner alone."""
+def test_url_credentials_are_in_no_log(folder, slurm):
+    """The pickled jobs contain them; that file is in a private folder."""
     (folder / "texts" / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "a"}\n')
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "texts"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

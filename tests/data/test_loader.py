@@ -1,19 +1,21 @@
-"""Order, shards and batches: pure functions of an integer, whatever the number of readers."""
+"""Order, shards and batches: pure functions of an integer, for any number of readers."""
 
 import pickle
 import struct
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
-from gidd.data.loading.order import epoch_and_place, shuffled
-from gidd.data.loading.shards import ShardSet, TokenShard, open_shard, packed
+from gidd.data.loading.order import shuffled
+from gidd.data.loading.shards import ShardSet, TokenShard, open_shard
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
 from gidd.errors import ConfigError, DataError
@@ -138,7 +140,7 @@ def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_worker
     st.integers(0, 12), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 5, 24]),
     st.integers(1, 24), st.integers(0, 2**40),
 )  # fmt: skip
-def test_going_on_with_another_number_of_ranks(corpus, stop, before, after, batch, seed):
+def test_resuming_on_another_number_of_ranks(corpus, stop, before, after, batch, seed):
     """Stopped at a random step, resumed on other ranks: exactly the remaining samples."""
     shards, _ = corpus
     settings = config(global_batch=max(batch, before, after), seed=seed)
@@ -172,7 +174,75 @@ def test_a_loader_resumes_at_its_step(corpus):
     again.close()
 
 
-# --------------------------------------------------------------------------------- crop, pad, pack
+def test_an_error_while_reading_ahead_is_raised(tmp_path):
+    documents = [np.full(3, 7)] * 40 + [np.full(3, VOCAB_SIZE)]
+    shards = ShardSet([open_shard(write_shard(tmp_path, "a.ds", documents))])
+    loader = Loader(shards, config(global_batch=20, shuffle=False))
+    assert [next(loader).tokens[0, 0].item() for _ in range(2)] == [7, 7]
+    with pytest.raises(DataError, match=r"a\.ds: document 40"):
+        next(loader)
+    loader.close()
+
+
+def test_closing_a_loader_ends_its_thread(corpus):
+    loader = Loader(corpus[0], config())
+    next(loader)
+    assert any(thread.name.startswith("gidd-loader") for thread in threading.enumerate())
+    loader.close()
+    assert not any(thread.name.startswith("gidd-loader") for thread in threading.enumerate())
+
+
+WITHOUT_OPTIONAL_PACKAGES = """
+import sys, dataclasses
+for name in ("aiohttp", "datasets", "fsspec", "grain", "huggingface_hub", "pyarrow", "zstandard",
+             "datatrove", "ray", "transformers", "tensorboard", "matplotlib"):
+    sys.modules[name] = None
+from gidd.data import CORPORA, prepare
+from gidd.data.loading import Loader, LoaderConfig, open_split
+from gidd.errors import ConfigError
+corpus = dataclasses.replace(CORPORA["markov"], num_documents=20, length=16, held_out=2)
+CORPORA["markov"] = corpus
+made = prepare("markov", corpus.tokenizer(), sys.argv[1], quiet=True)
+config = LoaderConfig(global_batch=4, length=16, pad_id=made.vocab.pad_id, vocab_size=66)
+loader = Loader(open_split(sys.argv[1]), config)
+assert next(loader).tokens.shape == (4, 16)
+loader.close()
+try:
+    Loader(open_split(sys.argv[1]), config, num_workers=1)
+except ConfigError as error:
+    assert "gidd[data]" in str(error)
+else:
+    raise AssertionError
+"""
+IMPORT_GRAIN = """
+import logging, sys
+from gidd.data.loading import loader
+loader.import_grain()
+assert "grain" in sys.modules
+logging.getLogger("absl").warning("another warning")
+"""
+
+
+def run_script(script: str, *arguments: Path) -> str:
+    """Run in a new process and return standard error."""
+    words = [sys.executable, "-c", script, *map(str, arguments)]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stderr
+
+
+def test_exact_sources_need_no_optional_package(tmp_path):
+    run_script(WITHOUT_OPTIONAL_PACKAGES, tmp_path)
+
+
+def test_the_warning_about_jax_is_silenced_and_no_other():
+    pytest.importorskip("grain", reason="part of gidd[data]")
+    errors = run_script(IMPORT_GRAIN)
+    assert "jax" not in errors
+    assert "another warning" in errors
+
+
+# --------------------------------------------------------------------------------------- crop, pad
 
 
 def test_every_epoch_has_every_document_once(corpus):
@@ -192,7 +262,7 @@ def test_windows_and_padding(corpus):
     source = BatchSource(shards, config(global_batch=53))
     for step in range(20):
         batch = source[step]
-        epoch, place = epoch_and_place(batch["sample_index"], 53)
+        epoch, place = np.divmod(batch["sample_index"], 53)
         order = shuffled(place, 53, 0, int(epoch[0]))
         for row, number in enumerate(order):
             text, valid = batch["tokens"][row], batch["valid"][row]
@@ -213,24 +283,8 @@ def test_every_window_is_seen_the_last_one_too(tmp_path):
     assert (abs(counts - 1000) < 5 * 800**0.5).all()
 
 
-def test_packing_uses_every_token_once(corpus):
-    """Windows of the token stream: nothing padded but the end of each shard."""
-    shards, documents = corpus
-    windows = packed(shards, 16)
-    source = BatchSource(windows, config(global_batch=1, shuffle=False))
-    found = [source[k] for k in range(len(windows))]
-    text = np.concatenate([b["tokens"][0, b["valid"][0]] for b in found])
-    assert np.array_equal(text, np.concatenate(documents))
-    assert sum(not b["valid"].all() for b in found) <= 3
-    shuffled_source = BatchSource(windows, config(global_batch=len(windows)))
-    assert sorted(shuffled_source[0]["tokens"].tolist()) == sorted(
-        b["tokens"][0].tolist() for b in found
-    )
-
-
 def test_a_prepared_folder_comes_back_as_batches(tmp_path):
     """From text files to batches and back: every document once, closed by end-of-text."""
-    pytest.importorskip("tokenizers", reason="part of gidd[data]")
     texts = [f"text number {k}: " + "ein Wort und noch eins, " * k for k in range(12)]
     for k, text in enumerate(texts):
         (tmp_path / f"{k:02}.txt").write_text(text)
@@ -284,7 +338,7 @@ def test_megatron_and_npy_stores(tmp_path, corpus):
     assert np.array_equal(shard.tokens[:], np.concatenate(documents))
 
 
-def test_far_shards_are_read_by_ranges(corpus):
+def test_remote_shards_are_read_by_ranges(corpus):
     """Through fsspec's memory file system, a real one without a network."""
     fsspec = pytest.importorskip("fsspec", reason="part of gidd[data]")
     shards, documents = corpus
@@ -309,6 +363,7 @@ def resident_bytes() -> int:
     raise AssertionError
 
 
+@pytest.mark.perf
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="resident memory is read from /proc"
 )
@@ -389,7 +444,7 @@ def test_a_damaged_index_is_refused_when_read(tmp_path, entry):
 
 def test_ids_outside_the_vocabulary_are_refused(tmp_path):
     file = write_shard(tmp_path, "a.ds", [np.array([1, 2, 30_000])])
-    with pytest.raises(DataError, match=r"a\.ds: document 0 .* outside the vocabulary of 101"):
+    with pytest.raises(DataError, match=r"a\.ds: document 0 .* outside the vocabulary of size 101"):
         BatchSource(ShardSet([open_shard(file)]), config())[0]
 
 
@@ -404,7 +459,7 @@ def test_foreign_files_are_refused(tmp_path):
         with pytest.raises(DataError, match=name.split(".")[0]):
             open_shard(tmp_path / name)
     np.save(tmp_path / "d.npy", np.zeros((2, 2)))
-    with pytest.raises(DataError, match=r"d\.npy must hold one row of token ids"):
+    with pytest.raises(DataError, match=r"d\.npy must be.*float64.*\(2, 2\)"):
         open_shard(tmp_path / "d.npy")
     np.save(tmp_path / "e.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(DataError, match=r"e\.npy"):
@@ -419,7 +474,7 @@ def test_wrong_settings_are_refused_all_at_once(corpus):
     for rank, num_ranks in ((0, 25), (2, 2), (-1, 2)):
         with pytest.raises(ConfigError, match="rank"):
             BatchSource(corpus[0], config(), rank, num_ranks)
-    with pytest.raises(DataError, match="no document"):
+    with pytest.raises(DataError, match="no document in the 0 shards"):
         ShardSet([])
     empty = np.zeros(0, np.uint64)
     with pytest.raises(DataError, match="no document"):

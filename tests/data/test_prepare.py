@@ -1,7 +1,8 @@
-"""Preparation: the right tokens, the same bytes however it was run, and no silent damage."""
+"""Preparation: correct tokens, the same bytes for any workers, no silent damage."""
 
 import gzip
 import json
+import logging
 import random
 import shutil
 from dataclasses import asdict, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.preparing import contents, read_back, texts, write_corpus
+from support.preparing import contents, lines, read_back, texts, write_corpus, zstd
 
 from gidd.common.files import sha256
 from gidd.data.corpora import CORPORA
@@ -21,7 +22,6 @@ from gidd.data.tokenizers import Tokenizer, gpt2, train_tokenizer
 from gidd.errors import ConfigError, DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
-pytest.importorskip("tokenizers", reason=REASON)
 pytest.importorskip("fsspec", reason=REASON)
 
 
@@ -80,10 +80,43 @@ def test_tasks_are_a_partition(seed):
     order = [(source, i) for source, count in enumerate(counts) for i in range(count)]
     found: dict[str, list[tuple[int, int]]] = {"train": [], "validation": []}
     for task in make_tasks(counts, held_out, number):
-        assert task.ranges
-        for split, ranges in task.ranges.items():
+        assert task
+        for split, ranges in task.items():
             found[split] += [(source, i) for source, a, b in ranges for i in range(a, b)]
     assert found == {"train": order[: total - held_out], "validation": order[total - held_out :]}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_spaced_validation_documents_are_a_partition_too(seed):
+    """Every task holds out its last documents, in proportion to its length to within one."""
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
+    total = sum(counts)
+    held_out, number = rng.randrange(total), rng.randrange(1, total + 1)
+    order = [(source, i) for source, count in enumerate(counts) for i in range(count)]
+    found, num_validation = [], 0
+    for task in make_tasks(counts, held_out, number, "spaced"):
+        by_split = {
+            split: [(source, i) for source, a, b in task.get(split, []) for i in range(a, b)]
+            for split in ("train", "validation")
+        }
+        documents = by_split["train"] + by_split["validation"]
+        expected = len(documents) * held_out / total
+        assert abs(len(by_split["validation"]) - expected) < 1
+        num_validation += len(by_split["validation"])
+        found += documents
+    assert found == order
+    assert num_validation == held_out
+
+
+def test_spaced_validation(corpus, tokenizer, tmp_path):
+    settings = {"validation": 4, "tasks": 4, "quiet": True}
+    prepare([corpus], tokenizer, tmp_path, validation_order="spaced", **settings)
+    documents = texts(44)
+    assert read_back(tmp_path, tokenizer)["validation"] == documents[10::11]
+    assert verify(tmp_path).splits["train"].documents == 40
+    with pytest.raises(DataError, match="other validation_order"):
+        prepare([corpus], tokenizer, tmp_path, **settings)
 
 
 def test_several_workers_write_the_same_bytes(prepared, corpus, tokenizer, tmp_path):
@@ -98,8 +131,7 @@ def test_a_second_run_changes_nothing(prepared, corpus, tokenizer):
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import Tokenizer as Inner, models, pre_tokenizers
 
     inner = Inner(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -118,6 +150,21 @@ def test_datatrove_reads_the_shards(prepared):
     data = module.DatatroveFolderDataset(str(prepared / "train"), seq_len=8, token_size=2)
     expected = np.fromfile(prepared / "train" / "00000.ds", dtype="<u2")[:9]
     assert data[0]["input_ids"].tolist() == expected.tolist()
+
+
+def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):
+    from tokenizers import Tokenizer as Inner, models, normalizers
+
+    inner = Inner(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    inner.normalizer = normalizers.Lowercase()
+    (tmp_path / "a.txt").write_text("AbA")
+    with caplog.at_level(logging.WARNING, logger="gidd"):
+        prepare([tmp_path / "a.txt"], tokenizer, tmp_path / "exact", quiet=True)
+        assert not caplog.messages
+        for _ in range(2):  # once: not again when it is resumed
+            prepare([tmp_path / "a.txt"], Tokenizer(inner), tmp_path / "lossy", quiet=True)
+    (message,) = caplog.messages
+    assert "'AbA'" in message and "a.txt" in message and "lossy" in message
 
 
 # ---- damage ----
@@ -186,7 +233,7 @@ def rewritten(folder: Path, shard_number: int, tokens: np.ndarray, ends: list[in
     ("tokens", "ends", "message"),
     [
         ([1, 2, 300], [2, 3], "below 300"),
-        ([1, 299, 2], [2, 3], "never the mask"),
+        ([1, 299, 2], [2, 3], r"mask \(299\)"),
         ([1, 2, 3], [2, 1, 3], "must not decrease"),
         ([1, 2, 3], [1, 2], "ends at token 2"),
         ([1, 2, 3], [1, 4], "ends at token 4"),
@@ -220,7 +267,7 @@ def test_another_tokenizer_is_refused(prepared, corpus, tmp_path):
     other = train_tokenizer(texts(100, seed=1) + ["other words"] * 9, 301)
     with pytest.raises(DataError, match="not the tokenizer of these shards"):
         verify(prepared, other)
-    with pytest.raises(DataError, match=r"begun with other tokenizer.*plan\.json"):
+    with pytest.raises(DataError, match=r"other tokenizer.*plan\.json"):
         prepare([corpus], other, prepared, validation=7, tasks=5, quiet=True)
     shutil.copytree(prepared, tmp_path / "copy")
     other.save(tmp_path / "copy")
@@ -273,7 +320,7 @@ UNREADABLE = {
     "number.jsonl": (b'{"text": 3}\n', "line 1: a document must be"),
     "null.jsonl": (b'{"text": null}\n', "line 1: a document must be"),
     "list.jsonl": (b'["text"]\n', "line 1: a document must be"),
-    "half.jsonl": (GOOD + b'{"text": "\\ud800"}\n', "line 2: half a character"),
+    "half.jsonl": (GOOD + b'{"text": "\\ud800"}\n', "line 2: invalid Unicode"),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], "cannot be read"),
     "no.jsonl.gz": (GOOD, "cannot be read"),
     "utf8.jsonl.gz": (gzip.compress(GOOD * 9 + b"\xff\n"), "line 10: not UTF-8"),
@@ -303,6 +350,16 @@ def test_an_unreadable_document_is_named(tokenizer, tmp_path, name):
     assert not [file for file in contents(tmp_path) if file.endswith((".ds", ".tmp"))]
 
 
+@pytest.mark.parametrize("frame", [0, 1])
+@pytest.mark.parametrize("cut", [1, 20])
+def test_a_truncated_zstd_frame_is_an_error(tokenizer, tmp_path, frame, cut):
+    frames = [zstd(lines(texts(100, seed))) for seed in range(2)]
+    frames[frame] = frames[frame][:-cut]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames[: frame + 1]))
+    with pytest.raises(DataError, match=r"a\.jsonl\.zst cannot be read.*[Tt]runcated"):
+        prepare([tmp_path / "a.jsonl.zst"], tokenizer, tmp_path / "out", quiet=True)
+
+
 @pytest.mark.parametrize("column", [{"txt": ["a"]}, {"text": ["a", None]}, {"text": [1]}])
 def test_a_parquet_file_without_texts_is_named(tokenizer, tmp_path, column):
     import pyarrow
@@ -322,7 +379,7 @@ def test_an_error_in_a_worker_names_the_file_too(tokenizer, tmp_path):
 
 def test_sources_that_are_not_there_are_named(tokenizer, tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder holds no document"):
+    with pytest.raises(DataError, match="folder has no documents"):
         prepare([tmp_path / "folder"], tokenizer, tmp_path / "out", quiet=True)
     with pytest.raises(DataError, match="nothing is neither a file"):
         prepare([tmp_path / "nothing"], tokenizer, tmp_path / "out", quiet=True)
@@ -333,10 +390,11 @@ def test_sources_that_are_not_there_are_named(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"validation": 44}, "leaves none to train on"),
+        ({"validation": 44}, "validation must.*44 of 44"),
         ({"validation": -1}, "validation must be"),
         ({"validation": 1.0}, "validation must be"),
-        ({"validation": float("nan")}, "validation must be"),
+        ({"validation": float("nan")}, "validation must be.*nan"),
+        ({"validation_order": "first"}, "validation_order must be.*'first'"),
         ({"tasks": 0}, "tasks must be"),
         ({"workers": 0}, "workers must be"),
     ],
@@ -346,10 +404,10 @@ def test_settings_out_of_range_are_refused(corpus, tokenizer, tmp_path, settings
         prepare([corpus], tokenizer, tmp_path, quiet=True, **settings)
 
 
-def test_a_mistake_can_be_mended_in_the_same_folder(tokenizer, tmp_path):
+def test_a_mistake_can_be_fixed_in_the_same_folder(tokenizer, tmp_path):
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(GOOD * 3 + b"{\n")
-    with pytest.raises(DataError, match="leaves none"):
+    with pytest.raises(DataError, match="validation must.*9 of 4"):
         prepare([source], tokenizer, out, validation=9, tasks=1, quiet=True)
     with pytest.raises(DataError, match="not JSON"):
         prepare([source], tokenizer, out, validation=1, tasks=1, quiet=True)
@@ -359,14 +417,14 @@ def test_a_mistake_can_be_mended_in_the_same_folder(tokenizer, tmp_path):
 
 
 def test_a_folder_of_other_sources_or_settings_is_refused(corpus, prepared, tokenizer, tmp_path):
-    with pytest.raises(DataError, match="begun with other tasks"):
+    with pytest.raises(DataError, match="other tasks"):
         prepare([corpus], tokenizer, prepared, validation=7, tasks=6, quiet=True)
-    with pytest.raises(DataError, match="begun with other validation"):
+    with pytest.raises(DataError, match="other validation"):
         prepare([corpus], tokenizer, prepared, validation=8, tasks=5, quiet=True)
     shutil.copytree(corpus, tmp_path / "corpus")
     prepare([tmp_path / "corpus"], tokenizer, tmp_path / "out", quiet=True)
     (tmp_path / "corpus" / "a0.txt").write_text("changed")
-    with pytest.raises(DataError, match="begun with other documents"):
+    with pytest.raises(DataError, match="other documents"):
         prepare([tmp_path / "corpus"], tokenizer, tmp_path / "out", quiet=True)
     shutil.rmtree(tmp_path / "out" / "tasks")
     with pytest.raises(DataError, match="not of this preparation"):

@@ -1,4 +1,4 @@
-"""Preparation that is ended at any moment goes on and makes the same files."""
+"""A preparation that is killed at any moment can be resumed and writes the same files."""
 
 import os
 import random
@@ -16,7 +16,6 @@ from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
-pytest.importorskip("tokenizers", reason=REASON)
 pytest.importorskip("fsspec", reason=REASON)
 
 RUN = """
@@ -78,9 +77,9 @@ def runs(tmp_path, tokenizer) -> Runs:
     return Runs(tmp_path, tokenizer)
 
 
-def kill_and_continue(runs: Runs, kills: int, kills_per_folder: int) -> None:
+def kill_and_resume(runs: Runs, kills: int, kills_per_folder: int) -> None:
     begin = time.monotonic()
-    expected = runs.finish("whole", 2)
+    expected = runs.finish("undisturbed", 2)
     seconds = time.monotonic() - begin
     rng = random.Random(0)
     hits, tasks = 0, 40 // kills_per_folder
@@ -94,13 +93,13 @@ def kill_and_continue(runs: Runs, kills: int, kills_per_folder: int) -> None:
     assert hits > kills // 2, "too many runs were over before they were killed"
 
 
-def test_killed_and_continued_it_makes_the_same_files(runs):
-    kill_and_continue(runs, kills=5, kills_per_folder=5)
+def test_a_killed_and_resumed_preparation_writes_the_same_files(runs):
+    kill_and_resume(runs, kills=5, kills_per_folder=5)
 
 
 @pytest.mark.slow
-def test_killed_at_fifty_moments_it_makes_the_same_files(runs):
-    kill_and_continue(runs, kills=50, kills_per_folder=1)
+def test_a_preparation_killed_at_fifty_moments_writes_the_same_files(runs):
+    kill_and_resume(runs, kills=50, kills_per_folder=1)
 
 
 def test_leftovers_of_a_killed_run_are_removed(runs, tokenizer):
@@ -111,7 +110,7 @@ def test_leftovers_of_a_killed_run_are_removed(runs, tokenizer):
     assert not [name for name in contents(out) if ".tmp" in name]
 
 
-def test_workers_end_with_the_process_that_began_them(runs):
+def test_workers_exit_with_their_parent(runs):
     process = runs.start("out", 2)
     pattern = f"parent_pid={process.pid},"
     children: list[int] = []

@@ -1,4 +1,4 @@
-"""Sources behind URLs: the same documents as from disk, no secrets kept, no silent loss."""
+"""Remote sources: the same documents as from disk, no recorded credentials, no silent loss."""
 
 import gzip
 import json
@@ -9,6 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from support.preparing import zstd
 
 from gidd.data.corpora import remote
 from gidd.data.corpora.formats import find_documents
@@ -17,7 +18,7 @@ from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
-for package in ("tokenizers", "fsspec", "aiohttp", "pyarrow", "zstandard"):
+for package in ("fsspec", "aiohttp", "pyarrow"):
     pytest.importorskip(package, reason=REASON)
 
 TEXTS = [f"Document {i}: " + "é東京 of many. " * (i % 7) for i in range(60)]
@@ -33,13 +34,12 @@ def corpus(tmp_path_factory) -> Path:
     """Every kind of file; in the order of their names they hold TEXTS."""
     import pyarrow
     import pyarrow.parquet
-    import zstandard
 
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.txt").write_bytes(TEXTS[0].encode())
     (folder / "b.jsonl").write_bytes(lines(TEXTS[1:20]))
     (folder / "c.jsonl.gz").write_bytes(gzip.compress(lines(TEXTS[20:30])))
-    (folder / "d.jsonl.zst").write_bytes(zstandard.compress(lines(TEXTS[30:40])))
+    (folder / "d.jsonl.zst").write_bytes(zstd(lines(TEXTS[30:40])))
     table = pyarrow.table({"text": TEXTS[40:]})
     pyarrow.parquet.write_table(table, folder / "e.parquet", row_group_size=7)
     (folder / "readme.md").write_text("not a document")
@@ -156,7 +156,7 @@ def test_secrets_are_used_but_not_recorded(server, tokenizer, tmp_path):
         ("see https://me:pw@a.b/c?d=e, then", None),
     ],
 )
-def test_what_is_shown_of_a_url(url, expected):
+def test_urls_are_shown_without_credentials(url, expected):
     if expected is None:
         assert remote.redacted(url).startswith("see https://a.b/c")
         assert "pw" not in remote.redacted(url)
@@ -169,7 +169,7 @@ def test_what_is_shown_of_a_url(url, expected):
 def test_a_server_that_fails_is_named_with_the_remedy(
     server, tokenizer, tmp_path, monkeypatch, name, ending
 ):
-    """None is taken for a shorter file, none is waited for without end, none tells the secret."""
+    """No truncated file is accepted, no wait is endless, no credentials are shown."""
     monkeypatch.setattr(remote, "SECONDS_OF_SILENCE", 0.3)
     url = f"{server}/{name}{ending}?signature=hunter2"
     with pytest.raises(DataError, match=f"{name}{ending} cannot be read.*Check the URL") as error:
@@ -184,7 +184,7 @@ def test_a_server_that_fails_is_named_with_the_remedy(
     [
         ("http://127.0.0.1:9/a.jsonl", "127.0.0.1:9/a.jsonl cannot be read"),
         ("nosuch://bucket/a.jsonl", "nosuch://bucket/a.jsonl cannot be read.*[Pp]rotocol"),
-        ("file:///nowhere/*.jsonl", "holds no document"),
+        ("file:///nowhere/*.jsonl", "nowhere.*has no documents"),
         ("file:///nowhere/a.jsonl", "nowhere/a.jsonl cannot be read"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_remote_file_that_changed_is_another_source(corpus, server, tokenizer,
     try:
         prepare([f"{server}/new.jsonl"], tokenizer, tmp_path, quiet=True)
         path.write_bytes(lines(["a", "b", "d", "e"]))
-        with pytest.raises(DataError, match="begun with other documents"):
+        with pytest.raises(DataError, match="other documents"):
             prepare([f"{server}/new.jsonl"], tokenizer, tmp_path, quiet=True)
     finally:
         path.unlink()

@@ -1,19 +1,29 @@
-"""Tokenizers: the published ids, and text that comes back byte for byte."""
+"""Tokenizers: the published token ids, and lossless encoding."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from gidd.data.tokenizers import END, MASK, PAD, SETTINGS, Tokenizer, gpt2, train_tokenizer
+from gidd.data.tokenizers import (
+    END,
+    GPT2_VOCAB_SIZES,
+    MASK,
+    PAD,
+    TOKENIZER_SETTINGS,
+    Tokenizer,
+    gpt2,
+    tokenizer_by_name,
+    train_tokenizer,
+)
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
-pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
-
+REASON = 'needs `pip install "gidd[data]"`'
+CLOSED_PORT = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
 TEXT = "The quick brown fox jumps over the lazy dog; naïve façade, 東京.\r\n\tEnd. " * 20
 
 
@@ -40,6 +50,11 @@ def test_gpt2_has_the_published_ids(published):
     assert published.vocab == Vocab(50258, mask_id=50257, pad_id=50256)
 
 
+def test_gpt2_vocabulary_sizes_by_name(published):
+    for name, size in GPT2_VOCAB_SIZES.items():
+        assert tokenizer_by_name(name).vocab.size == size
+
+
 def test_gpt2_with_its_own_padding(published):
     padded = gpt2(own_padding=True)
     assert padded.vocab == Vocab(50259, mask_id=50258, pad_id=50257)
@@ -55,7 +70,7 @@ def test_gpt2_from_a_folder(published, tmp_path):
     (tmp_path / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
     (tmp_path / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
     assert gpt2(tmp_path).fingerprint == published.fingerprint
-    with pytest.raises(DataError, match="must hold encoder.json and vocab.bpe"):
+    with pytest.raises(DataError, match="encoder.json and vocab.bpe"):
         gpt2(tmp_path / "nothing")
 
 
@@ -117,19 +132,18 @@ def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
 
 def test_special_tokens_are_read_from_the_settings_beside(trained, tmp_path):
     trained.save(tmp_path)
-    settings = json.loads((tmp_path / SETTINGS).read_text())
+    settings = json.loads((tmp_path / TOKENIZER_SETTINGS).read_text())
     settings["pad_token"] = {"content": END}
-    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    (tmp_path / TOKENIZER_SETTINGS).write_text(json.dumps(settings))
     assert Tokenizer.load(tmp_path).vocab.pad_id == trained.end_id
     settings["pad_token"] = "<nothing>"
-    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    (tmp_path / TOKENIZER_SETTINGS).write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="pad_token must be a token"):
         Tokenizer.load(tmp_path)
 
 
 def test_a_tokenizer_without_special_tokens_gets_them_at_the_end(tmp_path):
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import models
+    from tokenizers import Tokenizer as Inner, models
 
     bare = Inner(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     bare.save(str(tmp_path / "tokenizer.json"))
@@ -144,15 +158,55 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_a_name_that_is_nothing_is_refused(tmp_path):
-    with pytest.raises(DataError, match="neither a tokenizer.json"):
-        Tokenizer.load(tmp_path / "nothing" / "there")
+@pytest.mark.parametrize(
+    "name",
+    ["/nothing/there", "a/b/c", "a..b", "a--b", "-a", "a b", "é", "bpe/tokenizer.json", "x" * 97],
+)
+def test_a_name_that_cannot_be_on_the_hub_is_refused_at_once(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DataError, match="neither a tokenizer.json") as caught:
+        Tokenizer.load(name)
+    assert name in str(caught.value)
+
+
+@pytest.fixture
+def unreachable_hub(tmp_path, monkeypatch):
+    """The hub at a closed port, with an empty cache."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason=REASON)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", CLOSED_PORT)
+    return constants
+
+
+def test_a_name_that_is_not_found_is_one_message(unreachable_hub, caplog):
+    """Not retried, and without log lines of the hub's library."""
+    with pytest.raises(DataError, match=r"nosuch is not a local.*[^.]\. Check the path") as caught:
+        tokenizer_by_name("nosuch")
+    assert "tokenizer.json" in str(caught.value)
+    (message,) = caplog.messages
+    assert message.startswith("nosuch is not a file or folder here")
+
+
+def test_offline_mode_of_the_hub_is_respected(unreachable_hub, monkeypatch):
+    monkeypatch.setattr(unreachable_hub, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="nosuch.*offline"):
+        Tokenizer.load("nosuch")
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r'tokenizers.*pip install "gidd\[data\]"'):
-        train_tokenizer([TEXT], 300)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r'huggingface_hub.*pip install "gidd\[data\]"'):
+        Tokenizer.load("nosuch")
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_reported(caplog):
+    with caplog.at_level(logging.WARNING, logger="gidd"):
+        assert train_tokenizer([TEXT], 300).vocab.size == 300
+        assert not caplog.messages
+        size = train_tokenizer([TEXT], 5000).vocab.size
+    (message,) = caplog.messages
+    assert "vocab_size is 5,000" in message
+    assert f"{size:,} tokens" in message
 
 
 @pytest.mark.parametrize("vocab_size", [0, 258])

@@ -1,9 +1,8 @@
-"""Draws that are right for the rarest token, and cut-offs that are asked for."""
+"""Draws with exact probabilities for rare tokens, and cut-offs."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gidd.diffusion.categorical import at, at_token, cut_below, cut_below_max, draw, happens
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
@@ -25,11 +24,11 @@ def measures(p: torch.Tensor) -> list[int]:
 
 
 def test_rare_tokens_have_their_probability(device):
-    """float32 inputs down to 1e-9, before and after large ones: each has its share."""
+    """float32 inputs down to 1e-9, before and after large ones: each has its probability."""
     p = torch.tensor([1e-9, 0.3, 1e-9, 0.0, 0.6, 3e-8, 1e-9, 0.1, 1e-9], device=device)
     total = sum(p.tolist())
-    for share, measure in zip(p.tolist(), measures(p), strict=True):
-        assert measure / ONE == pytest.approx(share / total, rel=1e-6, abs=0)
+    for probability, measure in zip(p.tolist(), measures(p), strict=True):
+        assert measure / ONE == pytest.approx(probability / total, rel=1e-6, abs=0)
 
 
 def test_rare_tokens_are_drawn_as_often_as_they_should_be(device):
@@ -111,7 +110,7 @@ def test_an_event_happens_with_its_probability(p, u):
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, ONE - 1))
-def test_a_likelier_event_happens_whenever_a_rarer_one_does(p, other, u):
+def test_a_more_likely_event_happens_whenever_a_less_likely_one_does(p, other, u):
     low, high = sorted((p, other))
     p_low, p_high = torch.tensor([low, high], dtype=torch.float64)
     if happens(p_low, torch.tensor(u)):

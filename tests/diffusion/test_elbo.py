@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.strategies import all_pairs, as_times, data_tokens, random_x_theta, schedules
 from torch import Tensor
 
@@ -199,7 +198,7 @@ def test_full_itakura_saito_is_a_looser_bound(schedule: MixingSchedule, time, se
 
 
 def test_ar_nll_belongs_to_the_labels():
-    """A model that is sure of each next token pays nothing; entry i is about token i + 1."""
+    """A model that is certain of each next token has loss 0; entry i is the loss of token i + 1."""
     x = torch.tensor([[3, 1, 2, 0]])
     logits = 50.0 * F.one_hot(torch.tensor([[1, 2, 0, 3]]), 4)
     assert ar_nll(logits, x).shape == (1, 3)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.strategies import schedule_from_unit_cube
 from torch import Tensor
 
 from gidd.diffusion.elbo import elbo_terms, prior_kl, reconstruction, step_kl
@@ -26,7 +27,7 @@ EPS = ORACLE["eps"]
 
 
 def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
-    """Zipf's law, nothing on the mask; 1.6 gives 2.70 nats over 50,257 tokens, 1.0 gives 7.57."""
+    """Zipf, 0 on the mask; over 50,257 tokens 1.6 has an entropy of 2.70 nats, 1.0 of 7.57."""
     p = torch.arange(1, num_tokens + 1, dtype=torch.float64) ** -exponent
     return torch.cat([p / p.sum(), torch.zeros(1).double()])
 
@@ -35,27 +36,29 @@ def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
 @pytest.mark.parametrize("nodes", [exact_nodes(), sine_midpoints(16), paper_nodes(16)])
 def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
     """The O(V) sum against `elbo_terms` for all pairs, for every schedule."""
-    schedule = schedule_type.from_unit_cube(Vocab(13, mask_id=12), (0.4, 0.5, 0.6))
-    law = zipf(12)
-    source = MarkovSource(law[:12], torch.eye(12).double())
+    schedule = schedule_from_unit_cube(schedule_type, Vocab(13, mask_id=12), (0.4, 0.5, 0.6))
+    distribution = zipf(12)
+    source = MarkovSource(distribution[:12], torch.eye(12).double())
     world = SmallWorld(source, schedule, length=1)
-    direct = world.nelbo(lambda z, t: law.expand(len(z), 1, -1), nodes)
-    assert unigram_nelbo(schedule, law, nodes) == pytest.approx(direct, rel=1e-11)
+    direct = world.nelbo(lambda z, t: distribution.expand(len(z), 1, -1), nodes)
+    assert unigram_nelbo(schedule, distribution, nodes) == pytest.approx(direct, rel=1e-11)
 
 
 def test_ends_are_the_reconstruction_and_the_first_step():
     """For the exact denoiser of one token, the single steps cost what the integrals cost."""
-    schedule, law = HybridSchedule(Vocab(41, mask_id=40), 0.2), zipf(40)
+    schedule, distribution = HybridSchedule(Vocab(41, mask_id=40), 0.2), zipf(40)
     x, z = torch.cartesian_prod(torch.arange(40), torch.arange(41)).T[:, None]
-    x_theta = law.expand(1, z.shape[1], -1)
+    x_theta = distribution.expand(1, z.shape[1], -1)
     t = torch.tensor([EPS], dtype=torch.float64)
     q = marginal_at(schedule, t, z, (x == z).double())
-    last = float((law[x] * q * reconstruction(schedule, t, x, z, x_theta)).sum())
-    assert last == pytest.approx(unigram_nelbo(schedule, law, exact_nodes(128, 0, EPS)), rel=1e-8)
+    last = float((distribution[x] * q * reconstruction(schedule, t, x, z, x_theta)).sum())
+    assert last == pytest.approx(
+        unigram_nelbo(schedule, distribution, exact_nodes(128, 0, EPS)), rel=1e-8
+    )
     x = torch.arange(40)[None]
-    first = float((law[x] * prior_kl(schedule, 1 - t, x, x_theta[:, :40])).sum())
+    first = float((distribution[x] * prior_kl(schedule, 1 - t, x, x_theta[:, :40])).sum())
     assert first == pytest.approx(
-        unigram_nelbo(schedule, law, exact_nodes(128, 1 - EPS, 1)), rel=1e-4
+        unigram_nelbo(schedule, distribution, exact_nodes(128, 1 - EPS, 1)), rel=1e-4
     )
 
 
@@ -66,25 +69,25 @@ def test_ends_are_the_reconstruction_and_the_first_step():
 )
 def test_sine_nodes_are_right_and_the_even_grid_is_biased(exponent, p_uniform, bias):
     """V = 50,258, T = 128: within 1e-4 nats of the entropy, against +0.29 and +0.58 (and more)."""
-    schedule, law = HybridSchedule(VOCAB, p_uniform), zipf(50257, exponent)
-    entropy = float(torch.special.entr(law).sum())
+    schedule, distribution = HybridSchedule(VOCAB, p_uniform), zipf(50257, exponent)
+    entropy = float(torch.special.entr(distribution).sum())
     ends = sum(
-        unigram_nelbo(schedule, law, exact_nodes(128, *interval))
+        unigram_nelbo(schedule, distribution, exact_nodes(128, *interval))
         for interval in ((0.0, EPS), (1 - EPS, 1.0))
     )
-    measured = unigram_nelbo(schedule, law, sine_midpoints(128)) + ends
+    measured = unigram_nelbo(schedule, distribution, sine_midpoints(128)) + ends
     assert measured == pytest.approx(entropy, abs=1e-4)
-    biased = unigram_nelbo(schedule, law, paper_nodes(128)) + ends
+    biased = unigram_nelbo(schedule, distribution, paper_nodes(128)) + ends
     assert biased - entropy == pytest.approx(bias, abs=0.01)
-    assert unigram_nelbo(schedule, law) == pytest.approx(entropy, abs=1e-9)
+    assert unigram_nelbo(schedule, distribution) == pytest.approx(entropy, abs=1e-9)
 
 
 @pytest.mark.parametrize("nodes", [sine_midpoints(128), paper_nodes(128)])
 def test_mask_only_likelihoods_are_right_on_any_nodes(nodes):
     """With the exact denoiser the integrand is the entropy at every t."""
-    law = zipf(257)
-    entropy = float(torch.special.entr(law).sum())
-    nelbo = unigram_nelbo(HybridSchedule(Vocab(258, mask_id=257), 0.0), law, nodes)
+    distribution = zipf(257)
+    entropy = float(torch.special.entr(distribution).sum())
+    nelbo = unigram_nelbo(HybridSchedule(Vocab(258, mask_id=257), 0.0), distribution, nodes)
     assert nelbo == pytest.approx(entropy * float(nodes.weight.sum()), rel=1e-9)
 
 
@@ -118,7 +121,7 @@ def texts(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("row", ORACLE["L1"], ids=lambda r: f"{r['gamma']}-{r['p_u']}")
 def test_oracle_integrals_of_one_token(row):
-    """oracle_elbo.json: the whole integral and its two ends outside [eps, 1 - eps]."""
+    """oracle_elbo.json: the complete integral and its two ends outside [eps, 1 - eps]."""
     schedule = HybridSchedule(SMALL, row["p_u"], row["gamma"])
     x, z, x_theta = texts(1)
     for name, low, high in (
@@ -147,14 +150,14 @@ def test_oracle_integrals_of_two_tokens(row):
 def chain_log_likelihood(schedule, x_theta: Tensor, z: Tensor, num_steps: int) -> Tensor:
     """-log p(x) of every text under the reverse chain on an even grid, by multiplying kernels."""
     mesh = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
-    law = schedule.beta_pi(mesh[:1])[0][z].prod(-1)
+    distribution = schedule.beta_pi(mesh[:1])[0][z].prod(-1)
     for t, s in zip(mesh[:-1], mesh[1:], strict=True):
         step = posterior(schedule, s.expand(len(z)), t.expand(len(z)), z, x_theta)
         kernel = torch.ones(len(z), len(z), dtype=torch.float64)
         for i in range(z.shape[1]):
             kernel = kernel * step[:, i, z[:, i]]
-        law = law @ kernel
-    return -law[(z < 4).all(-1)].log()
+        distribution = distribution @ kernel
+    return -distribution[(z < 4).all(-1)].log()
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -196,7 +199,7 @@ TRUNCATION = {  # p_u: reconstruction at eps, KL of the first step (gamma = 1, L
 
 @pytest.mark.parametrize("p_uniform", TRUNCATION)
 def test_what_lies_outside_eps(p_uniform):
-    """Integral over [eps, 1 - eps] + reconstruction + prior: positive costs, close to the whole."""
+    """Integral over [eps, 1 - eps] + reconstruction + prior: positive costs, near the full one."""
     schedule, eps = HybridSchedule(SMALL, p_uniform), EPS
     _, z, x_theta = texts(1)
     x = torch.ones_like(z)
@@ -208,9 +211,9 @@ def test_what_lies_outside_eps(p_uniform):
     assert float(rec) == pytest.approx(expected_rec, rel=0.01)
     assert float(first) == pytest.approx(expected_first, rel=0.05)
     (row,) = (r for r in ORACLE["L1"] if (r["gamma"], r["p_u"]) == (1.0, p_uniform))
-    whole = row["nelbo_int_eps"][1] + float(rec) + float(first)
+    full = row["nelbo_int_eps"][1] + float(rec) + float(first)
     # two single steps stand for the two ends: the bound can only be a little higher
-    assert row["nelbo_int_0_1"][1] - 2e-6 < whole < row["nelbo_int_0_1"][1] + 5e-4
+    assert row["nelbo_int_0_1"][1] - 2e-6 < full < row["nelbo_int_0_1"][1] + 5e-4
 
 
 @pytest.mark.parametrize("row", ORACLE["mdm_limit"], ids=lambda r: f"{r['p_u']:.0e}")
@@ -227,7 +230,7 @@ def test_little_uniform_noise_tends_to_masked_diffusion(row):
 
 
 def test_the_limit_is_not_uniform():
-    """A denoiser that is sure and wrong about visible tokens pays for every p_u > 0, not at 0."""
+    """A denoiser that is confidently wrong on visible tokens has a cost for p_u > 0, not at 0."""
     _, z, x_theta = texts(1)
     x = torch.ones(1, 1, dtype=torch.long)
     wrong = x_theta.clone()

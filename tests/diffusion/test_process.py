@@ -1,10 +1,9 @@
-"""What must hold for every schedule: the laws of a Markov chain, its rates and its reversal."""
+"""Properties of every schedule: Markov transitions, rates and the reverse process."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.strategies import all_pairs, as_times, data_tokens, random_x_theta, schedules, times
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from gidd.vocab import Vocab
 
 
 def matrix(step: Transition) -> Tensor:
-    """Q_{t|s} [B, V, V], columns are laws: Q[:, j, i] = q(z_t = j | z_s = i)."""
+    """Q_{t|s} [B, V, V], columns are distributions: Q[:, j, i] = q(z_t = j | z_s = i)."""
     size = step.beta_pi.shape[-1]
     eye = torch.eye(size, dtype=step.alpha.dtype)
     return step.alpha[:, None, None] * eye + step.beta_pi[:, :, None].expand(-1, -1, size)
@@ -155,7 +154,7 @@ def test_posteriors_normalise_and_satisfy_bayes(schedule: MixingSchedule, values
 
 
 @given(schedules(), st.floats(0.01, 0.99))
-def test_noised_tokens_have_the_marginal_law(schedule: MixingSchedule, time):
+def test_noised_tokens_have_the_marginal_distribution(schedule: MixingSchedule, time):
     """Frequencies of z_t match q_t(. | x) to 5 standard errors."""
     vocab, num = schedule.vocab, 20_000
     x = data_tokens(vocab)[-1].expand(1, num)
@@ -184,7 +183,7 @@ def test_noised_tokens_have_the_marginal_law_at_full_size(device):
     expected = torch.stack([mask, kept, 1 - mask - kept])
     error = (expected * (1 - expected) / (num // 4)).sqrt()
     assert ((frequency - expected).abs() <= 5 * error).all()
-    # replaced tokens are spread evenly over the vocabulary: 64 bins of ids
+    # replaced tokens are spread evenly over the vocabulary: 64 bins of tokens
     replaced = z[(z != x) & (z != vocab.mask_id)].cpu()
     counts = torch.bincount(replaced * 64 // 50257, minlength=64).double()
     assert ((counts - len(replaced) / 64).abs() < 5 * (len(replaced) / 64) ** 0.5).all()

@@ -1,4 +1,4 @@
-"""Random numbers that belong to an address: right, even, independent, and the same everywhere.
+"""Random numbers by address: correct, uniform, independent, and the same on every device.
 
 Every statistical test states the p-value below which it fails. The numbers are a fixed function of
 fixed addresses, so a test that passes once passes always; the bounds say how surprising a failure
@@ -53,16 +53,16 @@ def test_times_and_noise_do_not_depend_on_the_split(num_parts, device):
         u = random_integers(seed, Stream.NOISE, step, sample[rows], position)
         return t, noise(schedule, t, x[rows], u)
 
-    whole_t, whole_z = draw(slot)
-    assert (whole_z != x).float().mean() > 0.3
+    full_t, full_z = draw(slot)
+    assert (full_z != x).float().mean() > 0.3
     parts = [draw(rows) for rows in slot.chunk(num_parts)]
-    assert torch.equal(torch.cat([t for t, _ in parts]), whole_t)
-    assert torch.equal(torch.cat([z for _, z in parts]), whole_z)
+    assert torch.equal(torch.cat([t for t, _ in parts]), full_t)
+    assert torch.equal(torch.cat([z for _, z in parts]), full_z)
     # nor on the order in which a rank meets its samples
     shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(0)).to(device)
     t, z = draw(shuffled)
-    assert torch.equal(t, whole_t[shuffled])
-    assert torch.equal(z, whole_z[shuffled])
+    assert torch.equal(t, full_t[shuffled])
+    assert torch.equal(z, full_z[shuffled])
 
 
 def test_numbers_do_not_depend_on_the_device(device):

@@ -1,13 +1,12 @@
-"""The law of whole reverse chains, computed without sampling (V = 3, L = 3)."""
+"""The distribution of complete reverse chains, computed without sampling (V = 3, L = 3)."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.strategies import unit
+from hypothesis import given, strategies as st
+from support.strategies import schedule_from_unit_cube, unit
 
 from gidd.diffusion.schedules import (
     SCHEDULES,
@@ -31,8 +30,8 @@ def world_of(schedule) -> SmallWorld:
 
 
 def errors(world: SmallWorld, mesh) -> list[float]:
-    laws = (world.reverse_law(world.leave_one_out, mesh(T)) for T in STEPS)
-    return [total_variation(law, world.data_law) for law in laws]
+    results = (world.reverse_distribution(world.leave_one_out, mesh(T)) for T in STEPS)
+    return [total_variation(result, world.data_distribution) for result in results]
 
 
 def order(values: list[float]) -> float:
@@ -53,7 +52,7 @@ CONVERGENCE = {
     "hybrid 0.2, even": (HybridSchedule(VOCAB, 0.2), even_mesh, (0.65, 1.2)),
     "hybrid 0.2, sine": (HybridSchedule(VOCAB, 0.2), sine_mesh, (0.8, 1.2)),
     "mixture, sine": (
-        MixtureSchedule.from_unit_cube(VOCAB, (0.2, 0.5, 0.5)),
+        schedule_from_unit_cube(MixtureSchedule, VOCAB, (0.2, 0.5, 0.5)),
         sine_mesh,
         (0.8, 1.2),
     ),
@@ -77,8 +76,12 @@ def test_ending_at_zero_beats_ending_at_eps(schedule, mesh, num_steps):
     world = world_of(schedule)
     to_zero = mesh(num_steps)
     to_eps = torch.cat([to_zero[:-1], torch.tensor([1e-4], dtype=torch.float64)])
-    at_zero = total_variation(world.reverse_law(world.leave_one_out, to_zero), world.data_law)
-    at_eps = total_variation(world.reverse_law(world.leave_one_out, to_eps), world.data_law)
+    at_zero = total_variation(
+        world.reverse_distribution(world.leave_one_out, to_zero), world.data_distribution
+    )
+    at_eps = total_variation(
+        world.reverse_distribution(world.leave_one_out, to_eps), world.data_distribution
+    )
     assert at_zero < at_eps
 
 
@@ -90,24 +93,28 @@ def test_ancestral_errors_of_record(p_uniform, expected):
     """Total variation after 8 and 32 steps of the even mesh."""
     world = world_of(HybridSchedule(VOCAB, p_uniform))
     for num_steps, error in zip((8, 32), expected, strict=True):
-        law = world.reverse_law(world.leave_one_out, even_mesh(num_steps))
-        assert total_variation(law, world.data_law) == pytest.approx(error, abs=6e-5)
+        distribution = world.reverse_distribution(world.leave_one_out, even_mesh(num_steps))
+        assert total_variation(distribution, world.data_distribution) == pytest.approx(
+            error, abs=6e-5
+        )
 
 
 def test_chain_with_the_ordinary_posterior_does_not_converge():
     """The reverse kernel is right with the leave-one-out denoiser only."""
     world = world_of(HybridSchedule(VOCAB, 0.2))
-    law = world.reverse_law(world.posterior, sine_mesh(256))
-    assert total_variation(law, world.data_law) > 0.05
+    distribution = world.reverse_distribution(world.posterior, sine_mesh(256))
+    assert total_variation(distribution, world.data_distribution) > 0.05
 
 
 @pytest.mark.parametrize("schedule_type", SCHEDULES)
 @given(st.tuples(unit, unit, unit), st.floats(0, 1), st.integers(0, 2), st.integers(0, 9))
-def test_a_gibbs_redraw_leaves_the_noisy_law_unchanged(schedule_type, cube, time, position, seed):
+def test_a_gibbs_redraw_leaves_the_distribution_unchanged(
+    schedule_type, cube, time, position, seed
+):
     """q_t(z_i | Z without z_i) = alpha x_theta + beta pi, to 1e-12, at every time."""
     source = MarkovSource.random(3, 0.5, np.random.default_rng(seed))
-    world = SmallWorld(source, schedule_type.from_unit_cube(VOCAB, cube), length=3)
-    law = world.noisy_law(time)
-    redrawn = law @ world.gibbs_kernel(world.leave_one_out, time, position)
-    torch.testing.assert_close(redrawn, law, rtol=0, atol=1e-12)
-    assert float(law.sum()) == pytest.approx(1, abs=1e-12)
+    world = SmallWorld(source, schedule_from_unit_cube(schedule_type, VOCAB, cube), length=3)
+    distribution = world.noisy_distribution(time)
+    redrawn = distribution @ world.gibbs_kernel(world.leave_one_out, time, position)
+    torch.testing.assert_close(redrawn, distribution, rtol=0, atol=1e-12)
+    assert float(distribution.sum()) == pytest.approx(1, abs=1e-12)

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gidd.diffusion.times import (
     TRAINING_EPS,
@@ -38,7 +37,7 @@ def test_each_time_is_uniform_by_itself():
 
 @pytest.mark.parametrize("mesh", [even_mesh, sine_mesh])
 @given(st.integers(1, 300))
-def test_meshes_walk_from_one_to_zero(mesh, num_steps):
+def test_meshes_go_from_one_to_zero(mesh, num_steps):
     times = mesh(num_steps)
     assert len(times) == num_steps + 1
     assert times[0] == 1 and times[-1] == 0

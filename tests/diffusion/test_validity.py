@@ -1,17 +1,17 @@
-"""What is no noise process is refused, and the message says how to mend it."""
+"""Invalid settings are rejected with a message that names the field, the value and the fix."""
 
 import re
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.strategies import schedules
+from hypothesis import given, strategies as st
+from support.strategies import schedule_from_unit_cube, schedules
 
 from gidd.diffusion.categorical import cut_below, cut_below_max
 from gidd.diffusion.elbo import elbo_weight
-from gidd.diffusion.schedule import check
+from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules import (
+    SCHEDULES,
     Bump,
     Component,
     FunctionalSchedule,
@@ -35,7 +35,7 @@ from gidd.vocab import Vocab
 VOCAB = Vocab(5, mask_id=4)
 HALF = torch.full((5,), 0.1, dtype=torch.float64)
 
-# what is built, the error, and what its message must name: field, value, allowed range, remedy
+# a constructor, its error, and what the message must contain: field, value, allowed range, fix
 REFUSED = {
     "gamma = 2.5": (
         lambda: HybridSchedule(VOCAB, 0.1, 2.5),
@@ -63,7 +63,7 @@ REFUSED = {
             VOCAB, FunctionCurve(lambda t: 1 - t + 0.2 * torch.sin(2 * torch.pi * t))
         ),
         ScheduleError,
-        ["alpha", "decrease from 1 to 0", "alpha(0.", "never rises"],
+        ["alpha", "decrease from 1 to 0", "alpha(0.", "never increases"],
     ),
     "alpha that is not a number": (
         lambda: UniformSchedule(VOCAB, FunctionCurve(lambda t: 1 - t + 0 * (0.5 - t).log())),
@@ -90,7 +90,7 @@ REFUSED = {
     "pi for another vocabulary": (
         lambda: MixtureSchedule(VOCAB, (Component(torch.ones(4) / 4, Ramp()),)),
         ScheduleError,
-        ["components[0].noise", "5 ids", "[4]", "Append zeros"],
+        ["components[0].noise", "5 tokens", "[4]", "Append zeros"],
     ),
     "no noise at all": (
         lambda: MixtureSchedule(VOCAB, ()),
@@ -116,7 +116,7 @@ REFUSED = {
         ScheduleError,
         ["beta_pi", "shape", "vocabulary"],
     ),
-    "noise that must be taken back": (
+    "noise that must be removed": (
         lambda: MixtureSchedule(
             VOCAB,
             (
@@ -130,7 +130,7 @@ REFUSED = {
     "mask id outside the vocabulary": (
         lambda: Vocab(5, mask_id=5),
         ConfigError,
-        ["mask_id", "5", "[0, 5)", "enlarge"],
+        ["mask_id", "5", "[0, 5)", "vocab.size"],
     ),
     "negative mask id": (lambda: Vocab(5, mask_id=-1), ConfigError, ["mask_id", "-1", "[0, 5)"]),
     "pad id outside the vocabulary": (
@@ -204,7 +204,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_a_message_that_helps(case):
+def test_invalid_settings_are_rejected_with_a_message_that_helps(case):
     build, error, words = REFUSED[case]
     with pytest.raises(error) as caught:
         build()
@@ -213,17 +213,30 @@ def test_refused_with_a_message_that_helps(case):
         assert word in message, f"{word!r} is not in: {message}"
     assert isinstance(caught.value, GiddError)
     assert isinstance(caught.value, ValueError)
-    assert re.search(r"\. \S", message), f"no remedy after the complaint: {message}"
+    assert re.search(r"\. \S", message), f"no fix after the problem: {message}"
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_property_tests_cover_every_listed_schedule(kind):
+    assert type(schedule_from_unit_cube(kind, VOCAB, (0.3, 0.5, 0.7))) is kind
+
+
+def test_a_listed_schedule_without_a_builder_is_an_error():
+    class Unlisted(MixingSchedule):
+        pass
+
+    with pytest.raises(AssertionError, match="Unlisted .* SCHEDULE_BUILDERS"):
+        schedule_from_unit_cube(Unlisted, VOCAB, (0.3, 0.5, 0.7))
 
 
 @given(schedules())
-def test_every_schedule_of_the_cube_passes_its_own_check(schedule):
+def test_every_schedule_of_the_tests_passes_its_own_check(schedule):
     check(schedule)
 
 
 @given(st.floats(2.001, 4))
 def test_gamma_above_two_really_has_negative_rates(gamma):
-    """Not a matter of taste: c + (1 - t) c' < 0 for t > gamma / (2 (gamma - 1))."""
+    """c + (1 - t) c' < 0 for t > gamma / (2 (gamma - 1))."""
     t = torch.tensor([(1 + gamma / (2 * (gamma - 1))) / 2], dtype=torch.float64)
     bump = Bump(0.2, 2.0)
     object.__setattr__(bump, "gamma", gamma)  # as if the range were not checked

@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.strategies import all_pairs, as_times, schedules
+from hypothesis import given, strategies as st
+from support.strategies import (
+    all_pairs,
+    as_times,
+    default_weighting,
+    schedule_from_unit_cube,
+    schedules,
+)
 
+from gidd.diffusion.constants import PAPER_CEILING
 from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.process import marginal_at
 from gidd.diffusion.schedules import (
@@ -15,12 +21,12 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
 )
 from gidd.diffusion.weighting import (
-    PAPER_CEILING,
     WEIGHTINGS,
     ClampWeighting,
     DynamicWeighting,
     ElboWeighting,
     TightWeighting,
+    Weighting,
 )
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
@@ -28,9 +34,22 @@ from gidd.vocab import Vocab
 GPT2 = Vocab(50258, mask_id=50257)
 
 
+@pytest.mark.parametrize("kind", WEIGHTINGS)
+def test_the_property_tests_cover_every_listed_weighting(kind):
+    assert type(default_weighting(kind, MaskedSchedule(Vocab(5, mask_id=4)))) is kind
+
+
+def test_a_listed_weighting_without_a_builder_is_an_error():
+    class Unlisted(Weighting):
+        pass
+
+    with pytest.raises(AssertionError, match="Unlisted .* WEIGHTING_BUILDERS"):
+        default_weighting(Unlisted, MaskedSchedule(Vocab(5, mask_id=4)))
+
+
 @given(schedules(), st.floats(1e-4, 1 - 1e-4))
 def test_weights_are_defined_finite_and_non_negative(schedule, time):
-    """Every weighting with every schedule, but for dynamic weights, which say so."""
+    """Every weighting with every schedule; dynamic weights raise an error where undefined."""
     t = as_times([time])
     x, z = (v[None] for v in all_pairs(schedule.vocab))
     for weighting in WEIGHTINGS:
@@ -38,9 +57,9 @@ def test_weights_are_defined_finite_and_non_negative(schedule, time):
             schedule, HybridSchedule | MaskedSchedule
         ):
             with pytest.raises(ScheduleError, match="TightWeighting"):
-                weighting.of(schedule)
+                default_weighting(weighting, schedule)
             continue
-        weight = weighting.of(schedule)(t, x, z)
+        weight = default_weighting(weighting, schedule)(t, x, z)
         assert weight.shape == z.shape
         assert weight.dtype == t.dtype
         assert weight.isfinite().all()
@@ -98,7 +117,7 @@ def test_odds_boost_of_the_visible_token(time, weighting):
     schedule, t = HybridSchedule(GPT2, 0.2), as_times([time])
     z, x = torch.tensor([[7, 7]]), torch.tensor([[7, 8]])
     q = marginal_at(schedule, t, z, (x == z).double())
-    kept, replaced = (q * weighting.of(schedule)(t, x, z))[0]
+    kept, replaced = (q * default_weighting(weighting, schedule)(t, x, z))[0]
     expected = ODDS[time][weighting]
     exact = expected == 1.0
     assert float(kept / replaced) == pytest.approx(expected, rel=1e-9 if exact else 0.03)
@@ -114,7 +133,7 @@ def test_dynamic_weights_of_masked_diffusion():
 def test_tight_weights_need_no_mask():
     for schedule in (
         UniformSchedule(Vocab(4)),
-        MixtureSchedule.from_unit_cube(Vocab(4), (0.5,) * 3),
+        schedule_from_unit_cube(MixtureSchedule, Vocab(4), (0.5,) * 3),
     ):
         x, z = torch.tensor([[1, 1]]), torch.tensor([[1, 2]])
         kept, replaced = TightWeighting(schedule)(as_times([0.5]), x, z)[0]

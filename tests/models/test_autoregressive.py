@@ -1,12 +1,13 @@
-"""The autoregressive baseline: as large as the DiT, and causal."""
+"""The autoregressive baseline: the parameter count of the DiT, and causal."""
 
+import os
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
 from gidd.models import SIZES, AutoregressiveModel, DiTConfig, llama_config
 
 
@@ -64,8 +65,31 @@ def test_recomputed_activations_change_no_gradient(transformers):
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_file_modes_follow_the_umask(transformers, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        AutoregressiveModel(DiTConfig.nano(11, max_length=16)).save(tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert "model.safetensors" in modes
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
+def test_a_full_disk_is_reported(transformers, tmp_path, monkeypatch):
+    model = AutoregressiveModel(DiTConfig.nano(11, max_length=16))
+
+    def full_disk(*args, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full_disk)
+    with pytest.raises(CheckpointError, match=r"model.safetensors .*No space left"):
+        model.save(tmp_path)
+
+
 def test_dropout_is_refused(transformers):
-    with pytest.raises(ConfigError, match=r"model.dropout must be 0 .*got 0.1. Llama has none"):
+    with pytest.raises(ConfigError, match=r"model.dropout must be 0 .*got 0.1"):
         AutoregressiveModel(replace(DiTConfig.nano(11), dropout=0.1))
 
 

@@ -1,4 +1,4 @@
-"""From features to a distribution over clean tokens."""
+"""From hidden states to a distribution over clean tokens."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_the_mask_has_probability_zero_and_the_rest_sums_to_one(inputs):
 
 
 def test_it_is_the_softmax_of_the_other_logits(inputs):
-    """Neither the mask's logit nor the padding rows take part."""
+    """The logits of the mask and of the padding rows have no effect."""
     model = denoiser()
     others = [v for v in range(11) if v != 4]
     expected = model.backbone(*inputs)[..., others].softmax(-1)
@@ -52,7 +52,7 @@ def test_it_is_the_softmax_of_the_other_logits(inputs):
     torch.testing.assert_close(model(*inputs)[..., others], expected)
 
 
-def test_without_a_mask_every_id_is_possible(inputs):
+def test_without_a_mask_every_token_is_possible(inputs):
     assert (denoiser(Vocab(11))(*inputs) > 0).all()
 
 
@@ -68,8 +68,8 @@ def test_distribution_of_some_positions_equals_the_whole(inputs):
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_float32_comes_out(inputs, autocast):
-    """Also of bf16 weights; and the softmax of bf16 features is not rounded again."""
+def test_output_is_float32(inputs, autocast):
+    """Also for bf16 weights; the softmax of bf16 hidden states is not rounded again."""
     model = denoiser()
     if not autocast:
         model = model.bfloat16()
@@ -95,7 +95,7 @@ def test_nothing_of_the_caller_is_changed(inputs):
 
 
 @pytest.mark.parametrize("schedule", [HybridSchedule(VOCAB, 0.2), UniformSchedule(VOCAB)])
-def test_gradients_are_finite_and_zero_for_impossible_ids(inputs, schedule):
+def test_gradients_are_finite_and_zero_for_impossible_tokens(inputs, schedule):
     z, t = inputs
     model = denoiser()
     x = torch.where(z == 4, 0, z)
@@ -119,7 +119,7 @@ def test_head_is_what_distribution_uses(inputs):
 
 
 class Bag(nn.Module):
-    """The smallest backbone: the token itself, no time; its head has no bias."""
+    """The smallest backbone: an embedding, no time; its head has no bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,14 +130,30 @@ class Bag(nn.Module):
         return self.embedding(z)
 
 
-def test_any_backbone_will_do(inputs):
+def test_any_backbone_works(inputs):
     x_theta = Denoiser(Bag(), VOCAB)(*inputs)
     assert (x_theta[..., 4] == 0).all()
     torch.testing.assert_close(x_theta.sum(-1), torch.ones(3, 8))
 
 
+def test_backbones_get_float32_times(inputs):
+    """Samplers compute with float64 times, which not every layer accepts."""
+    z, t = inputs
+    seen = []
+
+    class Timed(Bag):
+        def hidden(self, z, t):
+            seen.append((z.dtype, t.dtype, t.shape))
+            return super().hidden(z, t)
+
+    Denoiser(Timed(), VOCAB)(z, t.double())
+    assert seen == [(torch.int64, torch.float32, (3,))]
+    model = denoiser()
+    assert torch.equal(model(z, t.double()), model(z, t))
+
+
 def test_a_head_that_is_too_small_is_refused():
-    with pytest.raises(ConfigError, match="at least vocab.size = 12 rows, got 11"):
+    with pytest.raises(ConfigError, match=r"head .* 12 rows, got 11"):
         Denoiser(Bag(), Vocab(12))
 
 

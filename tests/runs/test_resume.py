@@ -1,4 +1,4 @@
-"""A run that was ended at any moment is, when it is done, the run that never was."""
+"""A run that was interrupted and resumed ends with the bits of an uninterrupted one."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def undisturbed(tmp_path_factory, data):
 
 
 def resumable(data, **changes):
-    # reports every third step: sums between reports must survive, too
+    # reports every third step: sums between reports must be restored, too
     settings = {"steps": STEPS, "save_every": 23, "report_every": 3, "ema_decay": 0.9, "keep": 5}
     return tiny_run(data, **(settings | changes))
 
@@ -53,7 +53,7 @@ def train_and_die(run, out, step, parallel=None):
 
 
 def kill_after(run, out, step, size=1, parallel=None):
-    with pytest.raises(AssertionError, match="ended without a word"):
+    with pytest.raises(AssertionError, match="died without a result"):
         run_ranks(train_and_die, size, run, out, step, parallel)
 
 
@@ -87,7 +87,7 @@ def test_a_finished_run_stays_as_it_is(data, undisturbed):
     assert reported(undisturbed) == before
 
 
-def test_another_run_is_not_continued_as_this_one(data, undisturbed):
+def test_other_settings_are_refused(data, undisturbed):
     run = resumable(data)
     other = replace(run, optim=replace(run.optim, beta2=0.5, weight_decay=0.5))
     with pytest.raises(ConfigError, match=r"(?s)beta2.*weight_decay.*another --out"):
@@ -101,14 +101,14 @@ def test_another_run_is_not_continued_as_this_one(data, undisturbed):
         ("train", {"ema_decay": None}, "train.ema_decay: 0.9 -> None"),
     ],
 )
-def test_another_model_is_told_by_its_settings(part, change, message, data, undisturbed):
+def test_another_model_is_refused_by_its_settings(part, change, message, data, undisturbed):
     run = resumable(data)
     other = replace(run, **{part: replace(getattr(run, part), **change)})
     with pytest.raises(ConfigError, match=message):
         train_here(other, undisturbed)
 
 
-def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(data, tmp_path):
+def test_a_diverged_run_resumes_with_a_lower_learning_rate(data, tmp_path):
     run = resumable(data, steps=2, save_every=1)
     train_here(run, tmp_path)
     longer = replace(run, train=replace(run.train, steps=4))
@@ -144,18 +144,22 @@ def test_resume_with_dropout_is_exact_to_the_last_bit(data, tmp_path):
         assert torch.equal(ours[name], tensor), name
 
 
-def test_how_often_it_reports_and_saves_may_change(data, undisturbed):
-    train_here(resumable(data, save_every=7, report_every=2), undisturbed)
+def test_how_often_it_reports_and_saves_may_change(data, tmp_path):
+    train_here(resumable(data, steps=6, save_every=3), tmp_path)
+    assert train_here(resumable(data, steps=12, save_every=4, report_every=2), tmp_path)
+    assert [r["step"] for r in reported(tmp_path) if r["kind"] == "training"] == [3, 6, 8, 10, 12]
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert saved == [f"step-{step:09d}" for step in (3, 6, 8, 12)]
 
 
 @pytest.mark.slow
 def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
-    """The real command: asked to stop, it can be continued, and is then as if it never was."""
+    """The real command: stopped and resumed, it ends with the same metrics."""
     words = [sys.executable, "-m", "gidd.cli", "train", "nano", "--data.folder", str(data)]
     words += ["--train.steps", "40", "--train.global-batch", "4", "--data.length", "16"]
     words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*words, "--out", str(tmp_path / "whole")], env=environment, check=True)
+    subprocess.run([*words, "--out", str(tmp_path / "undisturbed")], env=environment, check=True)
 
     words += ["--out", str(tmp_path / "stopped")]
     process = subprocess.Popen(words, env=environment)
@@ -167,4 +171,4 @@ def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
     assert process.wait(30) == STOPPED
     assert 5 <= len(losses(tmp_path / "stopped")) < 40
     subprocess.run(words, env=environment, check=True)
-    assert reported(tmp_path / "stopped") == reported(tmp_path / "whole")
+    assert reported(tmp_path / "stopped") == reported(tmp_path / "undisturbed")

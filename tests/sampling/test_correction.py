@@ -1,4 +1,4 @@
-"""Self-correction beside a literal transcription of the paper's Algorithm 1."""
+"""Self-correction against a literal transcription of the paper's Algorithm 1."""
 
 from functools import partial
 
@@ -45,10 +45,10 @@ def self_accuracy(model, tokens, t=0.0) -> float:
 
 @torch.no_grad()
 def algorithm_1(model, tokens, t, tau, calls, patience, seed):
-    """App. C, one sequence, one token a call, one position after the other.
+    """App. C, one sequence, one token per call, one position after the other.
 
-    Not converged: something would change, there is patience left, and there are calls left. The
-    best state by self-accuracy is returned, each state judged by its own logits.
+    It ends when nothing would change, or patience or calls are used up. The best state by
+    self-accuracy is returned; each state is scored with its own logits.
     """
     z = torch.tensor(tokens)
     best, best_accuracy, age = z.clone(), -1.0, 0
@@ -59,7 +59,7 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
             best, best_accuracy, age = z.clone(), accuracy, 0
         else:
             age += 1
-        if tau == 0:  # the limit: the likeliest token, and how far it leads orders the positions
+        if tau == 0:  # the limit: the most likely token; positions by its lead
             x_theta = torch.zeros_like(logits)
             first, second = logits.topk(2).values.unbind(-1)
             x_theta[torch.arange(len(z)), logits.argmax(-1)] = first - second
@@ -79,7 +79,7 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("t", [0.0, 0.05])
 def test_it_is_algorithm_1(tau, t):
-    """8 sequences at once, token for token as one by one, with the same draws."""
+    """8 sequences at once equal one by one, token for token, with the same draws."""
     model = random_denoiser(VOCAB, gain=0.0)
     corrector = partial(self_correction, temperature=tau, patience=3)
     plan = corrector_plan(corrector, 24, t)
@@ -99,7 +99,7 @@ def test_it_is_algorithm_1(tau, t):
 @pytest.mark.parametrize("score", [likelihood, gain])
 @pytest.mark.parametrize("tau", [0.0, 0.3, 2.0])
 def test_self_accuracy_never_falls(tau, score, num_tokens):
-    """Whatever is committed on the way, the best state seen is returned."""
+    """The best state is returned, whichever changes were committed."""
     model = random_denoiser(VOCAB, gain=0.0)
     corrector = partial(
         self_correction,
@@ -121,7 +121,7 @@ def test_self_accuracy_never_falls(tau, score, num_tokens):
     assert sum(after) > sum(before)
 
 
-def test_k_changes_keep_their_distance():
+def test_changes_of_one_call_are_spaced():
     model = random_denoiser(VOCAB, gain=0.0)
     corrector = partial(self_correction, temperature=1.0, num_tokens=3, distance=4)
     request = Request(
@@ -130,13 +130,13 @@ def test_k_changes_keep_their_distance():
     (sample,) = Engine(model, HYBRID).sample([request])
     for call in range(5):
         drawn = [e for e in sample.edits if e.step_index == call and e.probability > 0]
-        places = sorted(edit.position for edit in drawn)
-        assert len(places) <= 3
-        assert all(b - a >= 4 for a, b in zip(places, places[1:], strict=False))
+        positions = sorted(edit.position for edit in drawn)
+        assert len(positions) <= 3
+        assert all(b - a >= 4 for a, b in zip(positions, positions[1:], strict=False))
 
 
-def test_gain_prefers_what_improves_most():
-    """A token of 0.6 in place of 0.3 against one of 0.5 in place of 0.001."""
+def test_gain_prefers_the_largest_ratio():
+    """A token of 0.6 instead of 0.3 against one of 0.5 instead of 0.001."""
     x_theta = torch.tensor([[0.6, 0.3, 0.1], [0.001, 0.5, 0.499]])
     vocab = Vocab(4, mask_id=3)
     rows = torch.nn.functional.pad(x_theta, (0, 1))[None]
@@ -155,7 +155,7 @@ def test_gain_prefers_what_improves_most():
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.01, 0.1, 0.4])
-def test_the_surest_change_comes_first_however_low_the_temperature(tau):
+def test_the_most_confident_change_comes_first_at_any_temperature(tau):
     """At tau = 0.1 odds of 6 to 1 are a probability that float32 rounds to 1."""
     top = torch.tensor([0.85, 0.999, 0.95, 0.99999], dtype=torch.float64)
     rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
@@ -168,52 +168,52 @@ def test_the_surest_change_comes_first_however_low_the_temperature(tau):
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.3, 0.9])
-def test_a_lead_is_the_log_odds(tau):
+def test_scaled_log_odds_are_the_log_odds(tau):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(500, 7, generator=generator, dtype=torch.float64)
     token = torch.randint(7, (500, 1), generator=generator)
     q = (logits / tau).softmax(-1).gather(-1, token).squeeze(-1)
-    told = (q > 1e-25) & (q < 1 - 1e-6)  # elsewhere q does not tell
-    assert told.sum() > 300
+    precise = (q > 1e-25) & (q < 1 - 1e-6)  # elsewhere q is rounded
+    assert precise.sum() > 300
     torch.testing.assert_close(
-        scaled_log_odds(logits.softmax(-1), token, tau)[told],
-        tau * q.logit()[told],
+        scaled_log_odds(logits.softmax(-1), token, tau)[precise],
+        tau * q.logit()[precise],
         rtol=0,
         atol=1e-8,
     )
 
 
 @pytest.mark.parametrize("error_rate", [0.01, 0.1, 0.3, 0.6])
-def test_with_a_share_of_errors_it_decides_by_the_posterior(error_rate):
-    """Tokens drawn apart from a known law, some replaced at random: all cases enumerated."""
-    law = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
-    size = len(law)
-    network = FunctionNetwork(lambda z, t: law.expand(*z.shape, -1))
+def test_error_rate_decides_by_the_posterior(error_rate):
+    """Independent tokens of a known distribution, some replaced at random, enumerated."""
+    p = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
+    size = len(p)
+    network = FunctionNetwork(lambda z, t: p.expand(*z.shape, -1))
     engine = Engine(network, UniformSchedule(Vocab(size, mask_id=None)))
     corrector = partial(self_correction, temperature=0.0, num_tokens=size, error_rate=error_rate)
     plan, free = corrector_plan(corrector, 2), (False,) * size
     (sample,) = engine.sample([Request(tokens=tuple(range(size)), plan=plan, protected=free)])
-    # P(meant = v, replaced or not, seen = z)
-    replaced = error_rate / size * law[:, None].expand(size, size)
-    right = (1 - error_rate) * law.diag()
+    # P(original = v, replaced or not, observed = z)
+    replaced = error_rate / size * p[:, None].expand(size, size)
+    right = (1 - error_rate) * p.diag()
     for z in range(size):
-        wrong, meant = replaced[:, z].max(0)
-        assert sample.tokens[z] == (int(meant) if wrong > right[z, z] else z)
+        wrong, original = replaced[:, z].max(0)
+        assert sample.tokens[z] == (int(original) if wrong > right[z, z] else z)
 
 
 def test_a_fixed_point_costs_one_call():
-    """tau = 0 and nothing to change: one look is enough, however much patience there is."""
+    """tau = 0 and nothing to change: one forward pass suffices, for any patience."""
     rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     corrector = partial(self_correction, temperature=0.0, patience=50)
-    settled = tuple(rows[0].argmax(-1).tolist())
-    one_wrong = (0 if settled[0] else 1, *settled[1:])
-    for tokens, calls in ((settled, 1), (one_wrong, 2)):
+    fixed_point = tuple(rows[0].argmax(-1).tolist())
+    one_wrong = (0 if fixed_point[0] else 1, *fixed_point[1:])
+    for tokens, calls in ((fixed_point, 1), (one_wrong, 2)):
         request = Request(
             tokens=tokens, plan=corrector_plan(corrector, 60), protected=(False,) * LENGTH
         )
         (sample,) = Engine(network, HYBRID).sample([request])
-        assert (sample.tokens, sample.calls) == (settled, calls)
+        assert (sample.tokens, sample.calls) == (fixed_point, calls)
 
 
 def test_partly_denoised_text_and_protected_spans():
@@ -231,11 +231,11 @@ def test_partly_denoised_text_and_protected_spans():
 def test_impossible_settings_are_refused():
     engine = Engine(random_denoiser(VOCAB, gain=0.0), HYBRID)
     for option, message in [
-        ({"temperature": -0.1}, "temperature must be a finite number of at least 0, got -0.1"),
-        ({"distance": 0}, "distance must be at least 1, got 0"),
-        ({"num_tokens": 0}, "num_tokens must be at least 1, got 0"),
-        ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"error_rate": 1.0}, "error_rate must be between 0 and 1, got 1.0"),
+        ({"temperature": -0.1}, "temperature .*got -0.1"),
+        ({"distance": 0}, "distance .*got 0"),
+        ({"num_tokens": 0}, "num_tokens .*got 0"),
+        ({"patience": 0}, "patience .*got 0"),
+        ({"error_rate": 1.0}, "error_rate .*got 1.0"),
     ]:
         plan = corrector_plan(partial(self_correction, **option), 1)
         with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""The engine: the same sequence in any company, no needless call, nothing protected lost."""
+"""The engine: batch invariance, no needless forward passes, protected positions."""
 
 from functools import partial
 
@@ -40,8 +40,8 @@ HYBRID = HybridSchedule(VOCAB, 0.2)
 MASKED = MaskedSchedule(VOCAB)
 
 
-class Counted:
-    """A network that counts the sequences it is asked for."""
+class CountingNetwork:
+    """A network that counts sequences and rows of the head."""
 
     def __init__(self, network):
         self.network = network
@@ -107,8 +107,8 @@ def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, rows_per_call, 
         assert together == alone
 
 
-def test_processors_see_the_same_shapes_in_any_company():
-    """torch divides the sum of one long row among threads, of many rows not: other last bits."""
+def test_processors_get_the_same_shapes_in_any_batch():
+    """torch splits the sum of one long row over threads, of many rows not: other last bits."""
     vocab, shapes = Vocab(50258, mask_id=50257), set()
 
     def spy(rows):
@@ -129,8 +129,8 @@ def test_processors_see_the_same_shapes_in_any_company():
     assert len(shapes) == 1
 
 
-def test_shapes_of_network_calls_are_fixed():
-    """What makes it so: every call has the same number of sequences, of one length."""
+def test_shapes_of_forward_passes_are_fixed():
+    """Batch invariance relies on it: the same number of sequences of one length every time."""
     shapes = set()
 
     def x_theta(z, t):
@@ -142,10 +142,10 @@ def test_shapes_of_network_calls_are_fixed():
     assert shapes == {(4, length) for length in (4, 7, 16, 31, 32)}
 
 
-def test_the_same_request_twice_and_another_number():
+def test_equal_requests_give_equal_samples():
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     request = Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=5)
-    again, other_seed, other_number = engine.sample(
+    again, other_seed, other_index = engine.sample(
         [
             request,
             Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=6),
@@ -153,12 +153,12 @@ def test_the_same_request_twice_and_another_number():
         ]
     )
     assert again == engine.sample([request])[0]
-    assert len({again.tokens, other_seed.tokens, other_number.tokens}) == 3
+    assert len({again.tokens, other_seed.tokens, other_index.tokens}) == 3
 
 
 def test_masked_diffusion_runs_the_head_only_where_tokens_unmask():
-    """p_u = 0: exactly one row of the head per token, and no call for a step that fills nothing."""
-    network = Counted(random_denoiser(VOCAB))
+    """p_u = 0: one row of the head per token, no forward pass for a step that fills nothing."""
+    network = CountingNetwork(random_denoiser(VOCAB))
     (sample,) = Engine(network, MASKED).sample(
         [Request(tokens=blanks(16), plan=sampling_plan(even_mesh(100)))]
     )
@@ -168,8 +168,8 @@ def test_masked_diffusion_runs_the_head_only_where_tokens_unmask():
 
 
 def test_uniform_noise_needs_the_head_at_few_tokens():
-    """Where a token would stay whatever the network says, the head does not run."""
-    network = Counted(random_denoiser(VOCAB))
+    """The head does not run for tokens that are kept for any x_theta."""
+    network = CountingNetwork(random_denoiser(VOCAB))
     steps = 100
     Engine(network, HYBRID).sample(
         [Request(tokens=blanks(32), plan=sampling_plan(even_mesh(steps)))]
@@ -179,27 +179,29 @@ def test_uniform_noise_needs_the_head_at_few_tokens():
 
 
 def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
-    """Uniform noise looks at standing tokens too; features are remembered while nothing changes."""
+    """Uniform noise reads visible tokens too; features are cached while nothing changes."""
     model = random_denoiser(VOCAB)
-    plain, remembering = Counted(model), Counted(model)
-    blind = FunctionNetwork(lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t))))
+    plain, cached = CountingNetwork(model), CountingNetwork(model)
+    time_free = FunctionNetwork(
+        lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t)))
+    )
     plan = sampling_plan(even_mesh(60)) + corrector_plan(gibbs, 2)
     requests = [Request(tokens=blanks(12), plan=plan, seed=s) for s in range(2)]
-    expected = Engine(blind, HYBRID).sample(requests)
-    found = Engine(CachedFeatures(remembering), HYBRID).sample(requests)
+    expected = Engine(time_free, HYBRID).sample(requests)
+    found = Engine(CachedFeatures(cached), HYBRID).sample(requests)
     assert [s.tokens for s in found] == [s.tokens for s in expected]
     changed = sum(len({edit.step_index for edit in sample.edits}) for sample in found)
-    assert remembering.calls <= changed + len(requests)
-    assert remembering.calls < 0.8 * plain.calls
+    assert cached.calls <= changed + len(requests)
+    assert cached.calls < 0.8 * plain.calls
 
 
-def test_features_are_forgotten_oldest_first():
-    counted = Counted(random_denoiser(VOCAB))
+def test_cached_features_are_evicted_oldest_first():
+    counted = CountingNetwork(random_denoiser(VOCAB))
     network = CachedFeatures(counted, capacity=2)
-    texts, t = torch.arange(12).reshape(3, 4), torch.ones(1)
-    for row in (0, 1, 0, 2, 0, 1):  # 1 is the oldest when 2 comes
-        features = network.hidden(texts[row : row + 1], t)
-        expected = counted.network.hidden(texts[row : row + 1], torch.zeros(1))
+    tokens, t = torch.arange(12).reshape(3, 4), torch.ones(1)
+    for row in (0, 1, 0, 2, 0, 1):  # 1 is the oldest when 2 is added
+        features = network.hidden(tokens[row : row + 1], t)
+        expected = counted.network.hidden(tokens[row : row + 1], torch.zeros(1))
         assert torch.equal(features, expected)
     assert counted.calls == 4
 
@@ -215,7 +217,7 @@ EVERYWHERE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "schedule"), EVERYWHERE)
-def test_protected_positions_survive(step, schedule):
+def test_protected_positions_do_not_change(step, schedule):
     """10,000 random runs of one to three calls, protected tokens anywhere, masks among them."""
     num, length = 10_000, 6
     generator = torch.Generator().manual_seed(7)
@@ -236,8 +238,8 @@ def test_protected_positions_survive(step, schedule):
     assert (canvas.protected == protected).all()
 
 
-def test_edits_tell_the_whole_story():
-    """Replaying the log on the first state gives the last; steps and times are named."""
+def test_edits_reproduce_the_sample():
+    """Replaying the log on the first state gives the last; steps are named."""
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     correct = partial(self_correction, temperature=1.0, patience=2)
     requests = [
@@ -255,18 +257,18 @@ def test_edits_tell_the_whole_story():
             tokens[edit.position] = edit.new
             names.add(edit.step)
         assert tuple(tokens) == sample.tokens
-        moves = [edit.step_index for edit in sample.edits]
-        assert moves == sorted(moves)
+        indices = [edit.step_index for edit in sample.edits]
+        assert indices == sorted(indices)
     assert names == {"ancestral", "self_correction"}
 
 
-def test_watching_changes_nothing_and_sees_everything():
-    """Frames hold the state before each move, with the network's opinion of every token."""
+def test_recording_frames_changes_nothing():
+    """Frames hold the state before each step, with the predictions for every token."""
     model = random_denoiser(VOCAB)
     engine = Engine(model, HYBRID)
     requests = mixed_requests(12)
-    plain, watched = engine.sample(requests), engine.sample(requests, record_frames=True)
-    for request, a, b in zip(requests, plain, watched, strict=True):
+    plain, recorded = engine.sample(requests), engine.sample(requests, record_frames=True)
+    for request, a, b in zip(requests, plain, recorded, strict=True):
         assert (a.tokens, a.edits, a.calls) == (b.tokens, b.edits, b.calls)
         assert [frame.step_index for frame in b.frames] == list(range(len(b.frames)))
         assert len(b.frames) <= len(request.plan)
@@ -274,22 +276,24 @@ def test_watching_changes_nothing_and_sees_everything():
         x_theta = model(frame.tokens[None], torch.tensor([frame.time]))[0]
         for processor in request.processors:
             x_theta = processor(x_theta)
-        here = x_theta.gather(-1, frame.tokens[:, None]).squeeze(-1)
-        torch.testing.assert_close(frame.probability, here)
+        current = x_theta.gather(-1, frame.tokens[:, None]).squeeze(-1)
+        torch.testing.assert_close(frame.probability, current)
         torch.testing.assert_close(frame.entropy, torch.special.entr(x_theta).sum(-1))
         free = ~torch.tensor(b.protected)
         assert 0 <= frame.self_accuracy(free) <= 1
         assert frame.mean_entropy(free) >= 0
 
 
-def test_on_step_sees_every_round():
-    """Sequences leave when their plan is done; the others go on."""
+def test_on_step_is_called_after_every_round():
+    """Sequences are dropped when their plan is done; the others continue."""
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     plans = [sampling_plan(even_mesh(num)) for num in (1, 3, 2)]
     requests = [Request(tokens=blanks(8), plan=plan) for plan in plans]
-    seen = []
-    engine.sample(requests, on_step=lambda event: seen.append((event.rows.tolist(), event.members)))
-    assert seen == [([0, 1, 2], [0, 1, 2]), ([1, 2], [0, 1, 2]), ([1], [0, 1, 2])]
+    events = []
+    engine.sample(
+        requests, on_step=lambda event: events.append((event.rows.tolist(), event.members))
+    )
+    assert events == [([0, 1, 2], [0, 1, 2]), ([1, 2], [0, 1, 2]), ([1], [0, 1, 2])]
 
 
 def test_times_end_where_the_plan_ends():
@@ -317,8 +321,8 @@ def test_no_mask_is_left_at_time_zero(step):
     assert all(64 not in sample.tokens for sample in engine.sample(requests))
 
 
-def test_nothing_blank_costs_nothing():
-    network = Counted(random_denoiser(VOCAB))
+def test_a_request_without_blanks_needs_no_forward_pass():
+    network = CountingNetwork(random_denoiser(VOCAB))
     engine = Engine(network, HYBRID)
     (sample,) = engine.sample([Request(tokens=(1, 2, 3), plan=sampling_plan(even_mesh(5)))])
     assert sample.tokens == (1, 2, 3)
@@ -326,8 +330,8 @@ def test_nothing_blank_costs_nothing():
     assert engine.sample([]) == []
 
 
-def test_text_ends_before_the_first_stop_that_was_written():
-    """A stop token in the prompt, where it may open the text, does not end it."""
+def test_text_ends_before_the_first_generated_stop_token():
+    """A stop token in the prompt, such as a start-of-text token, does not end it."""
     table = torch.zeros(4, 65)
     table[[0, 1, 2, 3], [7, 8, 9, 9]] = 1
     network = FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1))
@@ -345,33 +349,39 @@ def test_impossible_requests_are_refused():
     engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
     plan, one_call = sampling_plan(even_mesh(2)), corrector_plan(self_correction, 1)
     refused = {
-        "context of 32": Request(tokens=blanks(33), plan=plan),
-        "empty": Request(tokens=(), plan=plan),
-        r"ids must be in \[0, 65\)": Request(tokens=(1, 65, None), plan=plan),
+        "32 tokens, got 33": Request(tokens=blanks(33), plan=plan),
+        "at least one token": Request(tokens=(), plan=plan),
+        r"token ids .*\[0, 65\).*got \[65\]": Request(tokens=(1, 65, None), plan=plan),
         r"got \[-1\]": Request(tokens=(-1, None), plan=plan),
         "got .99.": Request(tokens=(1, None), plan=plan, stop=(99,)),
-        r"seed must be in \[0, 2\*\*63\)": Request(tokens=(1, None), plan=plan, seed=2**63),
-        "sample_index must be in": Request(tokens=(1, None), plan=plan, sample_index=-1),
-        "two calls in a row": Request(
+        rf"request.seed .*\[0, 2\*\*63\), got {2**63}": Request(
+            tokens=(1, None), plan=plan, seed=2**63
+        ),
+        "request.seed .*got -1": Request(tokens=(1, None), plan=plan, seed=-1),
+        rf"request.sample_index .*got {2**63}": Request(
+            tokens=(1, None), plan=plan, sample_index=2**63
+        ),
+        "request.sample_index .*got -1": Request(tokens=(1, None), plan=plan, sample_index=-1),
+        "at least 2 consecutive calls, got 1": Request(
             tokens=blanks(4), plan=sampling_plan(even_mesh(2)) + one_call
         ),
-        "each of the 2": Request(tokens=(1, None), plan=plan, protected=(True,)),
-        "cannot be kept": Request(tokens=(1, None), plan=plan, protected=(True, True)),
+        "request.protected .*the 2 tokens, got 1": Request(
+            tokens=(1, None), plan=plan, protected=(True,)
+        ),
+        r"request.protected .*got positions \[1\]": Request(
+            tokens=(1, None), plan=plan, protected=(True, True)
+        ),
     }
     for message, request in refused.items():
         with pytest.raises((DataError, ConfigError), match=message):
             engine.sample([request])
-    with pytest.raises(ConfigError, match="max_length = 32"):  # the model's own word
+    with pytest.raises(ConfigError, match="max_length = 32"):  # refused by the model itself
         Engine(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
-    with pytest.raises(DataError, match="fit into the length of 4"):
-        prompt(4, prefix=(1, 2, 3), suffix=(4, 5))
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
-        blanks(0)
-    with pytest.raises(ConfigError, match="rows_per_call must be at least 1"):
+    with pytest.raises(ConfigError, match="rows_per_call .*at least 1, got 0"):
         Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=0)
-    with pytest.raises(ConfigError, match="0 <= s <= t <= 1"):
-        sampling_plan(torch.tensor([0.5, 0.7]))
-    with pytest.raises(ConfigError, match="at least 0, got -1"):
+    with pytest.raises(ConfigError, match="step 0 .*0 <= s <= t <= 1, got t = 0.5 and s = 0.75"):
+        sampling_plan(torch.tensor([0.5, 0.75]))
+    with pytest.raises(ConfigError, match="calls .*at least 0, got -1"):
         corrector_plan(gibbs, -1)
     with pytest.raises(ConfigError, match="distance must be at least 1, got 0"):
         engine.sample(
@@ -379,33 +389,33 @@ def test_impossible_requests_are_refused():
         )
     for name, value in (("fill", 1.1), ("replace", float("nan"))):
         step = partial(threshold, **{name: value})
-        with pytest.raises(ConfigError, match=f"{name} must be a probability.*got {value}"):
+        with pytest.raises(ConfigError, match=f"{name} .*got {value}"):
             engine.sample([Request(tokens=blanks(2), plan=sampling_plan(even_mesh(2), step))])
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
-def test_steps_that_need_a_mask_say_so(step, vocab):
+def test_mask_filling_steps_refuse_other_schedules(step, vocab):
     engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
     request = Request(tokens=blanks(4), plan=sampling_plan(even_mesh(3), step))
     if step in MASK_FILLING_STEPS:
-        with pytest.raises(ConfigError, match="needs noise that ends in masks alone, got"):
+        with pytest.raises(ConfigError, match="masks at t = 1, got .*% masks"):
             engine.sample([request])
     else:
         assert len(engine.sample([request])[0].tokens) == 4
 
 
-def test_threshold_edits_text_under_any_noise():
-    """Not from noise on: it has no masks to fill, and keeps what it is not sure of."""
-    sure = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
-    engine = Engine(FunctionNetwork(lambda z, t: sure.expand(*z.shape, -1)), UNIFORM)
+def test_threshold_edits_given_tokens_under_any_noise():
+    """A plan from t < 1 has no masks to fill, so a schedule without masks is accepted."""
+    certain = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
+    engine = Engine(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), UNIFORM)
     plan = sampling_plan(torch.tensor([0.2, 0.0]), threshold)
     request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
     assert engine.sample([request])[0].tokens == (1, 7, 7)
 
 
 def test_editing_starts_from_the_given_tokens():
-    """Tokens that are given and not protected are where the sampler starts, not the prior."""
+    """Given tokens that are not protected are the initial state, instead of the prior."""
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     request = Request(tokens=(1, 2, 3, None), plan=Plan(()), protected=(False,) * 4)
     assert engine.sample([request])[0].tokens == (1, 2, 3, 64)
@@ -413,8 +423,8 @@ def test_editing_starts_from_the_given_tokens():
 
 @pytest.mark.parametrize("number", [1, 3, 10])
 @pytest.mark.parametrize("distance", [1, 2, 5])
-def test_spaced_positions_are_the_best_that_keep_their_distance(number, distance):
-    """Beside a plain loop over positions in the order of their score."""
+def test_top_spaced_is_a_greedy_choice_by_score(number, distance):
+    """Compared with a plain loop over positions in the order of their score."""
     generator = torch.Generator().manual_seed(number * distance)
     score = torch.rand(20, 16, generator=generator)
     allowed = torch.rand(20, 16, generator=generator) < 0.6

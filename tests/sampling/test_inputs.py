@@ -1,14 +1,13 @@
-"""Processors of x_theta, and text with blanks."""
+"""Processors of x_theta, templates and prompts."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.strategies import random_x_theta
 
 from gidd.errors import ConfigError, DataError
 from gidd.sampling import CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse_template
-from gidd.sampling.request import prompt
+from gidd.sampling.request import blanks, prompt
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(12, mask_id=11)
@@ -37,13 +36,13 @@ def test_processors_return_distributions_and_never_the_mask(processor, seed):
     torch.testing.assert_close(q.sum(-1), torch.ones(7))
     assert (q >= 0).all()
     assert (q[:, 11] == 0).all()
-    likeliest = q.gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1)
+    most_likely = q.gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1)
     if not isinstance(processor, Require):
-        assert torch.equal(likeliest, q.amax(-1))
+        assert torch.equal(most_likely, q.amax(-1))
 
 
-def test_temperature_is_softmax_of_logits_divided():
-    """From probabilities alone, down to temperatures at which powers would underflow."""
+def test_temperature_divides_logits():
+    """From probabilities, down to temperatures at which powers would underflow."""
     logits = 5 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).double()
     for value in (0.01, 0.1, 0.7, 1.0, 2.5):
         expected = (logits / value).softmax(-1)
@@ -53,7 +52,7 @@ def test_temperature_is_softmax_of_logits_divided():
     assert torch.equal(greedy.amax(-1), torch.ones(4).double())
 
 
-def test_cuts_keep_what_they_should():
+def test_truncation_keeps_the_right_tokens():
     p = torch.tensor([[0.4, 0.3, 0.15, 0.1, 0.05]])
     kept = {
         TopK(2): [0, 1],
@@ -76,14 +75,14 @@ def test_required_and_banned_tokens():
     only = Require(vocab, frozenset({0, 2}))(p)
     torch.testing.assert_close(only, torch.tensor([[1.0, 0, 0, 0], [0, 0, 1.0, 0]]))
     impossible = Require(vocab, frozenset({2}))(p)
-    assert impossible[0].tolist() == [0, 0, 1, 0]  # nothing is left, so all required are as likely
+    assert impossible[0].tolist() == [0, 0, 1, 0]  # uniform over the required tokens
     assert ban(vocab, [1])(p)[1].tolist() == [0, 0, 1, 0]
     assert ban(vocab, [0]) == ban(vocab, [0])  # equal processors share a batch
     assert ban(vocab, [0]) != ban(vocab, [1])
 
 
-def test_the_ends_of_temperature_and_top_p():
-    """What float32 cannot divide by is greedy; all of the mass is all of the tokens."""
+def test_extreme_temperature_and_top_p():
+    """A temperature that float32 cannot divide by is greedy; mass 1 keeps all tokens."""
     rows = torch.rand(3, 50258, generator=torch.Generator().manual_seed(0)).softmax(-1)
     assert torch.equal(Temperature(1e-46)(rows), Temperature(0)(rows))
     assert torch.equal(TopP(1)(rows), rows)
@@ -92,18 +91,18 @@ def test_the_ends_of_temperature_and_top_p():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Temperature(-1), "at least 0, got -1"),
-        (lambda: Temperature(float("nan")), "at least 0, got nan"),
-        (lambda: TopK(0), "at least 1, got 0"),
-        (lambda: TopP(0), r"in \(0, 1\], got 0"),
-        (lambda: TopP(1.5), r"in \(0, 1\], got 1.5"),
-        (lambda: CutOff(1.0), r"in \[0, 1\), got 1.0"),
-        (lambda: MinP(-0.1), r"in \[0, 1\), got -0.1"),
-        (lambda: Require(VOCAB, frozenset()), "at least one"),
-        (lambda: Require(VOCAB, frozenset({11})), "never the mask"),
-        (lambda: Require(VOCAB, frozenset({12})), r"ids in \[0, 12\)"),
-        (lambda: ban(VOCAB, range(11)), "leave at least one token"),
-        (lambda: ban(VOCAB, [12]), r"ids in \[0, 12\)"),
+        (lambda: Temperature(-1), "temperature .*at least 0, got -1"),
+        (lambda: Temperature(float("nan")), "temperature .*at least 0, got nan"),
+        (lambda: TopK(0), "top_k.number .*at least 1, got 0"),
+        (lambda: TopP(0), r"top_p .*\(0, 1\], got 0"),
+        (lambda: TopP(1.5), r"top_p .*\(0, 1\], got 1.5"),
+        (lambda: CutOff(1.0), r"minimum .*\[0, 1\), got 1.0"),
+        (lambda: MinP(-0.1), r"ratio .*\[0, 1\), got -0.1"),
+        (lambda: Require(VOCAB, frozenset()), r"required .*at least one .*got \[\]"),
+        (lambda: Require(VOCAB, frozenset({11})), r"mask \(11\), got \[11\]"),
+        (lambda: Require(VOCAB, frozenset({12})), r"required .*\[0, 12\).*got \[12\]"),
+        (lambda: ban(VOCAB, range(11)), "banned .*got 11 ids"),
+        (lambda: ban(VOCAB, [12]), r"banned .*\[0, 12\).*\[12\]"),
     ],
 )
 def test_impossible_processors_are_refused(make, message):
@@ -122,7 +121,7 @@ def encode(text: str) -> list[int]:
         ("[MASK]", (None,)),
         ("[MASK][MASK:2]x", (None, None, None, 120)),
         ("no blank", tuple(encode("no blank"))),
-        ("[MASK :2]", tuple(encode("[MASK :2]"))),  # not our notation: text as it stands
+        ("[MASK :2]", tuple(encode("[MASK :2]"))),  # not a blank: plain text
         ("a[mask]", tuple(encode("a[mask]"))),
     ],
 )
@@ -134,8 +133,8 @@ BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"
 
 
 @pytest.mark.parametrize("template", [*BLANKS, "[MASK:" + "9" * 5000 + "]"])
-def test_blanks_without_a_number_are_refused(template):
-    with pytest.raises(DataError, match=r"number n of tokens from 1 to 1,000,000, got \[MASK:"):
+def test_invalid_blanks_are_refused(template):
+    with pytest.raises(DataError, match=r"1 to 1,000,000, got \[MASK:"):
         parse_template(template, encode)
     with pytest.raises(DataError, match="empty"):
         parse_template("", encode)
@@ -145,4 +144,20 @@ def test_prompts():
     assert prompt(4) == (None,) * 4
     assert prompt(4, [1, 2]) == (1, 2, None, None)
     assert prompt(4, [1], [3]) == (1, None, None, 3)
-    assert prompt(2, [1], [3]) == (1, 3)
+    assert prompt(3, [1], [3]) == (1, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("length", "prefix", "suffix"), [(4, (1, 2, 3), (4, 5)), (2, (1,), (3,)), (2, (1, 2), ())]
+)
+def test_prompts_without_a_blank_are_refused(length, prefix, suffix):
+    message = f"{length} tokens, got {len(prefix)} and {len(suffix)} tokens"
+    with pytest.raises(DataError, match=message):
+        prompt(length, prefix, suffix)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_length_below_one_is_refused(length):
+    for make in (prompt, blanks):
+        with pytest.raises(ConfigError, match=f"length .*at least 1, got {length}"):
+            make(length)

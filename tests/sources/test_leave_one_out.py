@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.strategies import as_times, schedules, unit
+from hypothesis import given, strategies as st
+from support.strategies import as_times, schedule_from_unit_cube, schedules, unit
 
 from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.schedules import (
@@ -45,9 +44,9 @@ EXACT = [
     HybridSchedule(VOCAB, 0.3),
     HybridSchedule(VOCAB, 0.2, gamma=0.5),
     HybridSchedule(VOCAB, 0.5, gamma=2.0),
-    MixtureSchedule.from_unit_cube(VOCAB, (0.3, 0.5, 0.7)),
-    MixtureSchedule.from_unit_cube(Vocab(3), (0.3, 0.5, 0.7)),
-    FunctionalSchedule.from_unit_cube(VOCAB, (0.1, 0.6, 0.0)),
+    schedule_from_unit_cube(MixtureSchedule, VOCAB, (0.3, 0.5, 0.7)),
+    schedule_from_unit_cube(MixtureSchedule, Vocab(3), (0.3, 0.5, 0.7)),
+    schedule_from_unit_cube(FunctionalSchedule, VOCAB, (0.1, 0.6, 0.0)),
 ]
 
 
@@ -61,7 +60,7 @@ def test_nelbo_of_the_leave_one_out_posterior_is_the_entropy(schedule):
 
 @pytest.mark.parametrize(("p_uniform", "expected"), [(0.1, 1.875400), (0.3, 2.067321)])
 def test_the_ordinary_posterior_misses_the_entropy(p_uniform, expected):
-    """Hearing the visible token twice costs half a nat and more."""
+    """Counting the evidence of the visible token twice costs half a nat and more."""
     world = SmallWorld(MarkovSource.random(3, 0.5), HybridSchedule(VOCAB, p_uniform), length=3)
     nelbo = world.nelbo(world.posterior)
     assert nelbo - world.entropy > 0.3
@@ -109,12 +108,14 @@ def test_tight_weights_keep_the_minimiser(schedule, time, concentration, seed):
     """To 1e-9, for every schedule, at every noisy token that noise can make."""
     num_tokens = schedule.vocab.num_data_tokens
     if schedule.vocab.mask_id not in (None, num_tokens):
-        schedule = type(schedule).from_unit_cube(Vocab(num_tokens + 1, num_tokens), (0.4, 0.5, 0.6))
+        schedule = schedule_from_unit_cube(
+            type(schedule), Vocab(num_tokens + 1, num_tokens), (0.4, 0.5, 0.6)
+        )
     world = SmallWorld(MarkovSource.random(num_tokens, concentration, seed), schedule, length=2)
     z, t = world.noisy, world.times(time)
     minimiser = world.minimiser(TightWeighting(schedule))(z, t)
-    # a token that noise never makes has weight 0 there: the loss says nothing about it
-    reachable = (schedule.beta_pi(as_times([time]))[0, z] > 1e-12) & world.noisy_law(time)[
+    # a token that noise never makes has weight 0 there: the loss does not depend on it
+    reachable = (schedule.beta_pi(as_times([time]))[0, z] > 1e-12) & world.noisy_distribution(time)[
         :, None
     ].gt(0)
     expected = world.leave_one_out(z, t)
@@ -125,13 +126,13 @@ def test_tight_weights_keep_the_minimiser(schedule, time, concentration, seed):
 @given(st.tuples(unit, unit, unit), st.floats(1e-3, 1 - 1e-3))
 def test_the_minimiser_is_where_the_gradient_vanishes(schedule_type, cube, time):
     """Not by formula: the gradient of the expected weighted loss in the logits is zero there."""
-    schedule = schedule_type.from_unit_cube(VOCAB, cube)
+    schedule = schedule_from_unit_cube(schedule_type, VOCAB, cube)
     world = SmallWorld(MarkovSource.random(3, 0.8), schedule, length=2)
     weighting = TightWeighting(schedule)
     z, t = world.noisy, world.times(time)
     logits = world.minimiser(weighting)(z, t).clamp_min(1e-300).log().requires_grad_()
     loss = torch.zeros(())
-    for x, p_x, q in zip(world.clean, world.clean_law, world.noising(time), strict=True):
+    for x, p_x, q in zip(world.clean, world.clean_distribution, world.noising(time), strict=True):
         x = x.expand_as(z)
         terms = elbo_terms(schedule, t, x, z, logits.softmax(-1))
         weighted = weighting(t, x, z) * terms.divergence

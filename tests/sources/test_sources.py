@@ -1,20 +1,17 @@
-"""Sources: their samples, likelihoods, entropies and posteriors, against counting them out."""
-
-import time
+"""Samples, likelihoods, entropies and posteriors of sources, against enumeration."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.strategies import unit
+from hypothesis import given, strategies as st
+from support.strategies import schedule_from_unit_cube, unit
 
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import SCHEDULES, HybridSchedule, MaskedSchedule
 from gidd.errors import DataError
 from gidd.sources import SOURCES, HiddenMarkovSource, MarkovSource, Source
-from gidd.sources.base import stationary_law
+from gidd.sources.base import stationary_distribution
 from gidd.sources.enumeration import SmallWorld
 from gidd.vocab import Vocab
 
@@ -28,7 +25,7 @@ def small(kind: type[Source], seed: int = 0) -> Source:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_probabilities_of_all_texts_sum_to_one(kind):
     world = SmallWorld(small(kind), MaskedSchedule(Vocab(4, mask_id=3)), length=4)
-    assert float(world.clean_law.sum()) == pytest.approx(1, abs=1e-12)
+    assert float(world.clean_distribution.sum()) == pytest.approx(1, abs=1e-12)
 
 
 def test_log_prob_by_hand():
@@ -62,26 +59,26 @@ def test_hidden_markov_log_prob_sums_over_states():
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_samples_follow_the_source(kind):
-    """Frequencies of all 27 texts of length 3, to 5 standard errors; a number keeps its text."""
+    """Frequencies of all 27 sequences of length 3, to 5 standard errors; samples by index."""
     source, num = small(kind), 100_000
     world = SmallWorld(source, MaskedSchedule(Vocab(4, mask_id=3)), length=3)
     x = source.sample(3, torch.arange(num), 3)
     frequency = torch.bincount((x * torch.tensor([9, 3, 1])).sum(-1), minlength=27) / num
-    error = (world.clean_law * (1 - world.clean_law) / num).sqrt()
-    assert ((frequency - world.clean_law).abs() < 5 * error + 1e-12).all()
+    error = (world.clean_distribution * (1 - world.clean_distribution) / num).sqrt()
+    assert ((frequency - world.clean_distribution).abs() < 5 * error + 1e-12).all()
     assert torch.equal(source.sample(3, torch.tensor([77, 5]), 3), x[[77, 5]])
 
 
 def test_markov_entropy():
-    """Closed forms against counting out and against the mean of -log p."""
+    """Closed forms against enumeration and against the mean of -log p."""
     source = MarkovSource.random(3, 0.5)
     world = SmallWorld(source, MaskedSchedule(Vocab(4, mask_id=3)), length=4)
     assert source.entropy(4) == pytest.approx(world.entropy, rel=1e-12)
     rate = source.entropy_rate()
     assert rate.standard_error == 0
     assert source.entropy(2001) - source.entropy(2000) == pytest.approx(rate.nats, rel=1e-9)
-    law = stationary_law(source.transition)
-    torch.testing.assert_close(law @ source.transition, law)
+    stationary = stationary_distribution(source.transition)
+    torch.testing.assert_close(stationary @ source.transition, stationary)
 
 
 def test_hidden_markov_entropy_rate():
@@ -94,21 +91,21 @@ def test_hidden_markov_entropy_rate():
     # between the entropy of the token given the state before, and of the token alone
     hidden = HiddenMarkovSource.random(4, 6, 0.3)
     rate = hidden.entropy_rate()
-    law = stationary_law(hidden.transition)
-    lowest = law @ torch.special.entr(hidden.transition @ hidden.emission).sum(-1)
-    highest = torch.special.entr(law @ hidden.emission).sum()
+    stationary = stationary_distribution(hidden.transition)
+    lowest = stationary @ torch.special.entr(hidden.transition @ hidden.emission).sum(-1)
+    highest = torch.special.entr(stationary @ hidden.emission).sum()
     assert float(lowest) - 5 * rate.standard_error < rate.nats < float(highest)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("schedule_type", SCHEDULES)
 @given(cube=st.tuples(unit, unit, unit), time=st.floats(0.01, 0.99), seed=st.integers(0, 9))
-def test_posteriors_equal_counting_out(kind, schedule_type, cube, time, seed):
+def test_posteriors_equal_enumeration(kind, schedule_type, cube, time, seed):
     """Forward-backward against enumeration, ordinary and leave-one-out, for any schedule."""
     source = small(kind, seed)
-    schedule = schedule_type.from_unit_cube(Vocab(4, mask_id=3), cube)
+    schedule = schedule_from_unit_cube(schedule_type, Vocab(4, mask_id=3), cube)
     world = SmallWorld(source, schedule, length=3)
-    possible = world.noisy_law(time) > 1e-9
+    possible = world.noisy_distribution(time) > 1e-9
     z, t = world.noisy[possible], world.times(time)[possible]
     torch.testing.assert_close(
         source.leave_one_out(schedule, t, z), world.leave_one_out(z, t), rtol=0, atol=1e-10
@@ -119,7 +116,7 @@ def test_posteriors_equal_counting_out(kind, schedule_type, cube, time, seed):
 
 
 def test_impossible_tokens_are_refused():
-    """Masked diffusion cannot turn 0 into 1, and this source never writes 1 after 0."""
+    """Masked diffusion cannot turn 0 into 1, and this source never emits 1 after 0."""
     source = MarkovSource(torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     schedule = MaskedSchedule(Vocab(3, mask_id=2))
     with pytest.raises(DataError, match="probability zero"):
@@ -127,8 +124,8 @@ def test_impossible_tokens_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_posteriors_at_full_size_in_seconds(dtype):
-    """V = 1,000 and L = 512: nothing underflows, and it takes seconds."""
+def test_posteriors_at_full_size(dtype):
+    """V = 1,000 and L = 512: nothing underflows."""
     markov = MarkovSource.random(1000, 0.05)
     markov = MarkovSource(markov.initial.to(dtype), markov.transition.to(dtype))
     hidden = HiddenMarkovSource.random(100, 1000, 0.1)
@@ -141,14 +138,11 @@ def test_posteriors_at_full_size_in_seconds(dtype):
         t = torch.tensor([0.01, 0.3, 0.6, 0.99], dtype=dtype)
         u = random_integers(0, Stream.NOISE, 0, torch.arange(4), torch.arange(512))
         z = noise(schedule, t, x, u)
-        start = time.perf_counter()
         x_theta = source.leave_one_out(schedule, t, z)
-        seconds = time.perf_counter() - start
-        assert seconds < 30
         assert x_theta.shape == (4, 512, 1001)
         torch.testing.assert_close(
             x_theta.sum(-1), torch.ones(4, 512, dtype=dtype), rtol=0, atol=1e-4
         )
-        # the clean token is found more easily the less noise there is
+        # the clean token is more likely the less noise there is
         nll = -x_theta.gather(-1, x[..., None]).clamp_min(1e-30).log().mean((1, 2))
         assert (nll.diff() > 0).all()

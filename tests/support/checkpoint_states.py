@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from gidd.training.checkpoints.checkpoints import Checkpoints
+from gidd.training.checkpoints import Checkpoints
 from gidd.training.world import World, open_world
 
 PARAMETERS = {
@@ -39,7 +39,7 @@ def wholes(seed: int) -> dict[str, Tensor]:
 
 
 def placed(world: World, how: str, seed: int) -> dict[str, Tensor]:
-    """The same tensors as a run holds them: whole on every rank, or divided by FSDP2."""
+    """The same tensors as a run holds them: replicated (`whole`), or sharded by FSDP2."""
     tensors = wholes(seed)
     if how == "whole":
         return tensors
@@ -53,7 +53,7 @@ def placed(world: World, how: str, seed: int) -> dict[str, Tensor]:
 
 
 def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
-    """The bytes of whole tensors. All ranks enter."""
+    """The bytes of the full tensors. All ranks enter."""
     full = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in tensors.items()}
     return {
         name: bytes(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())

@@ -50,12 +50,14 @@ PLANS = {
 
 
 def machine() -> str:
-    """What the last bits of a float depend on."""
-    model = next(
-        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return f"{model.partition(':')[2].strip()}, torch {torch.__version__}"
+    """What the last bits of a float depend on: the CPU, its instructions and caches, torch."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.is_file() else []
+    wanted = ("model name", "cpu family", "model", "stepping", "flags", "cache size")
+    kept = [line for line in lines if line.partition(":")[0].strip() in wanted]
+    name = next((line.partition(":")[2].strip() for line in kept if "name" in line), "")
+    bits = digest(repr(kept).encode())[:12]
+    return f"{name or platform.machine()} {bits}, torch {torch.__version__}"
 
 
 def digest(data: bytes) -> str:
@@ -138,7 +140,8 @@ def texts(folder: Path) -> dict[str, object]:
                 "gibbs": partial(pipe.generate, 1, length=16, steps=6, gibbs=4),
                 "gibbs-plan": partial(
                     pipe.generate, 1, length=16,
-                    plan=sampling_plan(even_mesh(6), correctors=[gibbs]) + corrector_plan(gibbs_sweep, 2),
+                    plan=sampling_plan(even_mesh(6), correctors=[gibbs])
+                    + corrector_plan(gibbs_sweep, 2),
                 ),
                 "correction": partial(
                     pipe.generate, 1, length=16, steps=6, correction=CorrectionOptions(calls=16)
@@ -184,17 +187,23 @@ def shards(folder: Path) -> dict[str, str]:
     return shard_digests(out) | {"tokenizer": digest((out / "tokenizer.json").read_bytes())}
 
 
-def plans() -> dict[str, object]:
+def plan(name: str) -> object:
     """What `gidd plan --json` prints. Nothing in it depends on this machine's speed."""
-    command = [sys.executable, "-m", "gidd.cli", "plan"]
-    return {
-        name: json.loads(subprocess.run(command + words, capture_output=True, check=True).stdout)
-        for name, words in PLANS.items()
-    }
+    command = [sys.executable, "-m", "gidd.cli", "plan", *PLANS[name]]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def plans() -> dict[str, object]:
+    return {name: plan(name) for name in PLANS}
+
+
+def use_one_thread() -> None:
+    """The number of threads changes the order of sums."""
+    torch.set_num_threads(1)
 
 
 def record() -> dict[str, object]:
-    torch.set_num_threads(1)
+    use_one_thread()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts = {name: folder / name for name in ("runs", "texts", "shards")}

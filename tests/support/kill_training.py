@@ -1,10 +1,11 @@
-"""Kill a training at random moments until it is done, and compare it with one left in peace.
+"""Kill a training at random moments until it is done, and compare it with an uninterrupted one.
 
     PYTHONPATH=tests python -m support.kill_training --kills 200 --json
 
 Every attempt is a process of its own, forked from this one, which has imported everything and
-computed nothing. It is killed (SIGKILL) after a random time from its start, from its next step, or
-from the moment when it begins to write a checkpoint. Prints one JSON object.
+computed nothing. It is killed (SIGKILL) at a random time after its start, at a random time after
+its next step, or at one of the stages of a save, where it stops itself (SIGSTOP). Prints one JSON
+object.
 """
 
 import argparse
@@ -17,50 +18,67 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 
+from gidd.training import loop
+from gidd.training.checkpoints import checkpoints as checkpoints_module, series
 from gidd.training.checkpoints.folder import damage, folder_name, steps_in
 from support.training_runs import final_tensors, reported, speeches, tiny_run, train_here
 
 SAVE_EVERY = 10
-logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: says jax is missing
+MOST_STEPS = SAVE_EVERY + 3
+"""Steps after which an attempt stops itself, so that the kills end before the training does."""
+
+SAVE_STAGES = [
+    (checkpoints_module, "write_tensors"),
+    (checkpoints_module, "entry"),
+    (series, "write_text"),
+    (series, "write_manifest"),
+    (series, "fsync_directory"),  # of the folder, after the rename
+]
+PATIENCE = 300.0
+logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: jax is missing
 
 
 def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
-    """Train once in peace and once under fire; what happened to the second."""
+    """Train once uninterrupted and once with kills; return what happened to the second."""
     child(lambda: speeches(folder / "data", vocab_size=300, documents=20))
-    # long enough that the kills end before the training does
     run = tiny_run(
         folder / "data",
         steps=SAVE_EVERY * (2 * kills + 10),
         save_every=SAVE_EVERY,
         keep_every=10 * SAVE_EVERY,
     )
-    peace, war = folder / "peace", folder / "war"
-    assert child(lambda: train_here(run, peace)) == 0
-    moments, done = random.Random(seed), {"while saving": 0, "otherwise": 0, "too late": 0}
-    worst, damaged, checkpoints = 0, [], war / "checkpoints"
+    undisturbed, killed = folder / "undisturbed", folder / "killed"
+    assert child(lambda: train_here(run, undisturbed)) == 0
+    moments, while_saving = random.Random(seed), 0
+    worst, damaged, checkpoints = 0, [], killed / "checkpoints"
     number = {"start": kills // 5, "save": 2 * kills // 5}
     number["step"] = kills - sum(number.values())
     for kind in moments.sample(list(number), kills, counts=list(number.values())):
-        left = set(checkpoints.glob(".step-*"))  # by the last kill; cleared by the next start
-        pid = fork(lambda: train_here(run, war))
-        wait_for_the_moment(kind, war, left, pid, moments)
+        left = set(checkpoints.glob(".step-*"))  # by the last kill; deleted by the next start
+        where = moments.choice(SAVE_STAGES) if kind == "save" else (loop, "update")
+        calls, after = (1, moments.random() < 0.5) if kind == "save" else (MOST_STEPS, True)
+
+        def attempt(where=where, calls=calls, after=after):
+            stop_at(*where, calls=calls, after=after)
+            train_here(run, killed)
+
+        pid = fork(attempt)
+        wait_for_the_moment(kind, killed, pid, moments)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status):
-            done["too late"] += 1
-            break
-        saving = bool(set(checkpoints.glob(".step-*")) - left)
-        done["while saving" if saving else "otherwise"] += 1
+        assert os.WIFSIGNALED(status), f"an attempt ended before its kill: {status}"
+        while_saving += kind == "save" or bool(set(checkpoints.glob(".step-*")) - left)
         damaged += broken(checkpoints)
-        worst = max(worst, reached(war) - newest(checkpoints))
-    assert child(lambda: train_here(run, war)) == 0
-    equal = reported(war) == reported(peace)
-    same = child(lambda: sys.exit(not same_tensors(run, peace, war))) == 0
+        worst = max(worst, reached(killed) - newest(checkpoints))
+    assert child(lambda: train_here(run, killed)) == 0
+    equal = reported(killed) == reported(undisturbed)
+    same = child(lambda: sys.exit(not same_tensors(run, undisturbed, killed))) == 0
     leftovers = [path.name for path in checkpoints.iterdir() if path.name.startswith(".")]
     return {
-        "kills": done["while saving"] + done["otherwise"],
-        "kills_while_saving": done["while saving"],
+        "kills": kills,
+        "kills_while_saving": while_saving,
         "damaged_checkpoints": damaged,
         "steps_lost_at_most": worst,
         "save_every": SAVE_EVERY,
@@ -70,29 +88,44 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
     }
 
 
-def wait_for_the_moment(kind, out, left, pid, moments):
-    """Any time from the start on; some time after the next step; or in the midst of a save."""
-    patience, start = time.monotonic() + 60, reached(out)
-    if kind == "start":
-        time.sleep(moments.uniform(0.0, 2.0))
-        return
-    saving = kind == "save"
-    while not (
-        set((out / "checkpoints").glob(".step-*")) - left if saving else reached(out) > start
-    ):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return
-        assert time.monotonic() < patience, "the run does not get on"
+def stop_at(module: ModuleType, name: str, *, calls: int, after: bool) -> None:
+    """Make this process stop itself before or after a call of a function, the n-th one."""
+    function, seen = getattr(module, name), 0
+
+    def stopping(*args, **options):
+        nonlocal seen
+        seen += 1
+        if seen == calls and not after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        result = function(*args, **options)
+        if seen == calls and after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(module, name, stopping)
+
+
+def wait_for_the_moment(kind: str, out: Path, pid: int, moments: random.Random) -> None:
+    """Wait for a random time from the start or from the next step, or for a stage of a save."""
+    end, start = time.monotonic() + PATIENCE, reached(out)
+    while kind != "start" and not has_stopped(pid):
+        if kind == "step" and reached(out) > start:
+            break
+        assert time.monotonic() < end, "the run makes no progress"
         time.sleep(0.0005)
-    if saving:
-        hold_while_saving(out / "checkpoints", [pid], moments)
-    else:
-        time.sleep(moments.uniform(0.0, 0.2))
+    if kind != "save":
+        time.sleep(moments.uniform(0.0, 2.0 if kind == "start" else 0.2))
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether a child is stopped, or dead; leaves its status for `waitpid`."""
+    options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, options) is not None
 
 
 def hold_while_saving(checkpoints: Path, pids: list[int], moments: random.Random) -> None:
-    """Stop the processes in the midst of writing a checkpoint, at a moment of its own each time."""
-    end = time.monotonic() + 60
+    """Stop processes that save all the time while they write a checkpoint, at a random moment."""
+    end = time.monotonic() + PATIENCE
     while True:
         time.sleep(moments.uniform(0.0, 0.03))
         for pid in pids:
@@ -109,14 +142,14 @@ def newest(checkpoints: Path) -> int:
 
 
 def reached(out: Path) -> int:
-    """The last step that was reported; a line may be torn."""
+    """The last step that was reported; the last line may be incomplete."""
     log = out / "metrics.jsonl"
     lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def broken(checkpoints: Path) -> list[str]:
-    """Visible checkpoints that are not what their manifest says."""
+    """Damage of all visible checkpoints."""
     return [
         wrong
         for step in steps_in(checkpoints)

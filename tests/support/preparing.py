@@ -1,4 +1,4 @@
-"""Texts of all kinds as files of all kinds, and what preparing made of them."""
+"""Texts in files of every format, and the documents of a prepared folder."""
 
 import gzip
 import json
@@ -33,17 +33,23 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def write_corpus(folder: Path, documents: list[str]) -> None:
     import pyarrow
     import pyarrow.parquet
-    import zstandard
 
     for i in range(4):
         (folder / f"a{i}.txt").write_bytes(documents[i].encode())
     parts = [documents[4 + 10 * i : 14 + 10 * i] for i in range(4)]
     (folder / "b.jsonl").write_bytes(lines(parts[0]) + b"\n  \n")
     (folder / "c.jsonl.gz").write_bytes(gzip.compress(lines(parts[1])))
-    frames = [zstandard.compress(lines(part)) for part in (parts[2][:4], parts[2][4:])]
+    frames = [zstd(lines(part)) for part in (parts[2][:4], parts[2][4:])]
     (folder / "d.jsonl.zst").write_bytes(b"".join(frames))
     table = pyarrow.table({"text": parts[3], "other": list(range(10))})
     pyarrow.parquet.write_table(table, folder / "e.parquet", row_group_size=3)
+
+
+def zstd(data: bytes) -> bytes:
+    """One Zstandard frame."""
+    import pyarrow
+
+    return pyarrow.compress(data, codec="zstd", asbytes=True)
 
 
 def lines(documents: list[str]) -> bytes:
@@ -51,7 +57,7 @@ def lines(documents: list[str]) -> bytes:
 
 
 def read_back(folder: Path, tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """All documents by split, decoded; each must be closed by one end-of-text token."""
+    """All documents by split, decoded; each must end with one end-of-text token."""
     manifest = DataManifest.read(folder)
     result: dict[str, list[str]] = {}
     for name, split in manifest.splits.items():

@@ -9,22 +9,25 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gidd.training.world import World
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # processes are forked from one that has imported these, so that each starts in milliseconds
 CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "gidd.training.checkpoints.checkpoints"]
+    ["torch._dynamo", "torch.distributed.fsdp", "gidd.training.checkpoints"]
 )
 
 
 def run_ranks(
     function: Callable[..., Any], size: int, *args: Any, timeout: float = 60
 ) -> list[Any]:
-    """What `function(*args)` returned on each rank; it calls `open_world` itself.
+    """Return the results of `function(*args)` on all ranks; it calls `open_world` itself.
 
-    The function stands at the top level of a module. If it raises on any rank, or a rank ends or
-    hangs, all are ended and an `AssertionError` tells what each of those did.
+    The function must be defined at the top level of a module. If it raises on a rank, or a rank
+    dies or hangs, all are killed and an `AssertionError` describes what happened on each.
     """
     processes, pipes = start_ranks(function, size, *args)
     try:
@@ -40,16 +43,23 @@ def run_ranks(
     return [value for _, value in outcomes]
 
 
+def wait_for_all_ranks(world: "World") -> None:
+    """Block until all ranks have called this."""
+    import torch.distributed as dist
+
+    dist.barrier(group=world.host_group)
+
+
 def start_ranks(
     function: Callable[..., Any], size: int, *args: Any
 ) -> tuple[list[ForkServerProcess], list[Connection]]:
-    """Processes that begin to run `function(*args)`, and where each will tell how it ended."""
+    """Start processes that run `function(*args)`; return them and the pipes of their results."""
     port = _free_port()
     processes, pipes = [], []
     for rank in range(size):
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        words = (function, args, rank, size, port, theirs)
-        processes.append(CONTEXT.Process(target=_rank, args=words, daemon=True))
+        arguments = (function, args, rank, size, port, theirs)
+        processes.append(CONTEXT.Process(target=_rank, args=arguments, daemon=True))
         processes[-1].start()
         theirs.close()
         pipes.append(ours)
@@ -57,7 +67,7 @@ def start_ranks(
 
 
 def _outcomes(pipes: list[Connection], timeout: float) -> list[tuple[bool, Any]]:
-    """Whether each rank ended well, and its value or what happened instead."""
+    """Return for each rank whether it succeeded, and its result or what happened instead."""
     outcomes: list[tuple[bool, Any]] = [(False, f"hangs after {timeout} s")] * len(pipes)
     waiting, end = list(range(len(pipes))), time.monotonic() + timeout
     while waiting and (left := end - time.monotonic()) > 0:
@@ -67,9 +77,9 @@ def _outcomes(pipes: list[Connection], timeout: float) -> list[tuple[bool, Any]]
             try:
                 outcomes[rank] = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:
-                outcomes[rank] = False, "ended without a word"
+                outcomes[rank] = False, "died without a result"
             if not outcomes[rank][0]:
-                end = min(end, time.monotonic() + 10)  # others may wait for this one in vain
+                end = min(end, time.monotonic() + 10)  # the others may wait for this one forever
     return outcomes
 
 

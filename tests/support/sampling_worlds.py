@@ -1,4 +1,4 @@
-"""Networks and laws for the tests of samplers."""
+"""Networks and distributions for the tests of samplers."""
 
 import torch
 from scipy.stats import chi2
@@ -16,34 +16,34 @@ VOCAB = Vocab(4, mask_id=3)
 
 
 def world_of(schedule: MixingSchedule) -> SmallWorld:
-    """Three tokens, three positions: the source of the exact tables."""
+    """A source of three tokens and three positions, small enough to enumerate."""
     return SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
 
 
 def exact(source: Source, schedule: MixingSchedule) -> FunctionNetwork:
-    """The best possible denoiser. Given tokens are impossible at t = 1 itself, so it never is."""
+    """The exact denoiser; t is kept below 1, where given tokens have probability 0."""
     return FunctionNetwork(lambda z, t: source.leave_one_out(schedule, t.clamp_max(1 - 1e-9), z))
 
 
 def tabulated(world: SmallWorld) -> FunctionNetwork:
-    """The same for all texts of a small world at one time: a table of 64 rows is looked up."""
+    """The exact denoiser of a small world at one time, looked up in a table of 64 rows."""
 
     def x_theta(z: Tensor, t: Tensor) -> Tensor:
         assert (t == t[0]).all()
         table = world.leave_one_out(world.noisy, world.times(t[0].clamp_max(1 - 1e-9)))
-        return table[number_of(world, z)]
+        return table[index_of(world, z)]
 
     return FunctionNetwork(x_theta)
 
 
-def number_of(world: SmallWorld, z: Tensor) -> Tensor:
-    """Which of the world's noisy texts each is."""
+def index_of(world: SmallWorld, z: Tensor) -> Tensor:
+    """Index of each sequence among the world's noisy sequences."""
     place = world.schedule.vocab.size ** torch.arange(world.length - 1, -1, -1)
     return (z * place).sum(-1)
 
 
 def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
-    """`num` texts of the world's exact denoiser."""
+    """`num` samples of the world's exact denoiser."""
     canvas = Canvas.blank(world.schedule, num, world.length, seed)
     engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
     engine.run(canvas, plan)
@@ -51,15 +51,15 @@ def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
 
 
 def counts(world: SmallWorld, tokens: Tensor) -> Tensor:
-    """How often each noisy text of the world occurs [Z]."""
-    return torch.bincount(number_of(world, tokens), minlength=len(world.noisy)).double()
+    """Number of occurrences of each noisy sequence of the world [Z]."""
+    return torch.bincount(index_of(world, tokens), minlength=len(world.noisy)).double()
 
 
-def chi_square_p(observed: Tensor, law: Tensor) -> float:
-    """Chance of counts as far from `law` as these; what the law forbids must not occur."""
-    possible = law > 1e-12
-    assert not observed[~possible].any(), "a text of probability zero occurred"
-    expected = law[possible] / law[possible].sum() * observed.sum()
+def chi_square_p(observed: Tensor, distribution: Tensor) -> float:
+    """p-value of the counts under `distribution`; impossible sequences must not occur."""
+    possible = distribution > 1e-12
+    assert not observed[~possible].any(), "a sequence of probability zero occurred"
+    expected = distribution[possible] / distribution[possible].sum() * observed.sum()
     rare = expected < 5  # pooled, as the statistic is not chi-square distributed there
     o, e = observed[possible], expected
     o = torch.cat([o[~rare], o[rare].sum()[None]])
@@ -71,7 +71,7 @@ def chi_square_p(observed: Tensor, law: Tensor) -> float:
 
 
 def small_dit(vocab: Vocab, max_length: int = 32) -> DiT:
-    """A network that takes milliseconds."""
+    """A DiT whose forward pass takes milliseconds."""
     config = DiTConfig(
         vocab_size=vocab.size,
         max_length=max_length,
@@ -84,9 +84,9 @@ def small_dit(vocab: Vocab, max_length: int = 32) -> DiT:
 
 
 def random_denoiser(vocab: Vocab, max_length: int = 32, gain: float = 1.0) -> Denoiser:
-    """A small DiT whose every weight matters and whose x_theta is neither flat nor certain.
+    """A small DiT with random weights, whose x_theta is neither flat nor certain.
 
-    With a smaller gain of its norms it is easier to agree with.
+    A smaller gain of its norms gives predictions that are easier to match.
     """
     model = Denoiser(small_dit(vocab, max_length), vocab).eval()
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A model that is small enough for tests and whole enough for the command line."""
+"""A model that is small enough for tests and complete enough for the command line."""
 
 from pathlib import Path
 
@@ -19,19 +19,19 @@ CONTEXT = 32
 
 
 def random_denoiser(vocab: Vocab, std: float = 0.15) -> Denoiser:
-    """A small DiT whose every weight matters."""
+    """A small DiT with random weights."""
     model = Denoiser(small_dit(vocab, CONTEXT), vocab)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=std, generator=generator)
-        # some tokens are likelier than others, so that there is something to correct towards
+        # some tokens are more likely than others, so that there is something to correct
         model.backbone.head.bias.normal_(std=2.0, generator=generator)
     return model
 
 
 def write_model(folder: Path, *, p_uniform: float = 0.2) -> Path:
-    """Random weights, and a byte-level tokenizer that has merged a few pairs."""
+    """Write a model with random weights and a byte-level tokenizer with a few merges."""
     tokenizer = tokenizers.train_tokenizer([TEXT, "Peace – and “plenty” for 🙂 all."], 300)
     denoiser = random_denoiser(tokenizer.vocab)
     vocab = tokenizer.vocab

@@ -1,4 +1,4 @@
-"""Small real runs for tests: the `micro` network on the speeches, and what they leave behind."""
+"""Small real runs for tests: the `micro` network on the speeches, and their results."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_state
-from gidd.training.checkpoints.checkpoints import Checkpoints
+from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import ModelConfig, RunConfig
 from gidd.training.parallel import DDP, Parallel
 from gidd.training.world import open_world
@@ -28,7 +28,7 @@ def speeches(folder: Path, vocab_size: int = 512, documents: int | None = None) 
 
 
 def small_run(data: Path, *, size: str = "micro", steps: int = 50, **changes: object) -> RunConfig:
-    """A run in float32 whose every step is reported."""
+    """A run in float32 that reports every step."""
     preset = PRESETS[size]
     defaults = {
         "steps": steps,
@@ -55,14 +55,14 @@ def tiny_run(data: Path, **changes: object) -> RunConfig:
 
 
 def train_here(run: RunConfig, out: Path, parallel: Parallel | None = None) -> bool:
-    """Train as this process's rank of whatever world the environment describes."""
+    """Train as this process's rank of the world that the environment describes."""
     torch.set_num_threads(1)
     with open_world("cpu", 60) as world:
         return fit(replace(run, parallel=parallel or DDP()), out, world, quiet=True)
 
 
 def reported(out: Path) -> list[dict[str, object]]:
-    """What a run wrote, without what depends on the clock."""
+    """The log of a run, without metrics that depend on the time."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "wall"} for line in lines]
 
@@ -74,7 +74,7 @@ def losses(out: Path) -> torch.Tensor:
 
 
 def final_tensors(run: RunConfig, out: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimiser and average of the newest checkpoint."""
+    """Weights, optimiser and EMA of the newest checkpoint."""
     vocab = Tokenizer.load(run.data.folder).vocab
     with open_world("cpu", 60) as world:
         state = build_state(run, vocab, world)

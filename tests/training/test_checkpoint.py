@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from support.checkpoint_states import bits, on_ranks_save, placed, wholes
 from support.ranks import run_ranks
 
 from gidd.errors import ConfigError
-from gidd.training.checkpoints import checkpoints as checkpoint
-from gidd.training.checkpoints import tensors as checkpoint_tensors
-from gidd.training.checkpoints.checkpoints import Checkpoints
+from gidd.training.checkpoints import (
+    Checkpoints,
+    checkpoints as checkpoint,
+    tensors as checkpoint_tensors,
+)
 from gidd.training.world import World, open_world
 
 
@@ -78,7 +81,7 @@ def test_views_transposed_and_shared_tensors_are_saved_as_they_look(tmp_path, wo
     assert all(torch.equal(fresh[name], tensors[name]) for name in tensors)
 
 
-def test_large_states_are_divided_into_files(tmp_path, world, monkeypatch):
+def test_large_states_are_split_into_files(tmp_path, world, monkeypatch):
     monkeypatch.setattr(checkpoint_tensors, "FILE_BYTES", 100)
     checkpoints = Checkpoints(tmp_path, world)
     checkpoints.save(1, wholes(1), {})
@@ -140,7 +143,7 @@ def test_numbers_of_the_record_come_back_to_the_bit(tmp_path, world):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), torch.ones(1)])
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, world, value):
     checkpoints = Checkpoints(tmp_path, world)
-    with pytest.raises(ConfigError, match="plain"):
+    with pytest.raises(ConfigError, match="record.json"):
         checkpoints.save(1, {"a": torch.ones(1)}, {"value": value})
     checkpoints.wait()
     assert os.listdir(tmp_path) == []
@@ -148,5 +151,5 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, w
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/b", ".a", "", "manifest.json", "a.safetensors"])
 def test_file_names_that_could_do_harm_are_refused(tmp_path, world, name):
-    with pytest.raises(ConfigError, match="can be called"):
+    with pytest.raises(ConfigError, match=re.escape(repr(name))):
         Checkpoints(tmp_path, world).save(1, {"a": torch.ones(1)}, {}, {name: "text"})

@@ -1,4 +1,4 @@
-"""Disks and ranks that fail leave the last checkpoint, and nobody waits in vain."""
+"""Disks and ranks that fail leave the last checkpoint, and no rank waits forever."""
 
 import os
 import resource
@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all_ranks
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from gidd.errors import CheckpointError
-from gidd.training.checkpoints import checkpoints as checkpoint
-from gidd.training.checkpoints.checkpoints import Checkpoints
+from gidd.training.checkpoints import Checkpoints, checkpoints as checkpoint
 from gidd.training.checkpoints.tensors import write_tensors
 from gidd.training.world import World, open_world
 
@@ -55,16 +54,16 @@ def on_ranks_fill_disk(folder: Path) -> str:
         with pytest.raises(CheckpointError) as error:
             checkpoints.wait()
         assert checkpoints.steps() == [1, 2]
-        world.barrier()
+        wait_for_all_ranks(world)
         assert not list(folder.glob(".*"))
         tensors = filled(0)
         assert checkpoints.restore(tensors) == (2, {}, [])
         assert torch.equal(tensors["b"], filled(2)["b"])
-        world.barrier()
+        wait_for_all_ranks(world)
         if world.is_rank_zero:
             shutil.rmtree(checkpoints.path(1))
-        world.barrier()
-        checkpoints.save(3, filled(3), {})  # with room again, a run that lives goes on
+        wait_for_all_ranks(world)
+        checkpoints.save(3, filled(3), {})  # with free space again, the run continues
         checkpoints.wait()
         assert checkpoints.steps() == [2, 3]
         return str(error.value)
@@ -75,7 +74,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(small_disk, ranks):
     for message in run_ranks(on_ranks_fill_disk, ranks, small_disk):
         assert "the checkpoint of step 3 could not be written" in message
         assert "No space left on device" in message
-        assert "intact: step-000000001, step-000000002. Make room" in message
+        assert "intact: step-000000001, step-000000002." in message
 
 
 def test_a_disk_that_became_read_only_leaves_the_last_checkpoint(small_disk, world):
@@ -99,7 +98,7 @@ def on_ranks_last_may_not_write(folder: Path) -> str:
         checkpoints.save(2, filled(2), {})
         with pytest.raises(CheckpointError) as error:
             checkpoints.save(3, filled(3), {})
-        world.barrier()
+        wait_for_all_ranks(world)
         assert os.listdir(folder) == ["step-000000001"]
         assert checkpoints.restore(filled(0)) == (1, {}, [])
         return str(error.value)
@@ -115,27 +114,27 @@ def test_when_one_rank_cannot_write_all_learn_of_it_at_once(tmp_path, ranks):
 def on_ranks_files_vanish(folder: Path, pattern: str) -> str:
     with open_world("cpu", timeout=30) as world:
         checkpoints = Checkpoints(folder, world)
-        checkpoints.save(1, divided(world, 1), {})
+        checkpoints.save(1, sharded(world, 1), {})
         checkpoints.wait()
 
         def write_then_lose(temporary: Path, *args: Any) -> None:
             write_tensors(temporary, *args)
-            world.barrier()
+            wait_for_all_ranks(world)
             if world.is_rank_zero:
                 for path in list(folder.glob(pattern)):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            world.barrier()
+            wait_for_all_ranks(world)
 
         checkpoint.write_tensors = write_then_lose
-        checkpoints.save(2, divided(world, 2), {}, {"run.yaml": ""})
+        checkpoints.save(2, sharded(world, 2), {}, {"run.yaml": ""})
         with pytest.raises(CheckpointError) as error:
             checkpoints.wait()
-        world.barrier()
+        wait_for_all_ranks(world)
         assert os.listdir(folder) == ["step-000000001"]
         return str(error.value)
 
 
-def divided(world: World, value: float) -> dict[str, Tensor]:
+def sharded(world: World, value: float) -> dict[str, Tensor]:
     """One tensor, of which every rank has some rows."""
     return {"a": distribute_tensor(torch.full((200, 100), value), world.mesh, [Shard(0)])}
 
@@ -171,7 +170,7 @@ def on_ranks_last_dies(folder: Path, said: Path) -> None:
 
 
 def test_when_one_rank_dies_while_saving_the_others_do_not_wait(tmp_path):
-    with pytest.raises(AssertionError, match=r"\Arank 1: ended without a word\Z"):
+    with pytest.raises(AssertionError, match=r"\Arank 1: died without a result\Z"):
         run_ranks(on_ranks_last_dies, 2, tmp_path / "run", tmp_path / "said", timeout=25)
     assert "the checkpoint of step 2 could not be written" in (tmp_path / "said").read_text()
     assert os.listdir(tmp_path / "run") == ["step-000000001"]

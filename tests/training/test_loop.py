@@ -1,10 +1,10 @@
-"""The loop itself: it learns, it stops before a bad update, it can be exported and compiled."""
+"""The training loop: it learns, stops before a bad update, and can be exported and compiled."""
 
 import itertools
 import json
 import subprocess
 import sys
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import torch
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 import gidd.runs.fit
-import gidd.training.checkpoints.checkpoints
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, TrainingDiverged
@@ -21,6 +20,7 @@ from gidd.models import load_pretrained
 from gidd.runs.data import ensure_prepared
 from gidd.runs.export import export
 from gidd.training.build import build_state
+from gidd.training.checkpoints import Checkpoints, checkpoints
 from gidd.training.checkpoints.tensors import write_tensors
 from gidd.training.config import (
     Autoregressive,
@@ -64,7 +64,7 @@ def test_every_objective_learns(name, data, tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp_path, monkeypatch):
-    """Found on real numbers: some weights are no numbers, as a broken device might make them."""
+    """On real data: some weights are NaN, as a broken device might make them."""
 
     def broken(*args):
         state = build_state(*args)
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp
         return state
 
     monkeypatch.setattr(gidd.runs.fit, "build_state", broken)
-    with pytest.raises(TrainingDiverged, match=r"(?s)step 0.*last checkpoint.*learning_rate"):
+    with pytest.raises(TrainingDiverged, match=r"(?s)step 0.*loss is nan.*optim.learning_rate"):
         train_here(tiny_run(data, save_every=5), tmp_path)
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
@@ -82,27 +82,37 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp
 def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
     max_steps_ahead_of_save, data, tmp_path, monkeypatch
 ):
-    """The first write takes until the run has stood still; how far it got is what a kill costs."""
-    got = []
+    """The first write ends when the run waits for it; a kill loses the steps until then."""
+    reached = []
+    has_saved, is_waiting = threading.Event(), threading.Event()
+    save, wait = Checkpoints.save, Checkpoints.wait
+
+    def noted_save(self, *args):
+        save(self, *args)
+        has_saved.set()
+
+    def noted_wait(self):
+        if has_saved.is_set():
+            is_waiting.set()
+        wait(self)
 
     def slow_write(*args):
-        while not got:
-            before = len(reported(tmp_path))
-            time.sleep(2)  # a hundred steps of a machine that is not busy
-            if len(reported(tmp_path)) == before:
-                got.append(before)
+        assert is_waiting.wait(300)
+        reached.append(len(reported(tmp_path)))
         write_tensors(*args)
 
-    monkeypatch.setattr(gidd.training.checkpoints.checkpoints, "write_tensors", slow_write)
+    monkeypatch.setattr(Checkpoints, "save", noted_save)
+    monkeypatch.setattr(Checkpoints, "wait", noted_wait)
+    monkeypatch.setattr(checkpoints, "write_tensors", slow_write)
     run = tiny_run(data, steps=30, save_every=10, max_steps_ahead_of_save=max_steps_ahead_of_save)
     assert train_here(run, tmp_path)
-    assert got == [10 + min(max_steps_ahead_of_save, 10)]  # never beyond the next checkpoint
+    assert reached[0] == 10 + min(max_steps_ahead_of_save, 10)  # never beyond the next checkpoint
 
 
 def test_masks_of_dropout_belong_to_seed_step_and_rank():
     seeds = {dropout_seed(*at) for at in itertools.product((0, 1, 2**31 - 1), range(9), range(9))}
     assert len(seeds) == 3 * 9 * 9
-    assert max(seeds) < 2**32  # torch's generator on CPUs takes no notice of higher bits
+    assert max(seeds) < 2**32  # torch's CPU generator ignores higher bits
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,7 @@ def test_no_data_no_gpu_no_network_dry_run(capsys):
         (["train", "nanoo"], "nano"),
         (["train", "nano", "--train.steps", "0", "--train.global-batch", "0"], "global_batch"),
         (["train", "nano", "--data.folder", "nowhere"], "nowhere"),
-        (["export", "nowhere", "--out", "x"], "holds no checkpoint"),
+        (["export", "nowhere", "--out", "x"], "nowhere"),
     ],
 )
 def test_mistakes_end_in_one_message(words, message, capsys, tmp_path, monkeypatch):

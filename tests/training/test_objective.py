@@ -1,4 +1,4 @@
-"""The objective gives what the definitions say, and sums that may be added up in any order."""
+"""The objectives match their definitions, and their sums can be added in any order."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_sums_are_those_of_the_definition(schedule, weighting):
     if weighting is DynamicWeighting and isinstance(schedule, UniformSchedule):
         pytest.skip("the paper's dynamic weights are not defined for uniform noise")
     batch, model = random_batch(), denoiser()
-    weights = weighting.of(schedule)
+    weights = weighting(schedule)
     loss, sums = sums_of(DiffusionObjective(model, schedule, weights, seed=5), batch, scale=0.25)
 
     x, valid = batch.tokens, batch.valid

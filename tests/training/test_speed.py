@@ -1,4 +1,7 @@
-"""Operations of a token and of the machine, against torch's own count."""
+"""FLOPs of a token against torch's own count, and the clock of a run."""
+
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,13 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gidd.models import SIZES, AutoregressiveModel, DiT
 from gidd.training.reporting import speed
-from gidd.training.reporting.speed import matmul_rate, training_flops_per_token
+from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
 
 LENGTH, VOCAB_SIZE = 64, 1000
 
 
 def counted(model, *inputs):
-    """Operations a token of a step; torch does not count attention on CPUs, which is added."""
+    """FLOPs per token of a step; torch does not count attention on CPUs, which is added."""
     with FlopCounterMode(display=False) as counter:
         model(*inputs).sum().backward()
     sizes = model.config
@@ -21,15 +24,15 @@ def counted(model, *inputs):
 
 
 @pytest.mark.parametrize("size", ["nano", "micro", "tiny"])
-def test_operations_of_a_token_are_those_that_torch_counts(size):
+def test_flops_of_a_token_are_those_that_torch_counts(size):
     config = SIZES[size](VOCAB_SIZE, LENGTH)
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     expected = counted(DiT(config), tokens, torch.zeros(2))
     assert training_flops_per_token(config, LENGTH) == pytest.approx(expected, rel=0.02)
 
 
-def test_operations_of_a_token_of_the_baseline():
-    """It is told no time: all of its weights meet every token."""
+def test_flops_of_a_token_of_the_baseline():
+    """It is not conditioned on the time: every token uses all of its weights."""
     pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
     config = SIZES["micro"](VOCAB_SIZE, LENGTH)
     expected = counted(AutoregressiveModel(config), torch.zeros(2, LENGTH, dtype=torch.int64))
@@ -37,10 +40,34 @@ def test_operations_of_a_token_of_the_baseline():
     assert found == pytest.approx(expected, rel=0.02)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless a test moves it."""
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    return now
+
+
 @pytest.mark.parametrize(("device", "size"), [("cpu", 1024), ("meta", 8192)])
-def test_the_machine_is_measured_by_a_product_that_keeps_it_busy(device, size, monkeypatch):
-    """Accelerators by a larger one: 1024^3 would take them as long as to launch it."""
+def test_the_peak_is_measured_with_a_product_that_keeps_the_device_busy(device, size, monkeypatch):
+    """Accelerators with a larger one: 1024^3 would take them as long as its launch."""
+    ticks = itertools.count()  # every product takes one second
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     monkeypatch.setattr(speed, "_wait", lambda device: None)
-    with FlopCounterMode(display=False) as counter:
-        matmul_rate(torch.device(device), torch.float32)
-    assert counter.get_total_flops() == 5 * 2 * size**3
+    assert matmul_rate(torch.device(device), torch.float32) == 2 * size**3
+
+
+def test_an_exception_during_a_pause_leaves_the_clock_running(clock):
+    """Time of the pause does not count, time after it does."""
+    timer = Speed(tokens_per_step=100, flops_per_token=1.0, peak=1000.0)
+    timer.step()
+    clock.seconds = 2.0
+    with pytest.raises(ZeroDivisionError), timer.paused():
+        clock.seconds = 50.0
+        raise ZeroDivisionError
+    clock.seconds = 52.0
+    metrics = timer.wall(steps_left=3)
+    assert metrics["tokens_per_second"] == 100 / 4  # one step in 2 + 2 seconds
+    assert metrics["mfu"] == pytest.approx(0.025)
+    assert metrics["seconds"] == 52.0
+    assert metrics["seconds_left"] == 3 * 52.0

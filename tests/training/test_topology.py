@@ -1,4 +1,4 @@
-"""The same run gives the same numbers, however it is spread."""
+"""The same run gives the same numbers on every layout of ranks."""
 
 from dataclasses import replace
 
@@ -32,8 +32,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lock(tmp_path_factory, data):
-    """The undisturbed run in a single process."""
+def alone(tmp_path_factory, data):
+    """The uninterrupted run in a single process."""
     out = tmp_path_factory.mktemp("alone")
     run_ranks(train_here, 1, small_run(data, steps=STEPS), out, timeout=200)
     return out
@@ -41,15 +41,15 @@ def lock(tmp_path_factory, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_has_the_losses_of_a_single_process(name, data, lock, tmp_path):
+def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_path):
     size, parallel, accumulate = LAYOUTS[name]
     run = small_run(data, steps=STEPS, accumulate=accumulate)
     run_ranks(train_here, size, run, tmp_path, parallel, timeout=200)
-    expected = losses(lock)
+    expected = losses(alone)
     assert len(expected) == STEPS
     torch.testing.assert_close(losses(tmp_path), expected, rtol=1e-4, atol=0)
-    # everything else that is reported, too: shares of tokens exactly, as they are counts
-    for ours, theirs in zip(reported(tmp_path), reported(lock), strict=True):
+    # and all other metrics: fractions of tokens exactly, because they are counts
+    for ours, theirs in zip(reported(tmp_path), reported(alone), strict=True):
         assert ours["share_masked"] == theirs["share_masked"]
         assert ours["nelbo"] == pytest.approx(theirs["nelbo"], rel=1e-4)
 
@@ -65,7 +65,7 @@ def test_recomputed_activations_change_nothing(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_autoregressive_twin_is_the_same_on_any_layout(data, tmp_path):
+def test_the_autoregressive_baseline_is_the_same_on_any_layout(data, tmp_path):
     run = replace(tiny_run(data), objective=Autoregressive())
     run_ranks(train_here, 1, run, tmp_path / "alone")
     for name, (size, parallel) in {"ddp": (2, DDP()), "fsdp": (2, FSDP())}.items():

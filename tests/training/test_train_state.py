@@ -1,4 +1,4 @@
-"""The average of the weights: how soon it forgets where they began, and that it can be resumed."""
+"""The EMA of the weights: it forgets the initial ones, and can be resumed."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def weight(value):
 
 
 def state_of(decay):
-    """A state whose model is one weight that no step has changed yet."""
+    """A state whose model is one weight, before the first step."""
     model = nn.Linear(3, 1, bias=False)
     model.weight.data.zero_()
     return TrainState(
@@ -39,7 +39,7 @@ def test_a_short_run_forgets_its_first_weights():
     torch.testing.assert_close(ema.values["w"], torch.ones(3), atol=1e-6, rtol=0)
 
 
-def test_a_long_run_has_the_decay_that_was_asked_for():
+def test_a_long_run_has_the_given_decay():
     ema = EMA([("w", weight(0.0))], 0.9)
     for _ in range(100):  # (1 + n) / (10 + n) is above 0.9 from n = 80 on
         ema.update([("w", weight(1.0))])
@@ -51,7 +51,7 @@ def test_a_long_run_has_the_decay_that_was_asked_for():
 
 
 @pytest.mark.parametrize("at", [1, 7, 200])
-def test_an_average_is_resumed_to_the_last_bit(at):
+def test_an_ema_is_resumed_to_the_last_bit(at):
     values = torch.linspace(-1, 2, 250).tolist()
     whole, first, second = (state_of(0.99) for _ in range(3))
     advance(whole, values)

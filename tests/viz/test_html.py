@@ -1,4 +1,4 @@
-"""The page that shows how a text came about: safe, whole, and alive in a browser."""
+"""The page that replays sampling: safe against hostile text, complete, and working in a browser."""
 
 import base64
 import hashlib
@@ -47,7 +47,7 @@ def frame(step_index: int, tokens: list[int], step: str) -> Frame:
 
 
 def bytes_of_a_character(tokens):
-    """Tokens 0 and 1 are the bytes of é: side by side they have one text, which is the first's."""
+    """Tokens 0 and 1 are the bytes of é: adjacent, they have one text, assigned to the first."""
     texts = ["\ufffd\ufffdabcdef"[token % MASK] for token in tokens]
     for i, pair in enumerate(itertools.pairwise(tokens)):
         if pair == (0, 1):
@@ -57,17 +57,17 @@ def bytes_of_a_character(tokens):
 
 def write(path: Path, *, kind="sample", num=1, states=STATES, token_texts=token_texts) -> str:
     steps = [*["ancestral"] * (len(states) - 1), "end"]
-    stories = [
+    replays = [
         Replay(
             f"{number} {HOSTILE[1]}",
-            [frame(k, *shot) for k, shot in enumerate(zip(states, steps, strict=True))],
+            [frame(k, *state) for k, state in enumerate(zip(states, steps, strict=True))],
             [True, False, False, False, False],
         )
         for number in range(num)
     ]
     write_page(
         path,
-        stories,
+        replays,
         token_texts,
         MASK,
         kind=kind,
@@ -80,7 +80,7 @@ def write(path: Path, *, kind="sample", num=1, states=STATES, token_texts=token_
 
 
 class Reader(HTMLParser):
-    """Notes elements, attributes and texts; every element must be closed in order."""
+    """Collects elements, attributes and texts; every element must be closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Reader(HTMLParser):
             self.texts.setdefault(self.open[-1], []).append(data)
 
 
-def test_the_page_is_one_whole_file_and_text_is_data(tmp_path):
+def test_the_page_is_self_contained_and_text_is_data(tmp_path):
     page = write(tmp_path / "page.html")
     found = Reader(page)
     names = [name for name, _ in found.elements]
@@ -112,7 +112,7 @@ def test_the_page_is_one_whole_file_and_text_is_data(tmp_path):
     links = [v for _, a in found.elements for k, v in a.items() if k in ("src", "href", "action")]
     assert links == ["data:,"]
     urls = set(re.findall(r"[a-z]+://[^\"' ]+", page))
-    assert urls == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert urls == {"http://www.w3.org/2000/svg"}  # a namespace, not an address
     data = json.loads(found.texts["script"][0])
     assert data["manifest"]["prompt"] == HOSTILE[0]
     assert set(HOSTILE[:6]) <= set(data["strings"])
@@ -120,7 +120,7 @@ def test_the_page_is_one_whole_file_and_text_is_data(tmp_path):
     assert found.texts["pre"][0] == "".join(HOSTILE)
 
 
-def test_the_policy_allows_this_script_and_style_alone(tmp_path):
+def test_the_policy_allows_only_this_script_and_style(tmp_path):
     found = Reader(write(tmp_path / "page.html"))
     (policy,) = [a["content"] for _, a in found.elements if "http-equiv" in a]
     assert policy.startswith("default-src 'none'; ")
@@ -131,7 +131,7 @@ def test_the_policy_allows_this_script_and_style_alone(tmp_path):
 
 
 def test_pages_without_frames_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="watch=True"):
+    with pytest.raises(ConfigError, match="record_frames=True"):
         write_page(
             tmp_path / "page.html",
             [Replay("", [], [])],
@@ -161,7 +161,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page; nothing may be complained of, asked for from outside, or run by the text."""
+    """Opens a page; it may log no errors, make no requests and run no script of the text."""
     complaints, requests = [], []
 
     def open_page(**options):
@@ -217,10 +217,10 @@ def test_a_browser_shows_replacements_tooltips_and_curves(opened):
     assert "step 2 of 3" in page.text_content("#status")
     assert page.is_checked("#marks")
     page.fill("#slider", "3")
-    assert page.locator("#canvas del:visible").count() == 0  # they were blank at first
+    assert page.locator("#canvas del:visible").count() == 0  # they were blank in the first state
     page.uncheck("#marks")
     page.locator("#canvas .token").nth(1).hover()
-    assert "would write" in page.text_content("#tip")
+    assert "most likely: " in page.text_content("#tip")
     assert HOSTILE[1] in page.text_content("#tip")
     for curve in ("accuracy", "entropy"):
         points = page.get_attribute(f"#{curve} polyline", "points")
@@ -235,7 +235,7 @@ def test_a_browser_shows_replacements_tooltips_and_curves(opened):
 
 
 def test_a_browser_marks_neighbours_together(opened):
-    """Not in a correction: there it is the first state that counts."""
+    """On a page of samples; a correction is compared with its first state."""
     page = opened()
     page.fill("#slider", "3")
     assert page.locator("#canvas del:visible").count() == 0
@@ -248,7 +248,7 @@ def test_a_browser_marks_neighbours_together(opened):
 
 
 def test_a_browser_counts_tokens_and_not_their_texts(opened):
-    """A byte's text is another when its neighbour comes; the byte is still the same token."""
+    """The text of a byte depends on its neighbour, but the token is the same."""
     states = [
         [2, MASK, MASK, 2, 2],
         [2, MASK, 1, 2, 2],
@@ -278,5 +278,5 @@ def test_a_browser_can_choose_among_sequences(opened):
     page = opened(num=3)
     assert page.is_visible("#picker")
     page.fill("#slider", "3")
-    page.select_option("#story", "2")
+    page.select_option("#replay", "2")
     assert "step 0 of 3" in page.text_content("#status")

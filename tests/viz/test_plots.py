@@ -1,4 +1,4 @@
-"""`gidd plot`: pictures from logs."""
+"""`gidd plot`: curves from logs."""
 
 import math
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from gidd.cli import main
+from gidd.errors import ConfigError
 from gidd.training.reporting.log import METRICS_FILE
 from gidd.training.reporting.report import Report
+from gidd.viz.plots import COLOURS, plot_runs
 from gidd.viz.run_log import MetricSeries, RunLog
 
 
@@ -33,8 +35,6 @@ def pixels(path):
 @pytest.mark.parametrize("likelihoods", [["nelbo"], ["nll"], ["nelbo", "nelbo", "nll"]])
 def test_plot_draws_every_run_in_its_colour(tmp_path, capsys, likelihoods):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
-    from gidd.viz.plots import COLOURS
-
     runs = [
         str(write_run(tmp_path / f"run{i}", floor=3.0 + i, likelihood=likelihood))
         for i, likelihood in enumerate(likelihoods)
@@ -58,7 +58,7 @@ def test_plot_writes_beside_the_log_and_draws_a_run_of_one_step(tmp_path, capsys
     assert pixels(tmp_path / "curves.png").shape == (1050, 1800, 3)
 
 
-def test_smoothing_keeps_a_straight_line_straight_and_lessens_noise():
+def test_smoothing_preserves_a_line_and_reduces_noise():
     steps = np.arange(1, 4001)
     line = MetricSeries(steps, 5 - 0.001 * steps).smooth()
     inside = slice(0, -60)  # the window is cut at the end
@@ -68,7 +68,7 @@ def test_smoothing_keeps_a_straight_line_straight_and_lessens_noise():
     assert smooth.std() < 0.15  # a mean of 101 values: 0.0995
 
 
-def test_curves_leave_out_what_is_not_finite_or_not_there(tmp_path):
+def test_curves_skip_missing_and_non_finite_values(tmp_path):
     run = RunLog.read(write_run(tmp_path / "run"))
     assert run.name == "run"
     assert len(run.curve("training", "nelbo_kept").values) == 0
@@ -101,14 +101,12 @@ def test_too_many_runs(tmp_path, capsys):
     run = str(write_run(tmp_path))
     with pytest.raises(SystemExit):
         main(["plot", *[run] * 8])
-    assert "1 to 7 runs fit into one picture, got 8" in capsys.readouterr().err
+    assert "1 to 7 runs, got 8" in capsys.readouterr().err
 
 
-def test_a_metric_that_was_reported_once_is_seen(tmp_path):
-    """As a point in each of the five panels: a line would need two."""
+def test_a_metric_that_was_logged_once_is_visible(tmp_path):
+    """As a point in each of the five panels, since a line needs two."""
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
-    from gidd.viz.plots import COLOURS
-
     main(["plot", str(write_run(tmp_path, num_steps=1))])
     image = pixels(tmp_path / "curves.png")
     rgb = np.array([int(COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]) / 255
@@ -118,7 +116,7 @@ def test_a_metric_that_was_reported_once_is_seen(tmp_path):
     assert all(panel.sum() > 30 for panel in (above, *below))
 
 
-def test_a_log_without_likelihoods_has_a_title_all_the_same(tmp_path, monkeypatch):
+def test_a_log_without_likelihoods_has_a_title(tmp_path, monkeypatch):
     figures = pytest.importorskip("matplotlib.figure", reason="comes with gidd[viz]")
     made, build = [], figures.Figure.__init__
 
@@ -134,14 +132,16 @@ def test_a_log_without_likelihoods_has_a_title_all_the_same(tmp_path, monkeypatc
     assert titles == ["Likelihood, nats per token: training (line) and validation (points)"]
 
 
-def test_no_run_and_a_folder_as_picture_are_refused(tmp_path, capsys):
+def test_no_run_and_a_folder_as_output_are_refused(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
     run = str(write_run(tmp_path / "run", num_steps=2))
     for words, message in (
-        ([], "name at least one run, e.g. `gidd plot runs/nano`"),
-        ([run, "--out", str(tmp_path)], f"{tmp_path} is a folder. Give e.g. {tmp_path}/curves.png"),
+        ([], "at least one run"),
+        ([run, "--out", str(tmp_path)], f"got {tmp_path}:"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["plot", *words])
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
+        plot_runs([RunLog.read(tmp_path / "run")], tmp_path)

@@ -1,4 +1,4 @@
-"""Text on a terminal: safe to show, and drawn within its size."""
+"""The live view: safe to print, and within the size of the terminal."""
 
 import io
 
@@ -12,13 +12,13 @@ from gidd.viz.terminal import CanvasView, printable
 from gidd.vocab import Vocab
 
 
-def test_text_cannot_steer_the_terminal():
+def test_text_cannot_control_the_terminal():
     shown = printable("a\x1b[2J\x07\u202e\r\tb\u00a0c\nd\x9b31m\u2066\u2028")
     assert shown == "a\ufffd[2J\ufffd\ufffd\ufffd b c\nd\ufffd31m\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("text", ["👩\u200d🔬", "می\u200cخواهم", "é – “ß”\n"])
-def test_ordinary_text_is_left_alone(text):
+def test_ordinary_text_is_unchanged(text):
     assert printable(text) == text
 
 
@@ -27,7 +27,7 @@ def test_line_ends_of_other_systems_are_line_ends():
 
 
 def drawn(width: int, height: int) -> list[str]:
-    """What stands on a terminal of that size during a long text."""
+    """Return the lines drawn for a long text on a terminal of that size."""
     vocab = Vocab(size=4, mask_id=3)
     canvas = Canvas.blank(HybridSchedule(vocab, 0.2), 1, 1000, seed=0)
     before = canvas.tokens.clone()
@@ -43,8 +43,8 @@ def drawn(width: int, height: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 10), (40, 12), (60, 14), (80, 24), (120, 40)])
-def test_the_canvas_keeps_within_the_terminal(width, height):
-    """One line stays free for the cursor; what is too long is cut and not wrapped."""
+def test_the_view_fits_the_terminal(width, height):
+    """One line is left for the cursor; long lines are cut, not wrapped."""
     lines = drawn(width, height)
     assert len(lines) == height - 1
     assert all(len(line) <= width for line in lines)

@@ -1,31 +1,36 @@
-"""The command `gidd`. Each group of subcommands is a module with `main(arguments)`."""
+"""The command `gidd`. Each subcommand is a module of this package with `main(arguments)`.
+
+Modules import torch inside functions, after the options are parsed: help and mistakes are shown at
+once.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import FrameType
 
 from gidd import __version__
 from gidd.errors import GiddError
 
-GROUPS = {
-    "data": "tokenizers, token shards, corpora",
-    "train": "train a model, or go on training it",
-    "export": "write a run's newest checkpoint as a model",
-    "sample": "write texts with a model, from nothing or from a prompt",
+COMMANDS = {
+    "data": "train tokenizers, prepare token shards, list corpora",
+    "train": "train a model or resume training",
+    "export": "write the newest checkpoint of a run as a model",
+    "sample": "generate text with a model, with or without a prompt",
     "infill": "fill the blanks of a text",
-    "correct": "find and mend wrong words of a text",
-    "plot": "draw the curves of runs",
-    "plan": "memory, time, traffic and failures of a run on devices that are not here",
+    "correct": "find and fix tokens that are unlikely under a model",
+    "plot": "plot the training curves of runs",
+    "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
 }
-"""Module of this package: what it is for."""
+"""Module of this package: what it does."""
 
 _CLOSED_PIPE, _INTERRUPTED = 141, 130
-"""What a shell reports for a program that was ended by a closed pipe, or by Ctrl-C."""
+"""Exit codes that shells report for SIGPIPE and SIGINT."""
 
 _STOPPED = "gidd: stopped.\n"
 
@@ -36,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()  # here, where a closed pipe is no surprise
+            sys.stdout.flush()  # a closed pipe is reported here, not at exit
     except BrokenPipeError:
-        # as in `gidd ... | head`; what is still to be written goes nowhere
+        # as in `gidd ... | head`; remaining output is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(_CLOSED_PIPE) from None
     except GiddError as error:
@@ -57,40 +62,44 @@ def _run(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return
-    if words[0] == "--version":
+    command = words[0]
+    if command == "--version":
         print(f"gidd {__version__}")
         return
-    if words[0] not in GROUPS:
-        print(f"gidd: there is no command {words[0]!r}.\n\n{_help()}", file=sys.stderr)
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f" Did you mean `gidd {near[0]}`?" if near else ""
+        print(f"gidd: there is no command {command!r}.{hint}\n\n{_help()}", file=sys.stderr)
         raise SystemExit(2)
-    with _stopping_at_once():
-        group = importlib.import_module(f"gidd.cli.{words[0]}")  # only now: others stay unloaded
-    group.main(words[1:])
-
-
-@contextmanager
-def _stopping_at_once() -> Generator[None]:
-    """Ctrl-C ends the process: compiled modules swallow it while they load, and break later."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # whoever started us has other plans
-        return
-    signal.signal(signal.SIGINT, _stop)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # otherwise keep the choice of the parent process
+        signal.signal(signal.SIGINT, _on_interrupt)
     try:
-        yield
+        importlib.import_module(f"gidd.cli.{command}").main(words[1:])
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _stop(*_: object) -> None:
-    os.write(sys.stderr.fileno(), _STOPPED.encode())
-    os._exit(_INTERRUPTED)
+def _on_interrupt(signum: int, frame: FrameType | None) -> None:
+    """Exit at once during an import: compiled modules swallow KeyboardInterrupt and break later."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(sys.stderr.fileno(), _STOPPED.encode())
+            os._exit(_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _help() -> str:
-    groups = "\n".join(f"  {name:10} {what}" for name, what in GROUPS.items())
+    commands = "\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items())
     return (
         "usage: gidd COMMAND ...\n\n"
-        "Discrete diffusion language models with any interpolating noise.\n\n"
-        f"commands:\n{groups}\n\n"
-        "`gidd COMMAND --help` says more, `gidd --version` which gidd this is."
+        "Discrete diffusion language models: train, sample, infill, correct.\n\n"
+        "examples:\n"
+        "  gidd train nano                              # minutes on a laptop\n"
+        "  gidd export runs/nano --out models/nano\n"
+        '  gidd sample models/nano --prompt "My fellow citizens"\n\n'
+        f"commands:\n{commands}\n\n"
+        "Run `gidd COMMAND --help` for the options of a command, `gidd --version` for the version."
     )

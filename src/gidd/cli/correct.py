@@ -1,15 +1,19 @@
-"""Find and mend wrong words of a text, as the model sees it.
+"""Find and fix tokens of a text that are unlikely under the model.
 
-A terminal shows the lines that were changed, old in red and new in green; a pipe gets the corrected
-text. The file itself is changed with --in-place alone.
+- The model must be trained with uniform noise (p_uniform > 0).
+- It fixes the kind of error it was trained on, randomly replaced tokens, not typos or grammar.
+- A small model such as nano finds some of these errors and fixes few: review the changes.
+- A terminal shows the changed lines; a pipe gets the corrected text.
+- The file is changed only with --in-place.
 
 Examples:
   gidd correct models/nano letter.txt
   gidd correct models/nano letter.txt --in-place --protect "[0-9]+"
   gidd correct models/nano letter.txt --diff > letter.patch
-  gidd correct models/nano letter.txt --error-rate 0.2    # much is wrong in it; None: the paper's way
+  gidd correct models/nano letter.txt --error-rate 0.2     # more tokens are wrong
+  gidd correct models/nano letter.txt --error-rate None    # the algorithm of the paper
   gidd correct models/nano - < letter.txt > corrected.txt
-  gidd correct models/nano --text "We is a nation of laws." --live
+  gidd correct models/nano --text "We hold these truths to be self-evident." --live
 """
 
 from __future__ import annotations
@@ -17,82 +21,90 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from gidd.cli.console import CliConsole
-from gidd.cli.model_options import (
-    Display,
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_options
+from gidd.cli.output import (
+    OutputOptions,
+    decode_utf8,
     print_json,
-    progress,
-    read_input,
     require_writable,
     write_html,
-    write_text,
+    write_stdout,
 )
+from gidd.cli.progress import show_progress
 from gidd.common.files import atomic_path
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline import Correction, CorrectionOptions
-from gidd.pipeline.correct import Span
-from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS
-from gidd.pipeline.windows import windows
-from gidd.viz import diff
+from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS, CorrectionOptions, field_problems
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Correction
+    from gidd.pipeline.correct import Span
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectOptions:
-    """CorrectOptions of `gidd correct`."""
+    """Options of `gidd correct`."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A folder that `gidd export` wrote, or a name on the Hugging Face hub."""
+    model: ModelName
+    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
 
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
-    """The text file, in UTF-8, or - for standard input."""
+    """Text file in UTF-8, or - for standard input."""
 
-    text: str | None = None
-    """The text itself, in place of a file."""
+    text: Annotated[str | None, tyro.conf.DisallowNone] = None
+    """The text itself, instead of a file."""
 
     in_place: bool = False
-    """Write the corrections into the file. It is replaced at once, or not at all."""
+    """Replace the file by the corrected text; the write is atomic."""
 
     diff: bool = False
-    """Print the change as a patch."""
+    """Print the changes as a patch (unified diff)."""
 
-    protect: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A regular expression; what it matches is never changed. May be given several times."""
+    protect: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
+    ] = ()
+    """Regular expression; matching text is never changed."""
 
     seed: int = 0
-    """The same seed gives the same corrections."""
+    """Random seed; the same seed gives the same corrections."""
 
     correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = EXTERNAL_TEXT_DEFAULTS
-    display: Annotated[Display, tyro.conf.arg(name="")] = field(default_factory=Display)
+    output: Flat[OutputOptions] = field(default_factory=OutputOptions)
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from field_problems(self, seed=(0 <= self.seed < 2**63, "in [0, 2**63)"))
+        yield from self.correction.problems()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Parse, correct, show and, if asked to, write."""
-    options = tyro.cli(
-        CorrectOptions, prog="gidd correct", description=__doc__, args=list(arguments)
-    )
-    path = _path(options)
-    text = _text(options, path)
-    kept = _spans(options.protect, text)
-    target = path.resolve() if path and options.in_place else None  # what a link points to
+    """Parse, correct, show and, with --in-place, write."""
+    options = parse_options(CorrectOptions, "gidd correct", __doc__, arguments)
+    path, text = _read(options)
+    protected = _spans(options.protect, text)
+    target = path.resolve() if path and options.in_place else None  # follow symbolic links
     if target is not None:
         require_writable(target, "--in-place")
-    pipe = options.display.open(options.model)
+    pipe = options.runtime.load(options.model)
+    from gidd.pipeline.text import windows
+
     num_windows = len(windows(len(pipe.token_texts.encode(text, "the text")), pipe.context))
-    with progress(options.display, pipe, num_windows) as on_step:
+    with show_progress("correcting", pipe, num_windows, live=options.output.live) as on_step:
         correction = pipe.correct(
             text,
-            protected=kept,
+            protected=protected,
             seed=options.seed,
             on_step=on_step,
-            record_frames=options.display.record_frames,
+            record_frames=options.output.record_frames,
             options=options.correction,
         )
     replaced = False
@@ -100,41 +112,36 @@ def main(arguments: Sequence[str]) -> None:
         if target is not None:
             _replace(target, text, correction.text)
             replaced = True
-    finally:  # what cannot be written is not lost
+    finally:  # if the file cannot be written, the result is printed
         _show(options, path, correction, replaced)
     write_html(
-        options.display,
+        options.output,
         pipe,
         correction.traces,
-        kind="correct",
         title=f"Corrections of {path.name}" if path else "Corrections",
         text=correction.text,
         manifest=correction.manifest,
     )
 
 
-def _path(options: CorrectOptions) -> Path | None:
+def _read(options: CorrectOptions) -> tuple[Path | None, str]:
+    """Return the file to correct, if any, and its text."""
     if (options.file is None) == (options.text is None):
         raise ConfigError(
-            "give either a FILE (or - for standard input) or --text TEXT, and not both. "
+            "give either FILE (- for standard input) or --text TEXT. "
             "Example: gidd correct models/nano letter.txt"
         )
     path = None if options.file in (None, "-") else Path(options.file)
     if options.in_place and path is None:
-        raise ConfigError("--in-place needs a FILE to write to. Name one, or leave it out.")
-    return path
-
-
-def _text(options: CorrectOptions, path: Path | None) -> str:
+        raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
     if options.text is not None:
-        return options.text
+        return path, options.text
     if path is None:
-        return read_input(sys.stdin.buffer.read(), "standard input")
+        return path, decode_utf8(sys.stdin.buffer.read(), "standard input")
     try:
-        content = path.read_bytes()
+        return path, decode_utf8(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    return read_input(content, str(path))
 
 
 def _spans(patterns: Sequence[str], text: str) -> list[Span]:
@@ -145,37 +152,34 @@ def _spans(patterns: Sequence[str], text: str) -> list[Span]:
         except re.error as error:
             raise ConfigError(
                 f"--protect must be a regular expression, got {pattern!r}: {error}. "
-                "Put a backslash before signs that are meant as they are."
+                "Escape special characters with a backslash."
             ) from error
     return spans
 
 
 def _replace(path: Path, before: str, after: str) -> None:
-    """Write a file that is still as it was read, keeping its permissions and, if we may, owner."""
+    """Write a file atomically if it is unchanged; keep its mode and, if possible, its owner."""
     if path.read_bytes() != before.encode():
-        raise DataError(f"{path} was changed meanwhile, so it is left alone. Correct it again.")
+        raise DataError(f"{path} changed while it was being corrected: not written. Run it again.")
     if after == before:
         return
     found = path.stat()
-    with atomic_path(path) as beside:
-        beside.touch(mode=0o600)  # nobody reads it before its permissions are set
-        beside.write_bytes(after.encode())
+    with atomic_path(path) as temporary:
+        temporary.touch(mode=0o600)  # private until its permissions are set
+        temporary.write_bytes(after.encode())
         for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
             with suppress(PermissionError):
-                os.chown(beside, owner, group)
-        beside.chmod(found.st_mode & 0o777)  # not the bits that lend the owner's rights
+                os.chown(temporary, owner, group)
+        temporary.chmod(found.st_mode & 0o777)  # without setuid and setgid
 
 
 def _show(
     options: CorrectOptions, path: Path | None, correction: Correction, replaced: bool
 ) -> None:
-    changes = [diff.Change(r.start, r.old, r.new) for r in correction.replacements]
-    before, after = correction.self_accuracy
-    summary = (
-        f"{len(changes)} of {len(correction.tokens)} tokens replaced, self-accuracy {before:.1%} "
-        f"-> {after:.1%}, {correction.calls} network calls"
-    )
-    if options.display.jsonl:
+    from gidd.viz import diff
+
+    changes = [diff.TextChange(r.start, r.old, r.new) for r in correction.replacements]
+    if options.output.jsonl:
         print_json(
             text=correction.text,
             replacements=[r._asdict() for r in correction.replacements],
@@ -187,11 +191,16 @@ def _show(
         )
     elif options.diff:
         name = path.name if path else "text"
-        write_text(diff.unified(name, correction.original, changes))
+        write_stdout(diff.unified(name, correction.original, correction.text))
     elif sys.stdout.isatty():
         console = CliConsole(highlight=False)
         colours = console.color_system is not None and not console.no_color
         console.print(diff.readable(correction.original, changes, colours=colours))
     elif not replaced:
-        write_text(correction.text)
-    print(f"gidd: {summary}.", file=sys.stderr)
+        write_stdout(correction.text)
+    before, after = correction.self_accuracy
+    print(
+        f"gidd: {len(changes)} of {len(correction.tokens)} tokens replaced, self-accuracy "
+        f"{before:.1%} -> {after:.1%}, {correction.calls} forward passes.",
+        file=sys.stderr,
+    )

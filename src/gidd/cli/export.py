@@ -1,4 +1,4 @@
-"""Write the newest checkpoint of a run as a model that others can load.
+"""Write the newest valid checkpoint of a run as a model: weights, configuration, tokenizer.
 
 Examples:
   gidd export runs/nano --out models/nano
@@ -13,27 +13,27 @@ from typing import Annotated
 
 import tyro
 
-from gidd.runs.export import export as write
-from gidd.training.world import open_world
 
-
-def export(run: Annotated[Path, tyro.conf.Positional], /, *, out: Path) -> None:
-    """Write safetensors, their record and the tokenizer of a run's newest whole checkpoint.
-
-    Example: gidd export runs/nano --out models/nano
+def export_command(
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")], /, *, out: Path
+) -> None:
+    """Write the newest valid checkpoint of a run as a model.
 
     Args:
-        run: Folder of the run, as given to `gidd train --out`.
-        out: Folder for the model; `gidd sample` and `gidd.from_pretrained` load it, and
-            `transformers` loads a Llama baseline.
+        run: Folder of the run (`--out` of `gidd train`).
+        out: Folder for the model. `gidd sample` and `gidd.from_pretrained` load it; a Llama
+            baseline is loaded by `transformers`.
     """
+    from gidd.runs.export import export
+    from gidd.training.world import open_world
+
     with open_world("cpu") as world:
-        step, notes = write(run, out, world)
+        step, notes = export(run, out, world)
     for note in notes:
-        print(f"gidd: passed over a newer checkpoint: {note}", file=sys.stderr)
-    print(f"{out}: the model of step {step:,}")
+        print(f"gidd: skipped an invalid checkpoint: {note}", file=sys.stderr)
+    print(f"{out}: the model at step {step:,}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse and export."""
-    tyro.cli(export, prog="gidd export", args=list(arguments))
+    tyro.cli(export_command, prog="gidd export", description=__doc__, args=list(arguments))

@@ -1,9 +1,9 @@
-"""Fill the blanks of a text: [MASK] is one token, [MASK:3] are three; all else stays.
+"""Fill the blanks of a text: [MASK] is one token, [MASK:3] three; the rest is kept.
 
 Examples:
   gidd infill models/nano "The people of[MASK:4] have a right to[MASK:3]."
   gidd infill models/nano - < letter.txt > filled.txt
-  gidd infill models/nano "Peace and[MASK]" --num-samples 5 --step threshold --live
+  gidd infill models/nano "Peace and[MASK]" --num-samples 5 --sampler threshold --live
 """
 
 from __future__ import annotations
@@ -11,34 +11,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import tyro
 
-from gidd.cli.model_options import TextCommandOptions, progress, read_input, show_generations
+from gidd.cli.model_options import TextCommandOptions, parse_options
+from gidd.cli.output import decode_utf8, sample_and_show
 
 
 @dataclass(frozen=True, kw_only=True)
 class InfillOptions(TextCommandOptions):
-    """InfillOptions of `gidd infill`."""
+    """Options of `gidd infill`."""
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    """The text with its blanks, or - to read it from standard input."""
+    """Text with blanks, or - to read it from standard input."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Parse, fill, show."""
-    options = tyro.cli(InfillOptions, prog="gidd infill", description=__doc__, args=list(arguments))
-    text = read_input(sys.stdin.buffer.read(), "-") if options.text == "-" else options.text
-    pipe = options.display.open(options.model)
-    with progress(options.display, pipe, options.num_samples) as on_step:
-        generations = pipe.infill(
-            text,
-            options.num_samples,
-            seed=options.seed,
-            start_index=options.start_index,
-            on_step=on_step,
-            record_frames=options.display.record_frames,
-            options=options.sampling,
-        )
-    show_generations(options.display, pipe, generations, title="Blanks filled")
+    """Parse, infill, show."""
+    options = parse_options(InfillOptions, "gidd infill", __doc__, arguments)
+    text = options.text
+    if text == "-":
+        text = decode_utf8(sys.stdin.buffer.read(), "standard input")
+    pipe = options.runtime.load(options.model)
+    infill = partial(pipe.infill, text)
+    sample_and_show(options, pipe, infill, action="infilling", title="Blanks filled")

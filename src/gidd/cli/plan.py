@@ -1,4 +1,4 @@
-"""Plan a run on devices that are not here: memory, time, traffic, checkpoints, failures.
+"""Estimate memory, time, network traffic and failures of a run on hardware you do not have.
 
 Examples:
   gidd plan 10b --ranks 1024 --device h100
@@ -12,166 +12,171 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 
 from gidd.cli.console import CliConsole
 from gidd.cli.run_options import ParallelKind, RunOption, parse_run
-from gidd.planning.hardware import named_device
-from gidd.planning.memory import KINDS
-from gidd.planning.run_plan import Assumptions, RunPlan, plan
+from gidd.planning.assumptions import Assumptions
+
+if TYPE_CHECKING:
+    from gidd.planning import RunPlan
+    from gidd.planning.cluster import Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """PlanOptions of `gidd plan`."""
+    """Options of `gidd plan`."""
 
     run: RunOption
 
     ranks: int = 1
-    """Processes, with one device each."""
+    """Number of processes, with one device each."""
 
     device: str = "h100"
-    """h100, h200, b200, a100-80gb, a100-40gb, l4, rtx4090, or cpu: this machine."""
+    """h100, h200, b200, a100-80gb, a100-40gb, l4, rtx4090, or cpu to measure this machine."""
 
     vocab_size: int | None = None
-    """Ids of the tokenizer, where the run does not say."""
+    """Vocabulary size, needed if it does not follow from the run."""
 
     parallel_kind: ParallelKind = None
-    """Over several ranks: a whole model on each (replicate, DDP), or parts of it (shard, FSDP2)."""
+    """Replicate the model on every rank (ddp) or shard it over ranks (fsdp: FSDP2)."""
 
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
 
     json: bool = False
-    """Print JSON: bytes and seconds, without prefixes."""
+    """Print JSON, in bytes and seconds."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Parse, plan, print."""
+    """Parse the options, plan the run and print tables or JSON."""
     name, options = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
-    run = options.run
-    made = plan(
-        run,
+    from gidd.planning import named_device, plan_run
+
+    plan = plan_run(
+        options.run,
         options.ranks,
         named_device(options.device),
         options.assumptions,
         vocab_size=options.vocab_size,
     )
     if options.json:
-        print(json.dumps(_finite(asdict(made)), indent=2))
+        print(json.dumps(asdict(plan, dict_factory=_finite), indent=2))
         return
     console = CliConsole(highlight=False)
     console.print(
-        f"{name}: {made.num_parameters / 1e9:.3g}B parameters on {made.ranks:,} x {options.device}"
+        f"{name}: {plan.num_parameters / 1e9:.3g}B parameters on {plan.ranks:,} x {options.device}"
     )
-    console.print(_memory(made))
-    console.print(_rows("time and data", _time(made)))
-    if made.traffic is not None:
-        console.print(_traffic(made))
-    console.print(_rows("checkpoints", _checkpoints(made)))
-    console.print(_failures(made))
-    console.print(_rows("assumed", _assumed(made)))
+    for table in _tables(plan):
+        console.print(table)
 
 
-def _memory(made: RunPlan) -> Table:
-    phases = made.memory.phases
-    table = Table("memory of a rank, GiB", *phases)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in KINDS:
-        sizes = [parts.get(name, 0) / 2**30 for parts in phases.values()]
+def _tables(plan: RunPlan) -> Iterable[Table]:
+    yield _memory_table(plan)
+    yield _table(_time_rows(plan))
+    if plan.traffic is not None:
+        yield _traffic_table(plan.traffic, plan.throughput.step_seconds)
+    yield _table(_checkpoint_rows(plan))
+    yield _table(_failure_rows(plan))
+    yield _table(_assumption_rows(plan))
+
+
+def _table(
+    rows: Iterable[Sequence[str]], justify: Literal["left", "right"] = "left", caption: str = ""
+) -> Table:
+    """Return a table whose first row is the header."""
+    (title, *columns), *rows = rows
+    table = Table(title, *(Column(column, justify=justify) for column in columns))
+    table.caption, table.caption_justify = caption, "left"
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _memory_table(plan: RunPlan) -> Table:
+    from gidd.planning.memory import KINDS
+
+    memory, phases = plan.memory, plan.memory.phases
+    rows = [("memory per rank, GiB", *phases)]
+    for kind in KINDS:
+        sizes = [held.get(kind, 0) / 2**30 for held in phases.values()]
         if max(sizes) >= 0.0005:
-            table.add_row(name, *(f"{size:.3f}" if size >= 0.0005 else "" for size in sizes))
-    totals = (f"{sum(parts.values()) / 2**30:.3f}" for parts in phases.values())
-    table.add_section()
-    table.add_row("total", *totals)
-    verdict = "fits" if made.memory.fits else "DOES NOT FIT"
-    table.caption = (
-        f"{verdict}: {made.memory.peak / 2**30:.2f} GiB at most, "
-        f"{made.memory.usable / 2**30:.2f} usable.\nMicro-batches of {made.share.micro} samples; "
-        f"logits of a chunk: {made.memory.logits / 2**30:.3f} GiB"
+            rows.append((kind, *(f"{size:.3f}" if size >= 0.0005 else "" for size in sizes)))
+    caption = (
+        f"{'fits' if memory.fits else 'DOES NOT FIT'}: peak memory {memory.peak / 2**30:.2f} GiB, "
+        f"{memory.usable / 2**30:.2f} GiB usable\nmicro-batch {plan.rank_batch.micro} samples, "
+        f"logits of a chunk {memory.logits / 2**30:.3f} GiB"
     )
-    table.caption_justify = "left"
+    table = _table(rows, "right", caption)
+    table.add_section()
+    table.add_row("total", *(f"{sum(held.values()) / 2**30:.3f}" for held in phases.values()))
     return table
 
 
-def _time(made: RunPlan) -> Iterable[tuple[str, str]]:
-    pace = made.pace
-    yield "operations a token", f"{pace.flops_per_token / 1e9:.3g}e9"
-    yield "share of peak with recomputation", f"{pace.hardware_share:.1%}"
-    yield "tokens a second", f"{pace.tokens_per_second:,.0f}"
-    yield "a step", f"{pace.tokens_per_step:,} tokens, {_duration(pace.step_seconds)}"
-    yield "all tokens", f"{pace.tokens:.4g}, {pace.days:.2f} days without failures"
-    yield "data", f"{pace.data_bytes / 1e12:.3g} TB, {pace.data_bytes_per_second / 1e6:.3g} MB/s"
+def _time_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+    speed = plan.throughput
+    yield "time and data", ""
+    yield "FLOPs per token", f"{speed.flops_per_token / 1e9:.3g}e9"
+    yield "MFU (assumed)", f"{plan.assumptions.mfu:.1%}"
+    yield "HFU (with recomputation)", f"{speed.hfu:.1%}"
+    yield "tokens per second", f"{speed.tokens_per_second:,.0f}"
+    yield "step", f"{speed.tokens_per_step:,} tokens, {_format_seconds(speed.step_seconds)}"
+    yield "run", f"{speed.tokens:.4g} tokens, {speed.days:.2f} days without failures"
+    yield "data", f"{speed.data_bytes / 1e12:.3g} TB, {speed.data_bytes_per_second / 1e6:.3g} MB/s"
 
 
-def _traffic(made: RunPlan) -> Table:
-    assert made.traffic is not None
-    table = Table("traffic of a step", "ranks", "calls", "GB", "GB from other machines", "seconds")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for flow in made.traffic.flows:
+def _traffic_table(traffic: Traffic, step_seconds: float) -> Table:
+    rows = [("traffic per step", "ranks", "calls", "GB", "GB from other machines", "seconds")]
+    for flow in traffic.flows:
         kind, ranks, calls, size = flow.collective
-        sizes = (f"{size / 1e9:.2f}", f"{flow.between_bytes / 1e9:.2f}", f"{flow.seconds:.3f}")
-        table.add_row(kind, f"{ranks:,}", f"{calls:,}", *sizes)
-    busy = made.traffic.seconds / made.pace.step_seconds
-    verdict = "can hide behind computation" if busy < 1 else "THE NETWORK LIMITS THE SPEED"
-    table.caption = f"{made.traffic.seconds:.3f} s, {busy:.0%} of a step: {verdict}"
-    table.caption_justify = "left"
-    return table
+        gigabytes = (f"{size / 1e9:.2f}", f"{flow.between_bytes / 1e9:.2f}")
+        rows.append((kind, f"{ranks:,}", f"{calls:,}", *gigabytes, f"{flow.seconds:.3f}"))
+    ratio = traffic.seconds / step_seconds
+    verdict = "can overlap with computation" if ratio < 1 else "THE NETWORK IS THE BOTTLENECK"
+    return _table(rows, "right", f"{traffic.seconds:.3f} s, {ratio:.0%} of a step: {verdict}")
 
 
-def _checkpoints(made: RunPlan) -> Iterable[tuple[str, str]]:
-    saving = made.saving
-    size = f"{saving.bytes / 1e9:,.1f} GB in all, {saving.bytes_per_rank / 1e9:.3g} GB of a rank"
-    yield "size", size
-    yield "training waits", _duration(saving.pause_seconds)
-    yield "written after", _duration(saving.write_seconds)
-    yield "pieces to plan", f"{saving.pieces:,}"
+def _checkpoint_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+    cost = plan.checkpoint
+    size = f"{cost.bytes / 1e9:,.1f} GB, {cost.bytes_per_rank / 1e9:.3g} GB per rank"
+    yield "checkpoints", ""
+    yield "checkpoint size", size
+    yield "training pauses for", _format_seconds(cost.pause_seconds)
+    yield "complete on disk after", _format_seconds(cost.write_seconds)
+    yield "tensor shards", f"{cost.pieces:,}"
 
 
-def _failures(made: RunPlan) -> Table:
-    hours = made.as_configured.hours_between
-    table = Table(f"a failure every {hours:.3g} hours", "as configured", "best interval")
-    both = (made.as_configured, made.at_best)
-
-    table.add_row("checkpoint every", *(_duration(f.interval_seconds) for f in both))
-    table.add_row("goodput", *(f"{f.goodput:.2%}" for f in both))
-    table.add_row("failures until complete", *(f"{f.expected:.1f}" for f in both))
-    table.add_row("days", *(f"{f.days:.2f}" for f in both))
-    return table
+def _failure_rows(plan: RunPlan) -> Iterable[tuple[str, ...]]:
+    both = (plan.as_configured, plan.at_best)
+    yield f"a failure every {both[0].hours_between:.3g} hours", "as configured", "best interval"
+    yield "checkpoint every", *(_format_seconds(f.interval_seconds) for f in both)
+    yield "goodput", *(f"{f.goodput:.2%}" for f in both)
+    yield "expected failures", *(f"{f.expected:.1f}" for f in both)
+    yield "days with failures", *(f"{f.days:.2f}" for f in both)
 
 
-def _assumed(made: RunPlan) -> Iterable[tuple[str, str]]:
-    device = made.device
+def _assumption_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+    device, speed = plan.device, plan.throughput
+    yield "assumptions", ""
     yield f"{device.name}: memory", f"{device.memory / 1e9:.3g} GB"
-    peak = f"{made.pace.peak / 1e12:.3g}e12 operations a second"
-    yield f"{device.name}: {made.pace.precision} peak", peak
+    yield f"{device.name}: {speed.precision} peak", f"{speed.peak / 1e12:.3g}e12 FLOP/s"
     if device.link is not None:
-        yield f"{device.name}: link in a machine", f"{device.link / 1e9:.3g} GB/s"
-    for name, value in asdict(made.assumptions).items():
+        yield f"{device.name}: link within a machine", f"{device.link / 1e9:.3g} GB/s"
+    for name, value in asdict(plan.assumptions).items():
         yield f"--{name.replace('_', '-')}", f"{value:g}"
 
 
-def _rows(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table(title, "")
-    for label, value in rows:
-        table.add_row(label, value)
-    return table
-
-
-def _duration(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity: null."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _finite(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Replace infinities, which JSON does not have, by None."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields
+    }

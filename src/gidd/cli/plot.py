@@ -1,7 +1,8 @@
-"""`gidd plot`: the curves of runs as a picture.
+"""Plot the training curves of one or more runs to a PNG file.
 
-gidd plot runs/nano
-gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
+Examples:
+  gidd plot runs/nano
+  gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
 """
 
 from __future__ import annotations
@@ -12,36 +13,35 @@ from typing import Annotated
 
 import tyro
 
+from gidd.cli.output import require_writable
 from gidd.errors import ConfigError
-from gidd.viz import plots
-from gidd.viz.run_log import RunLog
 
 
-def plot(
+def plot_command(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")],
     /,
     *,
-    out: Path | None = None,
+    out: Annotated[Path | None, tyro.conf.DisallowNone] = None,
 ) -> None:
-    """Draw the curves of one or several runs to a PNG file.
-
-    Some examples:
-      gidd plot runs/nano
-      gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
+    """Plot the training curves of one or more runs to a PNG file.
 
     Args:
-        runs: Folders that `gidd train` has written to.
-        out: The file; by default curves.png in the folder of the first run.
+        runs: Folders of runs (`--out` of `gidd train`).
+        out: The PNG file; None is curves.png in the folder of the first run.
     """
     if not runs:
         raise ConfigError("name at least one run, e.g. `gidd plot runs/nano`.")
-    logs = [RunLog.read(run) for run in runs]
     if out is None:
         out = (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.png"
-    plots.draw(logs, out)
+    from gidd.viz.plots import plot_runs
+    from gidd.viz.run_log import RunLog
+
+    logs = [RunLog.read(run) for run in runs]
+    require_writable(out, "--out")
+    plot_runs(logs, out)
     print(out)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run `gidd plot`."""
-    tyro.cli(plot, prog="gidd plot", args=list(arguments))
+    """Parse and plot."""
+    tyro.cli(plot_command, prog="gidd plot", description=__doc__, args=list(arguments))

@@ -1,4 +1,4 @@
-"""Write texts with a model, from nothing or between a prompt and a suffix.
+"""Generate text with a model, optionally between a prompt and a suffix.
 
 Examples:
   gidd sample models/nano
@@ -10,43 +10,45 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 import tyro
 
-from gidd.cli.model_options import TextCommandOptions, progress, show_generations
+from gidd.cli.model_options import TextCommandOptions, parse_options
+from gidd.cli.output import sample_and_show
+from gidd.pipeline.options import field_problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(TextCommandOptions):
-    """SampleOptions of `gidd sample`."""
+    """Options of `gidd sample`."""
 
     prompt: str = ""
-    """What every text begins with."""
+    """Text that every sample starts with."""
 
     suffix: str = ""
-    """What every text ends with. Without it a text ends where the model ends it."""
+    """Text that every sample ends with. Without it, a sample ends at the end-of-text token."""
 
-    length: int | None = None
-    """Tokens of a text, prompt and suffix included; by default the model's whole context."""
+    length: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Length in tokens, including prompt and suffix; None is the model's context length."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from super().problems()
+        yield from field_problems(
+            self, length=(self.length is None or self.length >= 1, "at least 1")
+        )
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, show."""
-    options = tyro.cli(SampleOptions, prog="gidd sample", description=__doc__, args=list(arguments))
-    pipe = options.display.open(options.model)
-    with progress(options.display, pipe, options.num_samples) as on_step:
-        generations = pipe.generate(
-            options.num_samples,
-            prompt=options.prompt,
-            suffix=options.suffix,
-            length=options.length,
-            seed=options.seed,
-            start_index=options.start_index,
-            on_step=on_step,
-            record_frames=options.display.record_frames,
-            options=options.sampling,
-        )
+    options = parse_options(SampleOptions, "gidd sample", __doc__, arguments)
+    pipe = options.runtime.load(options.model)
+    generate = partial(
+        pipe.generate, prompt=options.prompt, suffix=options.suffix, length=options.length
+    )
     title = f"{options.prompt} …" if options.prompt else "Text from noise"
-    show_generations(options.display, pipe, generations, title=title)
+    sample_and_show(options, pipe, generate, action="sampling", title=title)

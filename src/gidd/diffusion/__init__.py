@@ -1,5 +1,65 @@
-"""The mathematics of interpolating discrete diffusion. It needs torch and nothing else.
+"""The mathematics of generalized interpolating discrete diffusion. It needs only torch.
 
-Reading order: `schedule` (what noise is), `schedules/`, `process` (what it does to tokens), `elbo`
-(what it costs to undo), `weighting/`, `times`, `randomness`, `categorical`.
+Reading order: `schedule` (the interface), `schedules/`, `process` (marginals, noising, reverse
+step), `elbo` (the loss), `weighting/`, `times`, `randomness`, `categorical`; `fused` is the
+memory-efficient loss for training. docs/paper-to-code.md maps equations to functions.
+
+The names below are imported on first use, so importing this package does not import torch.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.diffusion.categorical import draw as draw
+    from gidd.diffusion.elbo import (
+        ElboTerms as ElboTerms,
+        elbo_terms as elbo_terms,
+        prior_kl as prior_kl,
+        reconstruction as reconstruction,
+    )
+    from gidd.diffusion.fused import fused_loss as fused_loss
+    from gidd.diffusion.process import (
+        marginal as marginal,
+        noise as noise,
+        posterior as posterior,
+        sample_prior as sample_prior,
+        transition as transition,
+    )
+    from gidd.diffusion.randomness import Stream as Stream, random_integers as random_integers
+    from gidd.diffusion.schedule import MixingSchedule as MixingSchedule
+    from gidd.diffusion.schedules import (
+        Bump as Bump,
+        Component as Component,
+        Cosine as Cosine,
+        FunctionalSchedule as FunctionalSchedule,
+        FunctionAmount as FunctionAmount,
+        FunctionCurve as FunctionCurve,
+        HybridSchedule as HybridSchedule,
+        Linear as Linear,
+        MaskedSchedule as MaskedSchedule,
+        MixtureSchedule as MixtureSchedule,
+        Polynomial as Polynomial,
+        Ramp as Ramp,
+        UniformSchedule as UniformSchedule,
+        mask_noise as mask_noise,
+        uniform_noise as uniform_noise,
+    )
+    from gidd.diffusion.times import (
+        even_mesh as even_mesh,
+        sine_mesh as sine_mesh,
+        sine_midpoints as sine_midpoints,
+        stratified_times as stratified_times,
+    )
+    from gidd.diffusion.weighting import (
+        ClampWeighting as ClampWeighting,
+        DynamicWeighting as DynamicWeighting,
+        ElboWeighting as ElboWeighting,
+        TightWeighting as TightWeighting,
+        Weighting as Weighting,
+    )
+
+__getattr__, __dir__ = lazy_exports(__name__)

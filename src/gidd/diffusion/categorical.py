@@ -1,4 +1,4 @@
-"""Reading, drawing from and cutting categorical distributions."""
+"""Indexing, sampling and truncating categorical distributions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 _SCALE_BITS = 60
-"""Probabilities are added up as integer multiples of 2**-60, exactly and in any order."""
+"""Probabilities are summed as integer multiples of 2**-60: exact, in any order."""
 
 
 def at(p: Float[Tensor, "B L V"], z: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
-    """Entry of `p` at token `z`, position by position."""
+    """Entry of `p` at token `z`, for each position."""
     return p.gather(-1, z[..., None]).squeeze(-1)
 
 
 def at_token(rows: Float[Tensor, "B V"], z: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
-    """Entry of a sample's row at token `z`: the row is shared by all positions of the sample."""
+    """Entry of a sample's row at token `z`; all positions of the sample use the same row."""
     return rows.gather(-1, z)
 
 
 def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor, "*batch K"]:
-    """K tokens from each row of `p` by inverse CDF, one for each fixed-point uniform in `u`.
+    """Draw K tokens from each row of `p` by inverse CDF, one for each fixed-point uniform in `u`.
 
     `u` comes from `randomness.random_integers`. Rows need not be normalised, but must be
-    non-negative with a sum in (0, 2). A token of probability zero is never drawn, and a rare one is
-    drawn as often as it should be: sums of float32 probabilities lose whatever is below 6e-8 of the
-    running total (that is how Gumbel and cumulative-sum samplers come by an accidental min-p, App.
-    G), sums of integers lose nothing.
+    non-negative with a sum in (0, 2). A token of probability 0 is never drawn, and a rare token is
+    drawn with its exact probability: a float32 cumulative sum drops probabilities below 6e-8 of the
+    running total (Gumbel and cumulative-sum samplers therefore truncate unintentionally, App. G),
+    a sum of integers does not.
     """
     cdf = (p * 2.0**_SCALE_BITS).to(torch.int64).cumsum(-1)
     target = _scaled(u, cdf[..., -1:])
@@ -42,15 +42,15 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
 
 
 def happens(p: Float[Tensor, "*batch"], u: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
-    """True with probability `p`, by one fixed-point uniform each; rare events are not lost.
+    """Return True with probability `p`, using one fixed-point uniform each; exact for small `p`.
 
-    For the same `u`, what happens with probability p also happens with any larger one.
+    For the same `u`, the result is monotone in `p`: True for p implies True for any larger p.
     """
     return (u >> (UNIT_BITS - _SCALE_BITS)) < (p * 2.0**_SCALE_BITS).to(torch.int64)
 
 
 def _scaled(u: Int[Tensor, "*batch K"], total: Int[Tensor, "*batch 1"]) -> Int[Tensor, "*batch K"]:
-    """floor(u * total / 2**62) without leaving int64; total < 2**61, so the result is < total."""
+    """floor(u * total / 2**62) in int64 arithmetic; total < 2**61, so the result is < total."""
     half = UNIT_BITS // 2
     low_bits = (1 << half) - 1
     u_high, u_low = u >> half, u & low_bits
@@ -60,7 +60,7 @@ def _scaled(u: Int[Tensor, "*batch K"], total: Int[Tensor, "*batch 1"]) -> Int[T
 
 
 def cut_below(p: Float[Tensor, "*batch V"], minimum: float) -> Float[Tensor, "*batch V"]:
-    """Drop probabilities below an absolute `minimum` and renormalise (the cut-off of App. G).
+    """Set probabilities below an absolute `minimum` to 0 and renormalise (the cut-off of App. G).
 
     The most likely token is always kept.
     """
@@ -68,15 +68,15 @@ def cut_below(p: Float[Tensor, "*batch V"], minimum: float) -> Float[Tensor, "*b
 
 
 def cut_below_max(p: Float[Tensor, "*batch V"], ratio: float) -> Float[Tensor, "*batch V"]:
-    """Drop probabilities below `ratio` times the largest one and renormalise (min-p proper)."""
+    """Set probabilities below `ratio` times the largest one to 0 and renormalise (min-p)."""
     return _cut(p, ratio, "ratio", ratio * p.amax(-1, keepdim=True))
 
 
 def require_cut(field: str, value: float) -> None:
-    """Refuse what is not a cut-off."""
+    """Raise `ConfigError` for a cut-off outside [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(
-            f"the cut-off's {field} must be in [0, 1), got {value}. 0 cuts nothing; "
+            f"the cut-off's {field} must be in [0, 1), got {value}. 0 disables it; "
             "the paper's App. G studies 1e-7 to 1e-3."
         )
 

@@ -1,9 +1,9 @@
-"""The GIDD ELBO, term by term (Theorem 3.7). This file is the definition; it forms [B, L, V].
+"""The terms of the GIDD ELBO (Theorem 3.7): the reference implementation, on [B, L, V] tensors.
 
     -log p(x) <= E[ weight * (kl + itakura_saito) ] + E[ reconstruction ] + prior
 
-The integral over t runs over [eps, 1 - eps]; the two other terms are what is left outside it, as
-costs: the paper prints their sum C with the opposite sign (Eq. 15).
+The integral over t runs over [eps, 1 - eps]; the two other terms are the cost outside that range.
+The paper prints their sum C with the opposite sign (Eq. 15).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ElboTerms(NamedTuple):
-    """Per-token terms of the bound; `weight * divergence` averages to the NELBO's integral."""
+    """Per-token terms of the bound; the mean of `weight * divergence` is the NELBO's integral."""
 
     weight: Float[Tensor, "B L"]
     """w_t(z_t, x), Eq. 13."""
@@ -37,7 +37,7 @@ class ElboTerms(NamedTuple):
 
     @property
     def divergence(self) -> Float[Tensor, "B L"]:
-        """The bracket of Eq. 14."""
+        """The sum of both divergences, in brackets in Eq. 14."""
         return self.kl + self.itakura_saito
 
 
@@ -48,10 +48,10 @@ def elbo_terms(
     z: Int[Tensor, "B L"],
     x_theta: Float[Tensor, "B L V"],
 ) -> ElboTerms:
-    """The terms of Eq. 14, apart, so that a `Weighting` can replace the first.
+    """Return the terms of Eq. 14 separately, so that a `Weighting` can replace the weight.
 
     `x_theta` is the denoiser's distribution over clean tokens given the noisy sequence `z`; it sums
-    to 1 and is zero on the mask.
+    to 1 and is 0 on the mask.
     """
     pair = _marginals(schedule, t, x, x_theta)
     kl = kl_term(*pair).sum(-1)
@@ -60,10 +60,7 @@ def elbo_terms(
 
 
 def elbo_weight(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
+    schedule: MixingSchedule, t: Float[Tensor, " B"], x: Int[Tensor, "B L"], z: Int[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:
     """w_t(z_t, x) = inflow(z_t) / q_t(z_t | x) (Eq. 13); 0 where q_t(z_t | x) = 0."""
     q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
@@ -76,10 +73,10 @@ def full_itakura_saito(
     x: Int[Tensor, "B L"],
     x_theta: Float[Tensor, "B L V"],
 ) -> Float[Tensor, "B L"]:
-    """The sum of D_IS over all tokens, a looser bound in place of D_IS at z_t (Remark H.6).
+    """Sum of D_IS over the vocabulary, a looser bound than D_IS at z_t alone (Remark H.6).
 
-    It is infinite where noise cannot reach a token that the model believes possible, so it is of no
-    use for mask-only noise.
+    It is infinite where x_theta > 0 on a token that noise cannot produce, so it cannot be used with
+    mask-only noise.
     """
     q, p, gap = _marginals(schedule, t, x, x_theta)
     divergence = torch.where((q == 0) & (p > 0), torch.inf, itakura_saito_term(q, p, gap))
@@ -95,7 +92,7 @@ def reconstruction(
 ) -> Float[Tensor, "B L"]:
     """-log p_theta(z_0 = x | z_t): the cost of the last step, from t = eps to 0 (C in Eq. 15).
 
-    It stands for the integral over [0, eps]; for p_u > 0 and gamma = 1 it is of order sqrt(eps).
+    It replaces the integral over [0, eps]; for p_u > 0 and gamma = 1 it is of order sqrt(eps).
     """
     q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
     p_z = marginal_at(schedule, t, z, at(x_theta, z))
@@ -108,10 +105,10 @@ def prior_kl(
     x: Int[Tensor, "B L"],
     x_theta: Float[Tensor, "B L V"],
 ) -> Float[Tensor, "B L"]:
-    """KL of the first step, from z_1 ~ p_1 to t = 1 - eps: the cost left above the integral.
+    """KL of the first step, from z_1 ~ p_1 to t = 1 - eps: the cost above the integral's range.
 
-    `x_theta` is the prediction at time 1 from a draw of the prior. The prior itself costs nothing,
-    q_1(. | x) = p_1; compared at 1 - eps with a prior of masks only, the KL would be infinite.
+    `x_theta` is the prediction at time 1 for a sample of the prior. The prior itself has no cost,
+    since q_1(. | x) = p_1; its KL at 1 - eps to a prior of masks only would be infinite.
     """
     return kl_term(*_marginals(schedule, t, x, x_theta)).sum(-1)
 
@@ -126,7 +123,7 @@ def step_kl(
 ) -> Float[Tensor, "B L"]:
     """D_KL(q(z_s | z_t, x) || p_theta(z_s | z_t)): one step of the discrete-time bound (App. H.5).
 
-    Summed over a mesh from 1 to 0 it is the whole bound; divided by t - s it tends to
+    Summed over a mesh from 1 to 0 it is the complete bound; divided by t - s it tends to
     `weight * divergence` as s -> t.
     """
     clean = F.one_hot(x, schedule.vocab.size).to(t.dtype)
@@ -146,7 +143,7 @@ def mdm_loss(
     mask_id = schedule.vocab.mask_id
     if mask_id is None:
         raise ScheduleError(
-            "mdm_loss needs noise that masks, but vocab.mask_id is None. "
+            "mdm_loss requires a mask token, but vocab.mask_id is None. "
             "Use elbo_terms, which is defined for every schedule."
         )
     hazard = schedule.inflow(t)[:, mask_id]  # -alpha'/alpha when pi_t = m
@@ -157,68 +154,58 @@ def mdm_loss(
 def ar_nll(logits: Float[Tensor, "B L V"], x: Int[Tensor, "B L"]) -> Float[Tensor, "B L-1"]:
     """-log p(x_i | x_<i) of an autoregressive model, for every token but the first.
 
-    Entry i belongs to the label x[:, i + 1]: average with `valid[:, 1:]`, not `valid[:, :-1]`.
+    Entry i is the loss of the label x[:, i + 1]: average with `valid[:, 1:]`, not `valid[:, :-1]`.
     """
     return F.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:], reduction="none")
 
 
-class _Marginals(NamedTuple):
-    """q_t(. | x), q_t(. | x_theta) and their difference, known better than by subtraction."""
+def _marginals(
+    schedule: MixingSchedule, t: Tensor, x: Tensor, x_theta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q = q_t(. | x), p = q_t(. | x_theta) and gap = q - p, more precise than by subtraction.
 
-    q: Float[Tensor, "B L V"]
-    p: Float[Tensor, "B L V"]
-    gap: Float[Tensor, "B L V"]
-
-
-def _marginals(schedule: MixingSchedule, t: Tensor, x: Tensor, x_theta: Tensor) -> _Marginals:
-    """gap = q - p = alpha (x - x_theta), where 1 - x_theta(x) is summed from the other tokens."""
+    gap = alpha (x - x_theta), where 1 - x_theta(x) is summed from the other tokens.
+    """
     clean = F.one_hot(x, schedule.vocab.size).to(x_theta.dtype)
     elsewhere = (1 - clean) * x_theta
-    gap = clean * elsewhere.sum(-1, keepdim=True) - elsewhere
-    return _Marginals(
-        q=marginal(schedule, t, clean),
-        p=marginal(schedule, t, x_theta),
-        gap=schedule.alpha(t)[:, None, None] * gap,
-    )
+    gap = schedule.alpha(t)[:, None, None] * (clean * elsewhere.sum(-1, keepdim=True) - elsewhere)
+    return marginal(schedule, t, clean), marginal(schedule, t, x_theta), gap
 
 
 # Both divergences are of second order in d = q/p - 1. Where d is small, the first-order terms are
-# cancelled on paper; float32 keeps about six digits of every term instead of none.
+# cancelled analytically: float32 then keeps about six digits of every term instead of none.
 _NEAR = 0.1
 
 
 def kl_term(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     """q log(q/p) - q + p, non-negative; its sum over tokens is D_KL, since q and p sum to 1.
 
-    `gap` is q - p. It is passed because the caller knows it better than a subtraction would.
+    `gap` is q - p, passed because the caller can compute it without the rounding of a subtraction.
     """
-    near = gap.abs() < _NEAR * p
-    d = _ratio_where(near, gap, p)
+    near, d, log_ratio = _near_and_far(q, p, gap)
     by_series = p * (d.square() - (1 + d) * _minus_log1p(d))
-    return torch.where(near, by_series, q * _log_ratio_where(~near, q, p) - gap)
+    return torch.where(near, by_series, q * log_ratio - gap)
 
 
 def itakura_saito_term(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     """D_IS(q || p) = q/p - log(q/p) - 1 (Theorem 3.7); `gap` is q - p."""
+    near, d, log_ratio = _near_and_far(q, p, gap)
+    return torch.where(near, _minus_log1p(d), log_ratio.expm1() - log_ratio)
+
+
+def _near_and_far(q: Tensor, p: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where d = q/p - 1 is small, d (0 elsewhere), and log(q/p) elsewhere (0 there).
+
+    The zeros keep the gradient of the unused branch finite. Only p has a gradient in log(q/p).
+    """
     near = gap.abs() < _NEAR * p
-    log_ratio = _log_ratio_where(~near, q, p)
-    by_series = _minus_log1p(_ratio_where(near, gap, p))
-    return torch.where(near, by_series, log_ratio.expm1() - log_ratio)
-
-
-def _ratio_where(where: Tensor, gap: Tensor, p: Tensor) -> Tensor:
-    """gap / p where asked, 0 elsewhere, so that the branch not taken has a finite gradient."""
-    return torch.where(where, gap, 0) / torch.where(where, p, 1)
-
-
-def _log_ratio_where(where: Tensor, q: Tensor, p: Tensor) -> Tensor:
-    """log(q / p) where asked, 0 elsewhere; q is data, so only p/q needs a finite gradient."""
-    p = torch.where(where, p, 1).clamp_min(TINY)
-    return -(p / torch.where(where, q, 1).clamp_min(TINY)).log()
+    d = torch.where(near, gap, 0) / torch.where(near, p, 1)
+    far_q, far_p = (torch.where(near, 1, tensor).clamp_min(TINY) for tensor in (q, p))
+    return near, d, -(far_p / far_q).log()
 
 
 def _minus_log1p(d: Tensor) -> Tensor:
-    """d - log(1 + d) for |d| <= 0.1 to full precision, with y = d / (2 + d).
+    """d - log(1 + d) for |d| <= 0.1, to full precision, with y = d / (2 + d).
 
     log(1 + d) = 2 artanh(y) = 2 (y + y^3/3 + y^5/5 + ...) and d - 2y = d y.
     """
@@ -229,5 +216,5 @@ def _minus_log1p(d: Tensor) -> Tensor:
 
 
 def _log(p: Tensor) -> Tensor:
-    """Logarithm of a probability, finite even at 0."""
+    """Logarithm of a probability, finite at 0."""
     return p.clamp_min(TINY).log()

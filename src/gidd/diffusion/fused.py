@@ -1,9 +1,9 @@
-"""Head and NELBO in one pass over the vocabulary, a few hundred tokens at a time.
+"""Output head and NELBO fused, computed on chunks of tokens.
 
-Same numbers as `elbo.py`, which is the definition; derivation in docs/fused-loss.md. The logits of
-a chunk of tokens are turned into their own gradient in place, and the gradients of hidden states
-and head are added up on the way: logits for all tokens never exist at once, and the backward pass
-has nothing left to do but to scale.
+Same values as the reference in `elbo.py`; docs/fused-loss.md derives it. The logits of a chunk are
+overwritten by their gradient, and the gradients of hidden states and head are accumulated in the
+forward pass: the logits of all tokens are never allocated at once, and the backward pass only
+scales the gradients.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from gidd.diffusion.categorical import at_token
 from gidd.diffusion.elbo import elbo_weight, itakura_saito_term
@@ -23,26 +24,29 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at once. More is a little faster, and larger by V numbers a token."""
+"""Tokens per chunk. A larger chunk is slightly faster and needs V more numbers per token."""
 
-BLOCK_ENTRIES = 1 << 20
-"""Entries of a chunk that are worked on at once, so that they stay in a core's cache."""
+LOSS_BLOCK_ENTRIES = 1 << 20
+"""Logits processed at once within a chunk, few enough to stay in the cache of a core."""
+
+HEAD_AND_LOSS = "gidd::head_and_loss"
+"""Label of the fused loss in profiles; `gidd plan` attributes memory by it."""
 
 _SLICE = 8192
-"""Rows of the head whose bf16 gradient is formed at once."""
+"""Rows of the head whose bf16 gradient is computed at once."""
 
 
 class FusedLoss(NamedTuple):
-    """The loss, ready for `backward`, and what it is made of, without gradient."""
+    """The loss, which supports `backward`, and its terms, which have no gradient."""
 
     loss: Float[Tensor, ""]
     """Sum of loss_weight * (kl + itakura_saito) over all tokens."""
 
     weight: Float[Tensor, "B L"]
-    """The ELBO's own weight, w_t(z_t, x) (Eq. 13)."""
+    """The ELBO weight w_t(z_t, x) (Eq. 13), not the loss weight."""
 
     kl: Float[Tensor, "B L"]
-    """D_KL of Eq. 14; 0 where both weights are 0, as the head is not run there."""
+    """D_KL of Eq. 14; 0 where both weights are 0, because the head is skipped there."""
 
     itakura_saito: Float[Tensor, "B L"]
     """D_IS of Eq. 14; 0 where both weights are 0."""
@@ -60,42 +64,44 @@ def fused_loss(
     chunk_tokens: int = CHUNK_TOKENS,
     compiled: bool = False,
 ) -> FusedLoss:
-    """Weighted divergence of x_theta = softmax(hidden @ head_weight.T + head_bias), summed.
+    """Sum of the weighted divergences of x_theta = softmax(hidden @ head_weight.T + head_bias).
 
-    `head_bias` is -inf at ids that the denoiser never predicts. `loss_weight` is the weighting's
-    value for each token, times whatever scale the reduction wants (for a mean, 1 / number of
-    tokens); no gradient flows into it. Hidden states may be bf16, and become so under autocast:
-    what is between the matrix products is float32 (float64 if `t` is). `compiled` runs that part
-    through `torch.compile`.
+    `head_bias` is -inf at tokens that the denoiser never predicts. `loss_weight` is the weighting's
+    value for each token, times the scale of the reduction (1 / number of tokens for a mean); it
+    gets no gradient. Hidden states may be bf16, and are cast to it under autocast; everything
+    between the matrix products is float32 (float64 if `t` is). `compiled` runs that part through
+    `torch.compile`.
 
-    The gradients are ready when the loss is, so `backward` may be called once only.
+    The gradients are computed with the loss, so `backward` can be called only once.
     """
     if chunk_tokens < 1:
         raise ConfigError(
-            f"chunk_tokens must be at least 1, got {chunk_tokens}. That many tokens have their "
-            f"logits at once; {CHUNK_TOKENS} suits most machines."
+            f"chunk_tokens must be at least 1, got {chunk_tokens}. It is the number of tokens "
+            f"whose logits are in memory at once; {CHUNK_TOKENS} suits most machines."
         )
-    weight = elbo_weight(schedule, t, x, z)
-    touched = (weight != 0) | (loss_weight != 0)
-    tokens = _Tokens.of(schedule, t, x, z, loss_weight, touched)
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        hidden = hidden.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):
-        loss, kl, itakura_saito = _HeadLoss.apply(
-            hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
-        )
-    return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
+    with record_function(HEAD_AND_LOSS):
+        weight = elbo_weight(schedule, t, x, z)
+        # all other tokens need no logits: under mask-only noise, those that are not masked
+        touched = (weight != 0) | (loss_weight != 0)
+        tokens = _Tokens.of(schedule, t, x, z, loss_weight, touched)
+        device = hidden.device.type
+        if torch.is_autocast_enabled(device):
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            loss, kl, itakura_saito = _HeadLoss.apply(
+                hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
+            )
+        return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
 
 
 class _Tokens(NamedTuple):
-    """What the loss needs to know of each token, and the noise of each sample."""
+    """The inputs of the loss for each token, and the noise of each sample."""
 
     row: Int[Tensor, " N"]
-    """Which row of the flattened batch."""
+    """Index into the flattened batch."""
 
     sample: Int[Tensor, " N"]
-    """Which sample of the batch, hence which row of `noise`."""
+    """Index of the sample in the batch, and of its row of `noise`."""
 
     x: Int[Tensor, " N"]
     z: Int[Tensor, " N"]
@@ -119,32 +125,26 @@ class _Tokens(NamedTuple):
         loss_weight: Tensor,
         touched: Tensor,
     ) -> _Tokens:
-        """Keep the touched tokens only: under mask-only noise, the masked ones."""
         noise = schedule.beta_pi(t)
         sample, position = touched.nonzero(as_tuple=True)
-
-        def kept(values: Tensor) -> Tensor:
-            return values[sample, position]
-
         return cls(
             row=sample * x.shape[1] + position,
             sample=sample,
-            x=kept(x),
-            z=kept(z),
+            x=x[sample, position],
+            z=z[sample, position],
             alpha=schedule.alpha(t)[sample],
-            noise_x=kept(at_token(noise, x)),
-            noise_z=kept(at_token(noise, z)),
-            loss_weight=kept(loss_weight).to(t.dtype),
+            noise_x=at_token(noise, x)[sample, position],
+            noise_z=at_token(noise, z)[sample, position],
+            loss_weight=loss_weight[sample, position].to(t.dtype),
             noise=noise,
         )
 
     def rows(self, rows: slice) -> _Tokens:
-        """Some of the tokens."""
         return _Tokens(*(part[rows] for part in self[:-1]), noise=self.noise)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss and gradients together; `backward` only scales."""
+    """Computes loss and gradients together; `backward` only scales the gradients."""
 
     @staticmethod
     def forward(
@@ -157,35 +157,26 @@ class _HeadLoss(torch.autograd.Function):
         compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = head_weight.to(hidden.dtype), head_bias.to(hidden.dtype)
-        wanted = any(ctx.needs_input_grad)
-        terms = _all_chunks(hidden, weight, bias, tokens, chunk_tokens, compiled, wanted)
-        ctx.gradients = (
-            terms.d_hidden,
-            terms.d_weight.to(head_weight.dtype),
-            terms.d_bias.to(head_bias.dtype),
+        needs_gradients = any(ctx.needs_input_grad)
+        kl, itakura_saito, d_hidden, d_weight, d_bias = _all_chunks(
+            hidden, weight, bias, tokens, chunk_tokens, compiled, needs_gradients
         )
-        ctx.mark_non_differentiable(terms.kl, terms.itakura_saito)
-        loss = tokens.loss_weight @ (terms.kl + terms.itakura_saito)[tokens.row]
-        return loss, terms.kl, terms.itakura_saito
+        ctx.gradients = d_hidden, d_weight.to(head_weight.dtype), d_bias.to(head_bias.dtype)
+        ctx.mark_non_differentiable(kl, itakura_saito)
+        loss = tokens.loss_weight @ (kl + itakura_saito)[tokens.row]
+        return loss, kl, itakura_saito
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
+            # not a GiddError: torch raises RuntimeError for the same mistake
             raise RuntimeError(
-                "fused_loss: backward was called a second time, but its gradients were given away "
-                "the first time. Call fused_loss again, or use elbo_terms, which keeps its graph."
+                "fused_loss: backward was called a second time, but the gradients are freed after "
+                "the first. Call fused_loss again, or use elbo_terms, which keeps its graph."
             )
         gradients, ctx.gradients = ctx.gradients, None
-        # in place: a copy of the head's gradient would be the largest tensor of all
+        # in place: a copy of the head's gradient would be the largest tensor
         return *(gradient.mul_(outputs[0]) for gradient in gradients), None, None, None
-
-
-class _Terms(NamedTuple):
-    kl: Float[Tensor, " tokens"]
-    itakura_saito: Float[Tensor, " tokens"]
-    d_hidden: Float[Tensor, "tokens D"]
-    d_weight: Float[Tensor, "V D"]
-    d_bias: Float[Tensor, " V"]
 
 
 def _all_chunks(
@@ -195,41 +186,38 @@ def _all_chunks(
     tokens: _Tokens,
     chunk_tokens: int,
     compiled: bool,
-    wanted: bool,
-) -> _Terms:
-    """Divergences of all tokens and, if wanted, the gradients of their weighted sum.
+    needs_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """KL and IS of all tokens and, if needed, d_hidden, d_weight and d_bias of their weighted sum.
 
-    The head's gradient is added up in float32; its first chunk needs no zeros to be added to.
+    The head's gradient is accumulated in float32; the first chunk overwrites it.
     """
-    dtype = tokens.alpha.dtype
-    terms = _Terms(
-        kl=tokens.alpha.new_zeros(len(hidden)),
-        itakura_saito=tokens.alpha.new_zeros(len(hidden)),
-        d_hidden=torch.zeros_like(hidden),
-        d_weight=torch.empty_like(weight, dtype=dtype),
-        d_bias=torch.zeros_like(bias, dtype=dtype),
-    )
+    kl = tokens.alpha.new_zeros(len(hidden))
+    itakura_saito = torch.zeros_like(kl)
+    d_hidden = torch.zeros_like(hidden)
+    d_weight = torch.empty_like(weight, dtype=kl.dtype)
+    d_bias = torch.zeros_like(bias, dtype=kl.dtype)
     if not len(tokens.row):
-        terms.d_weight.zero_()
+        d_weight.zero_()
     buffer = hidden.new_empty(min(chunk_tokens, len(tokens.row)), len(weight))
     for start in range(0, len(tokens.row), chunk_tokens):
         chunk = tokens.rows(slice(start, start + chunk_tokens))
         states = hidden[chunk.row]
         logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
-        kl, itakura_saito = _to_gradient(logits, chunk, terms.d_bias, compiled)
-        terms.kl[chunk.row], terms.itakura_saito[chunk.row] = kl, itakura_saito
-        if wanted:
-            terms.d_hidden[chunk.row] = logits @ weight
-            _add_product(terms.d_weight, logits, states, first=start == 0)
-    return terms
+        chunk_kl, chunk_is = _to_gradient(logits, chunk, d_bias, compiled)
+        kl[chunk.row], itakura_saito[chunk.row] = chunk_kl, chunk_is
+        if needs_gradients:
+            d_hidden[chunk.row] = logits @ weight
+            _add_product(d_weight, logits, states, first=start == 0)
+    return kl, itakura_saito, d_hidden, d_weight, d_bias
 
 
 def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -> None:
-    """total += d_logits.T @ states, or total = where it is the first."""
+    """total += d_logits.T @ states, or total = ... for the first chunk."""
     if d_logits.dtype == total.dtype:
         torch.addmm(total, d_logits.T, states, beta=0 if first else 1, out=total)
         return
-    # a bf16 product is added to a float32 total: in slices, as it need not exist as a whole
+    # a bf16 product is added to a float32 total, in slices to save memory
     for part, columns in zip(total.split(_SLICE), d_logits.split(_SLICE, dim=1), strict=True):
         product = columns.T @ states
         part.copy_(product) if first else part.add_(product)
@@ -238,13 +226,13 @@ def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -
 def _to_gradient(
     logits: Float[Tensor, "N V"], tokens: _Tokens, d_bias: Float[Tensor, " V"], compiled: bool
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Turn logits into the gradient of the weighted loss, in place, and add its sum to `d_bias`.
+    """Overwrite logits by the gradient of the weighted loss and add its sum to `d_bias`.
 
-    Works on blocks of rows that share a sample, hence a row of noise. Returns KL and IS [N].
+    Works on blocks of rows of one sample, which share a row of noise. Returns KL and IS [N].
     """
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
-    num_rows = max(1, BLOCK_ENTRIES // logits.shape[-1])
+    num_rows = max(1, LOSS_BLOCK_ENTRIES // logits.shape[-1])
     _, counts = tokens.sample.unique_consecutive(return_counts=True)
     start = 0
     for count in counts.tolist():
@@ -264,8 +252,8 @@ def token_terms(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, "N V"]]:
     """KL, IS and the gradient of loss_weight * (KL + IS) in the logits, for tokens of one sample.
 
-    In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. All else
-    is at x or at z alone; the vocabulary is met in S, in sum(r) and in the gradient.
+    In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. Only S,
+    sum(r) and the gradient involve the full vocabulary; all else is at x or at z alone.
     """
     alpha, b_x, b_z = tokens.alpha, tokens.noise_x, tokens.noise_z
     at_x, at_z = tokens.x[:, None], tokens.z[:, None]
@@ -284,7 +272,7 @@ def token_terms(
     S = one_plus.log() @ noise
     r = torch.div(x_theta, one_plus, out=one_plus)
 
-    # logarithms, so that nothing is lost where x_theta underflows and b = 0
+    # in log space, for precision where x_theta underflows and b = 0
     log_p_x = torch.logaddexp(alpha.log() + log_x_theta_x, b_x.log())
     log_p_z = torch.logaddexp(alpha.log() + log_x_theta_z, b_z.log())
     q_x = alpha + b_x
@@ -295,7 +283,7 @@ def token_terms(
     p_z = log_p_z.exp()
     itakura_saito = itakura_saito_term(q_z, p_z, gap_z)
 
-    # x_theta dKL/dx_theta = -alpha r, and more at x; x_theta dIS/dx_theta at z alone
+    # x_theta dKL/dx_theta = -alpha r, plus g_x at x; x_theta dIS/dx_theta = g_z at z, else 0
     g_x = -alpha * (alpha.log() + log_x_theta_x - log_p_x).exp()
     g_z = -(alpha.log() + log_x_theta_z - log_p_z).exp() * gap_z / p_z.clamp_min(TINY)
     mean = g_x + g_z - alpha * r.sum(-1)

@@ -32,15 +32,12 @@ def marginal_at(
 
 
 def noise(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    u: Int[Tensor, "B L"],
+    schedule: MixingSchedule, t: Float[Tensor, " B"], x: Int[Tensor, "B L"], u: Int[Tensor, "B L"]
 ) -> Int[Tensor, "B L"]:
-    """z_t ~ q_t(. | x) (Eq. 3), from fixed-point uniforms `u` (`randomness.random_integers`).
+    """Draw z_t ~ q_t(. | x) (Eq. 3) with fixed-point uniforms `u` (`randomness.random_integers`).
 
-    One draw from the row (alpha, beta_pi): its first entry keeps the token, the others name a new
-    one. Nothing of size [B, L, V] is formed.
+    One draw from the row (alpha, beta_pi): its first entry keeps the token, each other entry is a
+    new token. No [B, L, V] tensor is allocated.
     """
     keep_or_token = torch.cat([schedule.alpha(t)[:, None], schedule.beta_pi(t)], dim=-1)
     choice = draw(keep_or_token, u)
@@ -48,14 +45,14 @@ def noise(
 
 
 def prior(schedule: MixingSchedule, like: Tensor) -> Float[Tensor, " V"]:
-    """p_1 = pi_1: what tokens look like when all signal is gone; device and type of `like`."""
+    """p_1 = pi_1, the distribution of tokens at t = 1, with the device and type of `like`."""
     return schedule.beta_pi(like.new_ones(1)).squeeze(0)
 
 
 def sample_prior(
     schedule: MixingSchedule, u: Int[Tensor, "B L"], dtype: torch.dtype = torch.float32
 ) -> Int[Tensor, "B L"]:
-    """z_1 ~ p_1, from fixed-point uniforms `u`."""
+    """Draw z_1 ~ p_1 with fixed-point uniforms `u`."""
     like = torch.empty(0, device=u.device, dtype=dtype)
     return draw(prior(schedule, like).expand(len(u), -1), u)
 
@@ -73,7 +70,7 @@ def transition(
     """Conditional transition from time s to time t, s <= t, s < 1 (Prop. 3.3)."""
     alpha = schedule.alpha(t) / schedule.alpha(s)
     beta_pi = schedule.beta_pi(t) - alpha[:, None] * schedule.beta_pi(s)
-    return Transition(alpha, beta_pi.clamp_min(0))  # rounding may leave -1e-8 of nothing
+    return Transition(alpha, beta_pi.clamp_min(0))  # 0 may be rounded to -1e-8
 
 
 def forward_rate(
@@ -94,11 +91,11 @@ def backward_rates(
     z: Int[Tensor, "B L"],
     x_theta: Float[Tensor, "B L V"],
 ) -> Float[Tensor, "B L V"]:
-    """Rates of the model's reverse chain from z to every token (Lemma H.3); each row sums to 0."""
+    """Rates of the model's reverse chain from z to every token (Lemma H.3). Each row sums to 0."""
     inflow = schedule.inflow(t)
     q = marginal(schedule, t, x_theta)
     q_z = at(q, z)[..., None].clamp_min(TINY)
-    # R_t(z', z) q_t(z' | x_theta) / q_t(z | x_theta) for z' != z: the diagonal of R_t plays no part
+    # R_t(z', z) q_t(z' | x_theta) / q_t(z | x_theta) for z' != z: the diagonal of R_t is not used
     rates = at_token(inflow, z)[..., None] * q / q_z
     off_diagonal = rates.scatter(-1, z[..., None], 0.0)
     return off_diagonal.scatter(-1, z[..., None], -off_diagonal.sum(-1, keepdim=True))
@@ -111,16 +108,13 @@ def posterior(
     z: Int[Tensor, "B L"],
     x_theta: Float[Tensor, "B L V"],
 ) -> Float[Tensor, "B L V"]:
-    """p_theta(z_s | z_t) (Eqs. 12 and 16), the law of one reverse step from t to s <= t.
+    """p_theta(z_s | z_t) (Eqs. 12 and 16), the distribution of a reverse step from t to s <= t.
 
-    With a one-hot x_theta it is q(z_s | z_t, x). Where z is impossible at time t there is nothing
-    to condition on, and the row is zero.
+    With a one-hot x_theta it is q(z_s | z_t, x). Rows where z has probability 0 at time t are 0.
     """
     step = transition(schedule, s, t)
     q_s = marginal(schedule, s, x_theta)
     q_t_at_z = marginal_at(schedule, t, z, at(x_theta, z))[..., None]
     redrawn = at_token(step.beta_pi, z)[..., None] * q_s
-    kept = torch.zeros_like(q_s).scatter(
-        -1, z[..., None], step.alpha[:, None, None] * at(q_s, z)[..., None]
-    )
-    return (redrawn + kept) / q_t_at_z.clamp_min(TINY)
+    kept = step.alpha[:, None, None] * at(q_s, z)[..., None]
+    return redrawn.scatter_add(-1, z[..., None], kept) / q_t_at_z.clamp_min(TINY)

@@ -1,12 +1,12 @@
-"""Randomness without state: noise is a pure function of where it is used.
+"""Stateless random numbers: each is a pure function of its address.
 
-Every random number belongs to an address (seed, stream, step, sample, position). The same address
-gives the same number on any device, in any batch, on any number of ranks, before or after a crash,
-so there is no generator state to save, to broadcast or to get wrong.
+An address is (seed, stream, step, sample, position). The same address gives the same number on any
+device, in any batch, on any number of ranks and after a restart, so there is no generator state to
+save or to broadcast.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-2011), written with torch's int64 operations: it needs no kernel of its own and gives the same bits
-on CPU, CUDA and MPS.
+2011), written with torch's int64 operations: it needs no custom kernel and gives the same bits on
+CPU, CUDA and MPS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 UNIT_BITS = 62
-"""A fixed-point uniform is an integer u in [0, 2**UNIT_BITS), standing for u / 2**UNIT_BITS."""
+"""A fixed-point uniform is an integer u in [0, 2**UNIT_BITS); it represents u / 2**UNIT_BITS."""
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -29,41 +29,31 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 Word = int | Tensor
-"""A 32-bit unsigned word, held in a Python integer or an int64 tensor."""
+"""A 32-bit unsigned word, stored in a Python integer or an int64 tensor."""
 
 
 class Stream(IntEnum):
-    """What a random number is for. Streams never share numbers; add new ones at the end."""
+    """The use of a random number. Streams are independent; add new ones at the end."""
 
-    TIMES = 0
-    """Diffusion times of a training batch."""
-    NOISE = 1
-    """z_t given x."""
-    PRIOR = 2
-    """z_1."""
-    SOURCE = 3
-    """Text drawn from a `gidd.sources` source."""
-    SHUFFLE = 4
-    """Order of the samples of an epoch."""
-    CROP = 5
-    """Where the window into a long document begins."""
-    REDRAW = 6
-    """Whether a sampler draws a token anew."""
-    RENOISE = 7
-    """Whether a token drawn anew is noise, and which."""
-    TOKEN = 8
-    """A token from x_theta."""
-    PLACE = 9
-    """Which positions a corrector takes."""
+    TIMES = 0  # diffusion times of a training batch
+    NOISE = 1  # noisy tokens z_t given x
+    PRIOR = 2  # tokens z_1 of the prior
+    SOURCE = 3  # samples of a `gidd.sources` source
+    SHUFFLE = 4  # order of the samples in an epoch
+    CROP = 5  # start of the window into a long document
+    REDRAW = 6  # whether a sampling step redraws a token
+    RENOISE = 7  # whether a redrawn token is noise, and which token
+    TOKEN = 8  # tokens drawn from x_theta
+    PLACE = 9  # which positions a corrector selects
 
 
 def philox(
     counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]
 ) -> tuple[Word, Word, Word, Word]:
-    """Philox4x32-10: four words that look random, from a 128-bit counter and a 64-bit key.
+    """Philox4x32-10: four pseudorandom words from a 128-bit counter and a 64-bit key.
 
-    The product of two 32-bit words may exceed 2**63; int64 multiplication wraps modulo 2**64, which
-    leaves both halves right once they are masked.
+    The product of two 32-bit words may exceed 2**63; int64 multiplication wraps modulo 2**64, so
+    both halves are correct after masking.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -88,14 +78,14 @@ def random_integers(
     sample: Int[Tensor, " B"],
     position: Int[Tensor, " L"],
 ) -> Int[Tensor, "B L"]:
-    """Fixed-point uniforms at the given addresses: integers in [0, 2**62).
+    """Return fixed-point uniforms at the given addresses: integers in [0, 2**62).
 
-    `sample` is an index into the whole data set (any int64 >= 0), not into the batch. `seed` and
-    `step` are one for the batch or one per sample. `step` and `position` must be below 2**32.
+    `sample` is an index into the data set (any int64 >= 0), not into the batch. `seed` and `step`
+    are one for the batch or one per sample. `step` and `position` must be below 2**32.
     """
     seed = _column(seed)
     sample = sample[:, None]
-    # the stream's own key: the seed, encrypted with the stream as counter
+    # the key of the stream: the seed, encrypted with the stream as counter
     key = philox((int(stream), 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
     counter = (position, sample & _WORD, (sample >> 32) & _WORD, _column(step))
     high, low, _, _ = philox(counter, key)
@@ -112,12 +102,12 @@ def uniforms(
     position: Int[Tensor, " L"],
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "B L"]:
-    """Uniforms in [0, 1) at the given addresses, with all the bits that `dtype` can hold."""
+    """Return uniforms in [0, 1) at the given addresses, with the full precision of `dtype`."""
     bits = 53 if dtype == torch.float64 else 24
     integers = random_integers(seed, stream, step, sample, position)
     return (integers >> (UNIT_BITS - bits)).to(dtype) * 2.0**-bits
 
 
 def _column(value: int | Tensor) -> int | Tensor:
-    """One value for the batch as it is; one per sample as a column, to broadcast over positions."""
+    """Return a single value unchanged, or one value per sample as a column [B, 1]."""
     return value if isinstance(value, int) else value[:, None]

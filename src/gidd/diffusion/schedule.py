@@ -1,18 +1,18 @@
-"""What a noise schedule is, and when a Markov chain with its marginals exists.
+"""The interface of noise schedules, and a check that a Markov chain has their marginals.
 
-Legend of shapes, here and everywhere below: B batch, L length, V vocabulary. `t` is always [B] in
-[0, 1], larger is noisier, and `s <= t`.
+Shapes, in the whole library: B batch, L length, V vocabulary. `t` is always [B] in [0, 1], larger
+is noisier, and `s <= t`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gidd.diffusion.times import sine_mesh
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 TINY = 1e-30
-"""The one floor: a smaller probability is taken for this one before a logarithm or a division.
+"""Lower limit of probabilities before a logarithm or a division; the only one in the library.
 
 Its logarithm is -69, and its inverse times the largest weight in [1e-6, 1 - 1e-6] fits in float32.
 """
 
-_CHECK_TIMES = 129
+_CHECK_STEPS = 128
 _CHECK_TOLERANCE = 1e-9
 _CHECK_ENTRIES = 1 << 22
-"""Largest [B, V] tensor that a check forms, whatever the vocabulary."""
+"""Number of entries of the largest [B, V] tensor that `check` allocates."""
 
 
 class MixingSchedule(ABC):
-    """How fast (alpha_t) and towards what (pi_t) tokens are noised (Defs. 3.1 and 3.2).
+    """The mixing rate alpha_t and mixing distribution pi_t of the noise (Defs. 3.1 and 3.2).
 
     A schedule is three functions of time. Marginals, transitions, ELBO weights and samplers are all
     derived from them in `process.py`, `elbo.py` and `weighting/`.
 
-    To add one: subclass this in a new file under `schedules/`, end its constructor with
-    `check(self)`, and list it in `schedules/__init__.py`. All tests of schedules then cover it.
+    To add one, subclass this in a new file under `schedules/`, call `check(self)` at the end of
+    its constructor, list it in `schedules/__init__.py` and add it to `SCHEDULE_BUILDERS` in
+    tests/support/strategies.py.
     """
 
     vocab: Vocab
@@ -59,23 +60,16 @@ class MixingSchedule(ABC):
         (App. H.8). It sums to -alpha'/alpha (Lemma H.5).
         """
 
-    @classmethod
-    @abstractmethod
-    def from_unit_cube(cls, vocab: Vocab, u: Sequence[float]) -> Self:
-        """A valid schedule of this kind from any three numbers in [0, 1]; tests walk the cube."""
-
 
 def check(schedule: MixingSchedule) -> None:
-    """Refuse a schedule that no Markov chain has, judged in float64 on a grid of times.
+    """Raise `ScheduleError` if no Markov chain has these marginals, on a grid of times in float64.
 
-    Defs. 3.1 and 3.2 ask for an alpha that falls from 1 to 0 and for a distribution pi. They do not
-    suffice: the transition from s to t adds beta_t pi_t - (alpha_t/alpha_s) beta_s pi_s to every
+    Defs. 3.1 and 3.2 require an alpha that decreases from 1 to 0 and a distribution pi. That is not
+    sufficient: the transition from s to t adds beta_t pi_t - (alpha_t/alpha_s) beta_s pi_s to every
     token, and a probability cannot be negative. So inflow must be non-negative on every token.
     """
     name = type(schedule).__name__
-    theta = torch.linspace(0, torch.pi / 2, _CHECK_TIMES, dtype=torch.float64)
-    times = torch.sin(theta).square()
-    times[-1] = 1
+    times = sine_mesh(_CHECK_STEPS).flip(0)
     _check_alpha(name, times, schedule.alpha(times))
     for t in times.split(max(1, _CHECK_ENTRIES // schedule.vocab.size)):
         _check_noise_mass(name, t, schedule.alpha(t), schedule.beta_pi(t), schedule.vocab)
@@ -89,7 +83,7 @@ def _check_alpha(name: str, times: Tensor, alpha: Tensor) -> None:
     if (ends - ends.new_tensor([1, 0])).abs().max() > _CHECK_TOLERANCE:
         raise ScheduleError(
             f"{name}: alpha must be 1 at t = 0 and 0 at t = 1, got {ends[0]:.6g} and "
-            f"{ends[1]:.6g}. Rescale alpha so that data is untouched at t = 0 and gone at t = 1."
+            f"{ends[1]:.6g}. Rescale alpha: data has no noise at t = 0 and is all noise at t = 1."
         )
     rise = alpha.diff()
     if not (rise < _CHECK_TOLERANCE).all():
@@ -97,7 +91,7 @@ def _check_alpha(name: str, times: Tensor, alpha: Tensor) -> None:
         raise ScheduleError(
             f"{name}: alpha must decrease from 1 to 0, got alpha({times[i]:.4f}) = {alpha[i]:.6g} "
             f"and then alpha({times[i + 1]:.4f}) = {alpha[i + 1]:.6g}. "
-            "Choose an alpha that never rises: noise is added, never taken back."
+            "Choose an alpha that never increases: noise is added, never removed."
         )
 
 
@@ -105,11 +99,11 @@ def _check_noise_mass(name: str, t: Tensor, alpha: Tensor, beta_pi: Tensor, voca
     if beta_pi.shape != (len(t), vocab.size):
         raise ScheduleError(
             f"{name}: beta_pi must have shape [{len(t)}, {vocab.size}] (times, vocabulary), "
-            f"got {list(beta_pi.shape)}. Return one row over all token ids for each time."
+            f"got {list(beta_pi.shape)}. Return one row over the vocabulary for each time."
         )
     negative = ~(beta_pi >= -_CHECK_TOLERANCE)
     if negative.any():
-        row, token = _first(negative)
+        row, token = negative.nonzero()[0]
         raise ScheduleError(
             f"{name}: beta_pi must be non-negative, got {beta_pi[row, token]:.6g} on token {token} "
             f"at t = {t[row]:.4f}. pi must be a probability distribution at every time."
@@ -119,8 +113,7 @@ def _check_noise_mass(name: str, t: Tensor, alpha: Tensor, beta_pi: Tensor, voca
         row = int(excess.argmax())
         raise ScheduleError(
             f"{name}: beta_pi must sum to 1 - alpha = {1 - alpha[row]:.6g} at t = {t[row]:.4f}, "
-            f"got {beta_pi[row].sum():.6g}. pi must be a probability distribution: divide it by "
-            "its sum."
+            f"got {beta_pi[row].sum():.6g}. pi is a distribution: divide it by its sum."
         )
 
 
@@ -128,15 +121,10 @@ def _check_inflow(name: str, t: Tensor, inflow: Tensor) -> None:
     scale = inflow.abs().sum(-1, keepdim=True)
     bad = ~(inflow >= -_CHECK_TOLERANCE * scale) | ~inflow.isfinite()
     if bad.any():
-        row, token = _first(bad)
+        row, token = bad.nonzero()[0]
         raise ScheduleError(
             f"{name}: inflow must be finite and non-negative for 0 < t < 1, got "
             f"{inflow[row, token]:.6g} on token {token} at t = {t[row]:.4f}. No Markov chain has "
-            "these marginals: beta_pi / alpha must never decrease on any token. Let that token's "
-            "noise fade more slowly, or alpha fall faster."
+            "these marginals: beta_pi / alpha must never decrease on any token. Decrease the noise "
+            "on that token more slowly, or alpha faster."
         )
-
-
-def _first(bad: Tensor) -> tuple[int, int]:
-    row, token = bad.nonzero()[0].tolist()
-    return row, token

@@ -1,4 +1,4 @@
-"""Which times are looked at: for training, for sampling and for likelihoods."""
+"""Times for training, meshes for sampling and quadrature nodes for likelihoods."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.randomness import Stream, uniforms
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-TRAINING_EPS = 1e-4
-"""Training times lie in [eps, 1 - eps] (App. E)."""
 
 
 def stratify(
@@ -24,9 +22,9 @@ def stratify(
     num_samples: int,
     eps: float = TRAINING_EPS,
 ) -> Float[Tensor, " B"]:
-    """Low-discrepancy times: `num_samples` evenly spaced ones, shifted together by `u` in [0, 1).
+    """Low-discrepancy times: `num_samples` evenly spaced ones, all shifted by `u` in [0, 1).
 
-    Each time is uniform on [eps, 1 - eps] by itself, and together they leave no gap (App. E).
+    Each time is uniform on [eps, 1 - eps], and the times are evenly spaced (App. E).
     """
     _require_eps(eps)
     return eps + (1 - 2 * eps) * ((slot / num_samples + u) % 1)
@@ -40,10 +38,10 @@ def stratified_times(
     eps: float = TRAINING_EPS,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " B"]:
-    """Training times of those samples that stand at `slot` in a global batch of `num_samples`.
+    """Training times of the samples at indices `slot` of a global batch of `num_samples`.
 
-    The shift depends on (seed, step) only, so every rank and every micro-batch sees its part of the
-    same stratified set.
+    The shift depends on (seed, step) only, so all ranks and micro-batches draw from the same
+    stratified set.
     """
     zero = slot.new_zeros(1)
     u = uniforms(seed, Stream.TIMES, step, zero, zero, dtype).squeeze()
@@ -54,32 +52,32 @@ def even_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
     """Times 1 = t_T > ... > t_0 = 0, evenly spaced.
 
     Sampling starts at t = 1, where the prior is exact, and its last step goes to 0: stopping at eps
-    leaves random tokens in the text.
+    leaves random tokens in the samples.
     """
     return torch.linspace(1, 0, _require_steps(num_steps) + 1, dtype=torch.float64)
 
 
 def sine_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
-    """Times from 1 to 0 evenly spaced in theta, t = sin^2(theta): shorter steps at both ends."""
+    """Times from 1 to 0, evenly spaced in theta, t = sin^2(theta): shorter steps at both ends."""
     return (even_mesh(num_steps) * (math.pi / 2)).sin().square()
 
 
 class Nodes(NamedTuple):
-    """A quadrature rule for times: an integral over t is the sum of weight * integrand(t)."""
+    """A quadrature rule: an integral over t is approximated by the sum of weight * integrand(t)."""
 
     t: Float[Tensor, " T"]
     weight: Float[Tensor, " T"]
 
 
 def sine_midpoints(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
-    """Midpoints in theta with t = sin^2(theta), over [eps, 1 - eps]: the likelihood default.
+    """Midpoint rule in theta with t = sin^2(theta), over [eps, 1 - eps].
 
-    For hybrid noise with gamma = 1 the NELBO's integrand grows like t^(-1/2) at 0, which
-    dt = sin(2 theta) dtheta flattens. What lies outside [eps, 1 - eps] is `elbo.reconstruction` and
+    For hybrid noise with gamma = 1 the NELBO's integrand grows like t^(-1/2) at 0, which the factor
+    dt = sin(2 theta) dtheta cancels. The cost outside [eps, 1 - eps] is `elbo.reconstruction` and
     `elbo.prior_kl`: add both.
 
-    Three weights at each end carry the first correction of the Euler-Maclaurin formula,
-    h^2/24 (F'(end) - F'(start)), with the slopes taken from the nodes themselves.
+    Three weights at each end include the first correction of the Euler-Maclaurin formula,
+    h^2/24 (F'(end) - F'(start)), with derivatives estimated from the nodes.
     """
     _require_eps(eps)
     start = math.asin(math.sqrt(eps))
@@ -96,9 +94,10 @@ def sine_midpoints(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
 def paper_nodes(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
     """The paper's benchmark recipe (App. F): times evenly spaced in [eps, 1 - eps], ends included.
 
-    It is biased upwards for p_u > 0, by 0.29 and 0.58 nats a token at p_u = 0.1 and 0.2 (128 nodes,
-    a token with Zipf's law of exponent 1.6), because the first node stands for a whole interval.
-    Use it to reproduce the paper's figures, `sine_midpoints` to measure.
+    It is biased upwards for p_u > 0, by 0.29 and 0.58 nats per token at p_u = 0.1 and 0.2 (128
+    nodes, a Zipf-distributed token of exponent 1.6), because the integrand is largest at the first
+    node, which has the weight of a full interval. Use it to reproduce the paper's figures, and
+    `sine_midpoints` for unbiased ones.
     """
     _require_eps(eps)
     t = torch.linspace(eps, 1 - eps, _require_steps(num_nodes), dtype=torch.float64)
@@ -109,7 +108,7 @@ def _require_steps(number: int) -> int:
     if number < 1:
         raise ConfigError(
             f"the number of steps or nodes must be at least 1, got {number}. "
-            "Sampling commonly takes 16 to 512 steps, a likelihood 128 nodes."
+            "Sampling commonly uses 16 to 512 steps, a likelihood 128 nodes."
         )
     return number
 

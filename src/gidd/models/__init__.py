@@ -1,31 +1,34 @@
-"""Networks that predict clean tokens, and how they are saved.
+"""Networks that predict clean tokens, and how they are saved and loaded.
 
-Reading order: `layers`, `dit` (the diffusion transformer), `denoiser` (from features to x_theta),
-`hub` (save, load), `reference` (the authors' checkpoints), `autoregressive` (the baseline).
+Reading order: `backbones/dit_config` and `backbones/dit` (the diffusion transformer, made of
+`backbones/layers`), `denoiser` (from hidden states to x_theta), `weights` and `hub` (save, load,
+push), `importers/gidd_v1` (the authors' checkpoints), `backbones/llama` (the autoregressive
+baseline). Names are imported on first use.
 """
 
-from gidd.models.backbones.dit import SIZES, DiT, DiTConfig
-from gidd.models.backbones.llama import AutoregressiveModel, llama_config
-from gidd.models.denoiser import Backbone, Denoiser, Head
-from gidd.models.hub import load, load_pretrained, push_to_hub, save
-from gidd.models.importers.gidd_v1 import export_reference, read_published, read_training
-from gidd.models.weights import Pretrained
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SIZES",
-    "AutoregressiveModel",
-    "Backbone",
-    "Denoiser",
-    "DiT",
-    "DiTConfig",
-    "Head",
-    "Pretrained",
-    "export_reference",
-    "load_pretrained",
-    "llama_config",
-    "load",
-    "push_to_hub",
-    "read_published",
-    "read_training",
-    "save",
-]
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.models.backbones.dit import DiT as DiT
+    from gidd.models.backbones.dit_config import SIZES as SIZES, DiTConfig as DiTConfig
+    from gidd.models.backbones.llama import (
+        AutoregressiveModel as AutoregressiveModel,
+        llama_config as llama_config,
+    )
+    from gidd.models.denoiser import Backbone as Backbone, Denoiser as Denoiser, Head as Head
+    from gidd.models.hub import (
+        load as load,
+        load_pretrained as load_pretrained,
+        push_to_hub as push_to_hub,
+        save as save,
+    )
+    from gidd.models.importers.gidd_v1 import (
+        export_reference as export_reference,
+        read_published as read_published,
+        read_training as read_training,
+    )
+    from gidd.models.weights import Pretrained as Pretrained
+
+__getattr__, __dir__ = lazy_exports(__name__)

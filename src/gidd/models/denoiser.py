@@ -1,6 +1,6 @@
-"""From a network's features to the distribution x_theta over clean tokens.
+"""From the hidden states of a network to the distribution x_theta over clean tokens.
 
-That the mask is never predicted is written here, once, as a bias of -inf in `Denoiser.head`.
+The mask is never predicted: `Denoiser.head` gives it a bias of -inf, the only place that does.
 """
 
 from __future__ import annotations
@@ -19,50 +19,58 @@ if TYPE_CHECKING:
 
 
 class Backbone(Protocol):
-    """Any module that turns noisy tokens and their time into features, with a head over tokens."""
+    """A network for a `Denoiser`: hidden states of noisy tokens, and a head over tokens."""
 
     head: nn.Linear
-    """Features to logits; may have more rows than the vocabulary has ids."""
+    """Hidden states to logits; may have more rows than the vocabulary, as padding."""
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """The features that go into the head."""
+        """Hidden states before the head.
+
+        Args:
+            z: Noisy tokens, int64, in [0, vocab.size); the mask is one of them.
+            t: Time of each sequence, float32, in [0, 1]; larger is noisier.
+
+        Returns:
+            Any floating-point dtype: the head is applied in float32.
+        """
         ...
 
 
 class Head(NamedTuple):
-    """The output layer over the ids of the vocabulary: x_theta = softmax(weight h + bias)."""
+    """The output layer over the vocabulary: x_theta = softmax(weight h + bias)."""
 
     weight: Float[Tensor, "V D"]
     bias: Float[Tensor, " V"]
-    """-inf where an id can never be clean text."""
+    """-inf for the mask token, which is never clean text."""
 
 
 @final
 class Denoiser(nn.Module):
-    """A backbone and its vocabulary: p(clean token | noisy sequence, time) at every position."""
+    """A backbone and its vocabulary: x_theta(z, t), a distribution over tokens per position."""
 
     def __init__(self, backbone: Backbone, vocab: Vocab) -> None:
         super().__init__()
         if backbone.head.out_features < vocab.size:
             raise ConfigError(
-                f"the backbone's head must have at least vocab.size = {vocab.size} rows, got "
+                f"backbone.head must have at least vocab.size = {vocab.size} rows, got "
                 f"{backbone.head.out_features}. Build the model with vocab_size={vocab.size}."
             )
         self.backbone = backbone
         self.vocab = vocab
 
     def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L V"]:
-        """x_theta(z, t), in float32."""
+        """Return x_theta(z, t) in float32."""
         return self.distribution(self.hidden(z, t))
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """The features that go into the head."""
-        return self.backbone.hidden(z, t)
+        """Hidden states before the head; t of any floating-point dtype (float64 in sampling)."""
+        return self.backbone.hidden(z, t.float())
 
     def head(self) -> Head:
-        """The head over the vocabulary: padding rows cut off, the mask impossible.
+        """The backbone's head without padding rows and with a bias of -inf for the mask.
 
-        It is made anew from the backbone's parameters, and gradients flow back to them.
+        It is rebuilt from the backbone's parameters on every call; gradients reach them.
         """
         linear, size = self.backbone.head, self.vocab.size
         bias = cast("Tensor | None", linear.bias)
@@ -73,9 +81,10 @@ class Denoiser(nn.Module):
         return Head(linear.weight[:size], bias)
 
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """x_theta from features, at as many positions as are given.
+        """Return x_theta of hidden states, for any number of positions.
 
-        The product is in float32 even under autocast: a bf16 logit is off by up to one part in 256.
+        Logits are computed in float32 even under autocast: bf16 has a relative error of up to
+        1/256.
         """
         weight, bias = self.head()
         with torch.autocast(hidden.device.type, enabled=False):

@@ -6,24 +6,29 @@
     pipe.correct("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `token_texts` (tokens and text), `windows` (long texts), `results`,
-`pipeline`, `load`; `likelihood` is the estimate behind `score`.
+Reading order: `options`, `text` (tokens and text, windows over long texts), `results`, `pipeline`
+with `generate` and `correct`, `load`; `likelihood` is the estimator behind `score`. Names are
+imported on first use.
 """
 
-from gidd.pipeline.load import from_pretrained
-from gidd.pipeline.options import CorrectionOptions, SamplingOptions
-from gidd.pipeline.pipeline import Pipeline
-from gidd.pipeline.results import Correction, Generation, Replacement, ResultManifest, Scores, Trace
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Correction",
-    "CorrectionOptions",
-    "Generation",
-    "ResultManifest",
-    "Pipeline",
-    "Replacement",
-    "SamplingOptions",
-    "Scores",
-    "Trace",
-    "from_pretrained",
-]
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.pipeline.load import from_pretrained as from_pretrained
+    from gidd.pipeline.options import (
+        CorrectionOptions as CorrectionOptions,
+        SamplingOptions as SamplingOptions,
+    )
+    from gidd.pipeline.pipeline import Pipeline as Pipeline
+    from gidd.pipeline.results import (
+        Correction as Correction,
+        Generation as Generation,
+        Replacement as Replacement,
+        ResultManifest as ResultManifest,
+        Scores as Scores,
+        Trace as Trace,
+    )
+
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -1,101 +1,68 @@
-"""What a network thinks of finished text."""
+"""Confidence of the network in the tokens of a finished text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.pipeline.options import CLEAN_TIME
-from gidd.pipeline.windows import windows
-from gidd.sampling import (
-    Canvas,
-    Edit,
-    Engine,
-    Frame,
-    Prediction,
-    Processor,
-    Request,
-    Sample,
-    StepOutput,
-    corrector_plan,
-)
+from gidd.pipeline.text import windows
+from gidd.sampling import Engine, Frame, Processor, Request, Sample, StepOutput, corrector_plan
 
 
 def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
-    """Whether a network of this noise has learnt to doubt tokens that it sees.
+    """Whether a network trained with this noise predicts other tokens than those it sees.
 
-    Under masking alone every visible token is right, so the loss never asks about one.
+    Under masking alone every visible token is correct, so the loss does not depend on predictions
+    at visible positions and the network does not learn any.
     """
     noise = schedule.beta_pi(torch.tensor([0.5])).squeeze(0)
     return any(p > 0 for token, p in enumerate(noise.tolist()) if token != schedule.vocab.mask_id)
 
 
-class TokenConfidence(NamedTuple):
-    """What the network thinks of a whole text."""
-
-    probability: list[float]
-    """x_theta of each token."""
-
-    is_top: list[bool]
-    """Whether the network finds no token more likely."""
-
-    def self_accuracy(self, fixed: Sequence[bool]) -> float:
-        """Share of tokens that are most likely, of those that may change; 1 if none may."""
-        free = [top for top, kept in zip(self.is_top, fixed, strict=True) if not kept]
-        return sum(free) / len(free) if free else 1.0
-
-
 def score_tokens(
     engine: Engine, context: int, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
-) -> TokenConfidence:
-    """On every token of a text of any length, from the window whose own it is."""
+) -> Frame:
+    """Return the prediction on a text of any length at the lowest noise level, by windows."""
     parts = windows(len(tokens), context)
     frames = predict_frames(engine, [tokens[part.start : part.stop] for part in parts], processors)
-    own = [(frame, part.own) for frame, part in zip(frames, parts, strict=True)]
-    probability = torch.cat([frame.probability[where] for frame, where in own])
-    top = torch.cat([frame.top_probability[where] for frame, where in own])
-    return TokenConfidence(probability.tolist(), (probability >= top).tolist())
+    # a frame is an index, a step, a time and then tensors over positions
+    own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
+    return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
 
 
 def predict_frames(
     engine: Engine, texts: Sequence[Sequence[int]], processors: tuple[Processor, ...] = ()
 ) -> list[Frame]:
-    """The network's opinion on each text, at the least noise it knows; one call for each."""
-    plan = corrector_plan(_leave, 1, CLEAN_TIME)
+    """Return the prediction on each text at the lowest noise level, by one forward pass each."""
+    # a step that changes nothing: only the frame before it is used
+    plan = corrector_plan(lambda _, _s, _t, canvas, _x: StepOutput(canvas.tokens), 1, CLEAN_TIME)
     requests = [
         Request(
-            tokens=tuple(text),
-            plan=plan,
-            protected=(False,) * len(text),
-            processors=processors,
+            tokens=tuple(text), plan=plan, protected=(False,) * len(text), processors=processors
         )
         for text in texts
     ]
     return [sample.frames[0] for sample in engine.sample(requests, record_frames=True)]
 
 
-def _leave(
-    schedule: MixingSchedule, s: Tensor, t: Tensor, canvas: Canvas, prediction: Prediction
-) -> StepOutput:
-    """Change nothing: the engine writes down what the network thinks."""
-    return StepOutput(canvas.tokens)
-
-
 def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
-    """The frames of a network that cannot judge visible tokens, and the last state.
+    """Return the frames of a network that cannot score visible tokens, and one of the last state.
 
-    Such a network keeps visible tokens as they are: each is its own most likely token, and its
-    probability is what x_theta was when it was written, 1 for tokens that were given.
+    Visible tokens do not change under masking: each is its own most likely token, and its
+    probability is x_theta when it was written, 1 for given tokens.
     """
-    written = torch.ones(len(sample.tokens))
-    edits = list(sample.edits)
+    edits, written = list(sample.edits), torch.ones(len(sample.tokens))
+    tokens, none = torch.tensor(sample.tokens), torch.zeros_like(written)
+    last = sample.frames[-1].step_index + 1 if sample.frames else 0
+    end = Frame(last, "end", 0.0, tokens, written, none, tokens, written)
     frames: list[Frame] = []
-    for frame in sample.frames:
-        _take(written, edits, frame.step_index)
+    for frame in (*sample.frames, end):
+        while edits and (frame is end or edits[0].step_index < frame.step_index):
+            edit = edits.pop(0)
+            written[edit.position] = edit.probability
         visible = (frame.tokens != mask_id).cpu()
         frames.append(
             frame._replace(
@@ -105,18 +72,4 @@ def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
                 top_probability=torch.where(visible, written, frame.top_probability.cpu()),
             )
         )
-    _take(written, edits, None)
-    tokens = torch.tensor(sample.tokens)
-    last = frames[-1].step_index + 1 if frames else 0
-    sure = written.clone()
-    return (
-        *frames,
-        Frame(last, "end", 0.0, tokens, sure, torch.zeros_like(sure), tokens, sure),
-    )
-
-
-def _take(written: Tensor, edits: list[Edit], step_index: int | None) -> None:
-    """Write the probabilities of all edits before a move, and drop these edits."""
-    while edits and (step_index is None or edits[0].step_index < step_index):
-        edit = edits.pop(0)
-        written[edit.position] = edit.probability
+    return tuple(frames)

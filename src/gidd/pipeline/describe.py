@@ -1,4 +1,4 @@
-"""What was asked for, in plain words and numbers, so that it can be asked for again."""
+"""Schedules, requests, plans and processors as plain data for the manifests of results."""
 
 from __future__ import annotations
 
@@ -10,38 +10,46 @@ from typing import Any
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.models.record import record_schedule
-from gidd.sampling import Plan, PlannedStep, Processor, Require
+from gidd.sampling import Plan, Processor, Request, Require
 
 
-def schedule_in_words(schedule: MixingSchedule) -> dict[str, Any]:
-    """As a saved model records it; a schedule of your own by its name."""
+def describe_schedule(schedule: MixingSchedule) -> dict[str, Any]:
+    """Return the schedule as a saved model records it; a custom one by the name of its class."""
     try:
         return record_schedule(schedule).json
     except ConfigError:
         return {"kind": type(schedule).__name__}
 
 
-def plan_in_words(plan: Plan) -> list[dict[str, Any]]:
-    """Its phases: step, options, how many moves, from when to when."""
+def describe_request(request: Request) -> dict[str, Any]:
+    """Return the settings of a request to generate or infill."""
+    return {
+        "task": "sample",
+        "length": len(request.tokens),
+        "given": sum(token is not None for token in request.tokens),
+        "seed": request.seed,
+        "sample_index": request.sample_index,
+        "plan": describe_plan(request.plan),
+        "processors": describe_processors(request.processors),
+        "stop": list(request.stop),
+    }
+
+
+def describe_plan(plan: Plan) -> list[dict[str, Any]]:
+    """Return the phases of a plan: step, its options, number of steps, first and last time."""
     phases: list[dict[str, Any]] = []
-    for _, group in groupby(plan.steps, key=lambda planned: planned.step):
+    for step, group in groupby(plan.steps, key=lambda planned: planned.step):
         steps = list(group)
+        keywords: dict[str, Any] = step.keywords if isinstance(step, partial) else {}
+        options = {name: getattr(value, "__name__", value) for name, value in keywords.items()}
         ends = {"steps": len(steps), "from": steps[0].t, "to": steps[-1].s}
-        phases.append({"step": steps[0].name, **_options(steps[0]), **ends})
+        phases.append({"step": steps[0].name, **options, **ends})
     return phases
 
 
-def processors_in_words(processors: Sequence[Processor]) -> list[str]:
-    """Their names and settings; long lists of tokens by their length."""
+def describe_processors(processors: Sequence[Processor]) -> list[str]:
+    """Return their names and settings; long lists of tokens are given by their length."""
     return [
         f"Require({len(p.tokens)} of {p.vocab.size} tokens)" if isinstance(p, Require) else repr(p)
         for p in processors
     ]
-
-
-def _options(planned: PlannedStep) -> dict[str, Any]:
-    """Keyword arguments of the step; functions by name."""
-    if not isinstance(planned.step, partial):
-        return {}
-    keywords: dict[str, Any] = planned.step.keywords
-    return {name: getattr(value, "__name__", value) for name, value in keywords.items()}

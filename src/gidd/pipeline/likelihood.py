@@ -1,4 +1,4 @@
-"""An unbiased estimate of the NELBO of a text, with all its parts."""
+"""An unbiased estimate of the NELBO of a text, including its boundary terms."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 ESTIMATOR = (
     "NELBO = integral of Eq. 14 over [1e-4, 1 - 1e-4], reconstruction at 1e-4 and KL of the first "
     "step from the prior. In each repetition the integral is a sum over times t = sin^2(theta), "
-    "evenly spaced in theta and shifted together at random, with one noisy text per time: it is "
-    "unbiased. Texts longer than the context are cut into parts that are scored apart and added up."
+    "evenly spaced in theta with a common random shift, with one noisy text per time; the estimate "
+    "is unbiased. Texts longer than the context are split into parts that are scored independently "
+    "and added up."
 )
 
 
 class Estimate(NamedTuple):
-    """A NELBO in nats, its standard error, and the network calls it took."""
+    """A NELBO in nats, its standard error, and the number of forward passes."""
 
     nelbo: float
     standard_error: float
@@ -51,11 +52,13 @@ def estimate(
     nodes: int,
     repeats: int,
 ) -> Estimate:
-    """The NELBO of all parts of a text together, from `repeats` estimates of `nodes` times each."""
+    """Return the summed NELBO of all parts of a text: `repeats` estimates at `nodes` times each."""
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"score needs a seed in [0, 2**63), got {seed}.")
     if nodes < 1 or repeats < 2:
         raise ConfigError(
-            f"score needs nodes >= 1 and repeats >= 2, got {nodes} and {repeats}. The standard "
-            "error comes from repetitions; 32 and 4 are the defaults."
+            f"score needs nodes >= 1 and repeats >= 2, got nodes {nodes} and repeats {repeats}. "
+            "The standard error is estimated from the repeats; the defaults are 32 and 4."
         )
     texts = [Likelihood(network, head, schedule, x, seed, i) for i, x in enumerate(parts)]
     draws = [sum(text.draw(nodes, repeat) for text in texts) for repeat in range(repeats)]
@@ -66,7 +69,7 @@ def estimate(
 @final
 @dataclass(frozen=True)
 class Likelihood:
-    """A network and its noise, asked how likely one text is."""
+    """Estimates the NELBO of one text under a network and its schedule."""
 
     network: DenoisingNetwork
     head: Head
@@ -75,19 +78,19 @@ class Likelihood:
     """The text."""
 
     seed: int
-    number: int
-    """Which of the seed's texts this is; times and noise belong to it."""
+    index: int
+    """Index of the text; with the seed it determines times and noise."""
 
     def draw(self, nodes: int, repeat: int) -> float:
-        """One estimate of the NELBO of the text, in nats, from nodes + 2 network calls."""
+        """Return one estimate of the NELBO in nats, from nodes + 2 forward passes."""
         start = math.asin(math.sqrt(TRAINING_EPS))
         width = math.pi / 2 - 2 * start
         zero = torch.zeros(1, dtype=torch.int64, device=self.x.device)
-        shift = uniforms(self.seed, Stream.TIMES, repeat, zero + self.number, zero).squeeze()
+        shift = uniforms(self.seed, Stream.TIMES, repeat, zero + self.index, zero).squeeze()
         slot = torch.arange(nodes, dtype=torch.float32, device=self.x.device)
         theta = start + width * stratify(shift, slot, nodes, eps=0.0)
-        first = repeat * (nodes + 1)  # of this repetition's noisy texts
-        total = self._ends(first + nodes)
+        first = repeat * (nodes + 1)  # noise index of this repetition's first text
+        total = self._boundary_terms(first + nodes)
         for node, angle in enumerate(theta):
             integrand = self._integrand(angle.sin().square()[None], first + node)
             total += float((2 * angle).sin()) * width / nodes * integrand
@@ -95,15 +98,15 @@ class Likelihood:
 
     def _integrand(self, t: Float[Tensor, " 1"], step: int) -> float:
         z = noise(self.schedule, t, self.x, self._random(Stream.NOISE, step))
-        nothing = torch.zeros(self.x.shape, device=t.device)
+        unused = torch.zeros(self.x.shape, device=t.device)
         hidden = self.network.hidden(z, t)
         _, weight, *terms = fused_loss(
-            self.schedule, t, self.x, z, hidden, *self.head, loss_weight=nothing
+            self.schedule, t, self.x, z, hidden, *self.head, loss_weight=unused
         )
         return float((weight * sum(terms)).sum())
 
-    def _ends(self, step: int) -> float:
-        """What lies outside [eps, 1 - eps]."""
+    def _boundary_terms(self, step: int) -> float:
+        """Return the terms outside [eps, 1 - eps]: reconstruction and prior."""
         one = torch.ones(1, device=self.x.device)
         early, late = TRAINING_EPS * one, (1 - TRAINING_EPS) * one
         z = noise(self.schedule, early, self.x, self._random(Stream.NOISE, step))
@@ -117,6 +120,6 @@ class Likelihood:
 
     def _random(self, stream: Stream, step: int) -> Tensor:
         device = self.x.device
-        sample = torch.tensor([self.number], device=device)
+        sample = torch.tensor([self.index], device=device)
         position = torch.arange(self.x.shape[1], device=device)
         return random_integers(self.seed, stream, step, sample, position)

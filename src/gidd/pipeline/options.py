@@ -1,198 +1,224 @@
-"""How to sample and how to correct: options, and the plans and processors they stand for."""
+"""Options of sampling and self-correction, and the plans and processors they describe.
+
+The options are checked without torch, so that the command line reports mistakes at once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
-from typing import Literal, TypedDict, final
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final, get_args
 
-from gidd.diffusion.times import TRAINING_EPS, even_mesh, sine_mesh
+from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.sampling import (
-    STEPS,
-    CutOff,
-    MinP,
-    Plan,
-    Processor,
-    Temperature,
-    TopK,
-    TopP,
-    corrector_plan,
-    gain,
-    gibbs_sweep,
-    likelihood,
-    sampling_plan,
-    self_correction,
-    threshold,
-)
-from gidd.sampling.steps.threshold import FILL, REPLACE
+from gidd.sampling.defaults import THRESHOLD_FILL, THRESHOLD_REPLACE
+
+if TYPE_CHECKING:
+    from gidd.sampling import Plan, Processor
 
 SamplerName = Literal["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
 """The names of `gidd.sampling.STEPS`."""
 
-CLEAN_TIME = TRAINING_EPS
-"""The time at which finished text is judged: the least noise that models are trained with."""
+MeshName = Literal["even", "sine"]
+ScoreName = Literal["likelihood", "gain"]
 
-_SAMPLERS = {step.__name__: step for step in STEPS}
-_MESHES = {"even": even_mesh, "sine": sine_mesh}
-_SCORES = {"likelihood": likelihood, "gain": gain}
+CLEAN_TIME = TRAINING_EPS
+"""The time at which finished text is scored: the least noise that models are trained with."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class CorrectionOptions:
-    """How the self-correction of App. C goes about it."""
+    """Self-correction (App. C): replace unlikely tokens of a finished text, a few at a time."""
 
     calls: int = 256
-    """At most so many network calls; it ends earlier when it has converged. 0 corrects nothing, 1
-    is refused: a change counts when the next call has judged it."""
+    """Maximum forward passes; stops earlier on convergence. 0 disables correction.
+    Otherwise at least 2, because each pass scores the change made by the previous one."""
 
     temperature: float = 0.1
-    """Temperature at which replacements are drawn; the paper uses 0.1 to 0.5, 0 is greedy."""
+    """Temperature of the replacements; the paper uses 0.1 to 0.5, 0 is greedy."""
 
     patience: int = 32
-    """Stop after so many calls without a better self-accuracy."""
+    """Stop after this many forward passes without a better self-accuracy."""
 
     tokens_per_call: int = 1
-    """Changes made in one call. 1 is the paper's; more is faster."""
+    """Tokens replaced per forward pass; the paper uses 1, more is faster."""
 
     distance: int = 2
-    """Tokens changed in one call are at least so far apart."""
+    """Minimum distance between tokens replaced in the same forward pass."""
 
-    score: Literal["likelihood", "gain"] = "likelihood"
-    """Which changes come first: the likeliest new token (the paper's), or the largest gain."""
+    score: ScoreName = "likelihood"
+    """Order of changes: probability of the new token (the paper), or ratio of new to old."""
 
     error_rate: float | None = None
-    """Share of tokens thought to be wrong: one is replaced only if it is likelier wrong than right.
-    None replaces whatever the model would rather write, as in the paper."""
+    """Expected fraction of wrong tokens; a token is replaced if it is more likely wrong than right.
+    None replaces every token that differs from the sampled one, as in the paper."""
+
+    def problems(self, prefix: str = "") -> Iterable[str]:
+        """Yield one message per invalid option; `prefix` goes before the option's name."""
+        passes = "Each forward pass scores the change made by the previous one."
+        paper = "The paper uses 0.1 to 0.5."
+        rate = "It is the expected fraction of wrong tokens, e.g. 0.05; None is as in the paper."
+        return field_problems(
+            self,
+            prefix,
+            calls=(self.calls == 0 or self.calls >= 2, "0 (no correction) or at least 2", passes),
+            temperature=(0 <= self.temperature < math.inf, "at least 0 and finite", paper),
+            patience=(self.patience >= 1, "at least 1"),
+            tokens_per_call=(self.tokens_per_call >= 1, "at least 1"),
+            distance=(self.distance >= 1, "at least 1"),
+            score=_choice(self.score, ScoreName),
+            error_rate=(self.error_rate is None or 0 < self.error_rate < 1, "in (0, 1)", rate),
+        )
 
     def plan(self) -> Plan:
-        """The corrector's calls, on finished text."""
-        if self.score not in _SCORES:
-            raise ConfigError(
-                f"score must be one of {', '.join(_SCORES)}, got {self.score!r}. "
-                "likelihood is the paper's."
-            )
+        """Return the corrector's steps on finished text; invalid options raise `ConfigError`."""
+        from gidd.sampling import corrector_plan, gain, likelihood, self_correction
+
+        _require_none(self.problems())
         corrector = partial(
             self_correction,
             temperature=self.temperature,
             patience=self.patience,
             num_tokens=self.tokens_per_call,
             distance=self.distance,
-            score=_SCORES[self.score],
+            score={"likelihood": likelihood, "gain": gain}[self.score],
             error_rate=self.error_rate,
         )
         return corrector_plan(corrector, self.calls, CLEAN_TIME)
 
 
 EXTERNAL_TEXT_DEFAULTS = CorrectionOptions(error_rate=0.05)
-"""For text that the model did not write itself: most of it is right."""
-
-
-class CorrectionKeywords(TypedDict, total=False):
-    """The fields of `CorrectionOptions`, as keyword arguments."""
-
-    calls: int
-    temperature: float
-    patience: int
-    tokens_per_call: int
-    distance: int
-    score: Literal["likelihood", "gain"]
-    error_rate: float | None
+"""For text that the model did not generate: most of it is right."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How text is sampled."""
+    """Sampler, number of steps, and restrictions on the predicted distribution."""
 
     steps: int = 128
-    """Number of steps from noise to text; each is at most one network call."""
+    """Number of denoising steps; each is at most one forward pass."""
 
-    mesh: Literal["even", "sine"] = "even"
-    """Where the steps are. even is the paper's; sine has shorter steps at both ends, and is closer
-    to the data where noise is uniform too."""
+    mesh: MeshName = "even"
+    """Spacing of the steps in time: even (the paper), or sine, with shorter steps at both ends.
+    With uniform noise, sine samples closer to the data distribution."""
 
     sampler: SamplerName = "ancestral"
-    """What a step does. All sample but greedy, which looks for a likely text."""
+    """Denoising step. All draw samples, except greedy, which searches for a likely text."""
 
-    fill: float = FILL
-    """With the step threshold: blanks whose likeliest token has this probability do not wait."""
+    fill: float = THRESHOLD_FILL
+    """Sampler threshold: fill masks whose most likely token has at least this probability."""
 
-    replace: float = REPLACE
-    """With the step threshold: a token is replaced by one that has this probability."""
+    replace: float = THRESHOLD_REPLACE
+    """Sampler threshold: replace a token if another has at least this probability."""
 
     temperature: float = 1.0
-    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
+    """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
 
     top_k: int | None = None
-    """Keep the so many likeliest tokens."""
+    """Top-k: sample from the k most likely tokens."""
 
     top_p: float | None = None
-    """Keep the fewest tokens that together have this probability."""
+    """Nucleus sampling: sample from the fewest tokens that have this total probability."""
 
     min_p: float | None = None
-    """Drop tokens less likely than this share of the likeliest one's probability."""
+    """Min-p: drop tokens below this fraction of the highest probability."""
 
     cut_off: float | None = None
-    """Drop tokens less likely than this, absolutely: after the paper's App. G."""
+    """Drop tokens below this absolute probability (App. G)."""
 
     gibbs: int = 0
-    """Calls of a final Gibbs phase, each of which draws every other token anew."""
+    """Forward passes of a final Gibbs phase, each of which resamples every other token."""
 
     correction: CorrectionOptions = field(default_factory=lambda: CorrectionOptions(calls=0))
-    """Self-correction of the finished text; correction.calls = 0 leaves it out."""
+    """Self-correction of the finished text (App. C); off unless correction.calls is set."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the option's name."""
+        keep_all = "Omit it to keep all tokens."
+        custom = "For a custom step give a plan: gidd.sampling.sampling_plan(mesh, step)."
+        yield from field_problems(
+            self,
+            steps=(self.steps >= 1, "at least 1", "16 to 512 are common."),
+            mesh=_choice(self.mesh, MeshName),
+            sampler=(*_choice(self.sampler, SamplerName), custom),
+            fill=(0 <= self.fill <= 1, "a probability in [0, 1]"),
+            replace=(0 <= self.replace <= 1, "a probability in [0, 1]"),
+            temperature=(0 <= self.temperature < math.inf, "at least 0 and finite"),
+            top_k=(self.top_k is None or self.top_k >= 1, "at least 1", keep_all),
+            top_p=(self.top_p is None or 0 < self.top_p <= 1, "in (0, 1]", "0.9 is common."),
+            min_p=(self.min_p is None or 0 <= self.min_p < 1, "in [0, 1)", keep_all),
+            cut_off=(self.cut_off is None or 0 <= self.cut_off < 1, "in [0, 1)", keep_all),
+            gibbs=(self.gibbs >= 0, "at least 0"),
+        )
+        yield from self.correction.problems("correction.")
 
     def plan(self) -> Plan:
-        """Steps from 1 to 0, then Gibbs, then self-correction."""
-        if self.sampler not in _SAMPLERS:
-            raise ConfigError(
-                f"sampler must be one of {', '.join(_SAMPLERS)}, got {self.sampler!r}. "
-                "For a step of your own give a plan: gidd.sampling.walk(mesh, step)."
-            )
-        if self.mesh not in _MESHES:
-            raise ConfigError(f"mesh must be one of {', '.join(_MESHES)}, got {self.mesh!r}.")
-        step = _SAMPLERS[self.sampler]
+        """Return the steps from t = 1 to 0, then Gibbs, then self-correction."""
+        from gidd.diffusion.times import even_mesh, sine_mesh
+        from gidd.sampling import STEPS, corrector_plan, gibbs_sweep, sampling_plan, threshold
+
+        _require_none(self.problems())
+        step = {step.__name__: step for step in STEPS}[self.sampler]
         if step is threshold:
             step = partial(threshold, fill=self.fill, replace=self.replace)
-        sampled = sampling_plan(_MESHES[self.mesh](self.steps), step)
+        mesh = {"even": even_mesh, "sine": sine_mesh}[self.mesh](self.steps)
+        sampled = sampling_plan(mesh, step)
         return sampled + corrector_plan(gibbs_sweep, self.gibbs) + self.correction.plan()
 
-    @property
-    def judges(self) -> str:
-        """What here asks the network about tokens that it sees; "" if nothing does."""
-        if self.gibbs:
-            return "gibbs"
-        return "correction" if self.correction.calls else ""
-
     def processors(self) -> tuple[Processor, ...]:
-        """Temperature first, then the cuts."""
-        found: list[Processor] = []
-        if self.temperature != 1:
-            found.append(Temperature(self.temperature))
-        if self.top_k is not None:
-            found.append(TopK(self.top_k))
-        if self.top_p is not None:
-            found.append(TopP(self.top_p))
-        if self.min_p is not None:
-            found.append(MinP(self.min_p))
-        if self.cut_off is not None:
-            found.append(CutOff(self.cut_off))
-        return tuple(found)
+        """Return the processors of x_theta: temperature first, then the cut-offs."""
+        from gidd.sampling import CutOff, MinP, Temperature, TopK, TopP
+
+        processors = (
+            None if self.temperature == 1 else Temperature(self.temperature),
+            None if self.top_k is None else TopK(self.top_k),
+            None if self.top_p is None else TopP(self.top_p),
+            None if self.min_p is None else MinP(self.min_p),
+            None if self.cut_off is None else CutOff(self.cut_off),
+        )
+        return tuple(processor for processor in processors if processor is not None)
 
 
-class SamplingKeywords(TypedDict, total=False):
-    """The fields of `SamplingOptions`, as keyword arguments."""
+_Options = TypeVar("_Options", SamplingOptions, CorrectionOptions)
 
-    steps: int
-    mesh: Literal["even", "sine"]
-    sampler: SamplerName
-    fill: float
-    replace: float
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    cut_off: float | None
-    gibbs: int
-    correction: CorrectionOptions
+
+def with_changes(
+    options: _Options, changes: dict[str, Any], method: Callable[..., object]
+) -> _Options:
+    """Return the options with some fields changed, as given to `method`; unknown names raise."""
+    names = [field.name for field in fields(options)]
+    for name in changes:
+        if name not in names:
+            near = get_close_matches(name, [*names, *signature(method).parameters], 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"{method.__name__}() has no option {name!r}.{hint} "
+                f"{type(options).__name__} has {', '.join(names)}."
+            )
+    return replace(options, **changes)
+
+
+def field_problems(
+    options: object, prefix: str = "", **checks: tuple[bool, str, *tuple[str, ...]]
+) -> Iterator[str]:
+    """Yield a message per invalid field; a check is (is it valid, what is allowed, how to fix)."""
+    for name, (is_valid, allowed, *fix) in checks.items():
+        if not is_valid:
+            value = getattr(options, name)
+            yield " ".join([f"{prefix}{name} must be {allowed}, got {value!r}.", *fix])
+
+
+def _choice(value: str, choices: object) -> tuple[bool, str]:
+    names = get_args(choices)
+    return value in names, f"one of {', '.join(names)}"
+
+
+def _require_none(problems: Iterable[str]) -> None:
+    if found := list(problems):
+        raise ConfigError("\n".join(found))

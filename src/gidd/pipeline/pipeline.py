@@ -1,4 +1,4 @@
-"""The pipeline: text in, text out, with all that is known about how it came about."""
+"""The pipeline: generate, infill, correct and score text with a trained model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, final
+from typing import Any, final
 
 import torch
 
@@ -15,42 +15,33 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser
-from gidd.pipeline import generate as generating
-from gidd.pipeline.confidence import can_score_visible_tokens, predict_frames, score_tokens
-from gidd.pipeline.correct import Span, correct_text
-from gidd.pipeline.describe import schedule_in_words
+from gidd.pipeline.confidence import can_score_visible_tokens, score_tokens
+from gidd.pipeline.correct import Corrector, Span
+from gidd.pipeline.describe import describe_schedule
+from gidd.pipeline.generate import build_generations
 from gidd.pipeline.likelihood import ESTIMATOR, estimate
 from gidd.pipeline.options import (
     EXTERNAL_TEXT_DEFAULTS,
-    CorrectionKeywords,
     CorrectionOptions,
-    SamplingKeywords,
     SamplingOptions,
+    with_changes,
 )
 from gidd.pipeline.precision import Precision, in_precision
 from gidd.pipeline.results import Correction, Generation, ResultManifest, Scores
 from gidd.pipeline.text import TokenTexts
-from gidd.sampling import (
-    Engine,
-    Frame,
-    OnStep,
-    Plan,
-    Request,
-    Sample,
-    Tokens,
-    parse_template,
-)
+from gidd.sampling import Engine, OnStep, Plan, Request, Tokens, ban, parse_template
+from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING = SamplingOptions()
-_ROWS_ON_CPU, _ROWS_ELSEWHERE = 1, 16
+_CPU_ROWS_PER_CALL, _GPU_ROWS_PER_CALL = 1, 16
 
 
 @final
 class Pipeline:
-    """A denoiser, its noise and its tokenizer. `gidd.from_pretrained` makes one.
+    """A denoiser with its noise schedule and tokenizer; `gidd.from_pretrained` loads one.
 
-    The same request gives the same text, alone or beside others, as long as device, precision and
-    `rows_per_call` stay the same.
+    A request gives the same sample alone and in a batch, as long as device, precision and
+    `rows_per_call` are the same.
     """
 
     def __init__(
@@ -72,18 +63,25 @@ class Pipeline:
         self.token_texts = TokenTexts(tokenizer)
         self.precision: Precision = precision
         self.source, self.notes = source or {}, tuple(notes)
-        if rows_per_call is None:
-            rows_per_call = _ROWS_ON_CPU if self.device.type == "cpu" else _ROWS_ELSEWHERE
+        default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
+        rows = default if rows_per_call is None else rows_per_call
         self.network = in_precision(denoiser, precision)
         self.engine = Engine(
-            self.network,
-            schedule,
-            rows_per_call=rows_per_call,
-            max_length=context,
-            device=self.device,
+            self.network, schedule, rows_per_call=rows, max_length=context, device=self.device
         )
         self.can_score_visible_tokens = can_score_visible_tokens(schedule)
-        """Whether the network can tell right tokens from wrong ones: not after masking alone."""
+        """Whether the network was trained with more noise than masking."""
+
+    def __repr__(self) -> str:
+        name = self.source.get("name", type(self.denoiser.backbone).__name__)
+        noise = describe_schedule(self.schedule)
+        settings = [f"{k} {v:g}" for k, v in noise.items() if isinstance(v, int | float)]
+        return (
+            f"<Pipeline {name}: {sum(p.numel() for p in self.denoiser.parameters()):,} parameters, "
+            f"{' '.join([noise['kind'], 'noise', *settings])}, vocabulary of "
+            f"{self.schedule.vocab.size:,} tokens, context of {self.context:,} tokens, "
+            f"{self.device}, {self.precision}>"
+        )
 
     def generate(
         self,
@@ -98,31 +96,31 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
         options: SamplingOptions = _SAMPLING,
-        **how: Unpack[SamplingKeywords],
+        **changes: Any,
     ) -> list[Generation]:
-        """`n` texts that begin with `prompt` and end with `suffix`.
+        """Sample texts that begin with `prompt` and end with `suffix`.
 
         Args:
-            num_samples: Number of samples, each with its own randomness.
-            prompt: What every text begins with.
-            suffix: What every text ends with. Without it, a text ends where the model ends it.
-            length: Tokens, prompt and suffix included; by default the whole context.
-            seed: Together with a text's number it decides all that is random.
-            start_index: Index of the first sample. `generate(1, start_index=5)` is the sixth of `generate(6)`.
-            plan: Moves of your own, in place of steps, step, gibbs and correction.
-            on_step: Called after each round of moves.
-            record_frames: Keep what the network thinks at every move, in `trace.frames`.
-            options: How to sample.
-            **how: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
+            num_samples: Number of samples, each with its own random numbers.
+            prompt: Beginning of every sample.
+            suffix: End of every sample. Without it, a sample ends at its end-of-text token.
+            length: Number of tokens, including prompt and suffix; by default the full context.
+            seed: With the index of a sample, determines all its random numbers.
+            start_index: Index of the first sample; `generate(1, start_index=5)` returns the sixth
+                sample of `generate(6)`.
+            plan: Custom plan of steps; replaces the options steps, sampler, gibbs and correction.
+            on_step: Called after each step of the batch.
+            record_frames: Record the prediction before every step in `trace.frames`.
+            options: Sampling options.
+            **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
         length = self.context if length is None else length
         before = self.token_texts.encode(prompt, "the prompt")
         after = self.token_texts.encode(suffix, "the suffix")
-        tokens = generating.with_blanks(length, before, after)
+        tokens = with_blanks(length, before, after)
         stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
-        requests = self._requests(
-            tokens, stop, replace(options, **how), plan, num_samples, seed, start_index
-        )
+        options = with_changes(options, changes, self.generate)
+        requests = self._requests(tokens, stop, options, plan, num_samples, seed, start_index)
         return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def infill(
@@ -136,23 +134,23 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
         options: SamplingOptions = _SAMPLING,
-        **how: Unpack[SamplingKeywords],
+        **changes: Any,
     ) -> list[Generation]:
-        """`n` ways to fill the blanks of a text such as "The capital of [MASK:3] is Paris".
+        """Fill the blanks of a text such as "The capital of [MASK:3] is Paris".
 
-        [MASK] is one token and [MASK:n] are n; all else stays as it is. Arguments as in `generate`.
+        [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. The other
+        arguments are those of `generate`.
         """
         tokens = parse_template(
             template, lambda text: self.token_texts.encode(text, "the text around blanks")
         )
         if None not in tokens:
             raise DataError(
-                f"a text to infill must have a blank, got {template[:60]!r}. Write [MASK] for one "
-                "token or [MASK:3] for three; to mend a text without blanks, correct it."
+                f"a template must have a blank, got {template[:60]!r}. Write [MASK] for one token "
+                "or [MASK:3] for three; use correct() for a text without blanks."
             )
-        requests = self._requests(
-            tokens, (), replace(options, **how), plan, num_samples, seed, start_index
-        )
+        options = with_changes(options, changes, self.infill)
+        requests = self._requests(tokens, (), options, plan, num_samples, seed, start_index)
         return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def run(
@@ -162,24 +160,10 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
     ) -> list[Generation]:
-        """Any requests at once: mixed lengths, plans, seeds and processors."""
-        start = time.perf_counter()
+        """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
+        manifest = partial(self._manifest, time.perf_counter())
         samples = self.engine.sample(requests, on_step=on_step, record_frames=record_frames)
-        judged: list[Frame | None] = [None] * len(samples)
-        if self.can_score_visible_tokens:
-            judged[:] = predict_frames(self.engine, [sample.tokens for sample in samples])
-        return [
-            generating.generation(
-                self.token_texts,
-                self.schedule.vocab.mask_id,
-                request,
-                sample,
-                frame,
-                self._last(request, sample, frame) if record_frames else None,
-                self._manifest(start, generating.task(request), sample.calls),
-            )
-            for request, sample, frame in zip(requests, samples, judged, strict=True)
-        ]
+        return build_generations(self.engine, self.token_texts, requests, samples, manifest)
 
     def correct(
         self,
@@ -190,93 +174,76 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
         options: CorrectionOptions = EXTERNAL_TEXT_DEFAULTS,
-        **how: Unpack[CorrectionKeywords],
+        **changes: Any,
     ) -> Correction:
-        """Replace tokens that are likelier wrong than right, by the self-correction of App. C.
+        """Replace tokens that are more likely wrong than right, by self-correction (App. C).
 
-        `error_rate` is the share of tokens thought to be wrong; None, as in the paper, replaces
-        whatever the model would rather write.
+        `error_rate` is the expected fraction of wrong tokens; with None, as in the paper, every
+        token for which the model prefers another one is replaced.
 
-        The number of tokens stays. Line breaks, other control characters and parts of characters
-        are neither written nor replaced, so that lines and all other bytes stay as they are.
-        A text longer than the context is corrected in windows that overlap (`Corrector`).
+        The number of tokens does not change. Line breaks, other control characters and parts of
+        characters are neither written nor replaced, so lines and all other bytes are preserved.
+        A text longer than the context is corrected in overlapping windows (`Corrector`).
 
-        Args:
-            text: Any text that the tokenizer gives back exactly.
-            protected: Spans (start, stop) of characters that must stay.
-            seed: Decides all that is random.
-            on_step: Called after each round of moves.
-            record_frames: Keep what the network thinks at every move, in `traces`.
-            options: How to correct.
-            **how: Fields of `options` to change, e.g. `temperature=0.2, tokens_per_call=4`.
+        The tokenizer must restore `text` exactly. Characters in the spans (start, stop) of
+        `protected` do not change; `changes` are fields of `options`, e.g. `temperature=0.2`. The
+        other arguments are those of `generate`.
         """
-        start, plan = time.perf_counter(), replace(options, **how).plan()
-        self._require_judge("correction")
-        return correct_text(
-            self.engine,
-            self.token_texts,
-            text,
-            self._tokens(text, "the text to correct"),
-            context=self.context,
-            plan=plan,
-            protected=protected,
-            seed=generating.require_seed("seed", seed),
-            record_frames=record_frames,
-            on_step=on_step,
-            manifest=partial(self._manifest, start),
+        manifest = partial(self._manifest, time.perf_counter())
+        plan = with_changes(options, changes, self.correct).plan()
+        self._require_visible_scores("correction")
+        tokens = self._encode(text, "the text to correct")
+        corrector = Corrector(
+            self.engine, self.token_texts, plan, self.context, seed, record_frames, on_step
         )
+        return corrector.correct(text, tokens, protected, manifest)
 
     def score(self, text: str, *, nodes: int = 32, repeats: int = 4, seed: int = 0) -> Scores:
-        """How likely the model finds a text: a bound on -log p, and its opinion on every token.
+        """Return an upper bound on -log p(text), and the confidence in every token.
 
         Args:
-            text: Any text that the tokenizer gives back exactly.
-            nodes: Times at which the bound is looked at in each repetition.
-            repeats: Repetitions, at least 2; the standard error falls with their square root.
-            seed: Of times and noise.
+            text: A text that the tokenizer restores exactly.
+            nodes: Number of times t at which the bound is evaluated in each repetition.
+            repeats: Number of repetitions, at least 2; the standard error is proportional to the
+                inverse of its square root.
+            seed: Determines times and noise.
         """
-        start, tokens = time.perf_counter(), self._tokens(text, "the text to score")
+        start, tokens = time.perf_counter(), self._encode(text, "the text to score")
         nelbo, error, calls = estimate(
             self.network,
             self.denoiser.head(),
             self.schedule,
             torch.tensor([tokens], device=self.device).split(self.context, dim=1),
-            seed=generating.require_seed("seed", seed),
+            seed=seed,
             nodes=nodes,
             repeats=repeats,
         )
-        sure = None
+        confidence = None
         if self.can_score_visible_tokens:
-            sure = tuple(score_tokens(self.engine, self.context, tokens).probability)
+            confidence = tuple(score_tokens(self.engine, self.context, tokens).probability.tolist())
         task = {"task": "score", "seed": seed, "nodes": nodes, "repeats": repeats}
         return Scores(
             text=text,
             tokens=tuple(tokens),
-            confidence=sure,
+            confidence=confidence,
             nelbo=nelbo,
             standard_error=error,
             calls=calls,
             manifest=self._manifest(start, task | {"estimator": ESTIMATOR}, calls),
         )
 
-    def _last(self, request: Request, sample: Sample, judged: Frame | None) -> Frame | None:
-        """The last frame of a sequence, seen through the same processors as those before it."""
-        if judged is None or not request.processors:
-            return judged
-        return predict_frames(self.engine, [sample.tokens], request.processors)[0]
-
-    def _require_judge(self, what: str) -> None:
+    def _require_visible_scores(self, what: str) -> None:
         if not self.can_score_visible_tokens:
             raise ConfigError(
-                f"{what} needs a model that was trained with uniform noise (p_uniform > 0), got "
-                "one of masking alone: it has never been asked whether a token it sees is right. "
-                "Leave it out, or mark doubtful words with [MASK] and infill them."
+                f"{what} needs a model trained with uniform noise (p_uniform > 0), got one trained "
+                "with masking alone, which cannot score visible tokens. Leave it out, or mark "
+                "doubtful words with [MASK] and infill them."
             )
 
-    def _tokens(self, text: str, what: str) -> list[int]:
+    def _encode(self, text: str, what: str) -> list[int]:
         tokens = self.token_texts.encode(text, what)
         if not tokens:
-            raise DataError(f"{what} must not be empty, got {text!r}. Give some text.")
+            raise DataError(f"{what} must not be empty, got {text!r}.")
         return tokens
 
     def _requests(
@@ -289,19 +256,19 @@ class Pipeline:
         seed: int,
         start_index: int,
     ) -> list[Request]:
-        if plan is None and options.judges:
-            self._require_judge(options.judges)
-        return generating.requests(
-            tokens,
-            options.plan() if plan is None else plan,
-            options.processors(),
-            self.schedule.vocab,
-            num_samples=num_samples,
-            seed=seed,
-            start_index=start_index,
-            stop=stop,
-            never=self.tokenizer.terminator_ids,
-        )
+        """Return one request per sample; without `stop`, terminators are never written."""
+        if num_samples < 1:
+            raise ConfigError(f"num_samples must be at least 1, got {num_samples}.")
+        if plan is None:
+            if options.gibbs or options.correction.calls:
+                self._require_visible_scores("gibbs" if options.gibbs else "correction")
+            plan = options.plan()
+        processors = options.processors()
+        if not stop:
+            # before truncation, which must not leave banned tokens only
+            processors = (ban(self.schedule.vocab, self.tokenizer.terminator_ids), *processors)
+        first = Request(tokens=tokens, plan=plan, seed=seed, processors=processors, stop=stop)
+        return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
 
     def _manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
         return {
@@ -310,7 +277,7 @@ class Pipeline:
             "model": self.source,
             "notes": list(self.notes),
             "tokenizer": self.tokenizer.fingerprint,
-            "schedule": schedule_in_words(self.schedule),
+            "schedule": describe_schedule(self.schedule),
             **task,
             "calls": calls,
             "device": str(self.device),

@@ -1,7 +1,8 @@
-"""How exactly the body of a network computes."""
+"""Numeric precision of the network."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
@@ -15,24 +16,22 @@ Precision = Literal["float32", "bf16"]
 
 
 def in_precision(denoiser: Denoiser, precision: Precision) -> DenoisingNetwork:
-    """The denoiser, with its body in this precision."""
+    """Return the denoiser with its backbone computing in `precision`."""
     if precision not in ("float32", "bf16"):
-        raise ConfigError(f"precision must be float32 or bf16, got {precision!r}. Choose one.")
-    return denoiser if precision == "float32" else Bfloat16(denoiser)
+        raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
+    return denoiser if precision == "float32" else _Bfloat16(denoiser)
 
 
 @final
-class Bfloat16:
-    """A network whose body computes in bf16; head and probabilities stay float32."""
+@dataclass(frozen=True)
+class _Bfloat16:
+    """A network whose backbone computes in bf16; the output layer and x_theta stay in float32."""
 
-    def __init__(self, denoiser: Denoiser) -> None:
-        self._denoiser = denoiser
+    denoiser: Denoiser
 
     def hidden(self, z: Tensor, t: Tensor) -> Tensor:
-        """The features that go into the head."""
         with torch.autocast(z.device.type, torch.bfloat16):
-            return self._denoiser.hidden(z, t)
+            return self.denoiser.hidden(z, t)
 
     def distribution(self, hidden: Tensor) -> Tensor:
-        """x_theta from features."""
-        return self._denoiser.distribution(hidden)
+        return self.denoiser.distribution(hidden)

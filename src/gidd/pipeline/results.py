@@ -1,75 +1,109 @@
-"""What a pipeline gives back: text, what the network thinks of it, and how it came about."""
+"""Results of a pipeline: the text, the confidence in its tokens, and how it was made."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+import reprlib
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self, final
 
-from gidd.sampling import Edit, Frame
+from gidd.sampling import Edit, Frame, Sample
 
 ResultManifest = dict[str, Any]
-"""All that is needed to get the result again: versions, model, schedule, plan, seed, device."""
+"""Everything needed to reproduce a result: versions, model, schedule, plan, seed, device."""
+
+_EXCERPT = reprlib.Repr()
+_EXCERPT.maxstring = 80
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What happened to one sequence that the engine worked on."""
+    """How one sequence was sampled."""
 
     tokens: tuple[int, ...]
-    """The whole sequence at the end, tokens after end-of-text included."""
+    """The complete final sequence, including tokens after end-of-text."""
 
     protected: tuple[bool, ...]
-    """What could not change: given text, and the context of a window."""
+    """Positions that could not change: given tokens, and the surroundings of a window."""
 
     edits: tuple[Edit, ...]
-    """Every token that was replaced, in order; noise and undone changes included."""
+    """Every replaced token, in order, including noise and reverted changes."""
 
     frames: tuple[Frame, ...] = ()
-    """The sequence before every move and at the end, if it was watched; else empty."""
+    """The sequence before every step and at the end; empty unless `record_frames` was set."""
 
     calls: int = 0
-    """Network calls that the sequence needed."""
+    """Forward passes for this sequence."""
 
     offset: int = 0
-    """Where the sequence begins in the text, in tokens."""
+    """Position of the first token in the text."""
+
+    @classmethod
+    def of(cls, sample: Sample, *, offset: int = 0) -> Self:
+        """Return the trace of a sample."""
+        return cls(
+            tokens=sample.tokens,
+            protected=sample.protected,
+            edits=sample.edits,
+            frames=sample.frames,
+            calls=sample.calls,
+            offset=offset,
+        )
+
+    def with_last_frame(self, frame: Frame) -> Self:
+        """Return the trace with a frame of the final state appended."""
+        index = self.frames[-1].step_index + 1 if self.frames else 0
+        return replace(self, frames=(*self.frames, frame._replace(step_index=index, step="end")))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace: {len(self.tokens)} tokens ({sum(self.protected)} protected), "
+            f"{len(self.edits)} edits, {len(self.frames)} frames, {self.calls} forward passes; "
+            "see .tokens, .edits, .frames>"
+        )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A text that was sampled."""
+    """A sampled text."""
 
     text: str
     tokens: tuple[int, ...]
-    """Those of the text: up to end-of-text."""
+    """Tokens of the text, up to end-of-text."""
 
     filled: tuple[str, ...]
-    """What was written into each blank, in order."""
+    """Text of each run of blanks, in order."""
 
     confidence: tuple[float, ...]
-    """x_theta of each token given all others: how sure the network is of it, in the end.
+    """x_theta of each token in the final text.
 
-    A network of masking noise alone cannot judge tokens that it sees. For such a network it is what
-    x_theta was when the token was written, and 1 for tokens that were given.
+    A network trained with masking alone cannot score visible tokens. For such a network it is
+    x_theta when the token was written, and 1 for given tokens.
     """
 
     calls: int
-    """Network calls that the sampler made for this text."""
+    """Forward passes of the sampler."""
 
     trace: Trace
     manifest: ResultManifest
 
+    def __repr__(self) -> str:
+        return (
+            f"<Generation: {_EXCERPT.repr(self.text)}, {len(self.tokens)} tokens, {self.calls} "
+            "forward passes; see .text, .filled, .confidence, .trace, .manifest>"
+        )
+
 
 class Replacement(NamedTuple):
-    """A token of a text that was corrected."""
+    """A token that was replaced by correction."""
 
     position: int
-    """Which token of the text."""
+    """Index of the token."""
 
     start: int
-    """Where it begins in the original text, in characters."""
+    """Index of its first character in the original text."""
 
     old: str
     new: str
@@ -84,57 +118,75 @@ class Replacement(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """A text that was corrected."""
+    """A corrected text."""
 
     text: str
     original: str
     tokens: tuple[int, ...]
     replacements: tuple[Replacement, ...]
-    """Where original and corrected text differ, in order."""
+    """Differences between the original and the corrected text, in order."""
 
     confidence: tuple[float, ...]
-    """x_theta of each token of the corrected text given all others; 1 for line breaks and all else
-    that is not for correction."""
+    """x_theta of each token of the corrected text; 1 for tokens that are never corrected, such as
+    line breaks."""
 
     self_accuracy: tuple[float, float]
-    """Share of tokens that the network finds most likely, in the original and in the end."""
+    """Fraction of tokens that are the most likely ones, before and after correction."""
 
     calls: int
+    """Forward passes of the corrector; those that score the text before and after are not
+    included."""
+
     traces: tuple[Trace, ...]
-    """One for each window of the text."""
+    """One per window of the text."""
 
     manifest: ResultManifest
+
+    def __repr__(self) -> str:
+        before, after = self.self_accuracy
+        return (
+            f"<Correction: {_EXCERPT.repr(self.text)}, {len(self.replacements)} of "
+            f"{len(self.tokens)} tokens replaced, self-accuracy {before:.1%} -> {after:.1%}, "
+            f"{self.calls} forward passes; see .text, .replacements, .traces, .manifest>"
+        )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How likely a model finds a text."""
+    """The likelihood of a text under a model."""
 
     text: str
     tokens: tuple[int, ...]
 
     confidence: tuple[float, ...] | None
-    """x_theta of each token given all others; None if noise was masking alone.
-
-    A network of masking noise has never been asked about tokens that it sees.
-    """
+    """x_theta of each token; None for a network trained with masking alone, which cannot score
+    visible tokens."""
 
     nelbo: float
-    """Estimate of the bound -log p(text) <= NELBO, in nats; `manifest["estimator"]` says how."""
+    """Estimate of NELBO >= -log p(text), in nats; `manifest["estimator"]` describes it."""
 
     standard_error: float
-    """Of `nelbo`, over repetitions with other times and other noise."""
+    """Standard error of `nelbo` over independent repetitions."""
 
     calls: int
+    """Forward passes of the estimate."""
+
     manifest: ResultManifest
 
     @property
     def nats_per_token(self) -> float:
-        """The bound for one token."""
+        """The NELBO per token."""
         return self.nelbo / len(self.tokens)
 
     @property
     def perplexity(self) -> float:
-        """At most this, per token."""
+        """Upper bound on the perplexity per token."""
         return math.exp(min(self.nats_per_token, 700.0))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scores: {_EXCERPT.repr(self.text)}, {len(self.tokens)} tokens, NELBO "
+            f"{self.nelbo:.2f} ± {self.standard_error:.2f} nats, perplexity {self.perplexity:.4g}, "
+            f"{self.calls} forward passes; see .nelbo, .confidence, .manifest>"
+        )

@@ -1,82 +1,85 @@
-"""Which token stands for which piece of a text."""
+"""Tokens and text: the text of each token, and windows over texts longer than the context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import final
+from os.path import commonprefix
+from typing import NamedTuple, final
 from unicodedata import category
 
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_INVALID = "\N{REPLACEMENT CHARACTER}"
+"""How bytes that are not a complete character are decoded."""
+
 _LAYOUT = frozenset({"Cc", "Zl", "Zp"})
-"""Categories of control characters and of the breaks of lines and paragraphs."""
-_SHOWN = 20
-_MOST_PIECES = 16
-"""Broken pieces that are tried together: a few characters, so that long runs take linear time."""
+"""Unicode categories of control characters and of line and paragraph separators."""
+
+_EXCERPT = 20
+"""Characters of a text that an error message quotes."""
+
+_MAX_PARTS = 16
+"""Partial characters that are decoded together: a few characters, so that time stays linear."""
 
 
 @final
 class TokenTexts:
-    """Cuts text into the pieces of its tokens.
+    """Splits a text into the text of each of its tokens.
 
-    Byte-level tokens may be parts of a character. Together such tokens have a text, which is given
-    to the first of them; the others get "".
+    A byte-level token may be part of a character. The tokens of such a character share its text: it
+    is assigned to the first of them, and the others get "".
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._cache: dict[int, str] = {}
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
-        """One piece for each token; joined, they are the text."""
-        token_texts = [self.of(token) for token in tokens]
+        """Return one string per token; joined, they are the text."""
+        texts = [self.of(token) for token in tokens]
         start = 0
-        while start < len(token_texts):
+        while start < len(texts):
             stop = start + 1
-            if _BROKEN in token_texts[start]:
-                stop = self._mended(tokens, token_texts, start)
+            if _INVALID in texts[start]:
+                stop = self._end_of_characters(tokens, texts, start)
                 text = self._decode(tokens[start:stop])
-                token_texts[start:stop] = [text, *[""] * (stop - start - 1)]
+                texts[start:stop] = [text, *[""] * (stop - start - 1)]
             start = stop
-        return token_texts
+        return texts
 
     def of(self, token: int) -> str:
-        """The text of one token; it holds U+FFFD for a part of a character."""
-        if token not in self._known:
-            self._known[token] = self._decode([token])
-        return self._known[token]
+        """Return the text of one token; it contains U+FFFD if the token is part of a character."""
+        if token not in self._cache:
+            self._cache[token] = self._decode([token])
+        return self._cache[token]
 
     def is_fixed(self, token: int) -> bool:
-        """Whether a token is not for correction: line breaks, tabs, parts of characters."""
-        return any(c == _BROKEN or category(c) in _LAYOUT for c in self.of(token))
+        """Whether correction skips the token: line breaks, tabs and parts of characters."""
+        return any(c == _INVALID or category(c) in _LAYOUT for c in self.of(token))
 
     def encode(self, text: str, what: str) -> list[int]:
-        """The tokens of a text that they give back exactly; any other text is refused.
+        """Return the tokens of a text; raise if decoding them does not restore it exactly.
 
-        Args:
-            text: The text.
-            what: What it is, for messages.
+        `what` names the text in error messages.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"{what} must be text, got {text[error.start]!r} at character {error.start}, which "
-                "is half a character or a byte that is no UTF-8. Leave it out."
+                f"{what} must be valid Unicode, got {text[error.start]!r} at character "
+                f"{error.start}, a lone surrogate or a byte that is not UTF-8. Remove it."
             ) from error
         tokens = self.tokenizer.encode(text)
         back = "".join(self(tokens))
         if back != text:
-            pairs = enumerate(zip(text, back, strict=False))
-            place = next((i for i, (a, b) in pairs if a != b), min(len(text), len(back)))
-            given, got = text[place : place + _SHOWN], back[place : place + _SHOWN]
+            place = len(commonprefix([text, back]))
+            given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
             raise DataError(
-                f"{what} must come back from the model's tokenizer as it was, but {given!r} at "
-                f"character {place} comes back as {got!r}. Write it as the tokenizer does, or use "
-                "a model with a byte-level tokenizer, which is exact on every text."
+                f"{what} must be restored exactly by the model's tokenizer, but {given!r} at "
+                f"character {place} decodes to {got!r}. Write it the way the tokenizer decodes it, "
+                "or use a model with a byte-level tokenizer, which restores every text."
             )
         return tokens
 
@@ -86,24 +89,63 @@ class TokenTexts:
         return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_fixed(v))
 
     @cached_property
-    def _before(self) -> str:
+    def _end_text(self) -> str:
         return self.tokenizer.decode([self.tokenizer.end_id])
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens in the middle of a text: some decoders drop a leading space."""
+        """Decode tokens as inside a text: some decoders drop a leading space at its start."""
         text = self.tokenizer.decode([self.tokenizer.end_id, *tokens])
-        if text.startswith(self._before):
-            return text.removeprefix(self._before)
+        if text.startswith(self._end_text):
+            return text.removeprefix(self._end_text)
         return self.tokenizer.decode(tokens)
 
-    def _mended(self, tokens: Sequence[int], token_texts: Sequence[str], start: int) -> int:
-        """The end of the fewest broken pieces from `start` on that are whole characters together.
+    def _end_of_characters(self, tokens: Sequence[int], texts: Sequence[str], start: int) -> int:
+        """Return the end of the shortest run of partial characters that decodes completely.
 
-        If few of them are not, which U+FFFD itself in the text never is, the end of all of them.
+        If no run of up to `_MAX_PARTS` does, as for U+FFFD in the text itself, return the end of
+        all consecutive partial characters.
         """
         stop = start + 1
-        while stop < len(token_texts) and _BROKEN in token_texts[stop]:
+        while stop < len(texts) and _INVALID in texts[stop]:
             stop += 1
-            if stop - start <= _MOST_PIECES and _BROKEN not in self._decode(tokens[start:stop]):
+            if stop - start <= _MAX_PARTS and _INVALID not in self._decode(tokens[start:stop]):
                 break
         return stop
+
+
+class Window(NamedTuple):
+    """A part of a text that fits into the context, and the tokens in it that it is used for."""
+
+    start: int
+    stop: int
+
+    own_start: int
+    own_stop: int
+    """Every token of the text is owned by exactly one window."""
+
+    @property
+    def own(self) -> slice:
+        """The window's own tokens, relative to its start."""
+        return slice(self.own_start - self.start, self.own_stop - self.start)
+
+
+def windows(num_tokens: int, context: int) -> list[Window]:
+    """Return overlapping windows over a text: one if it fits, else several of `context` tokens.
+
+    A window's own tokens have at least a quarter of the context on either side, except at the
+    beginning and the end of the text.
+    """
+    if num_tokens <= context:
+        return [Window(0, num_tokens, 0, num_tokens)]
+    margin = context // 4
+    stride = context - 2 * margin
+    found: list[Window] = []
+    own_start = 0
+    while own_start < num_tokens:
+        start = min(max(own_start - margin, 0), num_tokens - context)
+        own_stop = own_start + stride if own_start else context - margin
+        if start + context >= num_tokens:
+            own_stop = num_tokens
+        found.append(Window(start, start + context, own_start, own_stop))
+        own_start = own_stop
+    return found

@@ -1,4 +1,4 @@
-"""What a device can do, by its data sheet."""
+"""Memory, peak FLOP/s and link bandwidth of devices, from their data sheets."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from gidd.training.reporting.speed import matmul_rate
 @final
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator, or a machine's processor."""
+    """An accelerator, or the CPUs of this machine."""
 
     name: str
 
     memory: float
-    """Bytes, by the name it is sold under (80 GB is 80e9); drivers keep some of it."""
+    """Bytes as advertised (80 GB is 80e9); drivers reserve some of it."""
 
     flops: float
-    """Operations per second of bfloat16 matrix products with float32 sums, without sparsity."""
+    """Dense bf16 matrix FLOP/s with float32 accumulation."""
 
     float32_flops: float
-    """The same of float32 products; torch does not shorten them to TF32 unless it is told to."""
+    """Float32 matrix FLOP/s; torch does not use TF32 by default."""
 
     link: float | None
-    """Bytes per second that it can receive from others in the same machine; None if not known."""
+    """Bytes per second received from devices in the same machine; None if unknown."""
 
     kind: Literal["cuda", "cpu"] = "cuda"
-    """Whose rules of mixed precision apply."""
+    """Backend whose autocast rules apply."""
 
 
 _SHEETS = (
-    # NVLink's advertised rates count both directions: half of them can be received
+    # NVLink rates are advertised for both directions: half of that is received
     Device(name="h100", memory=80e9, flops=989e12, float32_flops=67e12, link=450e9),  # SXM5
     Device(name="h200", memory=141e9, flops=989e12, float32_flops=67e12, link=450e9),
     # B200 as in HGX and DGX machines
@@ -49,17 +49,16 @@ _SHEETS = (
 )
 
 DEVICES: dict[str, Device] = {device.name: device for device in _SHEETS}
-"""By name; `cpu` is this machine and is measured."""
+"""Known devices by name; `cpu`, this machine, is measured."""
 
 
 def named_device(name: str) -> Device:
-    """A device by its name."""
+    """Return a device by name; `cpu` measures this machine."""
     if name == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         here = torch.device("cpu")
         return Device(
             name="cpu",
-            memory=memory,
+            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             flops=matmul_rate(here, torch.bfloat16),
             float32_flops=matmul_rate(here, torch.float32),
             link=None,
@@ -68,6 +67,6 @@ def named_device(name: str) -> Device:
     if name not in DEVICES:
         raise ConfigError(
             f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}. "
-            "For another one, pass a gidd.planning.hardware.Device to gidd.planning.run_plan.plan."
+            "For another one, pass a gidd.planning.Device to gidd.planning.plan_run."
         )
     return DEVICES[name]

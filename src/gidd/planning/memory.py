@@ -1,15 +1,14 @@
-"""A book of all memory that a step holds, and of all collectives that it enters."""
+"""Track the memory that a training step holds and the collectives that it enters.
+
+`torch.distributed._tools` does not suffice: its `FSDPMemTracker` needs an FSDP module, tracks a
+single pass and has no kind for the loss; `CommDebugMode` counts calls but not bytes.
+"""
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, final
-from unittest.mock import patch
+from typing import Any, Literal, NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gidd.diffusion.fused import BLOCK_ENTRIES, CHUNK_TOKENS
+from gidd.diffusion.fused import CHUNK_TOKENS, HEAD_AND_LOSS, LOSS_BLOCK_ENTRIES
 
-aten = torch.ops.aten
-_FSDP = str(Path("torch", "distributed", "fsdp", "_fully_shard"))
-_LOSS = str(Path("gidd", "diffusion", "fused.py"))
+aten, profiler = torch.ops.aten, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005
-"""How much fuller than at the last listing it must be before what is there is listed again."""
+"""A new peak is broken down by kind only if it exceeds the last breakdown by this factor."""
 
 KINDS = (
     "parameters",
@@ -31,14 +28,22 @@ KINDS = (
     "optimiser",
     "ema",
     "activations",
-    "gathered parameters",
+    "unsharded parameters",
     "head and loss",
     "backward pass",
-    "gradients being summed",
+    "gradient reduction",
     "other",
 )
-"""What memory is for. "Backward pass" is what it makes: gradients of features and of gathered
-parameters, and activations computed again."""
+"""What memory is used for. "Backward pass" holds gradients of activations and of unsharded
+parameters, and recomputed activations."""
+
+_KIND_OF_LABEL = (
+    (HEAD_AND_LOSS, "head and loss"),
+    ("FSDP::post_backward", "gradient reduction"),
+    ("FSDP::", "unsharded parameters"),
+)
+"""Memory allocated under a `torch.profiler.record_function` label, by the label's prefix. FSDP2
+labels its own work."""
 
 Phase = Literal["forward", "backward"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
@@ -51,169 +56,93 @@ _COLLECTIVES: dict[object, CollectiveKind] = {
 
 
 class Collective(NamedTuple):
-    """All calls of one kind."""
+    """All calls of one kind of collective."""
 
     kind: CollectiveKind
     ranks: int
-    """That take part in each."""
+    """Ranks in each call."""
 
     calls: int
     bytes: int
-    """Of the undivided tensors, over all calls."""
+    """Size of the unsharded tensors, summed over all calls."""
 
 
 @final
 class MemoryTracker(TorchDispatchMode):
-    """Follows tensors without contents; what would need contents is the largest case there is."""
+    """Track the storages of fake tensors by kind; data-dependent sizes take their maximum."""
 
     def __init__(self, num_tokens: int, vocab_size: int) -> None:
         super().__init__()
+        self._chunk = min(num_tokens, CHUNK_TOKENS)
+        blocks = 2 * max(1, LOSS_BLOCK_ENTRIES // vocab_size)
+        self._counts = torch.tensor([min(blocks, self._chunk)])  # not fake: Python reads its value
         self._parameters: list[nn.Parameter] = []
-        self._largest_case = _LargestCase(num_tokens, vocab_size)
         self._entries: dict[int, tuple[int, str]] = {}
+        self._unsharded = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
+        self._sections: list[str] = []
         self._held: Counter[str] = Counter()
-        self._total = 0
         self._phase: Phase = "forward"
         self._peak: Counter[str] = Counter()
-        self._listed: dict[str, tuple[int, dict[str, int]]] = {}
-        self._collectives: Counter[tuple[CollectiveKind, int]] = Counter()
-        self._calls: Counter[tuple[CollectiveKind, int]] = Counter()
+        self._snapshots: dict[str, tuple[int, dict[str, int]]] = {}
+        self.collectives: dict[tuple[CollectiveKind, int], Collective] = {}
 
-    def own(self, parameters: list[nn.Parameter]) -> None:
-        """Book this rank's part of the parameters, and tell their gradients from all else."""
+    def add_parameters(self, parameters: list[nn.Parameter]) -> None:
+        """Add this rank's parameters; their `.grad` is then counted as gradients."""
         self._parameters = parameters
-        self.enter("parameters", parameters)
+        self.add("parameters", parameters)
 
-    def enter(self, what: str, tensors: object) -> None:
-        """Book memory that has been there before."""
+    def add(self, kind: str, tensors: object) -> None:
+        """Add tensors whose storages are not tracked yet."""
         for leaf in tree_leaves(tensors):
             if isinstance(leaf, Tensor):
                 storage = _local(leaf).untyped_storage()
-                self._set(storage, storage.nbytes(), what)
+                if _key(storage) not in self._entries:
+                    self._set(storage, kind)
 
-    @contextmanager
-    def during(self, phase: Phase) -> Generator[None]:
-        """Follow what happens in here."""
+    def track(self, phase: Phase) -> Self:
+        """Return a context in which everything allocated is tracked as part of `phase`."""
         self._phase = phase
-        resize = torch.UntypedStorage.resize_  # how FSDP2 lets go of gathered parameters
-
-        def follow(storage: torch.UntypedStorage, size: int) -> object:
-            self._set(storage, size, self._asked_by())
-            return resize(storage, size)
-
-        with self, patch.object(torch.UntypedStorage, "resize_", follow):
-            yield
-
-    def forget_collectives(self) -> None:
-        """Count anew."""
-        self._collectives.clear()
-        self._calls.clear()
-
-    def collectives(self) -> tuple[Collective, ...]:
-        """Those entered since they were forgotten."""
-        return tuple(
-            Collective(kind, ranks, self._calls[kind, ranks], size)
-            for (kind, ranks), size in self._collectives.items()
-        )
+        return self
 
     def phases(self) -> dict[str, dict[str, int]]:
-        """Bytes at the fullest moment of each phase, and of the update that follows them."""
-        phases: dict[str, dict[str, int]] = {}
-        for phase, (total, held) in self._listed.items():
-            phases[phase] = held | {"other": self._peak[phase] - total}
-        phases["update"] = self._with_gradients()
-        return phases
+        """Return bytes by kind at the peak of each phase, and in the update that follows."""
+        peaks = {
+            phase: held | {"other": self._peak[phase] - total}
+            for phase, (total, held) in self._snapshots.items()
+        }
+        return peaks | {"update": self._by_kind()}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its parts come by again
+            return NotImplemented  # the operations on its local tensors are dispatched again
+        if func is profiler._record_function_enter_new.default:
+            kinds = (kind for prefix, kind in _KIND_OF_LABEL if args[0].startswith(prefix))
+            self._sections.append(next(kinds, self._section))
+        elif self._section in ("unsharded parameters", "gradient reduction"):
+            self._find_resized()
+        if func is profiler._record_function_exit._RecordFunction:
+            self._sections.pop()
         out = self._largest_case(func, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
         if (collective := _COLLECTIVES.get(func)) is not None:
             self._count(collective, args)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if _key(storage) not in self._entries:
-                    self._set(storage, storage.nbytes(), self._asked_by())
+        self.add(self._section, out)
         return out
 
-    def _count(self, kind: CollectiveKind, args: tuple[Any, ...]) -> None:
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        whole = max(tensor.numel() * tensor.element_size() for tensor in tensors)
-        group = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.ScriptObject))
-        ranks = cast(Any, torch.distributed.ProcessGroup).unbox(group).size()
-        self._collectives[kind, ranks] += whole
-        self._calls[kind, ranks] += 1
-
-    def _set(self, storage: torch.UntypedStorage, size: int, what: str) -> None:
-        key = _key(storage)
-        if key in self._entries:
-            self._remove(key)
-        else:
-            weakref.finalize(storage, self._remove, key)
-        self._entries[key] = (size, what)
-        self._held[what] += size
-        self._total += size
-        phase = self._phase
-        if self._total > self._peak[phase]:
-            self._peak[phase] = self._total
-            if self._total > _SNAPSHOT_GROWTH * self._listed.get(phase, (0, {}))[0]:
-                self._listed[phase] = (self._total, self._with_gradients())
-
-    def _remove(self, key: int) -> None:
-        size, what = self._entries.pop(key, (0, ""))
-        self._held[what] -= size
-        self._total -= size
-
-    def _with_gradients(self) -> dict[str, int]:
-        """What is held, by what it is; gradients that are ready are told from all else."""
-        held = Counter(self._held)
-        gradients = (p.grad for p in self._parameters if p.grad is not None)
-        for key in {_key(_local(gradient).untyped_storage()) for gradient in gradients}:
-            size, what = self._entries[key]
-            held[what] -= size
-            held["gradients"] += size
-        return {what: held[what] for what in KINDS if held[what]}
-
-    def _asked_by(self) -> str:
-        """Who asks for memory: the files and functions being run tell."""
-        frame, gathers = inspect.currentframe(), False
-        while frame is not None:
-            code = frame.f_code
-            if code.co_filename.endswith(_LOSS):
-                return "head and loss"
-            if _FSDP in code.co_filename:
-                if code.co_name in ("foreach_reduce", "post_backward"):
-                    return "gradients being summed"
-                gathers = True
-            frame = frame.f_back
-        if gathers:
-            return "gathered parameters"
+    @property
+    def _section(self) -> str:
+        """What memory allocated now is used for."""
+        if self._sections:
+            return self._sections[-1]
         return "activations" if self._phase == "forward" else "backward pass"
 
+    def _largest_case(self, func: object, args: tuple[Any, ...]) -> Any:
+        """Return the result of a data-dependent operation if every token has a loss, else None.
 
-class _LargestCase:
-    """Answers to what depends on contents: every token of a micro-batch has a loss.
-
-    The loss works on a chunk of tokens at a time, and on a block of the chunk's rows. All chunks
-    and all blocks need the same memory: one chunk is followed, and two blocks of it.
-    """
-
-    def __init__(self, num_tokens: int, vocab_size: int) -> None:
-        self._chunk = min(num_tokens, CHUNK_TOKENS)
-        blocks = 2 * max(1, BLOCK_ENTRIES // vocab_size)
-        self._counts = torch.tensor([min(blocks, self._chunk)])  # real, as Python reads it
-
-    def __call__(self, func: object, args: tuple[Any, ...]) -> Any:
-        """The answer, or None if the operation depends on shapes only."""
+        The loss is computed for one chunk of tokens at a time, and for one block of rows of it. All
+        chunks and all blocks need the same memory: one chunk and two of its blocks are traced.
+        """
         if func is aten.nonzero.default:
             return args[0].new_empty(self._chunk, args[0].dim(), dtype=torch.int64)
         if func is aten.unique_consecutive.default:
@@ -225,6 +154,53 @@ class _LargestCase:
         ):
             return args[0].flatten().clone()
         return None
+
+    def _count(self, kind: CollectiveKind, args: tuple[Any, ...]) -> None:
+        unsharded = max(leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+        group = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.ScriptObject))
+        ranks = cast(Any, torch.distributed.ProcessGroup).unbox(group).size()
+        old = self.collectives.get((kind, ranks), Collective(kind, ranks, calls=0, bytes=0))
+        new = old._replace(calls=old.calls + 1, bytes=old.bytes + unsharded)
+        self.collectives[kind, ranks] = new
+
+    def _find_resized(self) -> None:
+        """Update storages of unsharded parameters, which FSDP2 frees and reallocates in place.
+
+        `UntypedStorage.resize_` is not dispatched, but FSDP2 calls it under its labels only.
+        """
+        for key, storage in self._unsharded.items():
+            if storage.nbytes() != self._entries[key][0]:
+                self._set(storage, "unsharded parameters")
+
+    def _set(self, storage: torch.UntypedStorage, kind: str) -> None:
+        key, size = _key(storage), storage.nbytes()
+        if key in self._entries:
+            self._remove(key)
+        else:
+            weakref.finalize(storage, self._remove, key)
+            if kind == "unsharded parameters":
+                self._unsharded[key] = storage
+        self._entries[key] = (size, kind)
+        self._held[kind] += size
+        phase, total = self._phase, self._held.total()
+        if total > self._peak[phase]:
+            self._peak[phase] = total
+            if total > _SNAPSHOT_GROWTH * self._snapshots.get(phase, (0, {}))[0]:
+                self._snapshots[phase] = (total, self._by_kind())
+
+    def _remove(self, key: int) -> None:
+        size, kind = self._entries.pop(key)
+        self._held[kind] -= size
+
+    def _by_kind(self) -> dict[str, int]:
+        """Return the bytes held by kind, with the `.grad` of parameters as gradients."""
+        held = Counter(self._held)
+        gradients = (p.grad for p in self._parameters if p.grad is not None)
+        for key in {_key(_local(gradient).untyped_storage()) for gradient in gradients}:
+            size, kind = self._entries[key]
+            held[kind] -= size
+            held["gradients"] += size
+        return {kind: held[kind] for kind in KINDS if held[kind]}
 
 
 def _key(storage: torch.UntypedStorage) -> int:

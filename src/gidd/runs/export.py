@@ -1,4 +1,4 @@
-"""From a run's newest checkpoint to a model that others can load."""
+"""Export the newest checkpoint of a run as a model that can be loaded without the run."""
 
 from __future__ import annotations
 
@@ -17,37 +17,35 @@ from gidd.training.world import World
 
 
 def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
-    """Write the newest whole checkpoint as safetensors, a record and the tokenizer's files.
+    """Write the newest valid checkpoint as safetensors, a record and the tokenizer's files.
 
-    A run that keeps an average of its weights exports the average. A diffusion model is what
-    `gidd.models.load_pretrained` loads, an autoregressive one is a Llama for `transformers`. The
-    world must be of one process: the model is written as a whole.
+    Exports the EMA of the weights if the run has one. `gidd.from_pretrained` loads a diffusion
+    model, `transformers` an autoregressive one (a Llama). The world must have one process: the
+    model is not sharded.
 
     Returns:
-        The checkpoint, and why newer ones were passed over.
+        The checkpoint, and notes on newer checkpoints that were skipped because of damage.
     """
     checkpoints = Checkpoints(run_folder / "checkpoints", world, read_only=True)
-    whole = checkpoints.latest_valid()
-    if whole is None:
+    checkpoint = checkpoints.latest_valid()
+    if checkpoint is None:
         raise CheckpointError(
-            f"{checkpoints.folder} holds no checkpoint. Give the folder of a run (--out of "
+            f"{checkpoints.folder} contains no checkpoint. Use the folder of a run (--out of "
             "`gidd train`) that has saved at least once."
         )
-    folder = checkpoints.path(whole.step)
+    folder = checkpoints.path(checkpoint.step)
     run = from_yaml(RunConfig, (folder / "run.yaml").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(folder)
     objective = build_objective(run, tokenizer.vocab).to_empty(device="cpu")
-    objective.network.reset_parameters(Initializer())  # a Llama's angles, too
-    wanted = "model." if run.train.ema_decay is None else "ema."
-    weights = {
-        wanted + name: parameter.detach() for name, parameter in objective.named_parameters()
-    }
-    record = checkpoints.read(whole.step, weights, partial=True)
-    summary = {"steps": whole.step, "run": record["run"]}
+    objective.network.reset_parameters(Initializer())  # for the rotary buffers of a Llama
+    prefix = "model." if run.train.ema_decay is None else "ema."
+    weights = {prefix + name: value.detach() for name, value in objective.named_parameters()}
+    record = checkpoints.read(checkpoint.step, weights, partial=True)
+    summary = {"steps": checkpoint.step, "run": record["run"]}
     if isinstance(objective, DiffusionObjective):
         save(out, objective.denoiser, objective.schedule, summary)
     else:
         assert isinstance(objective, AutoregressiveObjective)
         objective.model.save(out)
     tokenizer.save(out)
-    return whole
+    return checkpoint

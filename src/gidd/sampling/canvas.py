@@ -1,9 +1,9 @@
-"""What a sampler works on: tokens, which of them are protected, times, and where randomness is."""
+"""The state of a batch while it is sampled: tokens, protected positions, times and seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -16,44 +16,47 @@ from gidd.sampling.trace import EditLog
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+Times: TypeAlias = 'Float[Tensor, " B"]'
+"""One time per sequence."""
+
 
 class BestState(NamedTuple):
-    """The best state a corrector has seen, for correctors that keep score."""
+    """The highest-scoring state so far, for correctors that score their states."""
 
     tokens: Int[Tensor, "B L"]
 
     score: Float[Tensor, " B"]
-    """Its score; -1 if nothing has been scored."""
+    """Score of that state; -1 if no state has been scored."""
 
     age: Int[Tensor, " B"]
-    """Network calls since it was found."""
+    """Corrector steps since it was found."""
 
-    def rows(self, index: Int[Tensor, " K"]) -> BestState:
-        """Those of some sequences."""
-        return BestState(self.tokens[index], self.score[index], self.age[index])
+    def rows(self, index: Int[Tensor, " K"] | slice) -> BestState:
+        """Select sequences."""
+        return BestState(*(value[index] for value in self))
 
 
 class StepOutput(NamedTuple):
-    """What a step or corrector asks for. Protected positions are put back by the canvas."""
+    """The result of a step or corrector. The canvas keeps protected positions unchanged."""
 
     tokens: Int[Tensor, "B L"]
 
     probability: Float[Tensor, "B L"] | None = None
-    """x_theta of the new tokens where it is known, for the log; 0 or None elsewhere."""
+    """x_theta of the new tokens, for the edit log; 0 where a token was not drawn from x_theta."""
 
     best: BestState | None = None
-    """The best state so far; sequences are left in it when the phase ends."""
+    """The best state so far; the canvas restores it when the phase ends."""
 
     finished: Bool[Tensor, " B"] | None = None
-    """Sequences that need no more calls of this kind."""
+    """Sequences that have converged: the rest of the phase is skipped."""
 
-    def first(self, number: int) -> StepOutput:
-        """The change of the first sequences alone."""
+    def first(self, num: int) -> StepOutput:
+        """Select the first `num` sequences."""
         return StepOutput(
-            self.tokens[:number],
-            None if self.probability is None else self.probability[:number],
-            None if self.best is None else BestState(*(value[:number] for value in self.best)),
-            None if self.finished is None else self.finished[:number],
+            self.tokens[:num],
+            None if self.probability is None else self.probability[:num],
+            None if self.best is None else self.best.rows(slice(num)),
+            None if self.finished is None else self.finished[:num],
         )
 
 
@@ -62,28 +65,28 @@ class StepOutput(NamedTuple):
 class Canvas:
     """A batch of sequences of one length, each with its own time, seed and progress.
 
-    A random number's address is (seed, stream, move, request, position): nothing in it depends on
-    the batch, so a sequence comes out the same in any company.
+    Random numbers are a function of (seed, stream, step, sample index, position). None of these
+    depends on the batch, so a sequence is the same alone and in any batch.
     """
 
     tokens: Int[Tensor, "B L"]
 
     protected: Bool[Tensor, "B L"]
-    """Positions that no step and no corrector may change."""
+    """Positions that no step or corrector may change."""
 
-    time: Float[Tensor, " B"]
-    """How noisy each sequence is: 1 before the first step, 0 after the last."""
+    time: Times
+    """Noise level of each sequence: 1 before the first step, 0 after the last."""
 
     seed: Int[Tensor, " B"]
 
-    request: Int[Tensor, " B"]
-    """Which of the seed's sequences this is."""
+    sample_index: Int[Tensor, " B"]
+    """Index of each sequence among those of its seed."""
 
     step_index: Int[Tensor, " B"]
-    """Moves made so far, those that were skipped included."""
+    """Steps of the plan done so far, skipped ones included."""
 
     calls: Int[Tensor, " B"]
-    """Network calls that the sequence needed so far."""
+    """Forward passes used so far."""
 
     best: BestState
 
@@ -95,23 +98,22 @@ class Canvas:
         protected: Bool[Tensor, "B L"],
         blank: Bool[Tensor, "B L"],
         seed: Int[Tensor, " B"],
-        request: Int[Tensor, " B"],
+        sample_index: Int[Tensor, " B"],
     ) -> Self:
-        """A canvas before its first move: blank positions are drawn from the prior."""
+        """Make a canvas before its first step; blank positions are drawn from the prior."""
         dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
         position = torch.arange(tokens.shape[1], device=tokens.device)
-        u = random_integers(seed, Stream.PRIOR, 0, request, position)
+        u = random_integers(seed, Stream.PRIOR, 0, sample_index, position)
         time = torch.ones(len(tokens), dtype=dtype, device=tokens.device)
-        never = BestState(tokens.clone(), -torch.ones_like(time), torch.zeros_like(seed))
         return cls(
             tokens=torch.where(blank, sample_prior(schedule, u, dtype), tokens),
             protected=protected,
             time=time,
             seed=seed,
-            request=request,
+            sample_index=sample_index,
             step_index=torch.zeros_like(seed),
             calls=torch.zeros_like(seed),
-            best=never,
+            best=BestState(tokens.clone(), -torch.ones_like(time), torch.zeros_like(seed)),
         )
 
     @classmethod
@@ -123,12 +125,12 @@ class Canvas:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Nothing given: requests 0 .. num_sequences - 1 of one seed, from the prior."""
+        """Make a canvas without given tokens: samples 0 .. num_sequences - 1 of one seed."""
         tokens = torch.zeros(num_sequences, length, dtype=torch.int64, device=device)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        request = torch.arange(num_sequences, device=device)
-        seeds = torch.full_like(request, seed)
-        return cls.start(schedule, tokens, ~everywhere, everywhere, seeds, request)
+        sample_index = torch.arange(num_sequences, device=device)
+        seeds = torch.full_like(sample_index, seed)
+        return cls.start(schedule, tokens, ~everywhere, everywhere, seeds, sample_index)
 
     @property
     def free(self) -> Bool[Tensor, "B L"]:
@@ -141,41 +143,34 @@ class Canvas:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)
 
     def random(self, stream: Stream) -> Int[Tensor, "B L"]:
-        """This move's fixed-point uniforms, one for each position."""
-        # the stream's key is made of plain integers where there is one seed: far fewer operations
+        """Draw this step's uniform random numbers, one per position, in fixed point."""
+        # for a single seed the key is computed with Python integers: far fewer tensor operations
         seed = int(self.seed) if len(self.seed) == 1 else self.seed
-        return random_integers(seed, stream, self.step_index, self.request, self.position)
+        return random_integers(seed, stream, self.step_index, self.sample_index, self.position)
 
     def rows(self, index: Int[Tensor, " K"]) -> Canvas:
-        """A canvas of some of the sequences, with tensors of its own."""
-        return Canvas(
-            tokens=self.tokens[index],
-            protected=self.protected[index],
-            time=self.time[index],
-            seed=self.seed[index],
-            request=self.request[index],
-            step_index=self.step_index[index],
-            calls=self.calls[index],
-            best=self.best.rows(index),
-        )
+        """Copy some of the sequences to a new canvas."""
+        tensors = {name: value for name, value in vars(self).items() if name != "best"}
+        parts = {name: tensor[index] for name, tensor in tensors.items()}
+        return Canvas(**parts, best=self.best.rows(index))
 
     def accept(
         self,
         index: Int[Tensor, " K"],
-        change: StepOutput,
+        output: StepOutput,
         time: Float[Tensor, " K"],
         log: EditLog | None = None,
     ) -> None:
-        """Write a change of the sequences `index`, all but what is protected, and log its edits."""
-        new = torch.where(self.protected[index], self.tokens[index], change.tokens)
-        self._write(index, new, change.probability, log)
+        """Write the output of a step for the sequences `index`; protected positions stay."""
+        new = torch.where(self.protected[index], self.tokens[index], output.tokens)
+        self._write(index, new, output.probability, log)
         self.time[index] = time
-        if change.best is not None:
-            for mine, theirs in zip(self.best, change.best, strict=True):
-                mine[index] = theirs
+        if output.best is not None:
+            for stored, updated in zip(self.best, output.best, strict=True):
+                stored[index] = updated
 
     def restore_best(self, index: Int[Tensor, " K"], log: EditLog | None = None) -> None:
-        """Put sequences for which a score was kept into their best state, and forget the score."""
+        """Reset scored sequences to their best state, and clear the score."""
         index = index[self.best.score[index] >= 0]
         self._write(index, self.best.tokens[index], None, log)
         self.best.score[index] = -1

@@ -1,10 +1,9 @@
-"""The loop: every sequence makes the moves of its plan, in any company, with the same result."""
+"""The sampling loop: step every sequence through its plan, with the same result in any batch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -17,34 +16,33 @@ from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan, Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import Processor
-from gidd.sampling.program import Program
-from gidd.sampling.request import Request, Sample, end_at
-from gidd.sampling.trace import Edit, Frame, Record
+from gidd.sampling.request import Request, Sample
+from gidd.sampling.trace import Frame, Record
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
 
 class StepEvent(NamedTuple):
-    """One move of every sequence that was still active, as `on_step` sees it."""
+    """One step of every active sequence; the argument of `on_step`."""
 
     canvas: Canvas
-    """The state after it."""
+    """The state after the step."""
 
     rows: Int[Tensor, " K"]
-    """The sequences that moved."""
+    """The sequences that made a step."""
 
     before: Int[Tensor, "K L"]
-    """Their tokens before."""
+    """Their tokens before the step."""
 
     num_steps: Int[Tensor, " B"]
-    """The length of every plan; `canvas.step_index` has come this far when a sequence is done."""
+    """Steps in every sequence's plan; a sequence is done when `canvas.step_index` equals it."""
 
     record: Record | None
     """Edits and frames so far, by row of the canvas."""
 
     members: Sequence[int] = ()
-    """Which request each sequence of the canvas is."""
+    """Index of the request of each sequence of the canvas."""
 
 
 OnStep = Callable[[StepEvent], None]
@@ -52,14 +50,14 @@ OnStep = Callable[[StepEvent], None]
 
 @final
 class Engine:
-    """A network, its schedule, and how many sequences go through the network at once.
+    """A network, its schedule and the batch size of a forward pass.
 
-    Every network call has exactly `rows_per_call` sequences of one length; if fewer are left, the
-    last call is filled up with copies. The shape of a matrix product decides its last bits, so this
-    is what makes a sequence come out bit by bit the same alone and in a batch. With 1 nothing else
-    is needed, nothing is wasted, and on a CPU it is as fast as any. Give a GPU as many as it needs
-    to be busy; then a row must also have the same bits wherever it stands in a batch, which kernels
-    for one shape have as a rule and the tests check.
+    Every forward pass has exactly `rows_per_call` sequences of one length; an incomplete batch is
+    padded with copies. The last bits of a matrix product depend on its shape, so the fixed shape
+    makes a sequence bit-identical alone and in a batch. `rows_per_call=1` wastes nothing and is as
+    fast as any on a CPU. On a GPU choose the batch size that saturates it; then a row must also
+    have the same bits at every place in the batch. Kernels usually guarantee that for one shape,
+    and the tests check it.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Engine:
         if rows_per_call < 1:
             raise ConfigError(
                 f"engine.rows_per_call must be at least 1, got {rows_per_call}. It is the number "
-                "of sequences in one network call."
+                "of sequences in one forward pass."
             )
         self.network = network
         self.schedule = schedule
@@ -89,14 +87,14 @@ class Engine:
         on_step: OnStep | None = None,
         record_frames: bool = False,
     ) -> list[Sample]:
-        """Carry out all requests; the result of each depends on no other.
+        """Sample all requests; the result of each does not depend on the others.
 
         Args:
             requests: Sequences of any lengths, with plans of any lengths.
-            on_step: Called after each round of moves. Sequences of one length and the same
-                processors move together; lengths come one after the other.
-            record_frames: Keep what the network thinks of every token before every move. Costs a pass of
-                the head, and a network call where a move would have needed none.
+            on_step: Called after each round of steps. Sequences of one length with the same
+                processors are stepped together; such groups run one after the other.
+            record_frames: Record state and predictions before every step. Costs a pass of the head
+                per step, and a forward pass where the step would have needed none.
         """
         groups: dict[tuple[int, tuple[Processor, ...]], list[int]] = defaultdict(list)
         for i, request in enumerate(requests):
@@ -107,12 +105,18 @@ class Engine:
             group = [requests[i] for i in members]
             canvas, plans = self._canvas(group), [request.plan for request in group]
             record = Record(frames=defaultdict(list) if record_frames else None)
-            tell = on_step and partial(_tell, on_step, members)
-            self.run(canvas, plans, processors=processors, record=record, on_step=tell)
-            edits = record.edits.by_row([[(m.name, m.s) for m in plan.steps] for plan in plans])
+            self.run(canvas, plans, processors, record=record, on_step=on_step, members=members)
+            edits = record.edits.by_row([[(p.name, p.s) for p in plan.steps] for plan in plans])
             for row, i in enumerate(members):
-                frames = (record.frames or {}).get(row, [])
-                samples[i] = _sample(requests[i], canvas, row, edits[row], frames)
+                tokens = tuple(canvas.tokens[row].tolist())
+                samples[i] = Sample(
+                    tokens=tokens,
+                    text=requests[i].truncate_at_stop(tokens),
+                    protected=requests[i].are_protected,
+                    calls=int(canvas.calls[row]),
+                    edits=tuple(edits[row]),
+                    frames=tuple((record.frames or {}).get(row, ())),
+                )
         return [samples[i] for i in range(len(requests))]
 
     @torch.no_grad()
@@ -120,58 +124,64 @@ class Engine:
         self,
         canvas: Canvas,
         plan: Plan | Sequence[Plan],
-        *,
         processors: Sequence[Processor] = (),
+        *,
         record: Record | None = None,
         on_step: OnStep | None = None,
+        members: Sequence[int] = (),
     ) -> None:
-        """Move all sequences of a canvas to the end of their plans (one, or one each), in place."""
+        """Step all sequences of a canvas to the end of their plans (one, or one each), in place."""
         plans = [plan] * len(canvas.tokens) if isinstance(plan, Plan) else plan
-        program = Program.of(plans, canvas)
-        while phases := program.active(canvas):
-            moved = torch.cat([rows for _, rows in phases])
-            before = canvas.tokens[moved]
+        num_steps = canvas.step_index.new_tensor([len(plan) for plan in plans])
+        while phases := _active(canvas, plans):
+            stepped = torch.cat([rows for _, rows in phases])
+            before = canvas.tokens[stepped]
             for step, rows in phases:
                 for part in rows.split(self.rows_per_call):
-                    self._step(canvas, program, step, part, processors, record)
+                    self._step(canvas, plans, step, part, processors, record)
             if on_step:
-                on_step(StepEvent(canvas, moved, before, program.num_steps, record))
+                on_step(StepEvent(canvas, stepped, before, num_steps, record, members))
 
     def _step(
         self,
         canvas: Canvas,
-        program: Program,
+        plans: Sequence[Plan],
         step: Step,
         rows: Int[Tensor, " K"],
         processors: Sequence[Processor],
         record: Record | None,
     ) -> None:
-        """One move of at most `rows_per_call` sequences, in a batch of exactly that many."""
+        """Step at most `rows_per_call` sequences, in a batch padded to exactly that size."""
         num = len(rows)
-        filled = torch.cat([rows, rows[:1].expand(self.rows_per_call - num)])
-        part = canvas.rows(filled)
-        t, s = program.times(part, filled)
-        size = self.schedule.vocab.size
-        prediction = Prediction(self.network, t, part.tokens, size, processors)
-        change = step(self.schedule, s, t, part, prediction)
-        if change.best is not None and program.alone(part, filled).any():
+        padded = torch.cat([rows, rows[:1].expand(self.rows_per_call - num)])
+        part = canvas.rows(padded)
+        places = list(zip(padded.tolist(), part.step_index.tolist(), strict=True))
+        planned = [plans[row].steps[i] for row, i in places]
+        phases = [plans[row].phases[i] for row, i in places]
+        t = part.time.new_tensor([p.t for p in planned])
+        s = part.time.new_tensor([p.s for p in planned])
+        prediction = Prediction(self.network, t, part.tokens, self.schedule.vocab.size, processors)
+        output = step(self.schedule, s, t, part, prediction)
+        if output.best is not None and any(len(phase) == 1 for phase in phases):
             raise ConfigError(
-                "a corrector that returns the best state it has seen needs two calls in a row: one "
-                "judges the text, the next what was changed. Got a single call; ask for 2 or more, "
-                "in a phase of their own: stay(corrector, calls)."
+                "a corrector that returns its best state needs at least 2 consecutive calls, got "
+                "1: each call scores the change made by the call before. Use "
+                "corrector_plan(corrector, calls) with calls >= 2."
             )
-        following, leaves = program.after(part, filled, change.finished)
-        canvas.calls[rows] += prediction.asked[:num]
+        end = part.step_index.new_tensor([phase.stop for phase in phases])
+        following = part.step_index + 1
+        if output.finished is not None:
+            following = torch.where(output.finished, end, following)
+        canvas.calls[rows] += prediction.was_read[:num]
         if record is not None and record.frames is not None:
-            seen = prediction.observe()
-            for k, row in enumerate(rows.tolist()):
-                number = int(part.step_index[k])
-                planned, values = program.planned_step(row, number), (value[k] for value in seen)
-                frame = Frame(number, planned.name, planned.t, part.tokens[k], *values)
+            observation = prediction.observe()
+            for k, (row, i) in enumerate(places[:num]):
+                values = (value[k] for value in observation)
+                frame = Frame(i, planned[k].name, planned[k].t, part.tokens[k], *values)
                 record.frames[row].append(frame)
         log = record.edits if record is not None else None
-        canvas.accept(rows, change.first(num), s[:num], log)
-        canvas.restore_best(rows[leaves[:num]], log)
+        canvas.accept(rows, output.first(num), s[:num], log)
+        canvas.restore_best(rows[(following == end)[:num]], log)
         canvas.step_index[rows] = following[:num]
 
     def _canvas(self, requests: Sequence[Request]) -> Canvas:
@@ -187,19 +197,15 @@ class Engine:
         )
 
 
-def _tell(on_step: OnStep, members: Sequence[int], event: StepEvent) -> None:
-    on_step(event._replace(members=members))
+def _active(canvas: Canvas, plans: Sequence[Plan]) -> list[tuple[Step, Int[Tensor, " K"]]]:
+    """Group the sequences that are not done by the function of their next step.
 
-
-def _sample(
-    request: Request, canvas: Canvas, row: int, edits: Sequence[Edit], frames: Sequence[Frame]
-) -> Sample:
-    tokens: list[int] = canvas.tokens[row].tolist()
-    return Sample(
-        tokens=tuple(tokens),
-        text=end_at(request.stop, tokens, request.are_protected),
-        protected=request.are_protected,
-        calls=int(canvas.calls[row]),
-        edits=tuple(edits),
-        frames=tuple(frames),
-    )
+    A sequence without free positions has no step to make.
+    """
+    groups: dict[Step, list[int]] = defaultdict(list)
+    progress = zip(plans, canvas.step_index.tolist(), canvas.free.any(-1).tolist(), strict=True)
+    for row, (plan, i, can_change) in enumerate(progress):
+        if can_change and i < len(plan):
+            groups[plan.steps[i].step].append(row)
+    device = canvas.tokens.device
+    return [(step, torch.tensor(rows, device=device)) for step, rows in groups.items()]

@@ -1,4 +1,4 @@
-"""What a sampler asks of a network: features of a noisy sequence, and x_theta from features."""
+"""The interface of a network to the samplers: features of a sequence, and x_theta from them."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ if TYPE_CHECKING:
 
 
 class DenoisingNetwork(Protocol):
-    """x_theta in two parts, so that the vocabulary head runs only where its answer matters.
+    """x_theta in two parts, so that the output head runs only at the positions that need it.
 
-    `gidd.models.Denoiser` is one; `FunctionNetwork` makes one of any function.
+    Implemented by `gidd.models.Denoiser`; `FunctionNetwork` wraps any function.
     """
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """The features that go into the head."""
+        """Compute the features that enter the output head (one forward pass of the backbone)."""
         ...
 
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """x_theta from features, position by position."""
+        """Compute x_theta from features, position by position."""
         ...
 
 
 @final
 class FunctionNetwork:
-    """A network whose features are x_theta itself: an exact posterior, or any other function."""
+    """A network defined by a function for x_theta, such as an exact posterior."""
 
     def __init__(self, x_theta: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.x_theta = x_theta
         """(z [B, L], t [B]) -> [B, L, V]."""
 
     def hidden(self, z: Tensor, t: Tensor) -> Tensor:
-        """x_theta(z, t)."""
+        """Return x_theta(z, t)."""
         return self.x_theta(z, t)
 
     def distribution(self, hidden: Tensor) -> Tensor:
-        """What it was given."""
+        """Return the features, which are x_theta already."""
         return hidden
 
 
 @final
 class CachedFeatures:
-    """A network that ignores the time: while a sequence's tokens stay, so do its features.
+    """A cache of features for networks that do not depend on t.
 
-    It remembers the features of the last `capacity` sequences, so that a step that changed nothing
-    is followed by one that costs no network call. Give it only to a network whose features do not
-    depend on t; it is told t = 0 always.
+    Keeps the features of the last `capacity` sequences, so that a step after one that changed
+    nothing needs no forward pass. Use it only for a network whose features do not depend on t: the
+    network always gets t = 0.
     """
 
     def __init__(self, network: DenoisingNetwork, capacity: int = 64) -> None:
         self.network = network
         self.capacity = capacity
-        self._memory: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def hidden(self, z: Tensor, t: Tensor) -> Tensor:
-        """Remembered features if all sequences have been seen lately, else new ones."""
+        """Return cached features if all sequences are in the cache, else compute them."""
         keys = [row.tobytes() for row in z.cpu().numpy()]
-        if not all(key in self._memory for key in keys):
+        if not all(key in self._cache for key in keys):
             features = self.network.hidden(z, torch.zeros_like(t))
-            self._memory.update(zip(keys, features.unbind(), strict=True))
+            self._cache.update(zip(keys, features.unbind(), strict=True))
         for key in keys:
-            self._memory.move_to_end(key)
-        features = torch.stack([self._memory[key] for key in keys])
-        while len(self._memory) > self.capacity:
-            self._memory.popitem(last=False)
+            self._cache.move_to_end(key)
+        features = torch.stack([self._cache[key] for key in keys])
+        while len(self._cache) > self.capacity:
+            self._cache.popitem(last=False)
         return features
 
     def distribution(self, hidden: Tensor) -> Tensor:
-        """The network's own."""
+        """Compute x_theta with the wrapped network."""
         return self.network.distribution(hidden)

@@ -1,10 +1,11 @@
-"""Which move comes when: a plan is a list of steps, each from a time t to a time s <= t."""
+"""Plans: which step function is called when, each from a time t to a time s <= t."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from torch import Tensor
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 Step = Callable[[MixingSchedule, Tensor, Tensor, Canvas, Prediction], StepOutput]
-"""(schedule, s, t, canvas, prediction at t) -> what to change. A corrector has s = t.
+"""(schedule, s, t, canvas, prediction at t) -> new tokens. A corrector has s = t.
 
 Options are keyword arguments: `functools.partial(gibbs, distance=4)`.
 """
 
 
 class PlannedStep(NamedTuple):
-    """One call of a step, from time t to time s <= t."""
+    """One call of a step function, from time t to time s <= t."""
 
     step: Step
     t: float
@@ -34,7 +35,7 @@ class PlannedStep(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The step's name, for logs."""
+        """Name of the step function, for logs."""
         function = self.step.func if isinstance(self.step, partial) else self.step
         return getattr(function, "__name__", type(function).__name__)
 
@@ -42,21 +43,30 @@ class PlannedStep(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Moves in the order in which they are made. Add plans to have one after the other.
+    """Steps in the order in which they are called; `plan_a + plan_b` concatenates two plans.
 
-    Consecutive moves with the same step are a phase. A corrector that has converged ends its phase.
+    Consecutive steps with the same function form a phase. A corrector that converges skips the rest
+    of its phase.
     """
 
     steps: tuple[PlannedStep, ...]
 
     def __post_init__(self) -> None:
-        """Refuse times outside [0, 1] and moves that go back."""
-        for number, (_, t, s) in enumerate(self.steps):
+        for i, (_, t, s) in enumerate(self.steps):
             if not 0 <= s <= t <= 1:
                 raise ConfigError(
-                    f"move {number} of a plan must go from t to s with 0 <= s <= t <= 1, got "
-                    f"t = {t} and s = {s}. Make the mesh with gidd.diffusion.times.even_mesh."
+                    f"step {i} of a plan must go from t to s with 0 <= s <= t <= 1, got t = {t} "
+                    f"and s = {s}. gidd.diffusion.times.even_mesh makes a valid mesh."
                 )
+
+    @cached_property
+    def phases(self) -> tuple[range, ...]:
+        """For each step, the indices of the steps of its phase."""
+        phases: list[range] = []
+        for _, steps in groupby(self.steps, key=lambda planned: planned.step):
+            phase = range(len(phases), len(phases) + len(list(steps)))
+            phases.extend([phase] * len(phase))
+        return tuple(phases)
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.steps + other.steps)
@@ -68,7 +78,7 @@ class Plan:
 def sampling_plan(
     mesh: Float[Tensor, " T+1"], step: Step = ancestral, correctors: Sequence[Step] = ()
 ) -> Plan:
-    """From the first time of `mesh` to its last; `correctors` are called once after every step."""
+    """Step from the first time of `mesh` to its last; each step is followed by `correctors`."""
     times: list[float] = mesh.tolist()
     steps: list[PlannedStep] = []
     for t, s in zip(times[:-1], times[1:], strict=True):
@@ -78,10 +88,10 @@ def sampling_plan(
 
 
 def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:
-    """At most `calls` calls of a corrector at time `t`."""
+    """Call a corrector at time `t`, at most `calls` times."""
     if calls < 0:
         raise ConfigError(
-            f"the number of a corrector's calls must be at least 0, got {calls}. "
-            "Each is one network call; 0 leaves the corrector out."
+            f"calls of a corrector must be at least 0, got {calls}. "
+            "Each call is one forward pass; 0 disables the corrector."
         )
     return Plan((PlannedStep(corrector, t, t),) * calls)

@@ -1,4 +1,4 @@
-"""What a caller wants: given tokens, blanks, what may change, and how it is sampled."""
+"""Requests: given tokens and blanks, what may change, and how to sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gidd.sampling.trace import Edit, Frame
 from gidd.vocab import Vocab
 
 Tokens = tuple[int | None, ...]
-"""Token ids; None is a blank that the sampler fills."""
+"""Token ids; None is a blank to fill."""
 
 
 @final
@@ -21,126 +21,121 @@ Tokens = tuple[int | None, ...]
 class Request:
     """One sequence to sample, to infill or to correct.
 
-    Given tokens condition masked diffusion exactly. Other noise lets the network doubt them while t
-    is large; Gibbs calls at t = 0 after the walk leave no doubt.
+    Given tokens condition masked diffusion exactly. Under other noise the network treats them as
+    possibly noisy while t is large; Gibbs steps at t = 0 after sampling condition exactly.
     """
 
     tokens: Tokens
-    """The whole sequence; `prompt`, `blanks` and `template.parse_template` make it."""
+    """The sequence, made by `prompt`, `blanks` or `template.parse_template`."""
 
     plan: Plan
-    """The moves to make, e.g. `sampling_plan(even_mesh(128))`; a plan that starts at t < 1 edits text."""
+    """Steps to take, e.g. `sampling_plan(even_mesh(128))`; a plan from t < 1 edits given tokens."""
 
     seed: int = 0
 
     sample_index: int = 0
-    """Which of the seed's sequences this is. The same (seed, number) is the same sequence."""
+    """Index among the samples of the seed; equal (seed, sample_index) give equal samples."""
 
     protected: tuple[bool, ...] | None = None
-    """Positions that must not change; by default all that are not blank."""
+    """Positions that must not change; by default all given tokens."""
 
     processors: tuple[Processor, ...] = ()
-    """Applied to x_theta in this order."""
+    """Processors of x_theta, applied in this order."""
 
     stop: tuple[int, ...] = ()
-    """The text ends before the first of these that the sampler wrote: end-of-text, padding."""
+    """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
 
     def check(self, vocab: Vocab, max_length: int | None = None) -> None:
-        """Refuse tokens that the vocabulary has not and sequences that do not fit."""
+        """Check length, token ids, seeds and protected positions."""
         if not self.tokens:
             raise DataError(
                 "a request must have at least one token or blank, got an empty sequence. "
-                "Ask for blanks(length) to sample without a prompt."
+                "Use blanks(length) to sample without a prompt."
             )
         if max_length is not None and len(self.tokens) > max_length:
             raise DataError(
                 f"a request must fit into the model's context of {max_length} tokens, got "
-                f"{len(self.tokens)}. Ask for a smaller length, a shorter prompt or fewer blanks."
+                f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
             )
         given = [v for v in (*self.tokens, *self.stop) if v is not None]
-        unknown = [v for v in given if not 0 <= v < vocab.size]
-        if unknown:
+        if unknown := [v for v in given if not 0 <= v < vocab.size]:
             raise DataError(
-                f"token ids must be in [0, {vocab.size}), the ids of the vocabulary, got "
+                f"token ids must be in [0, {vocab.size}), the vocabulary size, got "
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
         for name in ("seed", "sample_index"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise ConfigError(
                     f"request.{name} must be in [0, 2**63), got {getattr(self, name)}. "
-                    "Any such number will do."
+                    "Choose any integer in this range."
                 )
         if self.protected is not None and len(self.protected) != len(self.tokens):
             raise ConfigError(
                 f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
-                f"got {len(self.protected)}. Leave it out to protect all that is given."
+                f"got {len(self.protected)}. Omit it to protect all given tokens."
             )
-        if any(p and v is None for v, p in zip(self.tokens, self.are_protected, strict=True)):
+        if blank := [i for i, v in enumerate(self.tokens) if v is None and self.are_protected[i]]:
             raise ConfigError(
-                "request.protected must not cover a blank: what is not given cannot be kept. "
+                f"request.protected must not include blanks, got positions {blank[:10]}. "
                 "Give a token there, or leave the position unprotected."
             )
 
     @property
     def are_protected(self) -> tuple[bool, ...]:
-        """For every position whether it must not change."""
+        """Whether each position must not change."""
         return self.protected or tuple(v is not None for v in self.tokens)
+
+    def truncate_at_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens before the first unprotected stop token."""
+        for i, (token, is_protected) in enumerate(zip(tokens, self.are_protected, strict=True)):
+            if token in self.stop and not is_protected:
+                return tokens[:i]
+        return tokens
 
 
 @final
 @dataclass(frozen=True)
 class Sample:
-    """What became of a request."""
+    """The result of a request."""
 
     tokens: tuple[int, ...]
-    """The whole canvas."""
+    """The complete sequence."""
 
     text: tuple[int, ...]
-    """The tokens before the first `stop` that the sampler wrote; all of them if there is none."""
+    """The tokens before the first generated `stop` token; all tokens if there is none."""
 
     protected: tuple[bool, ...]
 
     calls: int
-    """Network calls that this sequence needed."""
+    """Forward passes that this sequence needed."""
 
     edits: tuple[Edit, ...]
-    """Every token that was replaced, in order; noise and undone changes included."""
+    """Every replacement of a token, in order; noise and reverted changes included."""
 
     frames: tuple[Frame, ...] = ()
-    """What the network thought before every move, if the engine was asked to watch."""
+    """State and predictions before every step, if frames were recorded."""
 
 
 def blanks(length: int) -> Tokens:
-    """Nothing given: `length` tokens to sample."""
-    if length < 1:
-        raise ConfigError(
-            f"the number of blanks must be at least 1, got {length}. "
-            "It is the length of the text to sample, in tokens."
-        )
-    return (None,) * length
+    """Return `length` blanks, to sample without a prompt."""
+    return prompt(length)
 
 
 def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) -> Tokens:
-    """`length` tokens that begin with `prefix` and end with `suffix`, blank in between.
+    """Return `length` tokens: `prefix`, at least one blank, `suffix`.
 
-    For text of at most `length` tokens give the request a `stop` token.
+    For samples of at most `length` tokens set `Request.stop`.
     """
     if length < 1:
-        raise ConfigError(f"the length of a text must be at least 1 token, got {length}.")
-    missing = length - len(prefix) - len(suffix)
-    if missing < 0:
-        raise DataError(
-            f"a prompt must fit into the length of {length} tokens, got {len(prefix)} before and "
-            f"{len(suffix)} after the blank. Shorten it, or ask for a longer text."
+        raise ConfigError(
+            f"length must be at least 1, got {length}. It is the length of the sample in tokens, "
+            "prompt and suffix included."
         )
-    return (*prefix, *(None,) * missing, *suffix)
-
-
-def end_at(
-    stop: Sequence[int], tokens: Sequence[int], protected: Sequence[bool]
-) -> tuple[int, ...]:
-    """The tokens before the first unprotected one of `stop`."""
-    for i, (token, kept) in enumerate(zip(tokens, protected, strict=True)):
-        if token in stop and not kept:
-            return tuple(tokens[:i])
-    return tuple(tokens)
+    num_blanks = length - len(prefix) - len(suffix)
+    if num_blanks < 1:
+        raise DataError(
+            f"prompt and suffix must leave room for at least one token in a length of {length} "
+            f"tokens, got {len(prefix)} and {len(suffix)} tokens. Shorten them, or increase the "
+            "length within the model's context."
+        )
+    return (*prefix, *(None,) * num_blanks, *suffix)

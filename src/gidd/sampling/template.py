@@ -1,4 +1,4 @@
-"""Text with blanks, such as "The capital of [MASK:3] is Paris", as tokens and blanks."""
+"""Templates: text with blanks, such as "The capital of [MASK:3] is Paris"."""
 
 from __future__ import annotations
 
@@ -9,42 +9,36 @@ from gidd.errors import DataError
 from gidd.sampling.request import Tokens
 
 _BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
-_MOST_BLANKS = 1_000_000
+_MAX_BLANKS = 1_000_000
 
 
 def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
-    """Tokens of `text`, None for each token to fill: [MASK] is one blank, [MASK:n] n of them.
+    """Parse `text` to tokens, with None for blanks: [MASK] is one blank, [MASK:n] is n blanks.
 
-    `encode` turns text into token ids; it is called for each piece between blanks and should add no
-    special tokens of its own.
+    `encode` maps text to token ids. It is called for each piece between blanks and should not add
+    special tokens.
     """
     tokens: list[int | None] = []
-    end = 0
-    for blank in _BLANK.finditer(text):
-        tokens.extend(_encoded(text[end : blank.start()], encode))
-        tokens.extend([None] * _number(blank))
-        end = blank.end()
-    tokens.extend(_encoded(text[end:], encode))
+    for i, piece in enumerate(_BLANK.split(text)):  # text and numbers of blanks in turn
+        if i % 2:
+            tokens.extend([None] * _num_blanks(piece))
+        elif piece:
+            tokens.extend(encode(piece))
     if not tokens:
         raise DataError(
-            "a template must have text or blanks, got an empty one. "
+            "a template must have text or blanks, got an empty string. "
             'Write "[MASK:32]" for 32 tokens without a prompt.'
         )
     return tuple(tokens)
 
 
-def _encoded(piece: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
-    return encode(piece) if piece else ()
-
-
-def _number(blank: re.Match[str]) -> int:
-    written: str | None = blank.group(1)
-    if written is None:
+def _num_blanks(number: str | None) -> int:
+    if number is None:  # [MASK]
         return 1
-    digits = len(str(_MOST_BLANKS))
-    if not (written.isdecimal() and len(written) <= digits and 1 <= int(written) <= _MOST_BLANKS):
+    digits = len(str(_MAX_BLANKS))
+    if not (number.isdecimal() and len(number) <= digits and 1 <= int(number) <= _MAX_BLANKS):
         raise DataError(
-            f"a blank must be [MASK] or [MASK:n] with a whole number n of tokens from 1 to "
-            f"{_MOST_BLANKS:,}, got {blank.group(0)[:40]}. Write [MASK:3] for three tokens."
+            f"a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
+            f"{_MAX_BLANKS:,}, got {f'[MASK:{number}]'[:40]}. Write [MASK:3] for three tokens."
         )
-    return int(written)
+    return int(number)

@@ -1,4 +1,4 @@
-"""What happened to a sequence: every token that changed and, if asked for, every opinion."""
+"""The history of a sequence: every edit and, optionally, every state with its predictions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Edit(NamedTuple):
     """One token replaced by another."""
 
     step_index: int
-    """Which move of the plan did it."""
+    """Index in the plan of the step that made the edit."""
 
     step: str
-    """The name of that move's step or corrector."""
+    """Name of that step or corrector."""
 
     time: float
-    """The time it led to."""
+    """Time s at the end of that step."""
 
     position: int
     old: int
@@ -35,7 +35,7 @@ class Edit(NamedTuple):
 @final
 @dataclass
 class EditLog:
-    """The edits of all sequences of a canvas, in the order in which they were made."""
+    """The edits of all sequences of a canvas, in order."""
 
     _parts: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
 
@@ -47,15 +47,15 @@ class EditLog:
         new: Int[Tensor, "K L"],
         probability: Float[Tensor, "K L"] | None,
     ) -> None:
-        """Note where `new` differs from `old`."""
+        """Record the positions at which `new` differs from `old`."""
         k, position = (old != new).nonzero(as_tuple=True)
         if probability is None:
             probability = torch.zeros_like(old, dtype=torch.float32)
-        found = (old[k, position], new[k, position], probability[k, position].float())
-        self._parts.append((rows[k], step_index[k], position, *found))
+        values = (old[k, position], new[k, position], probability[k, position].float())
+        self._parts.append((rows[k], step_index[k], position, *values))
 
     def by_row(self, steps: list[list[tuple[str, float]]]) -> list[list[Edit]]:
-        """The edits of each sequence; `steps` has the name and end time of its every move."""
+        """Return the edits of each sequence; `steps` has the name and end time of each step."""
         edits: list[list[Edit]] = [[] for _ in steps]
         columns = [torch.cat(column).tolist() for column in zip(*self._parts, strict=True)]
         for row, step_index, position, old, new, probability in zip(*columns, strict=True):
@@ -65,7 +65,7 @@ class EditLog:
 
 
 class Frame(NamedTuple):
-    """A sequence as the network saw it, before one move, and what the network thought of it."""
+    """A sequence before one step, with the network's prediction at every position."""
 
     step_index: int
     step: str
@@ -73,20 +73,20 @@ class Frame(NamedTuple):
     tokens: Int[Tensor, " L"]
 
     probability: Float[Tensor, " L"]
-    """x_theta of each token that stands there: how sure the network is of it."""
+    """x_theta of each current token: the network's confidence in it."""
 
     entropy: Float[Tensor, " L"]
     """Entropy of x_theta at each position, in nats."""
 
     top: Int[Tensor, " L"]
-    """The network's most likely token at each position."""
+    """Most likely token at each position."""
 
     top_probability: Float[Tensor, " L"]
 
     def self_accuracy(self, free: Bool[Tensor, " L"]) -> float:
-        """Share of free tokens that the network finds most likely (Sec. 5.4); 1 if none is free."""
-        agreed = (self.probability >= self.top_probability)[free]
-        return float(agreed.cpu().double().mean()) if len(agreed) else 1.0
+        """Fraction of free tokens that are the most likely ones (Sec. 5.4); 1 if none is free."""
+        is_top = (self.probability >= self.top_probability)[free]
+        return float(is_top.cpu().double().mean()) if len(is_top) else 1.0
 
     def mean_entropy(self, free: Bool[Tensor, " L"]) -> float:
         """Mean entropy of x_theta at free positions, in nats; 0 if none is free."""
@@ -97,9 +97,9 @@ class Frame(NamedTuple):
 @final
 @dataclass
 class Record:
-    """What is kept of a run."""
+    """Edits and, optionally, frames of a run."""
 
     edits: EditLog = field(default_factory=EditLog)
 
     frames: dict[int, list[Frame]] | None = None
-    """Row of the canvas -> its frames; None to keep none."""
+    """Row of the canvas -> its frames; None to record none."""

@@ -1,12 +1,13 @@
-"""Text-like sources whose likelihood and posteriors are known exactly.
+"""The interface of text-like sources with exact likelihoods and posteriors.
 
-They stand in for text wherever a number must be checked: the best possible denoiser is known, and
-so is the entropy that no bound can go below.
+They replace text wherever a number must be verified: the optimal denoiser is known, and so is the
+entropy, the lower limit of every bound.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,60 +24,65 @@ if TYPE_CHECKING:
 
 
 class EntropyRate(NamedTuple):
-    """Entropy per token of an endless text, in nats."""
+    """Entropy per token of an infinitely long sequence, in nats."""
 
     nats: float
     standard_error: float
-    """0 where the rate is known in closed form."""
+    """0 if the rate has a closed form."""
 
 
+@dataclass(frozen=True, eq=False)
 class Source(ABC):
     """A Markov chain over hidden states that emits one token per state.
 
-    Tokens are the ids 0 .. num_tokens - 1; special ids such as the mask come after them. Posteriors
-    are distributions over the ids of the schedule's vocabulary, so they can stand where a network's
-    prediction stands. K is the number of hidden states.
+    Its tokens are 0 .. num_tokens - 1; special tokens such as the mask come after them. Posteriors
+    are distributions over the schedule's vocabulary, so they can replace a network's prediction.
+    K is the number of hidden states.
     """
 
     initial: Float[Tensor, " K"]
-    """Law of the first state."""
+    """Distribution of the first state."""
 
     transition: Float[Tensor, "K K"]
-    """Row k: law of the state that follows state k."""
+    """Row k: distribution of the state that follows state k."""
+
+    def __post_init__(self) -> None:
+        require_stochastic("initial", self.initial)
+        require_stochastic("transition", self.transition)
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """Number of different tokens in a clean text."""
+        """Number of different tokens that the source emits."""
 
     @abstractmethod
     def emission_of(self, token: Int[Tensor, "B L"]) -> Float[Tensor, "B L K"]:
-        """Probability that each state emits `token`; zero for ids that the source never emits."""
+        """Probability that each state emits `token`; 0 for tokens that the source never emits."""
 
     @abstractmethod
     def tokens_of(self, states: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
-        """Law of the emitted token from the law of the state."""
+        """Distribution of the emitted token, given the distribution of the state."""
 
     @abstractmethod
     def entropy_rate(self) -> EntropyRate:
-        """Entropy per token of an endless text."""
+        """Entropy per token of an infinitely long sequence."""
 
     def sample(self, seed: int, sample: Int[Tensor, " B"], length: int) -> Int[Tensor, "B L"]:
-        """Texts number `sample` of the corpus that `seed` stands for, each of `length` tokens."""
+        """Draw the sequences with indices `sample` of the corpus defined by `seed`."""
         position = torch.arange(length, device=sample.device)
         u_state = random_integers(seed, Stream.SOURCE, 0, sample, position)
         u_token = random_integers(seed, Stream.SOURCE, 1, sample, position)
-        law = self.initial.expand(len(sample), -1)
+        distribution = self.initial.expand(len(sample), -1)
         tokens: list[Tensor] = []
         for i in range(length):
-            state = draw(law, u_state[:, i : i + 1]).squeeze(-1)
+            state = draw(distribution, u_state[:, i : i + 1]).squeeze(-1)
             emission = self.tokens_of(F.one_hot(state, len(self.initial)).to(self.initial))
             tokens.append(draw(emission, u_token[:, i : i + 1]))
-            law = self.transition[state]
+            distribution = self.transition[state]
         return torch.cat(tokens, dim=-1)
 
     def log_prob(self, x: Int[Tensor, "B L"]) -> Float[Tensor, " B"]:
-        """Exact log-probability of whole texts."""
+        """Exact log-probability of complete sequences."""
         return self._forward(self.emission_of(x))[1].sum(-1)
 
     def leave_one_out(
@@ -89,15 +95,15 @@ class Source(ABC):
         tokens = self.tokens_of(states / states.sum(-1, keepdim=True))
         if not tokens.isfinite().all():
             raise DataError(
-                "these noisy tokens have probability zero under the source and the schedule, so "
-                "there is nothing to condition on. Draw them with gidd.diffusion.process.noise."
+                "the noisy tokens z have probability zero under the source and the schedule, so "
+                "they have no posterior. Draw them with gidd.diffusion.process.noise."
             )
         return F.pad(tokens, (0, schedule.vocab.size - self.num_tokens))
 
     def posterior(
         self, schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B L V"]:
-        """p(x_i | Z_t): the ordinary posterior, which also hears the token's own evidence."""
+        """p(x_i | Z_t): the ordinary posterior, which is also conditioned on z_i itself."""
         t = t.to(self.initial)
         kept = schedule.alpha(t)[:, None, None] * F.one_hot(z, schedule.vocab.size)
         own = kept + at_token(schedule.beta_pi(t), z)[..., None]  # q_t(z_i | v) for every token v
@@ -105,7 +111,7 @@ class Source(ABC):
         return joint / joint.sum(-1, keepdim=True)
 
     def _evidence(self, schedule: MixingSchedule, t: Tensor, z: Tensor) -> Tensor:
-        """q_t(z_i | state) [B, L, K]: the emission's probability of z_i, mixed with noise."""
+        """q_t(z_i | state) [B, L, K]: the emission probability of z_i, mixed with noise."""
         if schedule.vocab.size < self.num_tokens:
             raise ConfigError(
                 f"schedule.vocab.size must be at least the source's {self.num_tokens} tokens, got "
@@ -117,17 +123,17 @@ class Source(ABC):
         return schedule.alpha(t)[:, None, None] * self.emission_of(z) + noise[..., None]
 
     def _forward(self, evidence: Tensor) -> tuple[Tensor, Tensor]:
-        """Law of each state given what came before [B, L, K], and log p(z_i | z_<i) [B, L]."""
+        """Distribution of each state given z_<i [B, L, K], and log p(z_i | z_<i) [B, L]."""
         predicted = self.initial.expand(len(evidence), -1)
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         log_norms: list[Tensor] = []
         for i in range(evidence.shape[1]):
-            laws.append(predicted)
+            distributions.append(predicted)
             joint = predicted * evidence[:, i]
             norm = joint.sum(-1, keepdim=True)
             log_norms.append(norm.log())
             predicted = (joint / norm) @ self.transition
-        return torch.stack(laws, dim=1), torch.cat(log_norms, dim=-1)
+        return torch.stack(distributions, dim=1), torch.cat(log_norms, dim=-1)
 
     def _backward(self, evidence: Tensor) -> Tensor:
         """p(z_{>i} | state_i) up to a factor [B, L, K]."""
@@ -141,26 +147,24 @@ class Source(ABC):
 
 
 def require_stochastic(field: str, rows: Tensor) -> None:
-    """Refuse rows that are not probability distributions."""
+    """Raise `ConfigError` for rows that are not probability distributions."""
     if not (rows >= 0).all() or not ((rows.sum(-1) - 1).abs() < 1e-6).all():
         raise ConfigError(
-            f"source.{field} must hold probability distributions (entries >= 0, rows sum to 1), "
+            f"source.{field} must contain probability distributions (entries >= 0, rows sum to 1), "
             f"got smallest entry {rows.min():.6g} and row sums in [{rows.sum(-1).min():.6g}, "
             f"{rows.sum(-1).max():.6g}]. Divide each row by its sum."
         )
 
 
-def stationary_law(transition: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
-    """The law that one step of the chain leaves unchanged."""
+def stationary_distribution(transition: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
+    """Return the distribution that a step of the chain leaves unchanged."""
     K = len(transition)
-    equations = torch.cat(
-        [transition.T - torch.eye(K).to(transition), torch.ones(1, K).to(transition)]
-    )
-    right = torch.zeros(K + 1, 1).to(transition)
-    right[-1] = 1
+    unchanged = transition.T - torch.eye(K).to(transition)
+    equations = torch.cat([unchanged, torch.ones_like(transition[:1])])
+    right = torch.eye(K + 1)[:, -1:].to(transition)
     return torch.linalg.lstsq(equations, right).solution.squeeze(-1).clamp_min(0)
 
 
 def row_entropies(rows: Float[Tensor, "... V"]) -> Float[Tensor, ...]:
-    """Entropy of each distribution, in nats."""
+    """Return the entropy of each distribution, in nats."""
     return torch.special.entr(rows).sum(-1)

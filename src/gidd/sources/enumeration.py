@@ -1,7 +1,7 @@
-"""Small worlds, counted out: every clean text, every noisy text, every probability exact.
+"""Exact results by enumerating all sequences of a small source.
 
-With three tokens and three positions there are 27 clean and 64 noisy texts. Bounds, minimisers and
-the law of a whole reverse chain can then be computed without sampling anything.
+With three tokens and three positions there are 27 clean and 64 noisy sequences. Bounds, minimisers
+and the distribution of a complete reverse chain can then be computed without sampling.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 DenoiserFunction = Callable[[Tensor, Tensor], Tensor]
-"""(z [B, L], t [B]) -> x_theta [B, L, V]."""
+"""A denoiser as a function: (z [B, L], t [B]) -> x_theta [B, L, V]."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class SmallWorld:
-    """All texts of `length` tokens from `source`, noised by `schedule`.
+    """All sequences of `length` tokens from `source`, noised by `schedule`.
 
-    Z counts the noisy texts (V^L of them), X the clean ones (num_tokens^L).
+    In shapes, X is the number of clean sequences (num_tokens^L), Z of noisy ones (V^L).
     """
 
     source: Source
@@ -43,111 +43,110 @@ class SmallWorld:
 
     @cached_property
     def clean(self) -> Int[Tensor, "X L"]:
-        """Every clean text."""
-        return _all_texts(self.source.num_tokens, self.length)
+        """All clean sequences."""
+        return _all_sequences(self.source.num_tokens, self.length)
 
     @cached_property
-    def clean_law(self) -> Float[Tensor, " X"]:
-        """Probability of every clean text."""
+    def clean_distribution(self) -> Float[Tensor, " X"]:
+        """Probability of each clean sequence."""
         return self.source.log_prob(self.clean).exp()
 
     @cached_property
     def noisy(self) -> Int[Tensor, "Z L"]:
-        """Every noisy text."""
-        return _all_texts(self.schedule.vocab.size, self.length)
+        """All noisy sequences."""
+        return _all_sequences(self.schedule.vocab.size, self.length)
 
     @cached_property
-    def data_law(self) -> Float[Tensor, " Z"]:
-        """Probability of every noisy text at t = 0, where there is no noise."""
+    def data_distribution(self) -> Float[Tensor, " Z"]:
+        """Probability of each sequence of `noisy` at t = 0, where there is no noise."""
         place = self.schedule.vocab.size ** torch.arange(self.length - 1, -1, -1)
-        law = self.clean_law.new_zeros(len(self.noisy))
-        return law.scatter(0, (self.clean * place).sum(-1), self.clean_law)
+        zeros = self.clean_distribution.new_zeros(len(self.noisy))
+        return zeros.scatter(0, (self.clean * place).sum(-1), self.clean_distribution)
 
     @property
     def entropy(self) -> float:
-        """Entropy of the clean texts, in nats."""
-        return float(torch.special.entr(self.clean_law).sum())
+        """Entropy of the clean sequences, in nats."""
+        return float(torch.special.entr(self.clean_distribution).sum())
 
     def times(self, t: float | Tensor) -> Float[Tensor, " Z"]:
-        """The same time for every noisy text."""
-        return self.clean_law.new_full((len(self.noisy),), float(t))
+        """The same time for each noisy sequence."""
+        return self.clean_distribution.new_full((len(self.noisy),), float(t))
 
     def noising(self, t: float | Tensor) -> Float[Tensor, "X Z"]:
-        """q_t(z | x) for every pair of texts."""
+        """q_t(z | x) for each pair of sequences."""
         return self._token_noising(self.noisy, self.times(t)).prod(-1)
 
-    def noisy_law(self, t: float | Tensor) -> Float[Tensor, " Z"]:
-        """Law of Z_t."""
-        return self.clean_law @ self.noising(t)
+    def noisy_distribution(self, t: float | Tensor) -> Float[Tensor, " Z"]:
+        """Distribution of Z_t."""
+        return self.clean_distribution @ self.noising(t)
 
     def leave_one_out(self, z: Tensor, t: Tensor) -> Tensor:
-        """p(x_i | Z without z_i), counted out; 0 where the rest of Z is impossible."""
+        """p(x_i | Z without z_i) by enumeration; 0 where the rest of Z has probability 0."""
         q = self._token_noising(z, t)
         own = torch.eye(self.length, dtype=torch.bool)
         others = torch.where(own, 1, q[..., None, :]).prod(-1)  # [X, Z, L, L] -> [X, Z, L]
         return _normalised(self._token_mass(others))
 
     def posterior(self, z: Tensor, t: Tensor) -> Tensor:
-        """p(x_i | Z), counted out; 0 where Z is impossible."""
-        q = self._token_noising(z, t)
-        return _normalised(self._token_mass(q.prod(-1, keepdim=True)))
+        """p(x_i | Z) by enumeration; 0 where Z has probability 0."""
+        return _normalised(self._joint(z, t))
 
     def minimiser(self, weighting: Weighting) -> DenoiserFunction:
-        """The denoiser at which the loss with these weights is smallest, for every noisy text.
+        """Return the denoiser that minimises the loss with these weights.
 
         The loss is a Bregman divergence of the target from the prediction, so its minimiser is the
-        mean of the targets, each with its probability and its weight.
+        mean of the targets, weighted by probability and loss weight.
         """
 
         def denoiser(z: Tensor, t: Tensor) -> Tensor:
-            mass = self._token_mass(self._token_noising(z, t).prod(-1, keepdim=True))
-            weights = [weighting(t, torch.full_like(z, v), z) for v in self._tokens]
-            mass[..., self._tokens] *= torch.stack(weights, dim=-1)
+            mass = self._joint(z, t)
+            for v in range(self.source.num_tokens):
+                mass[..., v] *= weighting(t, torch.full_like(z, v), z)
             return _normalised(mass)
 
         return denoiser
 
     def nelbo(self, denoiser: DenoiserFunction, nodes: Nodes | None = None) -> float:
-        """The negative ELBO of a whole text, averaged over all texts and all noise, in nats.
+        """Return the expected negative ELBO of a sequence, in nats.
 
-        Integrated over t by `exact_nodes` unless another rule is to be judged.
+        The integral over t uses `exact_nodes` unless other nodes are given.
         """
-        nodes = nodes or exact_nodes()
         total = 0.0
         z = self.noisy
-        for node, node_weight in zip(*nodes, strict=True):
+        for node, node_weight in zip(*(nodes or exact_nodes()), strict=True):
             t = self.times(node)
             x_theta = denoiser(z, t)
-            mass = self._token_mass(self._token_noising(z, t).prod(-1, keepdim=True))
-            for v in self._tokens:  # a token's terms depend on its own clean token alone
+            mass = self._joint(z, t)
+            # the terms depend on the clean sequence only through its token v
+            for v in range(self.source.num_tokens):
                 terms = elbo_terms(self.schedule, t, torch.full_like(z, v), z, x_theta)
                 cost = mass[..., v] * terms.weight * terms.divergence
                 total += float(node_weight * cost[mass[..., v] > 0].sum())
         return total
 
-    def reverse_law(
+    def reverse_distribution(
         self, denoiser: DenoiserFunction, mesh: Float[Tensor, " T+1"]
     ) -> Float[Tensor, " Z"]:
-        """Law of the text that ancestral sampling on `mesh` ends with, from the prior on."""
-        law = prior(self.schedule, self.clean_law)[self.noisy].prod(-1)
+        """Distribution of the result of ancestral sampling on `mesh`, starting from the prior."""
+        distribution = prior(self.schedule, self.clean_distribution)[self.noisy].prod(-1)
         for t, s in zip(mesh[:-1], mesh[1:], strict=True):
-            law = law @ self.reverse_kernel(denoiser, s, t)
-        return law
+            distribution = distribution @ self.reverse_kernel(denoiser, s, t)
+        return distribution
 
     def reverse_kernel(
         self, denoiser: DenoiserFunction, s: float | Tensor, t: float | Tensor
     ) -> Float[Tensor, "Z Z"]:
-        """One reverse step from t to s: all positions at once, each by p_theta(z_s | z_t)."""
+        """Kernel of a reverse step from t to s: each position by p_theta(z_s | z_t)."""
         times_s, times_t = self.times(s), self.times(t)
         x_theta = denoiser(self.noisy, times_t)
         step = posterior(self.schedule, times_s, times_t, self.noisy, x_theta)
-        kernel = torch.ones_like(self.clean_law[0]).expand(len(self.noisy), len(self.noisy))
+        kernel = step.new_ones(len(self.noisy), len(self.noisy))
         for i in range(self.length):
             kernel = kernel * step[:, i, self.noisy[:, i]]
         return kernel
 
     def gibbs_kernel(self, denoiser: DenoiserFunction, t: float | Tensor, position: int) -> Tensor:
-        """Redraw one position from alpha x_theta + beta pi, keep all others [Z, Z]."""
+        """Kernel [Z, Z] that redraws one position from alpha x_theta + beta pi."""
         times = self.times(t)
         redraw = marginal(self.schedule, times, denoiser(self.noisy, times))[:, position]
         others = [i for i in range(self.length) if i != position]
@@ -155,47 +154,47 @@ class SmallWorld:
         return redraw[:, self.noisy[:, position]] * same
 
     def _token_noising(self, z: Tensor, t: Tensor) -> Float[Tensor, "X Z L"]:
-        """q_t(z_i | x_i) for every clean text beside every z."""
-        keeps = (self.clean[:, None, :] == z).to(self.clean_law)
+        """q_t(z_i | x_i) for each pair of a clean sequence and a row of z."""
+        keeps = (self.clean[:, None, :] == z).to(self.clean_distribution)
         return marginal_at(self.schedule, t, z, keeps)
 
     def _token_mass(self, evidence: Float[Tensor, "X Z L"]) -> Float[Tensor, "Z L V"]:
-        """Sum of p(x) evidence(x, z, i) over the texts whose token at i is v. L may be 1."""
+        """Sum of p(x) evidence(x, z, i) over the sequences with token v at i. L may be 1."""
         clean = F.one_hot(self.clean, self.schedule.vocab.size).to(evidence)
-        weighted = self.clean_law[:, None, None] * evidence
+        weighted = self.clean_distribution[:, None, None] * evidence
         return torch.einsum("xzl,xlv->zlv", weighted.expand(-1, -1, self.length), clean)
 
-    @property
-    def _tokens(self) -> list[int]:
-        return list(range(self.source.num_tokens))
+    def _joint(self, z: Tensor, t: Tensor) -> Float[Tensor, "Z L V"]:
+        """p(x_i = v, Z = z)."""
+        return self._token_mass(self._token_noising(z, t).prod(-1, keepdim=True))
 
 
 def unigram_nelbo(
-    schedule: MixingSchedule, law: Float[Tensor, " V"], nodes: Nodes | None = None
+    schedule: MixingSchedule, distribution: Float[Tensor, " V"], nodes: Nodes | None = None
 ) -> float:
-    """The negative ELBO of one token with law `law` and its exact denoiser, in O(V) a node.
+    """Return the negative ELBO of a single token and its exact denoiser, in O(V) per node.
 
-    The leave-one-out posterior of a lone token is `law` itself, whatever the noise shows. All V^2
-    pairs of x and z are counted: q_t(z | x) w_t(z, x) is inflow(z), and KL and IS differ from those
-    of an absent token at x alone.
+    The leave-one-out posterior of a single token is its `distribution`, independent of z. The sum
+    is over all V^2 pairs of x and z: q_t(z | x) w_t(z, x) is inflow(z), and KL and IS differ from
+    those of an absent token at x alone.
     """
     total = 0.0
     for node, node_weight in zip(*(nodes or exact_nodes()), strict=True):
         t = node[None]
         alpha, noise, inflow = schedule.alpha(t), schedule.beta_pi(t)[0], schedule.inflow(t)[0]
-        p = alpha * law + noise
-        absent = (noise, p, -alpha * law)
-        present = (alpha + noise, p, alpha * (1 - law))
+        p = alpha * distribution + noise
+        absent = (noise, p, -alpha * distribution)
+        present = (alpha + noise, p, alpha * (1 - distribution))
         kl = kl_term(*absent).sum() - kl_term(*absent) + kl_term(*present)
         absent_is = torch.where(inflow > 0, inflow * itakura_saito_term(*absent), 0)
         present_is = inflow * itakura_saito_term(*present)
         mean = inflow.sum() * kl + absent_is.sum() - absent_is + present_is
-        total += float(node_weight * (law * mean).sum())
+        total += float(node_weight * (distribution * mean).sum())
     return total
 
 
 def exact_nodes(num_nodes: int = 128, low: float = 0.0, high: float = 1.0) -> Nodes:
-    """Double-exponential quadrature over [low, high]: nine digits, however the ends may grow.
+    """Double-exponential quadrature over [low, high]: nine digits, also with singular ends.
 
     t = 1 / (1 + exp(-pi sinh(v))), v evenly spaced; the trapezoidal rule in v.
     """
@@ -203,12 +202,12 @@ def exact_nodes(num_nodes: int = 128, low: float = 0.0, high: float = 1.0) -> No
     t = torch.sigmoid(torch.pi * v.sinh())
     width = v[1] - v[0]
     weight = width * torch.pi * v.cosh() * t * (1 - t)
-    # t = 1 itself is not a time at which rates exist; what lies above is below all tolerances
+    # there are no rates at t = 1; the error of this limit is below all tolerances
     return Nodes((low + (high - low) * t).clamp_max(1 - 1e-13), (high - low) * weight)
 
 
 def total_variation(p: Float[Tensor, " Z"], q: Float[Tensor, " Z"]) -> float:
-    """Half the sum of absolute differences: 0 for equal laws, 1 for disjoint ones."""
+    """Return half the sum of absolute differences: 0 if equal, 1 if disjoint."""
     return float((p - q).abs().sum() / 2)
 
 
@@ -217,6 +216,6 @@ def _normalised(mass: Float[Tensor, "Z L V"]) -> Float[Tensor, "Z L V"]:
     return mass / total.masked_fill(total == 0, torch.inf)
 
 
-def _all_texts(num_ids: int, length: int) -> Int[Tensor, "T L"]:
-    ids = torch.arange(num_ids)
-    return torch.cartesian_prod(*[ids] * length).reshape(-1, length)
+def _all_sequences(num_tokens: int, length: int) -> Int[Tensor, "T L"]:
+    tokens = torch.arange(num_tokens)
+    return torch.cartesian_prod(*[tokens] * length).reshape(-1, length)

@@ -1,4 +1,4 @@
-"""From a configuration to a state that can be trained or restored, on any number of ranks."""
+"""Build the training state of a configuration, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from gidd.models import AutoregressiveModel, Denoiser, DiT
 from gidd.models.init import Initializer
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
-from gidd.training.parallel import compile_blocks
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
 
 def build_objective(run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None) -> Objective:
-    """Model and objective on the meta device: shapes without memory."""
+    """Build model and objective on the meta device: shapes without memory."""
     sizes = run.model.build(vocab.size, run.data.length)
     objective = run.objective
-    if not isinstance(objective, Diffusion):
-        with torch.device("meta"):
-            model = AutoregressiveModel(sizes)
-        return AutoregressiveObjective(model, token_bytes=token_bytes)
     with torch.device("meta"):
+        if not isinstance(objective, Diffusion):
+            return AutoregressiveObjective(AutoregressiveModel(sizes), token_bytes=token_bytes)
         denoiser = Denoiser(DiT(sizes), vocab)
     schedule = objective.noise.build(vocab)
     return DiffusionObjective(
@@ -40,10 +37,14 @@ def build_objective(run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = N
 def build_state(
     run: RunConfig, vocab: Vocab, world: World, token_bytes: Tensor | None = None
 ) -> TrainState:
-    """A run at step 0. All ranks enter; none ever holds more than its part and one parameter."""
+    """Build the state at step 0. All ranks enter.
+
+    A rank never holds more than its shard of the state and one full parameter.
+    """
     objective = build_objective(run, vocab, token_bytes)
     if run.train.compile:
-        compile_blocks(objective.network)
+        for block in objective.network.blocks:
+            block.compile(fullgraph=True)  # one short compilation that all blocks share
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     run.parallel.place(objective, objective.network, world, precision)
     objective.network.reset_parameters(Initializer(run.train.seed))

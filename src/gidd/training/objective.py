@@ -1,8 +1,7 @@
-"""From a batch to the loss, and to the sums that every reported number is made of.
+"""The loss of a batch, and the sums from which the reported metrics are computed.
 
-An objective holds the model, so that whatever spreads a module over ranks spreads it as a whole.
-It returns sums over tokens, never means: those of all micro-batches and ranks are added up before
-anything is divided.
+An objective holds the model, so that DDP and FSDP wrap both together. It returns sums over tokens,
+never means: sums of all micro-batches and ranks are added before anything is divided.
 """
 
 from __future__ import annotations
@@ -32,19 +31,22 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 
+_KINDS = ("masked", "replaced", "kept")
+"""Kinds of noisy tokens: the mask, a random token, the clean token."""
+
 
 class ObjectiveOutput(NamedTuple):
-    """What a micro-batch gives."""
+    """Result of a micro-batch."""
 
     loss: Float[Tensor, ""]
-    """Ready for `backward`."""
+    """Scaled; call `backward` on it."""
 
     sums: Float[Tensor, " K"]
-    """Sums over this rank's tokens, without gradient, in the order of `Objective.names`."""
+    """Sums over this rank's tokens, detached, in the order of `Objective.names`."""
 
 
 class Objective(nn.Module, ABC):
-    """A model and what it is trained for."""
+    """A model with its training loss."""
 
     names: tuple[str, ...]
     """Names of the sums."""
@@ -52,37 +54,29 @@ class Objective(nn.Module, ABC):
     @property
     @abstractmethod
     def network(self) -> ShardableNetwork:
-        """The network, with the blocks that are spread over ranks."""
+        """The network whose blocks are sharded over ranks."""
 
     @abstractmethod
     def num_targets(self, length: int) -> int:
-        """Tokens of a sample of this length that have a loss."""
+        """Return the number of tokens with a loss in a sample of this length."""
 
     @abstractmethod
     def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
-        """Loss, times `scale`, and sums of some samples of batch number `step`.
+        """Return the loss times `scale`, and the sums, of some samples of batch number `step`.
 
-        `num_samples` is how many samples that batch has on all ranks together.
+        `num_samples` is the size of the global batch, over all ranks.
         """
 
     @abstractmethod
     def summary(self, sums: Mapping[str, float]) -> Metrics:
-        """Means and shares from sums over as many tokens as there were."""
+        """Compute means and fractions from sums over any number of tokens."""
 
 
 class DiffusionObjective(Objective):
-    """The NELBO of Eq. 14, or its reweighted form, at one random time per sample."""
+    """The NELBO of Eq. 14, or its reweighted form, at one random time t per sample."""
 
-    names = (
-        "loss",
-        "tokens",
-        "nelbo",
-        "valid",
-        "bytes",
-        "kl",
-        "itakura_saito",
-        *(f"{what}_{kind}" for kind in ("masked", "replaced", "kept") for what in ("nelbo", "num")),
-    )
+    names = ("loss", "tokens", "nelbo", "valid", "bytes", "kl", "itakura_saito")
+    names += tuple(f"{what}_{kind}" for kind in _KINDS for what in ("nelbo", "num"))
 
     def __init__(
         self,
@@ -93,15 +87,12 @@ class DiffusionObjective(Objective):
         seed: int = 0,
         eps: float = TRAINING_EPS,
         token_bytes: Int[Tensor, " V"] | None = None,
-        chunk_tokens: int = CHUNK_TOKENS,
         compiled: bool = False,
     ) -> None:
-        """`token_bytes`: bytes of text that each id stands for. The last two: `fused_loss`."""
+        """`token_bytes`: UTF-8 bytes of each token; `compiled`: as in `fused_loss`."""
         super().__init__()
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
-        self.seed, self.eps = seed, eps
-        self.token_bytes = token_bytes
-        self.chunk_tokens, self.compiled = chunk_tokens, compiled
+        self.seed, self.eps, self.token_bytes, self.compiled = seed, eps, token_bytes, compiled
 
     @property
     def network(self) -> ShardableNetwork:
@@ -109,11 +100,11 @@ class DiffusionObjective(Objective):
         return cast(ShardableNetwork, self.denoiser.backbone)
 
     def num_targets(self, length: int) -> int:
-        """All of them: padding enters the loss, though not the ELBO (App. E)."""
+        """Return `length`: padding is part of the loss, but not of the NELBO (App. E)."""
         return length
 
     def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
-        """Draw t and z_t, which belong to the sample, and score what the model makes of them."""
+        """Draw t and z_t from (seed, sample) and compute the loss of the prediction (Eq. 14)."""
         x = batch.tokens
         slot = batch.sample_index % num_samples
         t = stratified_times(self.seed, step, slot, num_samples, self.eps)
@@ -121,22 +112,15 @@ class DiffusionObjective(Objective):
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
         z = noise(self.schedule, t, x, u)
         loss_weight = self.weighting(t, x, z)
-        hidden = self.denoiser.hidden(z, t)
+        hidden, head = self.denoiser.hidden(z, t), self.denoiser.head()
         loss, weight, kl, itakura_saito = fused_loss(
-            self.schedule,
-            t,
-            x,
-            z,
-            hidden,
-            *self.denoiser.head(),
-            loss_weight * scale,
-            self.chunk_tokens,
-            self.compiled,
+            self.schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=self.compiled
         )
         with torch.no_grad():
             weight, valid = weight * batch.valid, batch.valid
             nelbo = weight * (kl + itakura_saito)
-            masked, kept = self._is_mask(z), z == x
+            mask_id, kept = self.schedule.vocab.mask_id, z == x
+            masked = torch.zeros_like(kept) if mask_id is None else z == mask_id
             kinds = (masked, ~masked & ~kept, kept)
             sums = (
                 loss / scale,
@@ -150,30 +134,18 @@ class DiffusionObjective(Objective):
             )
             return ObjectiveOutput(loss, torch.stack([part.to(loss) for part in sums]))
 
-    def _is_mask(self, z: Tensor) -> Tensor:
-        mask_id = self.schedule.vocab.mask_id
-        return torch.zeros_like(z, dtype=torch.bool) if mask_id is None else z == mask_id
-
     def summary(self, sums: Mapping[str, float]) -> Metrics:
-        """The NELBO is per token of text; those of the three kinds of token add up to it."""
+        """Compute metrics per non-padding token; `nelbo_*` of the three kinds add up to `nelbo`."""
         valid = max(sums["valid"], 1)
         metrics = {"loss": sums["loss"] / max(sums["tokens"], 1)}
-        for name in (
-            "nelbo",
-            "kl",
-            "itakura_saito",
-            "nelbo_masked",
-            "nelbo_replaced",
-            "nelbo_kept",
-        ):
-            metrics[name] = sums[name] / valid
-        for kind in ("masked", "replaced", "kept"):
-            metrics[f"share_{kind}"] = sums[f"num_{kind}"] / valid
+        means = ("nelbo", "kl", "itakura_saito", *(f"nelbo_{kind}" for kind in _KINDS))
+        metrics |= {name: sums[name] / valid for name in means}
+        metrics |= {f"share_{kind}": sums[f"num_{kind}"] / valid for kind in _KINDS}
         return metrics | per_unit(sums["nelbo"], valid, sums["bytes"])
 
 
 class AutoregressiveObjective(Objective):
-    """The twin: -log p(x_i | x_<i) of every token but the first."""
+    """Autoregressive baseline: -log p(x_i | x_<i) of every token but the first."""
 
     names = ("loss", "tokens", "nll", "valid", "bytes")
 
@@ -193,37 +165,26 @@ class AutoregressiveObjective(Objective):
         return cast(ShardableNetwork, self.model)
 
     def num_targets(self, length: int) -> int:
-        """All but the first token."""
+        """Return the number of tokens after the first."""
         return length - 1
 
     def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
-        """Score every next token; nothing is drawn, so nothing depends on the step."""
+        """Compute the next-token cross-entropy; nothing is random, so `step` is not used."""
         del step, num_samples
         hidden = self.model.hidden(batch.tokens)[:, :-1].flatten(0, 1)
         labels, valid = batch.tokens[:, 1:], batch.valid[:, 1:]
-        parts = zip(
-            hidden.split(self.chunk_tokens), labels.flatten().split(self.chunk_tokens), strict=True
-        )
-        # logits of one chunk at a time, and again in the backward pass
-        nll = torch.cat(
-            [
-                cast(Tensor, checkpoint(self._nll, states, label, use_reentrant=False))
-                for states, label in parts
-            ]
-        ).view_as(labels)
-        sums = (
-            nll.sum(),
-            torch.tensor(labels.numel()),
-            (nll * valid).sum(),
-            valid.sum(),
-            num_bytes(self.token_bytes, labels, valid),
-        )
-        return ObjectiveOutput(
-            nll.sum() * scale, torch.stack([part.detach().to(nll) for part in sums])
-        )
+        size = self.chunk_tokens
+        # saves memory: logits of one chunk at a time, recomputed in the backward pass
+        chunks = zip(hidden.split(size), labels.flatten().split(size), strict=True)
+        parts = [checkpoint(self._nll, *chunk, use_reentrant=False) for chunk in chunks]
+        nll = torch.cat(cast("list[Tensor]", parts)).view_as(labels)
+        loss, num_labels = nll.sum(), torch.tensor(labels.numel())
+        size_in_bytes = num_bytes(self.token_bytes, labels, valid)
+        sums = (loss, num_labels, (nll * valid).sum(), valid.sum(), size_in_bytes)
+        return ObjectiveOutput(loss * scale, torch.stack([part.detach().to(nll) for part in sums]))
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
-        """Per token of text."""
+        """Compute metrics per non-padding token."""
         valid = max(sums["valid"], 1)
         metrics = {"loss": sums["loss"] / max(sums["tokens"], 1), "nll": sums["nll"] / valid}
         return metrics | per_unit(sums["nll"], valid, sums["bytes"])
@@ -233,16 +194,16 @@ class AutoregressiveObjective(Objective):
 
 
 def num_bytes(token_bytes: Tensor | None, tokens: Tensor, valid: Tensor) -> Tensor:
-    """Bytes of text that the valid tokens stand for; 0 where that is not known."""
+    """Return the UTF-8 bytes of the valid tokens; 0 if the tokenizer does not define them."""
     if token_bytes is None:
         return torch.zeros((), device=tokens.device)
     return (token_bytes.to(tokens.device)[tokens] * valid).sum()
 
 
 def per_unit(nats: float, tokens: float, num_bytes: float) -> Metrics:
-    """A likelihood in the units that people compare: perplexity, bits per token and per byte."""
-    metrics = {"ppl": math.exp(min(nats / tokens, 700.0)), "bits_per_token": nats / tokens}
-    metrics["bits_per_token"] /= math.log(2)
+    """Convert a likelihood to perplexity, bits per token and bits per byte."""
+    metrics = {"ppl": math.exp(min(nats / tokens, 700.0))}
+    metrics["bits_per_token"] = nats / tokens / math.log(2)
     if num_bytes:
         metrics["bits_per_byte"] = nats / num_bytes / math.log(2)
     return metrics

@@ -1,77 +1,76 @@
-"""The optimiser and its learning rate."""
+"""AdamW and its learning rate schedule; imports torch only to build the optimiser."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import AdamW
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """The settings of App. E, for Adam with decoupled weight decay on all parameters (AdamW)."""
+    """AdamW with linear warmup and cosine decay; the defaults are the paper's (App. E)."""
 
     learning_rate: float = 5e-4
-    """The highest, reached at the end of the warm-up."""
+    """Peak learning rate, reached at the end of the warmup."""
 
     warmup: int = 10_000
-    """Steps over which the learning rate rises linearly from 0."""
+    """Steps of linear warmup from 0."""
 
     final_lr_ratio: float = 0.1
-    """What is left of the learning rate at the last step; it falls there as a cosine."""
+    """Final learning rate as a fraction of the peak (cosine decay)."""
 
     beta1: float = 0.9
-    """Memory of the mean of gradients."""
+    """Adam beta1: decay of the first moment."""
 
     beta2: float = 0.99
-    """Memory of the mean of squared gradients."""
+    """Adam beta2: decay of the second moment."""
 
     eps: float = 1e-9
-    """Added to the root of the squared mean."""
+    """Adam epsilon, added to the denominator of the update."""
 
     weight_decay: float = 0.0
-    """Share of a weight that is lost in a step, per unit of learning rate; 0.02 in GIDD+."""
+    """Decoupled weight decay (AdamW), on all parameters; the paper's GIDD+ uses 0.02."""
 
     max_grad_norm: float = 1.0
-    """Longer gradients are shortened to this."""
+    """Maximum gradient norm; larger gradients are clipped to it."""
 
     def problems(self) -> Iterable[str]:
-        """What is wrong with these settings."""
-        for field, lowest, highest in (
-            ("learning_rate", 0, math.inf),
-            ("warmup", 0, math.inf),
-            ("final_lr_ratio", 0, 1),
-            ("weight_decay", 0, math.inf),
-        ):
-            value = getattr(self, field)
-            if not lowest <= value <= highest:
-                yield f"optim.{field} must be in [{lowest}, {highest}], got {value}."
+        """Yield one message per invalid setting."""
+        for field in ("learning_rate", "warmup", "weight_decay"):
+            if not getattr(self, field) >= 0:
+                yield f"optim.{field} must be at least 0, got {getattr(self, field)}."
+        if not 0 <= self.final_lr_ratio <= 1:
+            yield f"optim.final_lr_ratio must be in [0, 1], got {self.final_lr_ratio}."
         for field in ("beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 yield f"optim.{field} must be in [0, 1), got {getattr(self, field)}."
         if not self.max_grad_norm > 0:
             yield (
-                f"optim.max_grad_norm must be positive, got {self.max_grad_norm}: nothing would be "
-                "learnt. The paper uses 1; inf shortens no gradient."
+                f"optim.max_grad_norm must be positive, got {self.max_grad_norm}. The paper uses "
+                "1; inf disables clipping."
             )
         if not self.eps > 0:
             yield f"optim.eps must be positive, got {self.eps}. The paper uses 1e-9."
 
     def learning_rate_at(self, step: int, num_steps: int) -> float:
-        """Of the step from `step` to `step + 1`: up in a line, then down in half a cosine."""
+        """Return the learning rate of the update from `step` to `step + 1`."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, num_steps - self.warmup)
         falling = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         return self.learning_rate * (self.final_lr_ratio + (1 - self.final_lr_ratio) * falling)
 
-    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """The optimiser, with its state in place, so that a checkpoint has where to go."""
+    def build(self, parameters: Iterable[nn.Parameter]) -> AdamW:
+        """Return the optimiser with its state allocated, so that a checkpoint can be loaded."""
+        import torch
+
         optimizer = torch.optim.AdamW(
             parameters,
             lr=self.learning_rate,

@@ -1,4 +1,4 @@
-"""Everything of a run that must survive."""
+"""The state of a run: everything that a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from gidd.training.objective import Objective
 @final
 @dataclass(kw_only=True)
 class TrainState:
-    """Weights, optimiser, their average, and how far the run is. Data and noise need no state."""
+    """Weights, optimiser, EMA and progress of a run. Data and noise need no state."""
 
     objective: Objective
-    """Holds the model; its parameters may be divided among ranks."""
+    """Holds the model; its parameters may be sharded over ranks."""
 
     module: nn.Module
-    """The objective as it is called: itself, or wrapped to add up gradients over ranks."""
+    """The callable objective: itself, or its DDP wrapper."""
 
     optimizer: torch.optim.AdamW
     ema: EMA | None = None
     step: int = 0
-    """Optimiser steps done."""
+    """Completed optimiser steps."""
 
     pending: dict[str, float] = field(default_factory=lambda: {})
     """Sums over all ranks since the last report."""
 
     def add(self, sums: Mapping[str, float]) -> None:
-        """Count a step's sums towards the next report, one step after the other.
+        """Add the sums of one step to the next report.
 
-        The order of additions is then the same whenever the run was interrupted.
+        One step at a time: the order of additions must not depend on interruptions of the run.
         """
         self.pending = {name: self.pending.get(name, 0.0) + value for name, value in sums.items()}
 
     @contextmanager
     def ema_weights(self) -> Generator[None]:
-        """Put the average in the place of the weights, if there is one, and then back."""
+        """Swap in the EMA weights, if the run has any, until the block ends."""
         if self.ema is None:
             yield
             return
@@ -57,7 +57,7 @@ class TrainState:
                     weight.copy_(kept[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, in place: what is read into them is read into the run."""
+        """Return all tensors by name, not copied: filling them restores the run."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.objective.named_parameters():
             moments = self.optimizer.state[parameter]
@@ -69,11 +69,11 @@ class TrainState:
         return tensors
 
     def record(self) -> dict[str, Any]:
-        """All else, as JSON."""
+        """Return everything else as JSON-serialisable values."""
         return {"step": self.step, "pending": self.pending}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over a record, after the tensors have been read."""
+        """Load a record after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.step)
@@ -83,22 +83,22 @@ class TrainState:
 
 @final
 class EMA:
-    """An exponential moving average of the weights, as they are divided among ranks.
+    """Exponential moving average (EMA) of the weights, sharded as they are.
 
-    It forgets faster at first, so that the random weights it begins with do not stay in it: the
-    decay of update n is at most (1 + n) / (10 + n).
+    The decay of update n is at most (1 + n) / (10 + n), so that the random initial weights do not
+    stay in the average.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
         self.decay = decay
         self.updates = 0
-        """Done so far: one for every step of the run."""
+        """Number of updates so far: one per step."""
 
         self.values = {name: parameter.detach().clone() for name, parameter in parameters}
 
     @torch.no_grad()
     def update(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """value += (1 - decay) (weight - value)."""
+        """Update the average: value += (1 - decay) (weight - value)."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, parameter in parameters:
             self.values[name].lerp_(parameter.detach(), 1 - decay)

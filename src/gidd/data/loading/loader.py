@@ -1,15 +1,18 @@
-"""Batches: the same samples at the same step, on one machine or a thousand.
+"""Batches: the same samples at the same step for any number of ranks and workers.
 
-Sample k is a document and a window into it, both pure functions of (seed, k). Global step s has the
-samples s * global_batch to (s + 1) * global_batch - 1, and every rank takes its slice of them. So
-the loader's whole state is the step: to go on after a crash, or on another number of ranks, start
-at the next one.
+Sample k is a document and a window of it, both pure functions of (seed, k). Global step s has the
+samples s * global_batch to (s + 1) * global_batch - 1, of which every rank takes a slice. The step
+is the complete state of the loader: to resume, also on another number of ranks, start at the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, final
 
@@ -18,35 +21,35 @@ import torch
 
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
-from gidd.data.loading.order import epoch_and_place, shuffled
+from gidd.data.loading.order import shuffled
 from gidd.data.loading.shards import Array, ShardSet, TokenShard, open_shard
 from gidd.data.manifest import DataManifest
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
 
 _ENDLESS = 1 << 40
-"""Steps that a loader pretends to have; samples go on through the epochs."""
+"""Length of a `BatchSource`, in effect infinite: samples continue through the epochs."""
 
 
 def open_split(folder: str | Path, split: str = "train") -> ShardSet:
-    """The shards of one split of a folder that `gidd data prepare` made.
+    """Open the shards of one split of a prepared folder.
 
-    Sizes are compared with the manifest; checksums take as long as reading everything and are the
-    business of `manifest.verify` and `gidd data verify`.
+    Sizes are compared with the manifest. Checksums are not, because that reads every byte; use
+    `gidd data verify`.
     """
     folder, manifest = Path(folder), DataManifest.read(folder)
     if split not in manifest.splits:
         raise DataError(
             f"{folder} has the splits {', '.join(manifest.splits)}, not {split}. "
-            "Prepare it with --validation to hold some documents out."
+            "Prepare it with --validation N to hold out documents."
         )
     shards: list[TokenShard] = []
     for record in manifest.splits[split].shards:
         shard = open_shard(folder / record.file, np.dtype(manifest.dtype).type)
         if (len(shard), len(shard.tokens)) != (record.documents, record.tokens):
             raise DataError(
-                f"{shard.file} holds {len(shard)} documents and {len(shard.tokens)} tokens; the "
-                f"manifest says {record.documents} and {record.tokens}: it is of another "
+                f"{shard.file} has {len(shard)} documents and {len(shard.tokens)} tokens, but "
+                f"{record.documents} and {record.tokens} in the manifest: it is of another "
                 "preparation. Run `gidd data prepare` again."
             )
         shards.append(shard)
@@ -58,25 +61,24 @@ class LoaderConfig:
     """How documents become batches."""
 
     global_batch: int
-    """Samples of one optimiser step, on all ranks together."""
+    """Samples per optimiser step, over all ranks."""
 
     length: int = 512
-    """Tokens of a sample. Longer documents give a random window, shorter ones are padded."""
+    """Tokens per sample. Longer documents are cropped at random, shorter ones padded."""
 
     pad_id: int
-    """Id that fills short documents."""
+    """Id of the padding token."""
 
     vocab_size: int
-    """Ids must be below this; anything else is damage and is refused."""
+    """Vocabulary size; token ids at or above it raise `DataError`."""
 
     seed: int = 0
-    """Of the order and of the windows."""
+    """Seed of the order and of the crops."""
 
     shuffle: bool = True
-    """False: documents in the order of the files."""
+    """Whether to shuffle the documents every epoch; False: order of the files."""
 
     def __post_init__(self) -> None:
-        """Report all impossible settings at once."""
         limits = {"global_batch": 1, "length": 1, "pad_id": 0, "vocab_size": 2, "seed": 0}
         problems = [
             f"data.{field} must be at least {least}, got {getattr(self, field)}."
@@ -93,7 +95,7 @@ class LoaderConfig:
 
 @final
 class BatchSource:
-    """One rank's part of every global step, by number: what a Grain pipeline reads from."""
+    """The arrays of one rank's batch, indexed by step."""
 
     def __init__(
         self, shards: ShardSet, config: LoaderConfig, rank: int = 0, num_ranks: int = 1
@@ -109,11 +111,10 @@ class BatchSource:
         self._slots = np.arange(first, stop)
 
     def __len__(self) -> int:
-        """Steps; in effect without end."""
         return _ENDLESS
 
     def __getitem__(self, step: Any) -> dict[str, Array]:
-        """Arrays of a `Batch`, filled in place: each token is copied once."""
+        """Return the arrays of a `Batch`; each token is copied once."""
         config = self.config
         sample = int(step) * config.global_batch + self._slots
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
@@ -121,34 +122,28 @@ class BatchSource:
         documents, windows = self._documents(sample), self._windows(sample)
         for row, (document, where) in enumerate(zip(documents, windows, strict=True)):
             lengths[row] = self._fill(tokens[row], int(document), float(where))
-        self._require_known_ids(tokens, documents)
+        self._require_valid_tokens(tokens, documents)
         valid = np.arange(config.length) < lengths[:, None]
         return {"tokens": tokens, "valid": valid, "sample_index": sample}
 
     def _documents(self, sample: Array) -> Array:
-        """Which document each sample is of."""
-        epochs, places = epoch_and_place(sample, len(self.shards))
+        epochs, places = np.divmod(sample, len(self.shards))
         if not self.config.shuffle:
             return places
         documents = np.empty_like(places)
-        for epoch in np.unique(epochs):  # a step may lie across the end of an epoch
+        for epoch in np.unique(epochs):  # a step may contain the end of an epoch
             mine = epochs == epoch
             documents[mine] = shuffled(places[mine], len(self.shards), self.config.seed, int(epoch))
         return documents
 
     def _windows(self, sample: Array) -> Array:
-        """Where the window of each sample begins, as a share in [0, 1) of all beginnings."""
-        u = random_integers(
-            self.config.seed,
-            Stream.CROP,
-            0,
-            torch.from_numpy(sample),
-            torch.zeros(1, dtype=torch.int64),
-        )
+        """Return the start of each sample's window, as a fraction in [0, 1) of all starts."""
+        position = torch.zeros(1, dtype=torch.int64)
+        u = random_integers(self.config.seed, Stream.CROP, 0, torch.from_numpy(sample), position)
         return u[:, 0].numpy() / 2.0**UNIT_BITS
 
     def _fill(self, row: Array, document: int, where: float) -> int:
-        """Copy one document's window into `row`; return its length."""
+        """Copy the window of a document into `row` and return its length."""
         shard, number = self.shards.locate(document)
         start, stop = shard.bounds(number)
         spare = stop - start - len(row)
@@ -158,14 +153,13 @@ class BatchSource:
         row[: stop - start] = shard.tokens[start:stop]
         return stop - start
 
-    def _require_known_ids(self, tokens: Array, documents: Array) -> None:
-        """Refuse ids that no text of this vocabulary has: the shard is not what it should be."""
+    def _require_valid_tokens(self, tokens: Array, documents: Array) -> None:
         if tokens.min() >= 0 and tokens.max() < self.config.vocab_size:
             return
         bad = (tokens < 0) | (tokens >= self.config.vocab_size)
         shard, number = self.shards.locate(int(documents[bad.any(-1).argmax()]))
         raise DataError(
-            f"{shard.file}: document {number} holds an id outside the vocabulary of "
+            f"{shard.file}: document {number} has a token id outside the vocabulary of size "
             f"{self.config.vocab_size}. The shard is damaged or of another tokenizer: "
             "run `gidd data verify`."
         )
@@ -173,7 +167,7 @@ class BatchSource:
 
 @final
 class Loader:
-    """Batches of one rank, from a step on, read ahead by threads or worker processes."""
+    """Iterator over the batches of one rank, read ahead by a thread or by worker processes."""
 
     def __init__(
         self,
@@ -186,29 +180,56 @@ class Loader:
         num_workers: int = 0,
         read_ahead: int = 2,
     ) -> None:
-        grain = optional_package("grain", "data")
         self.step = start
-        """The step whose batch comes next: the loader's whole state."""
+        """Step of the next batch: the complete state of the loader."""
         source = BatchSource(shards, config, rank, num_ranks)
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
-        batches = grain.MapDataset.source(source)[start:].to_iter_dataset(options)
         if num_workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=num_workers))
-        self._batches = iter(batches)
+            grain = import_grain()
+            options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
+            batches = grain.MapDataset.source(source)[start:].to_iter_dataset(options)
+            workers = grain.MultiprocessingOptions(num_workers=num_workers)
+            self._batches: Iterator[dict[str, Array]] = iter(batches.mp_prefetch(workers))
+        else:
+            self._batches = _read_in_thread(source, start, read_ahead)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches without end, in the order of steps."""
         return self
 
     def __next__(self) -> Batch:
-        """The batch of `self.step`; then one step further."""
+        """Return the batch of `self.step` and increment it."""
         arrays = next(self._batches)
         self.step += 1
         batch = Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
-        return batch.pinned() if torch.cuda.is_available() else batch
+        return batch.pin_memory() if torch.cuda.is_available() else batch
 
     def close(self) -> None:
-        """Stop reading ahead; worker processes end."""
+        """Stop reading ahead; worker processes exit."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
+        self._batches = iter(())
+
+
+def _read_in_thread(
+    source: BatchSource, start: int, read_ahead: int
+) -> Generator[dict[str, Array]]:
+    """Yield the batches of all steps from `start` on; a thread reads `read_ahead` steps ahead."""
+    pool = ThreadPoolExecutor(1, "gidd-loader")
+    try:
+        pending: deque[Future[dict[str, Array]]] = deque()
+        for step in count(start):
+            pending.append(pool.submit(source.__getitem__, step))
+            if len(pending) > read_ahead:
+                yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def import_grain() -> Any:
+    """Import Grain without its warning that jax, which is not needed, is not installed."""
+    logging.getLogger("absl").addFilter(_is_not_about_jax)
+    return optional_package("grain", "data")
+
+
+def _is_not_about_jax(record: logging.LogRecord) -> bool:
+    return "Failed to load jax profiler" not in record.getMessage()

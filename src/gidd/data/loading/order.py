@@ -1,22 +1,16 @@
-"""The order of samples as a pure function of an integer: no list, no state, any length.
+"""The order of samples as a pure function of the position: no stored list and no state.
 
-A shuffle is a keyed permutation of 0 .. n - 1 that can be asked for any one place. Asking for
-place k costs the same whether n is a thousand or ten trillion, so nothing is stored, and whoever
-asks for place k, on any machine, gets the same sample.
+A shuffle is a keyed permutation of 0 .. n - 1 that can be evaluated at any position. The cost does
+not depend on n, nothing is stored, and all machines get the same sample for position k.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gidd.diffusion.randomness import Stream, philox
 from gidd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROUNDS = 8
 _LARGEST = 1 << 62
@@ -26,31 +20,26 @@ Indices = NDArray[np.int64]
 
 
 def shuffled(place: Indices, size: int, seed: int, epoch: int) -> Indices:
-    """Which sample stands at each `place` of an epoch's order; a permutation of 0 .. size - 1.
+    """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1.
 
-    A Feistel network permutes the integers of as many bits as `size` has. A result outside the
-    range is permuted again until it is inside, which keeps it a permutation (cycle walking); fewer
-    than two tries are needed on average.
+    A Feistel network permutes the integers with the bit length of `size`. Results outside the range
+    are permuted again until they are inside (cycle walking), which is again a permutation and takes
+    fewer than two iterations on average.
     """
     if not 1 <= size < _LARGEST:
         raise ConfigError(
-            f"an order must have between 1 and 2**62 samples, got {size}. Prepare some data first."
+            f"size must be between 1 and 2**62 samples, got {size}. Prepare some data first."
         )
     bits = max(2, (size - 1).bit_length())
-    keys = list(_round_keys(seed, epoch))
+    keys = _round_keys(seed, epoch)
     result = _feistel(place.astype(np.uint64), bits, keys)
     while (outside := result >= size).any():
         result[outside] = _feistel(result[outside], bits, keys)
     return result.astype(np.int64)
 
 
-def epoch_and_place(sample: Indices, size: int) -> tuple[Indices, Indices]:
-    """Samples are counted through all epochs: which epoch, and which place in its order."""
-    return sample // size, sample % size
-
-
 def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Two halves of the bits take turns in changing each other: one to one, whatever is mixed."""
+    """Permute integers: the two halves of the bits are XORed in turn with a hash of the other."""
     low_bits = np.uint64(bits // 2)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
@@ -64,15 +53,15 @@ def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDA
 
 
 def _mix(value: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Bits of the value, spread by two multiplications modulo 2**64."""
+    """Hash a value by two multiplications modulo 2**64."""
     mixed = (value ^ key) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX[1]
     return mixed ^ (mixed >> np.uint64(32))
 
 
-def _round_keys(seed: int, epoch: int) -> Iterator[np.uint64]:
-    """Eight 64-bit keys that belong to (seed, epoch)."""
+def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
+    """Return the eight 64-bit round keys of (seed, epoch)."""
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    for number in range(_ROUNDS):
-        words = philox((number, epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE)), key)
-        yield np.uint64((int(words[0]) << 32) | int(words[1]))
+    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
+    words = (philox((number, *counter), key) for number in range(_ROUNDS))
+    return [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]

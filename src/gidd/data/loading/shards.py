@@ -1,13 +1,13 @@
-"""Tokens on disk: memory-mapped shards of three formats, read in place.
+"""Memory-mapped token shards in three formats.
 
-| files | what they are |
+| files | format |
 | --- | --- |
-| `NAME.ds`, `NAME.ds.index` | datatrove's store: tokens, and where each document ends |
-| `NAME.bin`, `NAME.idx` | Megatron's store: tokens, and sizes and places of sequences |
+| `NAME.ds`, `NAME.ds.index` | datatrove: tokens, and the end of each document |
+| `NAME.bin`, `NAME.idx` | Megatron: tokens, and sizes and offsets of sequences |
 | `NAME.npy` | one array of tokens: one long document |
 
-Opening a shard reads a few hundred bytes, however many documents it has. A shard that is not a
-local file (any `fsspec` address) is read by byte ranges.
+Opening a shard reads a few hundred bytes, independent of its size. Remote shards (any `fsspec` URL)
+are read by byte ranges.
 """
 
 from __future__ import annotations
@@ -27,48 +27,46 @@ from gidd.errors import DataError
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES = {4: np.int32, 5: np.int64, 8: np.uint16}
-_AGAIN = "Restore the file from where it was copied, or run `gidd data prepare` again."
+_FIX = "Restore the file from where it was copied, or run `gidd data prepare` again."
 
 Array = NDArray[Any]
-
-
-Sliceable: TypeAlias = "Array | _EvenEnds | _Mapped | _Remote"
-"""Numbers that can be counted and cut: in memory, computed, mapped or far away."""
+Sliceable: TypeAlias = "Array | _Entries"
+"""Integers with a length and slices: in memory, memory-mapped or remote."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TokenShard:
-    """Tokens of many documents in one file, one document after another."""
+    """Concatenated tokens of the documents of one file."""
 
     file: str
     tokens: Sliceable
     ends: Sliceable
-    """One past the last token of each document."""
+    """End of each document: one past its last token."""
 
     def __len__(self) -> int:
         """Number of documents."""
         return len(self.ends)
 
     def bounds(self, document: int) -> tuple[int, int]:
-        """First token of a document and one past its last."""
+        """Return start and end of a document in `tokens`."""
         ends = self.ends[max(0, document - 1) : document + 1]
         start, stop = (0, int(ends[0])) if document == 0 else (int(ends[0]), int(ends[1]))
         if not start <= stop <= len(self.tokens):
             raise DataError(
-                f"{self.file}: document {document} lies at tokens {start} to {stop} of "
-                f"{len(self.tokens)}: its index is damaged. {_AGAIN}"
+                f"{self.file}: document {document} has tokens {start} to {stop} of "
+                f"{len(self.tokens)}: the index is damaged. {_FIX}"
             )
         return start, stop
 
 
 @final
 class ShardSet:
-    """Shards as one long list of documents."""
+    """The documents of several shards as one list."""
 
     def __init__(self, shards: Sequence[TokenShard]) -> None:
         if not sum(map(len, shards)):
-            raise DataError(f"there is no document in {len(shards)} shards. {_AGAIN}")
+            raise DataError(f"there is no document in the {len(shards)} shards. {_FIX}")
         self.shards = tuple(shards)
         self._first = np.cumsum([0, *map(len, shards)])
 
@@ -77,51 +75,20 @@ class ShardSet:
         return int(self._first[-1])
 
     def locate(self, document: int) -> tuple[TokenShard, int]:
-        """The shard of a document and its number there."""
+        """Return the shard of a document and its index in that shard."""
         number = int(np.searchsorted(self._first, document, side="right")) - 1
         return self.shards[number], document - int(self._first[number])
 
 
-def packed(shards: ShardSet, length: int) -> ShardSet:
-    """The same tokens cut into windows of `length`, document after document, nothing padded.
-
-    Only the last window of a shard may be shorter. Where documents meet, their end-of-text token
-    stands between them.
-    """
-    return ShardSet(
-        [
-            TokenShard(shard.file, shard.tokens, _EvenEnds(len(shard.tokens), length))
-            for shard in shards.shards
-        ]
-    )
-
-
-@final
-class _EvenEnds:
-    """length, 2 length, ... and the end: computed, not stored."""
-
-    def __init__(self, total: int, length: int) -> None:
-        self._total, self._length = total, length
-
-    def __len__(self) -> int:
-        return -(-self._total // self._length)
-
-    def __getitem__(self, part: slice) -> Array:
-        windows = np.arange(*part.indices(len(self)), dtype=np.int64)
-        return np.minimum((windows + 1) * self._length, self._total)
-
-
 def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint16) -> TokenShard:
-    """A shard of any of the three formats, by the ending of its name.
+    """Open a shard by its token file, a local path or an fsspec URL; the ending gives the format.
 
-    Args:
-        file: The token file; its index is found beside it. A local path or an fsspec address.
-        dtype: Type of the tokens of a `.ds` file, which does not say; the manifest does.
+    `dtype` is the type of the tokens of a `.ds` file, from the manifest.
     """
     name = str(file)
     if name.endswith(".ds"):
-        ends = _entries(name + ".index", np.uint64)
-        return _checked(TokenShard(name, _entries(name, dtype), ends))
+        ends = _open(name + ".index", np.uint64)
+        return _checked(TokenShard(name, _open(name, dtype), ends))
     if name.endswith(".bin"):
         return _checked(_megatron(name))
     if name.endswith(".npy"):
@@ -129,81 +96,103 @@ def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint1
         return TokenShard(name, tokens, np.array([len(tokens)], dtype=np.uint64))
     raise DataError(
         f"{name}: a token file must end in .ds, .bin or .npy. "
-        "Turn other formats into shards with `gidd data prepare`."
+        "Convert other formats with `gidd data prepare`."
     )
 
 
 def _checked(shard: TokenShard) -> TokenShard:
-    """What can be seen without reading the documents: the last one ends where the tokens do."""
-    documents = len(shard)
-    if not documents:
-        raise DataError(f"{shard.file} holds no document. {_AGAIN}")
-    last = int(shard.ends[documents - 1 : documents][0])
+    """Raise if the last document does not end at the last token."""
+    if not len(shard):
+        raise DataError(f"{shard.file} has no documents. {_FIX}")
+    last = int(shard.ends[len(shard) - 1 :][0])
     if last != len(shard.tokens):
         raise DataError(
-            f"{shard.file} holds {len(shard.tokens)} tokens, but its index ends at {last}: one of "
-            f"the two was cut short or is of another shard. {_AGAIN}"
+            f"{shard.file} has {len(shard.tokens)} tokens, but its index ends at {last}: one of "
+            f"the files is truncated or of another shard. {_FIX}"
         )
     return shard
 
 
 def _megatron(name: str) -> TokenShard:
-    """Megatron's index: a header, sizes [int32] and byte places [int64] of all sequences."""
+    """Read Megatron's index: a header, sizes [int32] and byte offsets [int64] of sequences."""
     index = name.removesuffix(".bin") + ".idx"
-    header = bytes(_entries(index, np.uint8)[:34])
+    header = bytes(_open(index, np.uint8)[:34])
     if len(header) < 34 or header[:9] != _MEGATRON_MAGIC:
-        raise DataError(f"{index} is not a Megatron index. {_AGAIN}")
+        raise DataError(f"{index} is not a Megatron index. {_FIX}")
     version, code, num_sequences, _ = struct.unpack("<QBQQ", header[9:])
     if version != 1 or code not in _MEGATRON_TYPES:
         raise DataError(
-            f"{index}: version 1 with tokens of type {sorted(_MEGATRON_TYPES)} (int32, int64, "
-            f"uint16) can be read, got version {version}, type {code}. Write it with those."
+            f"{index} must have version 1 and token type {sorted(_MEGATRON_TYPES)} (int32, int64, "
+            f"uint16), got version {version}, type {code}. Write it with those."
         )
-    sizes = _entries(index, np.int32, skip=34, count=num_sequences)
-    return TokenShard(
-        name, _entries(name, _MEGATRON_TYPES[code]), np.cumsum(sizes[:], dtype=np.int64)
-    )
+    sizes = _open(index, np.int32, skip=34, count=num_sequences)
+    return TokenShard(name, _open(name, _MEGATRON_TYPES[code]), np.cumsum(sizes[:], dtype=np.int64))
 
 
 def _load_npy(name: str) -> Sliceable:
+    path = _existing(name)
     try:
-        tokens: Array = np.load(_existing(name), mmap_mode="r", allow_pickle=False)
+        tokens: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"{name} is not an array that can be mapped: {error}. {_AGAIN}") from error
+        raise DataError(
+            f"{name} is not an array that can be memory-mapped: {error}. {_FIX}"
+        ) from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         raise DataError(
-            f"{name} must hold one row of token ids, got {tokens.dtype} of shape {tokens.shape}. "
-            "Save the ids as a one-dimensional array of integers."
+            f"{name} must be a one-dimensional array of integers, got {tokens.dtype} of shape "
+            f"{tokens.shape}. Save the token ids as such an array."
         )
     return tokens
 
 
-def _entries(name: str, dtype: Any, skip: int = 0, count: int | None = None) -> Sliceable:
-    """Entries of a file from byte `skip` on: mapped if local, read by ranges if not."""
-    if "://" in name:
-        return _Remote(name, np.dtype(dtype), skip, count)
-    return _Mapped(name, np.dtype(dtype), skip, count)
+def _open(name: str, dtype: Any, skip: int = 0, count: int | None = None) -> _Entries:
+    """Return the entries of a file or fsspec URL from byte `skip` on; by default all."""
+    dtype, size = np.dtype(dtype), _size(name) - skip
+    if size % dtype.itemsize if count is None else size < count * dtype.itemsize:
+        raise DataError(
+            f"{name} has {size} bytes, which does not fit its {dtype} entries: it is truncated. "
+            f"{_FIX}"
+        )
+    return _Entries(name, dtype, skip, size // dtype.itemsize if count is None else count)
+
+
+def _size(name: str) -> int:
+    if "://" not in name:
+        return _existing(name).stat().st_size
+    fsspec = optional_package("fsspec", "data")
+    try:
+        system, path = fsspec.core.url_to_fs(name)
+        return int(system.size(path))
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(f"{name} cannot be opened: {reason}. Check the URL.") from error
 
 
 @final
-class _Mapped:
-    """A local file, mapped when it is read and for as long as it is among the last ones read.
+@dataclass(frozen=True, eq=False)
+class _Entries:
+    """Integers of a file from byte `skip` on: memory-mapped, or read by byte ranges for a URL.
 
-    A map holds an open file, of which a process may have a thousand; a corpus may have more shards.
-    Nothing mapped is sent to worker processes, only the name.
+    A map holds an open file, whose number is limited per process; a corpus may have more shards.
+    Therefore files are mapped on access, and the most recently used maps stay open. Worker
+    processes are sent the file name, not the map.
     """
 
-    def __init__(self, name: str, dtype: np.dtype[Any], skip: int, count: int | None) -> None:
-        size = _existing(name).stat().st_size - skip
-        _require_whole(name, size, dtype, count)
-        self._length = size // dtype.itemsize if count is None else count
-        self._place = (name, dtype, skip, self._length)
+    name: str
+    dtype: np.dtype[Any]
+    skip: int
+    length: int
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __getitem__(self, part: slice) -> Array:
-        return _map(*self._place)[part]
+        if "://" not in self.name:
+            return _map(self.name, self.dtype, self.skip, self.length)[part]
+        start, stop, _ = part.indices(self.length)
+        first, last = (self.skip + at * self.dtype.itemsize for at in (start, stop))
+        system, path = optional_package("fsspec", "data").core.url_to_fs(self.name)
+        return np.frombuffer(system.cat_file(path, first, last), dtype=self.dtype)
 
 
 @lru_cache(maxsize=256)
@@ -211,43 +200,11 @@ def _map(name: str, dtype: np.dtype[Any], skip: int, length: int) -> Array:
     if not length:
         return np.zeros(0, dtype=dtype)
     mapped = np.memmap(_existing(name), dtype=dtype, mode="r", offset=skip, shape=(length,))
-    return mapped.view(np.ndarray)  # the subclass makes every slice several times slower
+    return mapped.view(np.ndarray)  # slices of np.memmap are several times slower
 
 
 def _existing(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
-        raise DataError(f"{path} does not exist. {_AGAIN}")
+        raise DataError(f"{path} does not exist. {_FIX}")
     return path
-
-
-def _require_whole(name: str, size: int, dtype: np.dtype[Any], count: int | None) -> None:
-    if size % dtype.itemsize if count is None else size < count * dtype.itemsize:
-        raise DataError(
-            f"{name} has {size} bytes, which is not a whole number of {dtype} entries: it was cut "
-            f"short. {_AGAIN}"
-        )
-
-
-@final
-class _Remote:
-    """A file behind an fsspec address, read a range of bytes at a time."""
-
-    def __init__(self, address: str, dtype: np.dtype[Any], skip: int, count: int | None) -> None:
-        fsspec = optional_package("fsspec", "data")
-        self._address, self._dtype, self._skip = address, dtype, skip
-        try:
-            self._system, self._path = fsspec.core.url_to_fs(address)
-            size = int(self._system.size(self._path)) - skip
-        except (OSError, ValueError, ImportError) as error:
-            raise DataError(f"{address} cannot be opened: {error}. Check the address.") from error
-        _require_whole(address, size, dtype, count)
-        self._length = size // dtype.itemsize if count is None else count
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, part: slice) -> Array:
-        start, stop, _ = part.indices(self._length)
-        first, last = (self._skip + at * self._dtype.itemsize for at in (start, stop))
-        return np.frombuffer(self._system.cat_file(self._path, first, last), dtype=self._dtype)

@@ -1,12 +1,11 @@
-"""A preparation on many machines that share a file system, through datatrove's executors.
+"""Run a preparation on a Slurm or Ray cluster with a shared file system, by datatrove's executors.
 
-    with begun(["pages/"], tokenizer, "data/pages") as preparation:
+    with start_preparation(["pages/"], tokenizer, "data/pages") as preparation:
         run_on_ray(preparation, RayOptions(address="auto"))
         submit_to_slurm(preparation, SlurmOptions(partition="cpu"))
 
-datatrove brings the tasks to the machines; what a task does is `write_shards`, as on one machine.
-So the bytes are the same, a finished shard is never written again, and whether a task is finished
-is for its record to say: datatrove's own marks are not asked.
+datatrove distributes the tasks; each runs `write_shards`, as on one machine, so the bytes are the
+same. A task is finished if its record is valid; datatrove's own completion markers are not used.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -33,56 +33,68 @@ from gidd.errors import ConfigError, DataError, GiddError
 @final
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """How much of a Ray cluster to use."""
+    """Resources of a Ray cluster."""
 
     address: str | None = None
-    """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else Ray starts here."""
+    """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
 
     cpus_per_task: int = 1
+    """CPU cores per task."""
+
     memory_per_cpu_gb: int = 2
+    """Memory per core, in GB."""
+
     tasks_at_once: int | None = None
-    """None: as many as there is room for."""
+    """Maximum number of tasks to run at once. None: no limit."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
-    """What to ask Slurm for."""
+    """Options of the Slurm jobs."""
 
     partition: str = ""
-    """Must be given; `sinfo` lists them."""
+    """Partition, required; `sinfo` lists them."""
 
     time: str = "12:00:00"
-    """Limit for one task."""
+    """Time limit of one task."""
 
     cpus_per_task: int = 1
+    """CPU cores per task."""
+
     memory_per_cpu_gb: int = 2
+    """Memory per core, in GB."""
+
     tasks_at_once: int | None = None
-    """None: as many as there is room for."""
+    """Maximum number of tasks to run at once. None: no limit."""
 
     tasks_per_job: int = 1
-    """Tasks that one job does one after the other: more than 1 where jobs are many and short."""
+    """Tasks that each job runs in sequence; increase it for many short tasks."""
 
     max_array_size: int = 1001
     """MaxArraySize of the cluster (`scontrol show config`); more jobs become several arrays."""
 
     qos: str = ""
+    """Quality of service. Empty: the default of the cluster."""
+
     account: str = ""
+    """Account to charge. Empty: the default of the user."""
+
     setup: str = ""
-    """A shell command that each job runs first, such as "module load python"."""
+    """Shell command that each job runs first, such as "module load python"."""
 
 
 def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
-    """Do what is left on a Ray cluster, wait for it and write the manifest."""
+    """Run the unfinished tasks on a Ray cluster, wait for them and write the manifest."""
     remove_leftovers(preparation.out)
-    left = preparation.left()
+    left = preparation.unfinished()
     if left:
         executors = optional_package("datatrove.executor.ray", "cluster")
         ray = optional_package("ray", "cluster")
         ray.init(address=options.address, ignore_reinit_error=True, log_to_driver=False)
         try:
             executors.RayPipelineExecutor(
-                [_DoTask(left, options.cpus_per_task)],
+                [_Step(partial(_run_task, left, options.cpus_per_task))],
                 tasks=len(left),
                 workers=options.tasks_at_once or -1,
                 cpus_per_task=options.cpus_per_task,
@@ -96,35 +108,34 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
 
 
 def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataManifest | None:
-    """Submit what is left as an array of jobs, and a job that then writes the manifest.
+    """Submit the unfinished tasks as an array of jobs, followed by a job that writes the manifest.
 
     Returns:
-        None once jobs are submitted; the manifest if nothing was left to do.
+        None if jobs were submitted; the manifest if all tasks were finished.
     """
-    left = preparation.left()
+    left = preparation.unfinished()
     if not left:
         return preparation.finish()
     require_submittable(preparation.out, options)
-    name = job_name(preparation.out)
     executors = optional_package("datatrove.executor.slurm", "cluster")
     remove_leftovers(preparation.out)
-    bin_folder = Path(sys.executable).parent  # where datatrove's commands are
-    setup = [options.setup, f'export PATH={shlex.quote(str(bin_folder))}:"$PATH"']
+    commands = shlex.quote(str(Path(sys.executable).parent))  # folder of datatrove's commands
+    setup = [options.setup, f'export PATH={commands}:"$PATH"']
     common: dict[str, Any] = {
         "time": options.time,
         "partition": options.partition,
         "mem_per_cpu_gb": options.memory_per_cpu_gb,
-        "job_name": name,
+        "job_name": job_name(preparation.out),
         "qos": options.qos,
         "env_command": "; ".join(filter(None, setup)),
-        # a job that can never start must not stay in the queue
+        # remove jobs from the queue that can never start
         "sbatch_args": {"kill-on-invalid-dep": "yes"}
         | ({"account": options.account} if options.account else {}),
         "skip_completed": False,
         "with_srun": False,
     }
     tasks = executors.SlurmPipelineExecutor(
-        [_DoTask(left, options.cpus_per_task)],
+        [_Step(partial(_run_task, left, options.cpus_per_task))],
         tasks=len(left),
         cpus_per_task=options.cpus_per_task,
         workers=options.tasks_at_once or -1,
@@ -134,10 +145,10 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
         **common,
     )
     finish = executors.SlurmPipelineExecutor(
-        [_Finish(preparation)],
+        [_Step(partial(_finish, preparation))],
         tasks=1,
         depends=tasks,
-        run_on_dependency_fail=True,  # to say which tasks are not finished
+        run_on_dependency_fail=True,  # to log the unfinished tasks
         logging_dir=str(_logs(preparation, "slurm-finish")),
         **common,
     )
@@ -145,27 +156,27 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
         finish.run()  # submits the tasks first
     except subprocess.CalledProcessError as error:
         raise ConfigError(
-            f"sbatch refused the jobs, exit code {error.returncode}; what it said is above. "
-            "Correct the options of --slurm (partition, time, account) and run the command again."
+            f"sbatch rejected the jobs with exit code {error.returncode}; its output is above. "
+            "Correct the --slurm options (partition, time, account) and run the command again."
         ) from error
     return None
 
 
 def job_name(out: Path) -> str:
-    """What all jobs of a folder are called in the queue."""
+    """Return the Slurm job name of all jobs of a folder."""
     return f"gidd-{hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]}"
 
 
 def require_submittable(out: Path, options: SlurmOptions) -> None:
-    """Refuse what Slurm would not take, or would do twice."""
+    """Raise if the jobs cannot be submitted, or are already in the queue."""
     if not options.partition:
         raise ConfigError(
-            "slurm.partition must be given, got none. Use one of those that `sinfo` lists: "
+            "slurm.partition must be given, got none. `sinfo` lists the partitions: "
             "--slurm.partition NAME."
         )
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         raise ConfigError(
-            "this is a task of a Slurm array, and jobs cannot be submitted from there. "
+            "jobs cannot be submitted from within a task of a Slurm array. "
             "Run the command on a login node."
         )
     name = job_name(out)
@@ -185,68 +196,52 @@ def require_submittable(out: Path, options: SlurmOptions) -> None:
     if queued.strip():
         raise DataError(
             f"jobs of this folder are still in the queue (`squeue --name {name}`). Wait for them, "
-            f"or end them with `scancel --name {name}` and run the command again."
+            f"or cancel them with `scancel --name {name}` and run the command again."
         )
 
 
 def _logs(preparation: Preparation, name: str) -> Path:
-    """Folder for logs and for what jobs load, which may hold the password of a URL."""
+    """Create a private folder for logs and pickled jobs, which may contain URL credentials."""
     folder = preparation.out.resolve() / LOGS / name
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
 
 
+@final
 class _Step:
-    """A step of a datatrove pipeline, on a machine of the cluster.
+    """A step of a datatrove pipeline: calls a function of the rank on a machine of the cluster.
 
-    Not a dataclass: datatrove writes those to its logs field by field, URLs and all.
+    Not a dataclass: datatrove logs the fields of dataclasses, which contain URLs.
     """
 
-    def __init__(self) -> None:
-        self._folder = Path.cwd()  # sources may be relative to it
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+        self._folder = Path.cwd()  # relative sources refer to it
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
         os.chdir(self._folder)
         try:
-            self.do(rank)
+            self._function(rank)
         except GiddError as error:
             message = str(error)
         else:
             return
-        raise DataError(message)  # from here: the logs show the values of what led to an error
-
-    def do(self, rank: int) -> None:
-        raise NotImplementedError("each step says what it does")
+        raise DataError(message)  # outside `except`: datatrove logs the variables of chained errors
 
 
-@final
-class _DoTask(_Step):
-    """Rank i does the i-th of the tasks that were left."""
-
-    def __init__(self, left: Sequence[Work], threads: int) -> None:
-        super().__init__()
-        self._left, self._threads = tuple(left), threads
-
-    def do(self, rank: int) -> None:
-        work = self._left[rank]
-        if plan_digest(read_plan(work.out)) != work.plan:
-            raise DataError(
-                f"{work.out} has another plan by now: this job is of an older command. "
-                "Nothing to do; the newer command makes the shards."
-            )
-        os.environ["RAYON_NUM_THREADS"] = str(self._threads)  # of the tokenizer
-        if finished(work) is None:
-            write_shards(work, lambda documents, tokens: None)
+def _run_task(unfinished: Sequence[Work], threads: int, rank: int) -> None:
+    """Run task i of the unfinished tasks on rank i."""
+    work = unfinished[rank]
+    if plan_digest(read_plan(work.out)) != work.plan:
+        raise DataError(
+            f"{work.out} has a newer plan than this job, which is obsolete. "
+            "Nothing to do: the newer command writes the shards."
+        )
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer
+    if finished(work) is None:
+        write_shards(work, lambda documents, tokens: None)
 
 
-@final
-class _Finish(_Step):
-    """Writes the manifest, or says what is missing."""
-
-    def __init__(self, preparation: Preparation) -> None:
-        super().__init__()
-        self._preparation = preparation
-
-    def do(self, rank: int) -> None:
-        self._preparation.finish()
+def _finish(preparation: Preparation, rank: int) -> None:
+    preparation.finish()

@@ -1,54 +1,49 @@
-"""From documents to token shards, on all cores; ended at any moment, it goes on where it was.
+"""Tokenize documents into shards on all cores; an interrupted preparation can be resumed.
 
     prepare(["speeches/", "news.jsonl.zst"], gpt2(), "data/mine", validation=1000, workers=8)
 
-The output folder:
-
-| file | what it is |
-| --- | --- |
-| `manifest.json` | what there is, with checksums; written last |
-| `tokenizer.json` | the tokenizer |
-| `train/00000.ds`, `train/00000.ds.index` | tokens of a task's documents, and where each ends |
-| `validation/...` | the same for the last documents of the sources |
-| `tasks/plan.json`, `tasks/00000.json` | what is to be done, and what a finished task has made |
-| `logs/...` | what the machines of a cluster had to say |
-
-The shards are in datatrove's store format, but its `DocumentTokenizer` does not write them: it
-writes under the final names from the start, so that a file cut short by a crash looks finished, it
-keeps no checksums, and it knows no splits. Here a shard is written aside, forced to disk and
-renamed, and its task's record comes last; so the bytes do not depend on the number of workers nor
-on interruptions.
+The output folder has `manifest.json` (all shards, with checksums; written last), `tokenizer.json`,
+the shards of each split (`train/00000.ds`, `train/00000.ds.index`), the plan and a record of each
+finished task (`tasks/plan.json`, `tasks/00000.json`), and `logs/` of cluster jobs. Shards are
+written atomically, and the task's record after them; the bytes do not depend on the number of
+workers or on interruptions. (docs/scaling/data.md: why not datatrove's `DocumentTokenizer`.)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import final
 
 from gidd.common.files import file_lock, remove_leftovers
-from gidd.data.corpora import resolve
+from gidd.data.corpora import corpora_of, resolve
+from gidd.data.corpora.documents import Documents
+from gidd.data.corpora.remote import without_credentials
 from gidd.data.manifest import DataManifest, Split
-from gidd.data.preparation.progress import PreparationProgress
-from gidd.data.preparation.tasks import Work, finished, token_dtype, tokenizer_of, write_shards
+from gidd.data.preparation.progress import show_preparation_progress
+from gidd.data.preparation.tasks import Work, finished, make_work, tokenizer_of, write_shards
 from gidd.data.preparation.work_plan import (
     TASKS,
     TRAIN,
     VALIDATION,
+    ValidationOrder,
     load_or_create_plan,
-    plan_digest,
     plan_settings,
     read_plan,
-    tasks_of,
 )
 from gidd.data.preparation.workers import run
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import ConfigError, DataError
+from gidd.errors import ConfigError, DataError, GiddError
 
 LOGS = "logs"
-"""Folder for what the machines of a cluster have to say."""
+"""Folder for the logs of cluster jobs."""
+
+_SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 4, 1000
+_log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -57,84 +52,86 @@ def prepare(
     out: str | Path,
     *,
     validation: float | None = None,
+    validation_order: ValidationOrder = "last",
     tasks: int | None = None,
     workers: int = 1,
-    command: str = "",
     quiet: bool = False,
 ) -> DataManifest:
-    """Tokenize documents into a folder of shards; an end-of-text token closes each document.
+    """Tokenize documents into a folder of shards; end-of-text is appended to each document.
 
     Args:
-        sources: Files, folders, URLs and names of corpora. Their documents are taken in this order.
-        tokenizer: Turns them into ids.
-        out: Where to write. A run that was ended is continued if everything else is the same.
-        validation: How many of the last documents are held out: a count, or a share below 1. By
-            default what the corpora say, and none for files.
-        tasks: Number of pieces, each at most one shard per split; by default 8, and more for more
-            than 2 GB. Part of the result, unlike `workers`.
+        sources: Files, folders, URLs and names of corpora; documents keep this order.
+        tokenizer: The tokenizer.
+        out: Output folder. An interrupted run is resumed if the other arguments are the same.
+        validation: Number of documents to hold out, or a fraction below 1. Default: as the corpus
+            defines, and none for files.
+        validation_order: Which documents to hold out: the last ones, or the last ones of every
+            task, which are spaced evenly over all documents.
+        tasks: Number of tasks, each of at most one shard per split; by default 8, or one per 256 MB
+            above 2 GB. The shards depend on it, unlike on `workers`.
         workers: Number of processes. Scripts need `if __name__ == "__main__":` if it is not 1.
-        command: What to note in the manifest.
         quiet: Show no progress.
     """
-    begin = start_preparation(
+    with start_preparation(
         sources,
         tokenizer,
         out,
         validation=validation,
+        validation_order=validation_order,
         tasks=tasks,
         workers=workers,
-        command=command,
-    )
-    with begin as preparation:
-        remove_leftovers(preparation.out)
-        left = preparation.left()
-        with PreparationProgress(sum(one.documents for one in left), quiet=quiet) as progress:
-            run(write_shards, left, workers, progress.advance)
-        return preparation.finish()
+    ) as preparation:
+        return run_locally(preparation, workers, quiet=quiet)
+
+
+def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) -> DataManifest:
+    """Run the unfinished tasks on `workers` processes of this machine; write the manifest."""
+    remove_leftovers(preparation.out)
+    left = preparation.unfinished()
+    with show_preparation_progress(sum(one.documents for one in left), quiet=quiet) as advance:
+        run(write_shards, left, workers, advance)
+    return preparation.finish()
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is to be done, cut into tasks that any process on any machine may do."""
+    """A planned preparation, split into tasks that any process on any machine can run."""
 
     out: Path
     work: tuple[Work, ...]
 
-    def left(self) -> list[Work]:
-        """The tasks that are not finished."""
+    def unfinished(self) -> list[Work]:
+        """Return the tasks that are not finished."""
         return [one for one in self.work if finished(one) is None]
 
     def finish(self) -> DataManifest:
-        """Write the manifest, once all tasks are done."""
-        records = [finished(one) for one in self.work]
-        missing = [one.name for one, record in zip(self.work, records, strict=True) if not record]
+        """Write the manifest; raise `DataError` if a task is not finished."""
+        records = {one.name: finished(one) for one in self.work}
+        missing = [name for name, record in records.items() if record is None]
         if missing:
             names = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
             raise DataError(
                 f"{self.out}: {len(missing)} of {len(self.work)} tasks are not finished ({names}). "
-                f"{self.out / LOGS} says why. Run the same command again: what is done is kept."
+                f"See {self.out / LOGS}. Run the same command again: finished tasks are kept."
             )
-        splits: dict[str, Split] = {}
-        for name in (TRAIN, VALIDATION):
-            shards = tuple(record[name] for record in records if record and name in record)
-            if shards:
-                splits[name] = Split(shards=shards)
+        shards = {
+            name: tuple(record[name] for record in records.values() if record and name in record)
+            for name in (TRAIN, VALIDATION)
+        }
         plan = read_plan(self.out)
-        tokenizer = tokenizer_of(
-            self.out, plan_digest(plan)
-        )  # loaded, if tasks ran in this process
+        tokenizer = tokenizer_of(self.out, self.work[0].plan)  # cached if tasks ran in this process
         manifest = DataManifest(
             tokenizer=tokenizer.fingerprint,
             vocab=tokenizer.vocab,
             end_id=tokenizer.end_id,
-            dtype=token_dtype(tokenizer),
-            splits=splits,
+            dtype=self.work[0].dtype,
+            splits={name: Split(shards=found) for name, found in shards.items() if found},
             sources=tuple(plan["sources"]),
             command=plan["command"],
-            known=plan.get("known", {}),
+            known=plan["known"],
         )
-        remove_leftovers(self.out)  # of workers that outlived a killed run by a moment
+        remove_leftovers(self.out)  # of workers that ended after a killed parent
         manifest.write(self.out)
         return manifest
 
@@ -146,31 +143,53 @@ def start_preparation(
     out: str | Path,
     *,
     validation: float | None = None,
+    validation_order: ValidationOrder = "last",
     tasks: int | None = None,
     workers: int = 1,
     command: str = "",
 ) -> Generator[Preparation]:
-    """Plan a preparation, or take up one that was ended; arguments as of `prepare`.
+    """Plan a preparation, or resume an interrupted one; arguments as in `prepare`.
 
-    Until the block ends, no other process can begin a preparation in that folder.
+    `command` is the command line to record in the manifest. The output folder is locked against
+    other preparations until the block ends.
     """
     out = Path(out)
-    found = resolve(sources)
-    if found.tokenizer and found.tokenizer.fingerprint != tokenizer.fingerprint:
+    corpora, documents = corpora_of(sources), resolve(sources)
+    last, names = corpora[-1], [without_credentials(corpus.name) for corpus in corpora]
+    if (own := last.tokenizer()) and own.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"the tokenizer of {found.names[0]} must be its own, got another: the tokens are those "
+            f"the tokenizer of {last.name} must be its own, got another: the tokens are those "
             "of an exact source. Leave --tokenizer out, or use the corpus's `tokenizer()`."
         )
-    asked = found.validation if validation is None else validation
+    num_held_out = last.validation() if validation is None else validation
     (out / TASKS).mkdir(parents=True, exist_ok=True)
-    busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or end it."
+    busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."
     with file_lock(out / TASKS / "lock", DataError(busy)):
-        settings = plan_settings(found.documents, tokenizer, asked, tasks)
-        notes = {"sources": found.names, "command": command, "known": found.known}
-        plan = load_or_create_plan(out, found.documents, settings, notes, workers)
+        settings = plan_settings(documents, tokenizer, num_held_out, validation_order, tasks)
+        notes = {"sources": names, "command": command, "known": last.known()}
+        plan = load_or_create_plan(out, documents, settings, notes, workers)
         tokenizer.save(out)
-        dtype, digest = token_dtype(tokenizer), plan_digest(plan)
-        work = tuple(Work.of(task, found.documents, out, dtype, digest) for task in tasks_of(plan))
+        work = make_work(out, plan, documents, tokenizer)
         for folder in {out / split for one in work for split in one.parts}:
             folder.mkdir(exist_ok=True)
+        if not any((out / TASKS).glob("[0-9]*.json")):
+            _warn_if_lossy(tokenizer, documents)
         yield Preparation(out=out, work=work)
+
+
+def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None:
+    """Log a warning if the first characters of a few documents change in encoding and decoding."""
+    for source in documents[:: max(1, len(documents) // _SAMPLED_SOURCES)][:_SAMPLED_SOURCES]:
+        with suppress(GiddError):  # unreadable documents are reported by their task
+            for text in source.read(0, 1):
+                text = text[:_SAMPLED_CHARACTERS]
+                decoded = tokenizer.decode(tokenizer.encode(text))
+                if decoded != text:
+                    start = len(commonprefix([text, decoded]))
+                    _log.warning(
+                        "warning: the tokenizer is lossy: %r in %s becomes %r. A model trained on "
+                        "these tokens cannot reproduce the text. Use a byte-level tokenizer, such "
+                        "as gpt2, if this is not intended.",
+                        *(text[start:][:40], source.name, decoded[start:][:40]),
+                    )
+                    return

@@ -1,10 +1,10 @@
-"""One task of a preparation: documents in, one shard per split out, and then a record of them."""
+"""One task of a preparation: tokenize documents into one shard per split, then write a record."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from gidd.common.files import atomic_write, read_json, write_json
-from gidd.data.corpora.documents import Documents, read_range
+from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.manifest import INDEX, ShardRecord
-from gidd.data.preparation.work_plan import TASKS, Task
+from gidd.data.preparation.work_plan import TASKS, plan_digest, tasks_of
 from gidd.data.preparation.workers import ReportProgress
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
@@ -27,25 +27,18 @@ _BATCH_DOCUMENTS = 4096
 @final
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task as a worker process gets it."""
+    """A task with everything a worker process needs; it writes at most one shard per split."""
 
     out: Path
     name: str
+    """Name of the shards and of the record."""
+
     dtype: str
     plan: str
-    """Digest of the plan that the task is part of."""
+    """Digest of the plan that the task belongs to."""
 
     parts: dict[str, list[tuple[Documents, int, int]]]
-    """By split: sources, and their documents from .. to."""
-
-    @classmethod
-    def of(cls, task: Task, documents: list[Documents], out: Path, dtype: str, plan: str) -> Work:
-        """A task with its sources in the place of their numbers."""
-        parts = {
-            split: [(documents[source], start, stop) for source, start, stop in ranges]
-            for split, ranges in task.ranges.items()
-        }
-        return cls(out=out, name=task.name, dtype=dtype, plan=plan, parts=parts)
+    """By split: sources and ranges start .. stop of their documents."""
 
     @property
     def documents(self) -> int:
@@ -53,28 +46,42 @@ class Work:
         return sum(self.documents_of(split) for split in self.parts)
 
     def documents_of(self, split: str) -> int:
-        """Number of documents of a split."""
+        """Return the number of documents of a split."""
         return sum(stop - start for _, start, stop in self.parts[split])
 
     @property
     def record(self) -> Path:
-        """What says that the task is finished."""
+        """Path of the record, which exists if the task is finished."""
         return self.out / TASKS / f"{self.name}.json"
 
 
+def make_work(
+    out: Path, plan: dict[str, Any], documents: Sequence[Documents], tokenizer: Tokenizer
+) -> tuple[Work, ...]:
+    """Return the tasks of a plan, with the sources instead of their indices."""
+    dtype = "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
+    digest, work = plan_digest(plan), list[Work]()
+    for number, ranges in enumerate(tasks_of(plan)):
+        parts = {
+            split: [(documents[source], start, stop) for source, start, stop in found]
+            for split, found in ranges.items()
+        }
+        work.append(Work(out=out, name=f"{number:05d}", dtype=dtype, plan=digest, parts=parts))
+    return tuple(work)
+
+
 def write_shards(work: Work, report: ReportProgress) -> None:
-    """Write the shards of one task, with the tokenizer in the output folder, and its record."""
+    """Write the shards and then the record of a task, with the tokenizer of the output folder."""
     tokenizer = tokenizer_of(work.out, work.plan)
     shards: dict[str, Any] = {}
     for split, parts in work.parts.items():
         file = f"{split}/{work.name}.ds"
-        shard = _write_shard(work, file, read_range(parts), tokenizer, report)
-        shards[split] = asdict(shard)
+        shards[split] = asdict(_write_shard(work, file, read_ranges(parts), tokenizer, report))
     write_json(work.record, {"plan": work.plan, "shards": shards})
 
 
 def finished(work: Work) -> dict[str, ShardRecord] | None:
-    """What a task has made, or None if it has to be done: no record, or a shard is not whole."""
+    """Return the shards of a task, or None if a record or shard is missing or incomplete."""
     try:
         record = read_json(work.record, "", DataError)
         shards = {split: ShardRecord(**shard) for split, shard in record["shards"].items()}
@@ -85,23 +92,18 @@ def finished(work: Work) -> dict[str, ShardRecord] | None:
     for split, shard in shards.items():
         item_size = np.dtype(work.dtype).itemsize
         sizes = {shard.file: shard.tokens * item_size, shard.file + INDEX: shard.documents * 8}
-        whole = all(
+        is_complete = all(
             (work.out / file).is_file() and (work.out / file).stat().st_size == size
             for file, size in sizes.items()
         )
-        if not whole or shard.documents != work.documents_of(split):
+        if not is_complete or shard.documents != work.documents_of(split):
             return None
     return shards
 
 
-def token_dtype(tokenizer: Tokenizer) -> str:
-    """Type of the tokens on disk: the smaller one that holds every id."""
-    return "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
-
-
 @lru_cache(maxsize=1)
 def tokenizer_of(out: Path, plan: str) -> Tokenizer:
-    """Loaded once per process; the plan is part of the key because it fixes the tokenizer."""
+    """Load the tokenizer of a folder; cached by plan, which determines the tokenizer."""
     return Tokenizer.load(out)
 
 
@@ -134,7 +136,7 @@ def _write_shard(
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """As many documents as keep all threads of the tokenizer busy, and no more."""
+    """Group documents into batches large enough for all threads of the tokenizer."""
     batch: list[str] = []
     characters = 0
     for text in texts:

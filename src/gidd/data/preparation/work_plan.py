@@ -1,7 +1,7 @@
-"""What is to be done, fixed before it begins: the order, the split and the tasks.
+"""The plan of a preparation: the order of documents, the split and the tasks.
 
-All of it is a function of the sources and of the settings, never of the machine. The plan is
-written to `tasks/plan.json`, so that a run that continues another does the same.
+It is a function of the sources and settings, not of the machine, and is written to
+`tasks/plan.json` before the first task starts, so that a resumed run follows the same plan.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, get_args
 
 from gidd.common.files import read_json, write_json
 from gidd.data.corpora.documents import Documents
@@ -24,7 +23,7 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 
 TASKS = "tasks"
-"""Folder of the plan and of the records of finished tasks."""
+"""Folder of the plan and the records of finished tasks."""
 
 PLAN = "plan.json"
 TRAIN = "train"
@@ -32,41 +31,32 @@ VALIDATION = "validation"
 _BYTES_PER_TASK = 256 << 20
 
 Range = tuple[int, int, int]
-"""Number of a source, and its documents from .. to."""
+"""Index of a source, and a range start .. stop of its documents."""
+
+ValidationOrder = Literal["last", "spaced"]
+"""Documents to hold out: the last ones of all, or the last ones of every task."""
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A run of neighbouring documents that becomes at most one shard per split."""
-
-    number: int
-    ranges: dict[str, list[Range]]
-
-    @property
-    def name(self) -> str:
-        """Name of its shards and of its record."""
-        return f"{self.number:05d}"
-
-
-def make_tasks(counts: Sequence[int], held_out: int, tasks: int) -> list[Task]:
-    """Cut all documents into `tasks` runs of equal length, and each at the border of the split."""
+def make_tasks(
+    counts: Sequence[int], held_out: int, tasks: int, order: ValidationOrder = "last"
+) -> list[dict[str, list[Range]]]:
+    """Divide all documents into `tasks` ranges of equal length, and each by split."""
     ends = [0, *accumulate(counts)]
     total = ends[-1]
-    border = total - held_out
-    result: list[Task] = []
+    result: list[dict[str, list[Range]]] = []
     for number in range(tasks):
         start, stop = total * number // tasks, total * (number + 1) // tasks
-        ranges = {
-            TRAIN: _ranges(ends, start, min(stop, border)),
-            VALIDATION: _ranges(ends, max(start, border), stop),
-        }
-        result.append(Task(number=number, ranges={k: v for k, v in ranges.items() if v}))
+        if order == "last":
+            border = min(max(start, total - held_out), stop)
+        else:
+            border = stop - (stop * held_out // total - start * held_out // total)
+        ranges = {TRAIN: _ranges(ends, start, border), VALIDATION: _ranges(ends, border, stop)}
+        result.append({split: found for split, found in ranges.items() if found})
     return result
 
 
 def _ranges(ends: Sequence[int], start: int, stop: int) -> list[Range]:
-    """Documents start .. stop - 1 of the whole, source by source."""
+    """Return the ranges, source by source, of documents start .. stop - 1 of all sources."""
     result: list[Range] = []
     source = bisect_right(ends, start) - 1
     while start < stop:
@@ -77,49 +67,52 @@ def _ranges(ends: Sequence[int], start: int, stop: int) -> list[Range]:
     return result
 
 
-def num_tasks(asked: int | None, documents: int, size: int) -> int:
-    """Number of tasks: as asked, else 8, or one for each 256 MB; never more than documents."""
-    if asked is not None and asked < 1:
-        raise ConfigError(f"tasks must be at least 1, got {asked}. Leave it out to let us choose.")
-    return min(documents, asked or max(8, math.ceil(size / _BYTES_PER_TASK)))
-
-
 def num_held_out(validation: float, documents: int) -> int:
-    """Number of documents at the end that are for validation: a count, or a share below 1."""
+    """Return the number of held-out documents: `validation`, or that fraction if below 1."""
     if not (validation >= 0 and (isinstance(validation, int) or validation < 1)):
         raise ConfigError(
-            f"validation must be a number of documents or a share in [0, 1), got {validation}. "
-            "Use 100 for the last hundred documents, 0.01 for the last hundredth."
+            f"validation must be a number of documents or a fraction in [0, 1), got {validation}. "
+            "Use 100 for a hundred documents, 0.01 for one in a hundred."
         )
     held_out = validation if isinstance(validation, int) else int(validation * documents)
     if held_out >= documents:
         raise DataError(
-            f"validation asks for {held_out} documents, but the sources have {documents}, which "
-            "leaves none to train on. Ask for fewer."
+            f"validation must leave documents to train on, got {held_out} of {documents} "
+            "documents. Use a smaller number."
         )
     return int(held_out)
 
 
 def plan_settings(
-    documents: Sequence[Documents], tokenizer: Tokenizer, validation: float, tasks: int | None
+    documents: Sequence[Documents],
+    tokenizer: Tokenizer,
+    validation: float,
+    validation_order: ValidationOrder,
+    tasks: int | None,
 ) -> dict[str, Any]:
-    """All that the shards depend on, as JSON: two runs may share a folder if it is equal."""
+    """Return everything the shards depend on, as JSON; a run can be resumed if it is equal."""
+    if validation_order not in get_args(ValidationOrder):
+        raise ConfigError(
+            f"validation_order must be one of {', '.join(get_args(ValidationOrder))}, "
+            f"got {validation_order!r}."
+        )
     return {
         "tokenizer": tokenizer.fingerprint,
         "special tokens": [tokenizer.end, tokenizer.pad, tokenizer.mask],
         "validation": validation,
+        "validation_order": validation_order,
         "tasks": tasks,
         "documents": [[source.name, *source.stamp()] for source in documents],
     }
 
 
 def plan_digest(plan: dict[str, Any]) -> str:
-    """SHA-256 of a plan; a finished task's record holds it, and counts for that plan only."""
+    """Return the SHA-256 of a plan; the record of a finished task is valid for that plan only."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 def read_plan(out: Path) -> dict[str, Any]:
-    """The plan of a folder."""
+    """Read the plan of a folder."""
     path = out / TASKS / PLAN
     return read_json(path, f"Delete the folder {out} and prepare again.", DataError)
 
@@ -131,7 +124,7 @@ def load_or_create_plan(
     notes: dict[str, Any],
     workers: int,
 ) -> dict[str, Any]:
-    """The plan of the run that is continued, or a new one: how many documents each source has."""
+    """Return the plan of the run to resume, or count the documents and write a new plan."""
     path = out / TASKS / PLAN
     if path.is_file():
         plan = read_plan(out)
@@ -140,37 +133,37 @@ def load_or_create_plan(
             return plan
         if any((out / TASKS).glob("[0-9]*.json")):
             raise DataError(
-                f"{out} was begun with other {' and '.join(changed)}, as {path} records. "
+                f"{out} was started with other {' and '.join(changed)}; see {path}. "
                 "Use the same sources and settings, delete the folder, or choose another --out."
-            )  # if nothing was finished, nothing is lost by beginning anew
+            )  # without finished tasks, nothing is lost by starting again
     elif any(out.glob("*/*.ds")) or (out / DATA_MANIFEST).exists():
         raise DataError(
-            f"{out} holds shards but no {TASKS}/{PLAN}: they are not of this preparation. "
+            f"{out} contains shards but no {TASKS}/{PLAN}: they are not of this preparation. "
             "Choose another --out folder."
         )
-    long = sum(not source.quick_count for source in documents) > 1
-    counts = run(
-        _count, documents, workers if long else min(workers, 1), lambda _documents, _tokens: None
-    )
+    is_slow = sum(not source.quick_count for source in documents) > 1
+    workers = workers if is_slow else min(workers, 1)  # `run` raises if it is below 1
+    counts = run(_count, documents, workers, lambda _documents, _tokens: None)
     plan = settings | notes | {"counts": counts}
     if not sum(counts) or not _size(plan):
-        raise DataError(
-            f"{', '.join(notes['sources'])}: there is no document in it. Check the sources."
-        )
-    tasks_of(plan)  # refuses bad settings before they are recorded
+        raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")
+    tasks_of(plan)  # raises on invalid settings before they are recorded
     write_json(path, plan)
     return plan
 
 
-def tasks_of(plan: dict[str, Any]) -> list[Task]:
-    """The tasks of a plan."""
-    total = sum(plan["counts"])
+def tasks_of(plan: dict[str, Any]) -> list[dict[str, list[Range]]]:
+    """Return the tasks of a plan: as many as given, else 8, or one per 256 MB above 2 GB."""
+    given, total = plan["tasks"], sum(plan["counts"])
+    if given is not None and given < 1:
+        raise ConfigError(f"tasks must be at least 1, got {given}. Omit it to use the default.")
+    tasks = min(total, given or max(8, math.ceil(_size(plan) / _BYTES_PER_TASK)))
     held_out = num_held_out(plan["validation"], total)
-    return make_tasks(plan["counts"], held_out, num_tasks(plan["tasks"], total, _size(plan)))
+    return make_tasks(plan["counts"], held_out, tasks, plan["validation_order"])
 
 
 def _size(plan: dict[str, Any]) -> int:
-    """Bytes of all sources, as their stamps say."""
+    """Return the total bytes of all sources, from their stamps."""
     return sum(size for _, size, *_ in plan["documents"])
 
 

@@ -1,4 +1,4 @@
-"""Tasks on several processes of this machine, which end when the process that began them ends."""
+"""Run tasks on several processes of this machine, which exit when their parent does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gidd.errors import ConfigError, DataError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ReportProgress = Callable[[int, int], None]
-"""Told of every few documents: how many they are, and how many tokens."""
+"""Called after every batch with the number of its documents and tokens."""
 
 _shared: dict[str, Any] = {}
-"""In a worker process: the counters that it shares with its parent."""
+"""In a worker process: values shared with the parent."""
 
 
 def run(
@@ -28,34 +28,32 @@ def run(
     workers: int,
     report: ReportProgress,
 ) -> list[Result]:
-    """`function` of every item, in any order on `workers` processes; results in order.
+    """Apply `function` to every item on `workers` processes; return the results in order.
 
-    With one worker everything happens in this process. An error in one task ends all.
+    One worker means this process. An error in one task stops all.
     """
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}. Use the number of cores.")
     if workers == 1 or len(items) <= 1:
         return [function(item, report) for item in items]
-    context = multiprocessing.get_context("spawn")  # fork does not go with threads
-    counters = {"documents": context.Value("q"), "tokens": context.Value("q")}
-    stop = context.Value("b")
+    context = multiprocessing.get_context("spawn")  # fork is not safe with threads
+    counts, stop = context.Array("q", 2), context.Value("b")  # documents and tokens
     threads = max(1, (os.cpu_count() or 1) // workers)
-    begin = (counters, stop, threads)
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=begin) as pool:
-        futures = [pool.submit(_call, function, item) for item in items]
-        pending, seen = set(futures), (0, 0)
+    with ProcessPoolExecutor(workers, context, _start_worker, (counts, stop, threads)) as pool:
+        futures = [pool.submit(function, item, _report) for item in items]
+        pending, seen = set(futures), [0, 0]
         try:
             while pending:
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                now = (counters["documents"].value, counters["tokens"].value)
+                now = counts[:]
                 report(now[0] - seen[0], now[1] - seen[1])
                 seen = now
                 for future in done:
                     future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "a worker process was ended from outside, perhaps for want of memory. Start the "
-                "same command again, with fewer workers: finished tasks are kept."
+                "a worker process was killed, perhaps because memory ran out. Run the same command "
+                "again with fewer workers: finished tasks are kept."
             ) from error
         finally:
             stop.value = True
@@ -63,28 +61,23 @@ def run(
         return [future.result() for future in futures]
 
 
-def _begin(counters: dict[str, Any], stop: Any, threads: int) -> None:
-    """First thing in a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us in good order
+def _start_worker(counts: Any, stop: Any, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
-    _shared.update(counters, stop=stop)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _shared.update(counts=counts, stop=stop)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _call(function: Callable[[Item, ReportProgress], Result], item: Item) -> Result:
-    return function(item, _report)
-
-
 def _report(documents: int, tokens: int) -> None:
     if _shared["stop"].value:
         raise InterruptedError("the preparation was stopped")
-    for name, value in (("documents", documents), ("tokens", tokens)):
-        with _shared[name].get_lock():
-            _shared[name].value += value
+    counts = _shared["counts"]
+    with counts.get_lock():
+        counts[:] = [counts[0] + documents, counts[1] + tokens]

@@ -1,4 +1,4 @@
-"""Noise schedules, one file each. A class listed here is covered by every schedule test."""
+"""Noise schedules, one per file. Every test of schedules covers the classes in `SCHEDULES`."""
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules.amounts import Amount, Bump, FunctionAmount, Ramp

@@ -1,4 +1,4 @@
-"""Derivatives in time of functions that a user gives."""
+"""Time derivatives of user-defined functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def value_and_slope(function: Callable[[Tensor], Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
-    """function(t) and its derivative, for a function that acts on each time by itself."""
+    """Return function(t) and its derivative, for an elementwise function of t."""
     t = t.contiguous()  # an expanded tensor cannot carry a tangent
     value, slope, *_ = torch.func.jvp(function, (t,), (torch.ones_like(t),))
     return value, slope

@@ -1,27 +1,29 @@
-"""Mixing rates alpha_t for schedules whose mixing distribution does not change with time."""
+"""Mixing rates alpha_t, and schedules whose mixing distribution is constant in time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
+from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.autodiff import value_and_slope
 from gidd.errors import ScheduleError
+from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 class Curve(ABC):
-    """A mixing rate alpha_t with its complement and slope.
+    """A mixing rate alpha_t with its complement and its hazard rate.
 
-    The three are written apart so that none loses its digits: 1 - alpha has none left in float32
-    near t = 0, and alpha' / alpha none near t = 1.
+    Each has its own formula, for precision: in float32, computing 1 - alpha from alpha loses all
+    digits near t = 0, and alpha' / alpha near t = 1.
     """
 
     @abstractmethod
@@ -34,7 +36,7 @@ class Curve(ABC):
 
     @abstractmethod
     def hazard(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """-alpha_t' / alpha_t: the rate at which a still clean token is noised."""
+        """-alpha_t' / alpha_t: the rate at which clean tokens are noised."""
 
 
 @final
@@ -58,10 +60,10 @@ class Linear(Curve):
 @final
 @dataclass(frozen=True)
 class Cosine(Curve):
-    """alpha_t = cos(pi t / 2): spends more time at low noise than `Linear`."""
+    """alpha_t = cos(pi t / 2): less noise than `Linear` at every time."""
 
     def alpha(self, t: Tensor) -> Tensor:
-        """cos(pi t / 2), as a sine of 1 - t, which is exact near t = 1."""
+        """cos(pi t / 2), as a sine of 1 - t for precision near t = 1."""
         return torch.sin(torch.pi / 2 * (1 - t))
 
     def beta(self, t: Tensor) -> Tensor:
@@ -79,14 +81,13 @@ class Polynomial(Curve):
     """alpha_t = 1 - t^power; power = 1 is `Linear`."""
 
     power: float = 2.0
-    """More than 1 keeps text clean for longer, less than 1 noises it sooner."""
+    """Above 1, noise is added later; below 1, earlier."""
 
     def __post_init__(self) -> None:
-        """Refuse powers whose alpha is not a mixing rate."""
         if not self.power > 0:
             raise ScheduleError(
                 f"curve.power must be positive, got {self.power}. "
-                "alpha = 1 - t^power must fall from 1 to 0; 1 is linear, 2 a common choice."
+                "alpha = 1 - t^power must decrease from 1 to 0; 1 is linear, 2 is a common choice."
             )
 
     def alpha(self, t: Tensor) -> Tensor:
@@ -105,10 +106,10 @@ class Polynomial(Curve):
 @final
 @dataclass(frozen=True)
 class FunctionCurve(Curve):
-    """Any differentiable alpha, given as a Python function of t; its slope is by autodiff."""
+    """Any differentiable alpha, as a Python function of t; its derivative is by autodiff."""
 
     function: Callable[[Tensor], Tensor]
-    """t [B] -> alpha_t [B], written with torch operations, element by element."""
+    """t [B] -> alpha_t [B], elementwise, with torch operations."""
 
     def alpha(self, t: Tensor) -> Tensor:
         """The given function."""
@@ -124,12 +125,29 @@ class FunctionCurve(Curve):
         return -slope / alpha
 
 
-def curve_from_unit(u: float) -> Curve:
-    """A curve for every number in [0, 1], for tests that walk through all of them."""
-    if u < 0.2:
-        return Linear()
-    if u < 0.4:
-        return Cosine()
-    if u < 0.6:
-        return FunctionCurve(lambda t: (1 - t) * (1 + t / 2))
-    return Polynomial(0.5 + 5 * (u - 0.6))
+@dataclass(frozen=True)
+class ConstantMixing(MixingSchedule):
+    """The same mixing distribution pi at all times, with any mixing rate alpha_t."""
+
+    vocab: Vocab
+    curve: Curve = field(default_factory=Linear)
+    """Mixing rate alpha_t: `Linear`, `Cosine`, `Polynomial`, or any function by `FunctionCurve`."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @abstractmethod
+    def pi(self, like: Tensor) -> Float[Tensor, " V"]:
+        """The mixing distribution, with the device and type of `like`."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """The curve's alpha_t."""
+        return self.curve.alpha(t)
+
+    def beta_pi(self, t: Tensor) -> Tensor:
+        """(1 - alpha_t) pi."""
+        return self.curve.beta(t)[:, None] * self.pi(t)
+
+    def inflow(self, t: Tensor) -> Tensor:
+        """(-alpha'/alpha) pi: pi' = 0 in Eq. 11."""
+        return self.curve.hazard(t)[:, None] * self.pi(t)

@@ -1,4 +1,4 @@
-"""The fixed noise distributions over token ids that schedules mix."""
+"""Fixed noise distributions over the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,32 +15,27 @@ if TYPE_CHECKING:
 
 
 def mask_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
-    """All mass on the mask token: m in the paper."""
+    """Return the distribution with all mass on the mask token (m in the paper)."""
+    if vocab.mask_id is None:
+        raise ScheduleError(
+            "vocab.mask_id must be a token id for noise that masks, got None. "
+            f"Use Vocab(size={vocab.size}, mask_id=...), or UniformSchedule, which needs no mask."
+        )
     noise = _zeros(vocab, like)
-    noise[require_mask(vocab)] = 1
+    noise[vocab.mask_id] = 1
     return noise
 
 
 def uniform_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
-    """Equal mass on every token but the mask: u in the paper."""
+    """Return the uniform distribution over all tokens but the mask (u in the paper)."""
     noise = _zeros(vocab, like) + 1 / vocab.num_data_tokens
     if vocab.mask_id is not None:
         noise[vocab.mask_id] = 0
     return noise
 
 
-def require_mask(vocab: Vocab) -> int:
-    """The mask id, or an error for a vocabulary that has none."""
-    if vocab.mask_id is None:
-        raise ScheduleError(
-            "vocab.mask_id must be a token id for noise that masks, got None. "
-            f"Give Vocab(size={vocab.size}, mask_id=...), or use UniformSchedule, which needs none."
-        )
-    return vocab.mask_id
-
-
 def _zeros(vocab: Vocab, like: Tensor | None) -> Tensor:
-    """A zero row over the vocabulary on the device and of the type of `like` (float64 on CPU)."""
+    """Zeros [V] with the device and type of `like` (float64 on CPU if None)."""
     if like is None:
         return torch.zeros(vocab.size, dtype=torch.float64)
     return like.new_zeros(vocab.size)

@@ -1,21 +1,20 @@
-"""The noise that the published checkpoints were trained with (version 1.0.0 of the authors' code).
+"""The schedule of the published checkpoints (version 1.0.0 of the authors' code).
 
-It is the hybrid schedule with another constant and another way of counting: c_t belongs to one
-token, not to all together, and the clean token has its share of it taken from the signal.
+A hybrid schedule with a different constant B and a different normalisation: c_t is the amount on
+each single token, not on all together, and the amount on the clean token is taken from the signal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule, check
-from gidd.diffusion.schedules.distributions import mask_noise, require_mask
+from gidd.diffusion.schedules.distributions import mask_noise
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -25,21 +24,19 @@ _SMALLEST_LOG_B = -20.0
 @final
 @dataclass(frozen=True)
 class FirstReleaseSchedule(MixingSchedule):
-    """Signal S = 1 - t - c, mask t and c_t = B sqrt(t (1 - t)) on every other id, over C.
+    """Signal S = 1 - t - c, mask t and c_t = B sqrt(t (1 - t)) on every other token, over C.
 
-    Use it with the published checkpoints only, and `HybridSchedule` for anything new: p_uniform = 0
-    is not quite masked diffusion here, and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists.
-    With 50258 ids and p_uniform = 0.2 that is the last 1e-10 of time. A clamp would break the sums
-    over tokens, so there is none: use times up to 1 - 1e-6, and t = 1 itself, where all is well.
+    Use it with the published checkpoints only, and `HybridSchedule` for new models: p_uniform = 0
+    is not exactly masked diffusion here, and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists.
+    With 50258 tokens and p_uniform = 0.2 that is the last 1e-10 of time. S is not clamped, since
+    the probabilities would no longer sum to 1: use times up to 1 - 1e-6, or t = 1, which is valid.
     """
 
     vocab: Vocab
     p_uniform: float
-    """Nearly the share of uniformly random tokens at t = 1/2; published are 0.0, 0.1 and 0.2."""
+    """Approximate fraction of random tokens at t = 1/2; published are 0.0, 0.1 and 0.2."""
 
     def __post_init__(self) -> None:
-        """Check the parameters, and that the chain exists but for the very last times."""
-        require_mask(self.vocab)
         if not 0 <= self.p_uniform < 1:
             raise ScheduleError(
                 f"p_uniform must be in [0, 1), got {self.p_uniform}. "
@@ -49,7 +46,7 @@ class FirstReleaseSchedule(MixingSchedule):
 
     @property
     def B(self) -> float:
-        """The constant of c_t: log B = -log(1 + (1 - p)/p V/2), and -20 at least."""
+        """The constant of c_t: log B = -log(1 + (1 - p)/p V/2), at least -20."""
         if self.p_uniform == 0:
             return math.exp(_SMALLEST_LOG_B)
         odds = (1 - self.p_uniform) / self.p_uniform
@@ -60,7 +57,7 @@ class FirstReleaseSchedule(MixingSchedule):
         return self._signal(t) / self._total(t)
 
     def beta_pi(self, t: Tensor) -> Tensor:
-        """t / C on the mask, c / C on every other id."""
+        """t / C on the mask, c / C on every other token."""
         total = self._total(t)
         return self._noise(t, mask=t / total, other=self._c(t) / total)
 
@@ -84,12 +81,6 @@ class FirstReleaseSchedule(MixingSchedule):
         return 1 + (self.vocab.size - 2) * self._c(t)
 
     def _noise(self, t: Tensor, mask: Tensor, other: Tensor) -> Tensor:
-        """`mask` on the mask token, `other` on each other one."""
+        """`mask` on the mask token, `other` on each other token."""
         is_mask = mask_noise(self.vocab, t).bool()
         return torch.where(is_mask, mask[:, None], other[:, None])
-
-    @classmethod
-    def from_unit_cube(cls, vocab: Vocab, u: Sequence[float]) -> Self:
-        """B between its least and 1e-6, so that the chain exists up to t = 1 - 1e-12."""
-        odds = (1 / max(1e-6 * u[0], 1e-12) - 1) * 2 / vocab.size
-        return cls(vocab, p_uniform=1 / (1 + odds))

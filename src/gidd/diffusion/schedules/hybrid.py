@@ -1,42 +1,39 @@
-"""The paper's schedule: masking with uniform noise on the way (Sec. 4)."""
+"""The paper's schedule: a mixture of masking and uniform noise (Sec. 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.amounts import Bump
-from gidd.diffusion.schedules.distributions import mask_noise, require_mask, uniform_noise
+from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
 from gidd.vocab import Vocab
 
 
 @final
 @dataclass(frozen=True)
 class HybridSchedule(MixingSchedule):
-    """Masking plus uniform noise that peaks at `p_uniform` when t = 1/2 (Eq. 17).
+    """Masking plus uniform noise whose fraction peaks at `p_uniform` for t = 1/2 (Eq. 17).
 
-    p_uniform = 0 is masked diffusion exactly: the uniform part is zero, not small.
+    p_uniform = 0 is exactly masked diffusion: the uniform part is 0, not a small number.
     """
 
     vocab: Vocab
     p_uniform: float = 0.1
-    """Share of uniformly random tokens at t = 1/2 (p_u); the paper uses 0.0, 0.1 and 0.2."""
+    """Fraction of uniformly random tokens at t = 1/2 (p_u); the paper uses 0.0, 0.1 and 0.2."""
 
     gamma: float = 1.0
     """Shape exponent of c_t, at most 2; the paper uses 1."""
 
     def __post_init__(self) -> None:
-        """Check the parameters and that the chain exists."""
-        require_mask(self.vocab)
         check(self)
 
     @property
     def c(self) -> Bump:
-        """c_t, the amount of uniform noise beside 1 - t parts of signal and t parts of mask."""
+        """c_t, the amount of uniform noise, relative to 1 - t of signal and t of mask."""
         return Bump(self.p_uniform, self.gamma)
 
     def alpha(self, t: Tensor) -> Tensor:
@@ -54,11 +51,6 @@ class HybridSchedule(MixingSchedule):
         return self._noise(t, mask=1 / scale, uniform=self.c.gain(t) / scale)
 
     def _noise(self, t: Tensor, mask: Tensor, uniform: Tensor) -> Tensor:
-        """`mask` on the mask token, `uniform` shared by all others."""
+        """`mask` on the mask token, `uniform` spread evenly over all others."""
         m, u = mask_noise(self.vocab, t), uniform_noise(self.vocab, t)
         return mask[:, None] * m + uniform[:, None] * u
-
-    @classmethod
-    def from_unit_cube(cls, vocab: Vocab, u: Sequence[float]) -> Self:
-        """p_uniform in [0, 0.9], a tenth of the cube at exactly 0; gamma in [0.2, 2]."""
-        return cls(vocab, p_uniform=max(0.0, u[0] - 0.1), gamma=0.2 + 1.8 * u[1])

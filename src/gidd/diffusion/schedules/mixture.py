@@ -1,17 +1,15 @@
-"""Any time-varying combination of fixed noises: mask, uniform, word frequencies, ..."""
+"""Any time-varying mixture of fixed noise distributions: mask, uniform, word frequencies, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule, check
-from gidd.diffusion.schedules.amounts import Amount, Bump, FunctionAmount, Ramp
-from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
+from gidd.diffusion.schedules.amounts import Amount
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -20,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class Component(NamedTuple):
-    """One kind of noise and how much of it there is."""
+    """One noise distribution and its amount over time."""
 
     noise: Float[Tensor, " V"]
-    """Where this noise sends a token: a distribution over all ids, mask included."""
+    """Distribution over all tokens, mask included, from which a noised token is drawn."""
 
     amount: Amount
-    """How much, over time: `Ramp` (what remains at t = 1), `Bump` (on the way), or any function."""
+    """Amount over time: `Ramp` (part of the prior), `Bump` (0 at both ends), or any function."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class MixtureSchedule(MixingSchedule):
-    """Fixed distributions P_k in amounts a_k(t), beside 1 - t parts of signal (see `amounts.py`).
+    """Fixed distributions P_k in amounts a_k(t), against 1 - t of signal (see `amounts.py`).
 
-    Example: masking, with random words on the way that follow the word frequencies of the corpus::
+    Example: masking, with additional random tokens drawn by their frequency in the corpus::
 
         MixtureSchedule(vocab, (
             Component(mask_noise(vocab), Ramp()),
@@ -47,13 +45,12 @@ class MixtureSchedule(MixingSchedule):
     _noises: dict[tuple[torch.device, torch.dtype], list[Tensor]] = field(
         default_factory=lambda: {}, init=False, repr=False
     )
-    """The distributions P_k on each device they were asked for on, copied there once."""
+    """The distributions P_k, cached for each device and type."""
 
     def __post_init__(self) -> None:
-        """Check every distribution and that the chain exists."""
         if not self.components:
             raise ScheduleError(
-                "mixture.components must name at least one noise, got none. "
+                "mixture.components must have at least one component, got none. "
                 "Component(mask_noise(vocab), Ramp()) is masked diffusion."
             )
         for k, (noise, _) in enumerate(self.components):
@@ -79,7 +76,7 @@ class MixtureSchedule(MixingSchedule):
         return 1 - t + torch.stack([amount.value(t) for _, amount in self.components]).sum(0)
 
     def _combine(self, coefficients: list[Tensor]) -> Tensor:
-        """sum_k coefficient_k P_k; not a matrix product, which autocast would round to bf16."""
+        """sum_k coefficient_k P_k. Not a matrix product, since autocast would round it to bf16."""
         first = coefficients[0]
         key = (first.device, first.dtype)
         if key not in self._noises:
@@ -87,25 +84,12 @@ class MixtureSchedule(MixingSchedule):
         rows = zip(coefficients, self._noises[key], strict=True)
         return torch.stack([a[:, None] * noise for a, noise in rows]).sum(0)
 
-    @classmethod
-    def from_unit_cube(cls, vocab: Vocab, u: Sequence[float]) -> Self:
-        """Mask (or, without one, uniform noise), uniform and rank-frequency noise in any shares."""
-        rank = torch.arange(1, vocab.size + 1, dtype=torch.float64)
-        zipf = uniform_noise(vocab) / rank
-        main = uniform_noise(vocab) if vocab.mask_id is None else mask_noise(vocab)
-        components = (
-            Component(main, Ramp()),
-            Component(uniform_noise(vocab), Bump(0.8 * u[0], 0.2 + 1.8 * u[1])),
-            Component(zipf / zipf.sum(), FunctionAmount(lambda t: u[2] * t.square())),
-        )
-        return cls(vocab, components)
-
 
 def _check_distribution(field: str, noise: Tensor, vocab: Vocab) -> None:
     if noise.shape != (vocab.size,):
         raise ScheduleError(
-            f"{field} must have one entry for each of the {vocab.size} ids, got shape "
-            f"{list(noise.shape)}. Append zeros for special tokens that this noise never makes."
+            f"{field} must have one entry for each of the {vocab.size} tokens, got shape "
+            f"{list(noise.shape)}. Append zeros for special tokens that this noise never produces."
         )
     total = noise.double().sum()
     if not (noise >= 0).all() or not abs(total - 1) < 1e-6:

@@ -1,7 +1,7 @@
-"""Loss weightings, one file each. A class listed here is covered by every weighting test."""
+"""Loss weightings, one per file. Every test of weightings covers the classes in `WEIGHTINGS`."""
 
 from gidd.diffusion.weighting.base import Weighting
-from gidd.diffusion.weighting.clamp import PAPER_CEILING, ClampWeighting
+from gidd.diffusion.weighting.clamp import ClampWeighting
 from gidd.diffusion.weighting.dynamic import DynamicWeighting
 from gidd.diffusion.weighting.elbo import ElboWeighting
 from gidd.diffusion.weighting.tight import TightWeighting
@@ -14,7 +14,6 @@ WEIGHTINGS: tuple[type[Weighting], ...] = (
 )
 
 __all__ = [
-    "PAPER_CEILING",
     "WEIGHTINGS",
     "ClampWeighting",
     "DynamicWeighting",

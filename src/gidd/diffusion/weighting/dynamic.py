@@ -1,14 +1,13 @@
-"""The paper's dynamic weights."""
+"""The paper's dynamic weights (Eq. 20)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting.base import Weighting, require_positive
 from gidd.errors import ScheduleError
@@ -19,29 +18,22 @@ from gidd.errors import ScheduleError
 class DynamicWeighting(Weighting):
     """2 w_max on masks, w_max on replaced and w_max (B/N) exp(-lambda_t/2) on kept tokens (Eq. 20).
 
-    lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio. The formula is fitted
-    to the hybrid schedule and speaks of its constant B, which is 0 for masked diffusion; for other
-    noise use `TightWeighting`.
+    lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio. The formula uses the
+    constant B of the hybrid schedule, which is 0 for masked diffusion; for other noise use
+    `TightWeighting`.
     """
 
-    schedule: MixingSchedule
     w_max: float = 1.0
-    """A factor on all weights, as printed."""
+    """Factor on all weights."""
 
     def __post_init__(self) -> None:
-        """Check that the formula means something for this schedule."""
         if not isinstance(self.schedule, HybridSchedule | MaskedSchedule):
             raise ScheduleError(
                 "dynamic weighting is defined for HybridSchedule and MaskedSchedule, got "
                 f"{type(self.schedule).__name__}. Use TightWeighting: it is bounded in the same "
-                "way, is defined for every schedule and keeps the ELBO's minimiser."
+                "way, defined for every schedule, and has the same minimiser as the ELBO."
             )
         require_positive("dynamic.w_max", self.w_max)
-
-    @classmethod
-    def of(cls, schedule: MixingSchedule) -> Self:
-        """Defined for hybrid and masked schedules."""
-        return cls(schedule)
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """The three cases of Eq. 20; exp(-lambda_t/2) is sqrt((1 - alpha) / alpha)."""

@@ -1,1 +1,1 @@
-"""Networks that turn noisy tokens into hidden states."""
+"""Networks that map noisy tokens to hidden states. Import each from its own module."""

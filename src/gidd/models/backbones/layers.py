@@ -1,4 +1,4 @@
-"""The parts of a diffusion transformer. Legend of shapes: B batch, L length, D width, H heads."""
+"""Layers of a diffusion transformer. Shapes: B batch, L length, D hidden size, H heads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 ROTARY_BASE = 10_000.0
 TIME_FEATURES = 256
+"""Number of sinusoidal features of the time."""
 
 
 class Rotation(NamedTuple):
-    """The angles of rotary position embedding, one row per position."""
+    """Cosines and sines of rotary position embedding, one row per position."""
 
     cos: Float[Tensor, "L head_width"]
     sin: Float[Tensor, "L head_width"]
 
 
 def rotation(length: int, head_width: int, device: torch.device) -> Rotation:
-    """Angles of positions 0 .. length - 1, always float32.
+    """Rotary angles of positions 0 .. length - 1, always float32.
 
-    They are computed anew for every forward pass (once for all blocks, a few thousand cosines), so
-    that there is no buffer to resize, to round to bf16 or to lose on the meta device.
+    They are recomputed in every forward pass (once for all blocks, a few thousand cosines): a
+    buffer would have to be resized, would be rounded to bf16 and lost on the meta device.
     """
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
     frequency = 1.0 / ROTARY_BASE**exponent
@@ -36,27 +37,28 @@ def rotation(length: int, head_width: int, device: torch.device) -> Rotation:
     return Rotation(angle.cos(), angle.sin())
 
 
-def rotate(x: Float[Tensor, "B H L head_width"], by: Rotation) -> Tensor:
-    """Turn the pairs (i, i + head_width / 2) of every head by its position's angles."""
+def rotate(x: Float[Tensor, "B H L head_width"], angles: Rotation) -> Tensor:
+    """Rotate the pairs (i, i + head_width / 2) of every head by the angles of its position."""
     first, second = x.chunk(2, dim=-1)
-    turned = x * by.cos + torch.cat([-second, first], dim=-1) * by.sin
-    return turned.to(x.dtype)
+    rotated = x * angles.cos + torch.cat([-second, first], dim=-1) * angles.sin
+    return rotated.to(x.dtype)
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Shift and scale normalised features by what the time says (adaptive layer norm)."""
+    """Shift and scale normalised hidden states (adaptive layer norm)."""
     return x * (1 + scale) + shift
 
 
 def layer_norm(width: int) -> nn.LayerNorm:
-    """Layer norm with a gain and no shift; torch takes its mean and variance in float32."""
+    """Layer norm with a weight and no bias; torch computes mean and variance in float32."""
     return nn.LayerNorm(width, eps=1e-5, bias=False)
 
 
 class TimeEmbedding(nn.Module):
-    """A time in [0, 1] as a vector: sines and cosines, then two linear layers.
+    """Embedding of a time in [0, 1]: cosines and sines, then two linear layers.
 
-    The time is not multiplied by 1000 as is common elsewhere: the published weights expect it so.
+    Unlike in many other models the time is not multiplied by 1000: the published weights were
+    trained this way.
     """
 
     def __init__(self, width: int) -> None:
@@ -65,7 +67,7 @@ class TimeEmbedding(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
-        """The condition that every block is modulated by."""
+        """Conditioning vector of all blocks."""
         half = TIME_FEATURES // 2
         index = torch.arange(half, device=t.device, dtype=torch.float32)
         angle = t.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
@@ -74,30 +76,31 @@ class TimeEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every position attends to every position; no biases."""
+    """Bidirectional multi-head self-attention without biases."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.float32_on_cpu = True  # `gidd plan` traces the step of a GPU on the CPU
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Float[Tensor, "B L D"], by: Rotation) -> Float[Tensor, "B L D"]:
-        """Attention with rotated queries and keys; values are not rotated."""
+    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
+        """Attend with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype = qkv.dtype
-        if qkv.device.type == "cpu" and qkv.requires_grad:
-            # torch's backward pass on CPUs takes up to four times as long in bf16, and is no
-            # faster at any length that was tried
+        if self.float32_on_cpu and qkv.device.type == "cpu" and qkv.requires_grad:
+            # on CPUs torch's backward pass takes up to four times as long in bf16, and was not
+            # faster at any length tried
             qkv = qkv.float()
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         with torch.autocast(qkv.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(rotate(q, by), rotate(k, by), v)
+            mixed = F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
         return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    """Two linear layers with a tanh-approximated gelu between them, four times as wide inside."""
+    """Two linear layers with a tanh-approximated GELU; the inner size is four times the outer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -105,12 +108,12 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        """Position by position."""
+        """Apply to every position independently."""
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised, modulated by the time, gated and added."""
+    """Attention and MLP, each with adaptive layer norm, a gate and a residual connection."""
 
     def __init__(self, width: int, num_heads: int, time_width: int, dropout: float) -> None:
         super().__init__()
@@ -122,12 +125,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], condition: Float[Tensor, "B time_width"], by: Rotation
+        self, x: Float[Tensor, "B L D"], condition: Float[Tensor, "B time_width"], angles: Rotation
     ) -> Float[Tensor, "B L D"]:
-        """One residual block."""
+        """Apply attention, then the MLP."""
         parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
-        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), by)
+        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles)
         x = x + gate_a * self.dropout(attended)
-        changed = self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m))
-        return x + gate_m * self.dropout(changed)
+        transformed = self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m))
+        return x + gate_m * self.dropout(transformed)

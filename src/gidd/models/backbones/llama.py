@@ -1,4 +1,4 @@
-"""The autoregressive baseline: a Llama with as many parameters as the DiT of the same size."""
+"""The autoregressive baseline: a Llama with the parameter count of the DiT of the same size."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from torch import Tensor, nn
 
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit import DiTConfig
+from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.init import Initializer
+from gidd.models.weights import WEIGHTS, explain_write_failure
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _INTERMEDIATE_MULTIPLE = 32
-"""Widths of matrices are kept to multiples of this, which hardware likes."""
+"""The MLP size is rounded to a multiple of this, for efficient kernels."""
 
 
 def llama_config(size: DiTConfig) -> Any:
-    """The `transformers.LlamaConfig` of a DiT's width, depth and heads.
+    """`transformers.LlamaConfig` with the hidden size, layers and heads of a DiT.
 
-    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to equal the DiT's, which spends
-    some of its own on the time.
+    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to match the parameter count of
+    a DiT block, which includes the time conditioning.
     """
     width = size.width
     per_block = size.num_block_parameters / size.num_layers
@@ -37,7 +38,7 @@ def llama_config(size: DiTConfig) -> Any:
         intermediate_size=_INTERMEDIATE_MULTIPLE * round(intermediate / _INTERMEDIATE_MULTIPLE),
         max_position_embeddings=size.max_length,
         tie_word_embeddings=False,
-        # ids of another tokenizer by default; generation is done by our own sampler
+        # the defaults are token ids of another tokenizer
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -52,7 +53,7 @@ class AutoregressiveModel(nn.Module):
         if size.dropout:
             raise ConfigError(
                 f"model.dropout must be 0 for the autoregressive baseline, got {size.dropout}. "
-                "Llama has none: leave it out, or train a diffusion model."
+                "Llama has no dropout: leave the setting out, or train a diffusion model."
             )
         llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
         self.config = size
@@ -63,34 +64,39 @@ class AutoregressiveModel(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The layers of the trunk, by the name they have in a DiT."""
+        """Layers of the trunk, under the attribute name of `DiT`."""
         return self.trunk.layers
 
     @torch.no_grad()
     def reset_parameters(self, initial: Initializer | None = None) -> None:
-        """Draw all weights anew, as Llama does: normal, and gains of 1."""
+        """Initialise all weights as Llama does: normal; norm weights are 1."""
         initial = initial or Initializer()
         llama = self.trunk.config
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 initial.normal(module.weight, llama.initializer_range)
             else:
-                for gain in module.parameters(recurse=False):
-                    gain.fill_(1)
-        # angles are no parameters, and are lost when a model built on meta gets its memory
-        angles = type(self.trunk.rotary_emb)(llama)
-        self.trunk.rotary_emb = angles.to(self.head.weight.device)
+                for norm_weight in module.parameters(recurse=False):
+                    norm_weight.fill_(1)
+        # rotary buffers are not parameters: they are lost when a model leaves the meta device
+        rotary = type(self.trunk.rotary_emb)(llama)
+        self.trunk.rotary_emb = rotary.to(self.head.weight.device)
 
     def save(self, folder: str | Path) -> None:
-        """Write safetensors and config.json, which `transformers` loads as a Llama."""
+        """Write safetensors and config.json that `transformers` loads as a Llama."""
         library = optional_package("transformers", "hf")
         with torch.device("meta"):
             llama = library.LlamaForCausalLM(self.trunk.config)
         llama.model, llama.lm_head = self.trunk, self.head
-        llama.save_pretrained(str(folder))
+        folder = Path(folder)
+        with explain_write_failure(folder / WEIGHTS):
+            llama.save_pretrained(str(folder))
+            mode = (folder / "config.json").stat().st_mode
+            for file in folder.glob("*.safetensors"):
+                file.chmod(mode)  # safetensors ignores the umask and creates files with mode 0600
 
     def hidden(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
-        """The features that go into the head."""
+        """Hidden states before the head."""
         return self.trunk(input_ids=x, use_cache=False).last_hidden_state
 
     def forward(self, x: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:

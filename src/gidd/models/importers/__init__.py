@@ -1,1 +1,1 @@
-"""Checkpoints of other projects."""
+"""Readers of other projects' checkpoints, one module per layout."""

@@ -1,9 +1,9 @@
-"""Checkpoints of the authors' code: read them, and write them again byte for byte.
+"""Read checkpoints of the authors' code, and write them byte for byte.
 
 Two layouts share their tensor names. The published one (`config.json` and `model.safetensors`) has
-a row per id. The training one rounds the vocabulary up to a multiple of 128 and has one more
-buffer, `logit_bias`, which is zero. Both carry the angles of rotary embedding, which are computed
-here.
+one embedding row per token. The training one rounds the vocabulary size up to a multiple of 128
+and has one more buffer, `logit_bias`, which is zero. Both store the rotary angles, which `DiT`
+computes instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from gidd.common.files import read_json, write_json
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import FirstReleaseSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import DiT, DiTConfig
+from gidd.models.backbones.dit import DiT, dit_from_tensors
+from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
 from gidd.models.denoiser import Denoiser
 from gidd.models.weights import (
     COPY_AGAIN,
     WEIGHTS,
     Pretrained,
-    dit_from_tensors,
     read_safetensors,
+    require_tensors,
     write_safetensors,
 )
 from gidd.vocab import Vocab
@@ -44,7 +45,7 @@ _FIELDS = {
     "num_heads": "num_attention_heads",
     "time_width": "timestep_cond_dim",
 }
-"""Our name of each size and its name in the authors' config.json."""
+"""Fields of `DiTConfig` and their names in the authors' config.json."""
 
 _PREFIXES = {
     "embedding.weight": "vocab_embed.embedding",
@@ -61,7 +62,7 @@ _PREFIXES = {
     "final_modulation.": "output_layer.adaLN_modulation.",
     "head.": "output_layer.linear.",
 }
-"""How our tensor names begin, inside a block or outside, and how the authors' do."""
+"""Prefixes of parameter names of `DiT`, relative to a block, and those of the authors."""
 
 _ROTARY = ("rotary_emb.cos_cached", "rotary_emb.sin_cached")
 _LOGIT_BIAS = "logit_bias"
@@ -76,71 +77,69 @@ _log = logging.getLogger(__name__)
 
 
 def reference_name(name: str) -> str:
-    """The authors' name of one of our tensors."""
-    block = re.match(r"blocks\.\d+\.", name)
-    place = block.group() if block else ""
-    rest = name.removeprefix(place)
+    """Return the authors' name of a parameter of `DiT`."""
     for ours, theirs in _PREFIXES.items():
-        if rest.startswith(ours):
-            return place + theirs + rest.removeprefix(ours)
+        if match := re.match(rf"(blocks\.\d+\.|){re.escape(ours)}", name):
+            return match[1] + theirs + name[match.end() :]
     raise AssertionError(f"{name} has no name in the authors' layout")
 
 
 def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
-    """A checkpoint as published: sizes from `config.json`, weights from `model.safetensors`.
+    """Read a published checkpoint: sizes from `config.json`, weights from `model.safetensors`.
 
-    Args:
-        folder: Where the two files are.
-        p_uniform: The share of uniform noise it was trained with, where `config.json` is silent.
+    `p_uniform`, the fraction of uniform noise it was trained with, overrides `config.json`.
     """
     record = read_json(folder / CONFIG, COPY_AGAIN, CheckpointError)
-    config = _published_config(record, folder / CONFIG)
+    config = _read_published_config(record, folder / CONFIG)
+    if p_uniform is None and (p_uniform := record.get("p_uniform")) is None:
+        raise CheckpointError(
+            f"{folder / CONFIG} has no p_uniform, the fraction of uniform noise in training. Pass "
+            "p_uniform (0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
+        )
     vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     if vocab.size == _GPT2_WITH_MASK.size:
-        vocab = _GPT2_WITH_MASK  # short texts were filled with the end-of-text token
-    share = _p_uniform(record, p_uniform, folder / CONFIG)
+        vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
     backbone = _read_dit(config, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
     _log.info("%s: %s", folder, _SCHEDULE_NOTE)
     return Pretrained(
         denoiser=Denoiser(backbone, vocab),
-        schedule=FirstReleaseSchedule(vocab, share),
+        schedule=FirstReleaseSchedule(vocab, float(p_uniform)),
         notes=(_SCHEDULE_NOTE,),
     )
 
 
 def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
-    """A checkpoint as the authors' training writes it, converted to a safetensors file.
+    """Read a checkpoint of the authors' training code, converted to a safetensors file.
 
-    Args:
-        file: The weights; all sizes follow from their shapes.
-        schedule: The noise it was trained with, over the tokenizer's vocabulary: `HybridSchedule`
-            for version 1.1.0 of the authors' code, `FirstReleaseSchedule` for 1.0.0.
+    All sizes are inferred from the shapes. `schedule` is the noise it was trained with, over the
+    tokenizer's vocabulary: `HybridSchedule` for version 1.1.0 of the authors' code,
+    `FirstReleaseSchedule` for 1.0.0.
     """
     tensors = read_safetensors(file)
     bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
     if bias.any():
         raise CheckpointError(
             f"{file}: tensor {_LOGIT_BIAS} must be zero, got {bias.flatten().tolist()}. "
-            "It was never trained; add it to output_layer.linear.bias if you changed it."
+            "The authors' code does not train it; if you did, add it to output_layer.linear.bias."
         )
-    config, size = _config_of_shapes(tensors, file), schedule.vocab.size
+    config, size = _infer_config(tensors, file), schedule.vocab.size
     rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
     if config.vocab_size not in (size, rounded):
         raise CheckpointError(
             f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, not "
             f"rounded up) for schedule.vocab.size = {size}, got {config.vocab_size}. "
-            "Give the vocabulary of the tokenizer that the model was trained with."
+            "Use the vocabulary of the tokenizer that the model was trained with."
         )
     backbone = _read_dit(config, tensors, file)
     return Pretrained(denoiser=Denoiser(backbone, schedule.vocab), schedule=schedule)
 
 
 def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None:
-    """Write the published layout, which the authors' code reads; padding rows are left out."""
+    """Write the published layout, which the authors' code reads, without padding rows."""
     backbone, vocab = denoiser.backbone, denoiser.vocab
     if not isinstance(backbone, DiT) or vocab.mask_id != vocab.size - 1:
         raise ConfigError(
-            "the authors' code reads a DiT whose mask is the last id, got "
+            "the authors' code requires a DiT whose mask is the last token id, got "
             f"{type(backbone).__name__} with {vocab}. Use `gidd.models.save` for other models."
         )
     config = backbone.config
@@ -156,85 +155,68 @@ def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None
 
 
 def _read_dit(config: DiTConfig, tensors: Mapping[str, Tensor], file: Path) -> DiT:
-    _check_rotary(config, tensors, file)
-    weights = {name: tensor for name, tensor in tensors.items() if name not in _ROTARY}
+    angles = _rotary_buffers(config)
+    require_tensors(angles, {n: tensor for n, tensor in tensors.items() if n in angles}, file)
+    for name, expected in angles.items():
+        if not (tensors[name].float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
+            raise CheckpointError(
+                f"{file}: tensor {name} does not hold the rotary angles of base 10000. "
+                "The file is damaged, or its position embedding is not supported by DiT."
+            )
+    weights = {name: tensor for name, tensor in tensors.items() if name not in angles}
     model = dit_from_tensors(config, weights, file, reference_name)
-    return model.float()  # version 1.1.0 trains in bf16; float32 holds all of its digits
+    return model.float()  # version 1.1.0 stores bf16, which float32 represents exactly
 
 
 def _rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
-    """Angles of queries, keys and values [1, L, 3, 1, head_width]; values are not turned."""
+    """Cosines and sines of queries, keys and values [1, L, 3, 1, head_width]."""
     cos, sin = rotation(config.max_length, config.width // config.num_heads, torch.device("cpu"))
     buffers = [
-        torch.stack([angles, angles, torch.full_like(angles, still)], dim=1)[None, :, :, None]
-        for angles, still in ((cos, 1.0), (sin, 0.0))
+        torch.stack([angles, angles, torch.full_like(angles, unrotated)], dim=1)[None, :, :, None]
+        for angles, unrotated in ((cos, 1.0), (sin, 0.0))  # values are not rotated
     ]
     return dict(zip(_ROTARY, buffers, strict=True))
 
 
-def _check_rotary(config: DiTConfig, tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Refuse a model whose positions are not the ones computed here."""
-    for name, expected in _rotary_buffers(config).items():
-        actual = tensors.get(name)
-        if actual is None:
-            raise CheckpointError(f"{file}: tensor {name} is missing. Copy or download it again.")
-        if actual.shape != expected.shape:
-            raise CheckpointError(
-                f"{file}: tensor {name} must have shape {list(expected.shape)} for these sizes, "
-                f"got {list(actual.shape)}. Weights and config.json must be of one model."
-            )
-        if not (actual.float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
-            raise CheckpointError(
-                f"{file}: tensor {name} does not hold the rotary angles of base 10000. "
-                "The file is damaged, or of a model with other positions, which DiT cannot be."
-            )
-
-
-def _published_config(record: Mapping[str, Any], file: Path) -> DiTConfig:
+def _read_published_config(record: Mapping[str, Any], file: Path) -> DiTConfig:
     if record.get("model_type") == "llama":
         raise CheckpointError(
-            f"{file} describes a Llama, which is no diffusion model: it cannot fill blanks or "
-            "correct. Load it with transformers' AutoModelForCausalLM."
+            f"{file} describes a Llama, which is not a diffusion model. "
+            "Load it with transformers.AutoModelForCausalLM."
         )
     missing = [theirs for theirs in _FIELDS.values() if theirs not in record]
     if record.get("model_type") != "dit" or missing:
         raise CheckpointError(
             f"{file} must describe the authors' DiT (model_type 'dit'), got model_type "
-            f"{record.get('model_type')!r} without {missing}. Name a checkpoint of gidd or theirs."
+            f"{record.get('model_type')!r} without {missing}. Use a checkpoint of gidd or theirs."
         )
+    return _build_config({ours: record[theirs] for ours, theirs in _FIELDS.items()}, file)
+
+
+def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:
     try:
-        return DiTConfig(**{ours: record[theirs] for ours, theirs in _FIELDS.items()})
+        return DiTConfig(**sizes)
     except ConfigError as error:
-        raise CheckpointError(f"{file}: {error} Copy or download it again.") from error
-
-
-def _p_uniform(record: Mapping[str, Any], given: float | None, file: Path) -> float:
-    share = record.get("p_uniform", given) if given is None else given
-    if share is None:
         raise CheckpointError(
-            f"{file} does not say with how much uniform noise the model was trained. Give "
-            "p_uniform (0.0, 0.1 or 0.2): it is the end of the checkpoint's name."
-        )
-    return float(share)
+            f"{file} does not describe a DiT: {error} Copy or download it again."
+        ) from error
 
 
-def _config_of_shapes(tensors: Mapping[str, Tensor], file: Path) -> DiTConfig:
+def _infer_config(tensors: Mapping[str, Tensor], file: Path) -> DiTConfig:
     needed = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", _ROTARY[0])
     for name, dims in zip(needed, (2, 2, 5), strict=True):
         if name not in tensors or tensors[name].dim() != dims:
             raise CheckpointError(
-                f"{file}: tensor {name} is missing or has not {dims} dimensions, so the model's "
-                "sizes are unknown. Name a safetensors file of the authors' DiT."
+                f"{file}: tensor {name} is missing or does not have {dims} dimensions; the "
+                "model sizes are inferred from it. Use a safetensors file of the authors' DiT."
             )
     embedding, time, angles = (tensors[name].shape for name in needed)
-    try:
-        return DiTConfig(
-            vocab_size=embedding[0],
-            max_length=angles[1],
-            width=embedding[1],
-            num_layers=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", n)) for n in tensors),
-            num_heads=embedding[1] // max(1, angles[-1]),
-            time_width=time[0],
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"{file}: its shapes fit no DiT: {error}") from error
+    sizes = {
+        "vocab_size": embedding[0],
+        "max_length": angles[1],
+        "width": embedding[1],
+        "num_layers": sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", n)) for n in tensors),
+        "num_heads": embedding[1] // max(1, angles[-1]),
+        "time_width": time[0],
+    }
+    return _build_config(sizes, file)

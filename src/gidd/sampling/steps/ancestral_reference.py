@@ -1,32 +1,21 @@
-"""Ancestral sampling as it is defined: the whole posterior, then one draw for each position."""
+"""Ancestral sampling by definition: the full posterior, then one draw per position."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.process import posterior
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, StepOutput
+from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def ancestral_reference(
-    schedule: MixingSchedule,
-    s: Float[Tensor, " B"],
-    t: Float[Tensor, " B"],
-    canvas: Canvas,
-    prediction: Prediction,
+    schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
 ) -> StepOutput:
-    """z_s ~ p_theta(z_s | z_t) (Eq. 16), with [B, L, V] probabilities: the definition.
+    """Draw z_s ~ p_theta(z_s | z_t) (Eq. 16) from all [B, L, V] probabilities.
 
-    Where z_t is impossible at time t the posterior is empty, and the token stays.
+    Where z_t has probability 0 at time t, the posterior is undefined and the token is kept.
     """
     z, x_theta = canvas.tokens, prediction.dense()
     p = posterior(schedule, s, t, z, x_theta)

@@ -1,8 +1,6 @@
-"""Threshold editing: few steps, many tokens, each as soon as the network is sure of it."""
+"""Threshold sampling: fill and replace all tokens above a confidence threshold in each step."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,58 +9,53 @@ from gidd.diffusion.categorical import at_token
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput
+from gidd.sampling.canvas import Canvas, StepOutput, Times
+from gidd.sampling.defaults import THRESHOLD_FILL, THRESHOLD_REPLACE
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.steps.ancestral import drawn
-from gidd.sampling.steps.confidence import masked, num_due, require_masks, surest
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
-FILL, REPLACE = 0.7, 0.9
-"""From which probability on the likeliest token is written, into a mask or over another token."""
+from gidd.sampling.steps.ancestral import draw_where
+from gidd.sampling.steps.confidence import free_masks, masks_to_fill, require_masks
 
 
 def threshold(
     schedule: MixingSchedule,
-    s: Float[Tensor, " B"],
-    t: Float[Tensor, " B"],
+    s: Times,
+    t: Times,
     canvas: Canvas,
     prediction: Prediction,
     *,
-    fill: float = FILL,
-    replace: float = REPLACE,
+    fill: float = THRESHOLD_FILL,
+    replace: float = THRESHOLD_REPLACE,
 ) -> StepOutput:
-    """Fill the masks that are due at s, the surest first, and all whose likeliest token has `fill`.
+    """Fill masks as `confidence` does, and also all with max x_theta >= `fill`.
 
-    Each is filled with a token drawn from its x_theta, and at least one is, so that a text that the
-    network is sure of takes few steps. Other tokens that noise may have written are replaced by the
-    likeliest one, if that has at least `replace`.
+    Each is filled with a token drawn from its x_theta. At least one mask is filled per step, and
+    confident predictions are filled early, which saves forward passes. A visible token that noise
+    can produce is replaced by the most likely token if that has a probability >= `replace`.
 
-    Which masks come next depends on what is there, not on what will be drawn. So for masking noise
-    and an exact denoiser one mask a step (fill = 1) samples the data exactly; a smaller `fill`
-    takes masks that it is sure of for independent, and needs fewer steps. Under other noise the
-    replacements are edits, not draws: there the law is not the data's.
+    The choice of masks depends on visible tokens, not on tokens still to be drawn. So for masking
+    noise and an exact denoiser, one mask per step (fill = 1) samples the data exactly; a smaller
+    `fill` treats confident masks as independent and needs fewer steps. Under other noise the
+    replacements are not samples, so the distribution is not that of the data.
     """
     for name, value in (("fill", fill), ("replace", replace)):
         if not 0 <= value <= 1:
             raise ConfigError(
-                f"{name} must be a probability, from 0 to 1, got {value}. 1 waits until the "
-                "network is certain, lower values make more changes in a step."
+                f"{name} must be a probability in [0, 1], got {value}. Lower values change more "
+                "tokens per step; with 1 only certain tokens qualify."
             )
-    if (t == 1).any():  # from noise; text that is there already may be edited under any noise
+    if (t == 1).any():  # sampling from noise; editing given tokens works with any schedule
         require_masks(schedule, t)
-    z, masks = canvas.tokens, masked(schedule, canvas)
-    doubtful = canvas.free & ~masks & (at_token(schedule.beta_pi(t), z) > 0)
+    z, masks = canvas.tokens, free_masks(schedule, canvas)
+    replaceable = canvas.free & ~masks & (at_token(schedule.beta_pi(t), z) > 0)
     u = canvas.random(Stream.TOKEN).flatten()
 
-    def look(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        token, probability = drawn(rows, u[i], masks.flatten()[i])
+    def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        token, probability = draw_where(rows, u[i], masks.flatten()[i])
         return token, probability, *rows.max(-1)
 
-    token, probability, top_probability, top = prediction.read(masks | doubtful, look)
-    due = surest(masks, top_probability, num_due(schedule, s, canvas).clamp_min(1))
-    filled = masks & (due | (top_probability >= fill))
-    replaced = doubtful & (top != z) & (top_probability >= replace)
+    token, probability, top_probability, top = prediction.read(masks | replaceable, propose)
+    first = masks_to_fill(schedule, s, canvas, top_probability, at_least=1)
+    filled = masks & (first | (top_probability >= fill))
+    replaced = replaceable & (top != z) & (top_probability >= replace)
     new = torch.where(filled, token, torch.where(replaced, top, z))
     return StepOutput(new, probability * filled + top_probability * replaced)

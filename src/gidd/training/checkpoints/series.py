@@ -1,6 +1,6 @@
-"""The folder with all checkpoints of a run: how one becomes visible, and which of them stay.
+"""The folder with all checkpoints of a run: how one becomes visible, and which ones are kept.
 
-Only one process at a time changes it: the first rank. Nothing here waits for others.
+Only rank 0 changes it. Nothing here communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -26,57 +26,62 @@ from gidd.training.checkpoints.folder import (
 )
 
 TRASH = ".trash-"
-"""How the name of a checkpoint begins that is being deleted."""
+"""Prefix of checkpoints that are being deleted."""
 
 LOCK = "lock"
-"""File that the run which may change the folder holds."""
+"""File that is locked by the run that writes to the folder."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Checkpoints `step-000000123`, each of which is whole or not there."""
+    """Checkpoints `step-000000123`, each complete or absent."""
 
     folder: Path
     keep: int
-    """How many of the newest stay."""
+    """Number of newest checkpoints to keep."""
 
     keep_every: int | None
-    """Steps divisible by this stay as well."""
+    """Also keep checkpoints of steps divisible by this."""
 
     def __post_init__(self) -> None:
         if self.keep < 1 or (self.keep_every is not None and self.keep_every < 1):
             raise ConfigError(
                 f"keep and keep_every must be at least 1, got {self.keep} and {self.keep_every}. "
-                "They say how many of the newest checkpoints stay, and every which step."
+                "They are the number of newest checkpoints to keep, and a period in steps."
             )
 
-    def steps(self) -> list[int]:
-        """Steps of which there is a checkpoint, in order."""
-        return steps_in(self.folder)
-
     def path(self, step: int) -> Path:
-        """Folder of the checkpoint of a step."""
+        """Return the folder of the checkpoint of a step."""
         return self.folder / folder_name(step)
 
     def temporary(self, step: int) -> Path:
-        """Folder that the checkpoint of a step is written to."""
+        """Return the temporary folder that the checkpoint of a step is written to."""
         return self.folder / f".{folder_name(step)}{TEMPORARY}"
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other runs out until the block ends, and delete what killed ones left."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Lock the folder against other runs, and delete temporary folders of killed runs."""
         busy = CheckpointError(
-            f"{self.folder} is being written by another run. Wait for it or end it, "
-            "or name another folder to begin anew."
+            f"{self.folder} is being written by another run. Wait for it or stop it, "
+            "or use another folder to start a new run."
         )
-        with file_lock(self.folder / LOCK, busy):
-            self._clean()
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock(self.folder / LOCK, busy))
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.folder} cannot be written: {error.strerror}. Check its permissions, "
+                    "or choose a writable run folder with --out."
+                ) from error
+            for path in self.folder.glob(f".step-*{TEMPORARY}"):
+                shutil.rmtree(path, ignore_errors=True)
+            self._empty_trash()
             yield
 
     def begin(self, step: int) -> None:
-        """Make an empty folder to write to."""
+        """Create an empty temporary folder."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
         self.temporary(step).mkdir(parents=True)
 
@@ -87,61 +92,51 @@ class Series:
         shards: Mapping[str, Mapping[str, Any]],
         texts: Mapping[str, str],
     ) -> None:
-        """Make visible what all ranks wrote aside.
+        """Complete the temporary folder that all ranks wrote to, and make it visible.
 
-        Args:
-            step: The step.
-            tensors: Type and shape of every tensor.
-            shards: What the manifest says about the files of all ranks.
-            texts: Further files.
+        `tensors` and `shards` are for the manifest: every tensor, and the files of all ranks.
+        `texts` are further files to write.
         """
         temporary = self.temporary(step)
         for name, text in texts.items():
             write_text(temporary / name, text)
         files = {**shards, **{name: entry(temporary / name) for name in texts}}
-        there = visible(temporary)
-        if there != files.keys():
+        present = visible(temporary)
+        if present != files.keys():
             raise CheckpointError(
                 f"{temporary} must hold the files of all ranks, but differs in "
-                f"{', '.join(sorted(there ^ files.keys()))}; is it on a disk that all ranks share?"
+                f"{', '.join(sorted(present ^ files.keys()))}. Use a disk that all ranks share"
             )
-        if lack := missing_tensors(temporary, tensors, files):
-            raise CheckpointError(f"{lack}, as if another process had deleted files there")
-        # the last file: with it the names of all are forced to disk
+        if missing := missing_tensors(temporary, tensors, files):
+            raise CheckpointError(f"{missing}; another process may have deleted files there")
+        # written last: it also syncs the folder, and with it the names of all files
         write_manifest(temporary, CheckpointManifest(step=step, tensors=tensors, files=files))
-        if self.path(step).exists():  # damaged, or of a run that this one did not continue
+        if self.path(step).exists():  # damaged, or of a run that this one did not resume
             self._hide([step])
         temporary.rename(self.path(step))
         fsync_directory(self.folder)
 
     def expire(self, newest: int, damaged: Collection[int]) -> None:
-        """Delete what need not stay now that `newest` is visible.
+        """Delete checkpoints that are not to be kept now that `newest` is visible.
 
-        Later steps are left alone: they are of a run that this one did not continue.
+        Later steps are not touched: they belong to a run that this one did not resume.
         """
-        old = [step for step in self.steps() if step <= newest]
-        whole = [step for step in old if step not in damaged]
+        old = [step for step in steps_in(self.folder) if step <= newest]
+        valid = [step for step in old if step not in damaged]
         every = self.keep_every
-        stay = {*whole[-self.keep :], *(step for step in whole if every and step % every == 0)}
-        self._hide([step for step in old if step not in stay])
+        kept = {*valid[-self.keep :], *(step for step in valid if every and step % every == 0)}
+        self._hide([step for step in old if step not in kept])
         self._empty_trash()
 
     def _hide(self, steps: list[int]) -> None:
-        """Rename checkpoints before they are deleted, so that none is ever seen in part."""
+        """Rename checkpoints before they are deleted, so that none is ever visible in part."""
         for step in steps:
-            self.path(step).rename(
-                self.folder / f"{TRASH}{folder_name(step)}-{uuid.uuid4().hex[:12]}"
-            )
+            name = f"{TRASH}{folder_name(step)}-{uuid.uuid4().hex[:12]}"
+            self.path(step).rename(self.folder / name)
         if steps:
             fsync_directory(self.folder)
 
     def _empty_trash(self) -> None:
-        """Delete what can be deleted; a file that someone still reads goes the next time."""
+        """Delete hidden checkpoints; files still in use are deleted the next time."""
         for path in self.folder.glob(f"{TRASH}*"):
             shutil.rmtree(path, ignore_errors=True)
-
-    def _clean(self) -> None:
-        """Delete what killed runs left."""
-        for path in self.folder.glob(f".step-*{TEMPORARY}"):
-            shutil.rmtree(path, ignore_errors=True)
-        self._empty_trash()

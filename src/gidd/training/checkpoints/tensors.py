@@ -1,4 +1,4 @@
-"""Tensors between memory and sharded safetensors files, whole or divided among ranks in any way."""
+"""Save and load tensors as sharded safetensors files, with any sharding over ranks."""
 
 from __future__ import annotations
 
@@ -11,108 +11,94 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from gidd.errors import CheckpointError
 
 FILE_BYTES = 2**28
-"""About how large a rank's files become: each is put together in memory, twice, to be written."""
+"""Approximate size of a rank's files: writing one needs twice its size in memory."""
 
 
 def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Type and shape of every tensor; of a divided one those of the whole."""
+    """Return dtype and shape of every tensor; for a sharded one the global shape."""
     return {
         name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         for name, tensor in tensors.items()
     }
 
 
-def differences(asked: Mapping[str, str], saved: Mapping[str, str], partial: bool) -> list[str]:
-    """Why tensors cannot be filled from a checkpoint; empty if they can.
+def differences(expected: Mapping[str, str], saved: Mapping[str, str], partial: bool) -> list[str]:
+    """Return the reasons why tensors cannot be filled from a checkpoint; empty if they can.
 
-    Args:
-        asked: The tensors that should be filled, as described by `describe`.
-        saved: Those of the checkpoint.
-        partial: Whether the checkpoint may hold others as well.
+    Both are as formatted by `describe`; with `partial`, the checkpoint may hold more tensors.
     """
-    found = [f"{name} is missing" for name in asked if name not in saved]
+    found = [f"{name} is missing" for name in expected if name not in saved]
     found += [
-        f"{name} is {saved[name]}, expected {asked[name]}"
-        for name in asked
-        if name in saved and saved[name] != asked[name]
+        f"{name} is {saved[name]}, expected {text}"
+        for name, text in expected.items()
+        if saved.get(name, text) != text
     ]
     if not partial:
-        found += [f"{name} is not part of this model" for name in saved if name not in asked]
+        found += [f"{name} is not part of this model" for name in saved if name not in expected]
     return found
 
 
-def lacking(paths: Iterable[Path], promised: Mapping[str, str]) -> list[str]:
-    """Tensors of which files do not hold every number; only the files' headers are read.
+def incomplete_tensors(paths: Iterable[Path], expected: Mapping[str, str]) -> list[str]:
+    """Return the tensors that lack elements in the files; only the files' headers are read.
 
-    A divided tensor is in many files, each of its numbers in one: names alone would not show that
-    a rank's part is missing.
-
-    Args:
-        paths: The safetensors files of all ranks.
-        promised: The tensors that they should hold, as described by `describe`.
+    Elements are counted, because each file of a sharded tensor has its name: names alone would not
+    show that a rank's shard is missing. `expected` is as formatted by `describe`.
     """
-    held: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
             for name in names:
                 size = math.prod(file.get_slice(name).get_shape())
-                held[name] = held.get(name, 0) + size
-    return [name for name, words in promised.items() if held.get(name) != _numbers(words)]
-
-
-def _numbers(words: str) -> int:
-    """How many numbers a tensor has, as described by `describe`."""
-    return math.prod(json.loads(words.partition(" ")[2]))
+                counts[name] = counts.get(name, 0) + size
+    shapes = {name: json.loads(text.partition(" ")[2]) for name, text in expected.items()}
+    return [name for name, shape in shapes.items() if counts.get(name) != math.prod(shape)]
 
 
 @final
 class Copies:
-    """Host memory that tensors are copied to; kept from one save to the next."""
+    """Host buffers that tensors are copied to, pinned for CUDA and reused by every save.
+
+    torch's `DefaultStager` (2.13, experimental) has no non-blocking copy without an accelerator,
+    and the manifest and rename after a save would still need this thread and process group.
+    """
 
     def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy what this rank holds. The next call writes to the same memory."""
+        """Copy this rank's shards. The next call overwrites the same buffers."""
         local = {
             name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
             for name, tensor in tensors.items()
         }
-        self._memory = {name: self._room(name, tensor) for name, tensor in local.items()}
+        self._buffers = {name: self._buffer(name, tensor) for name, tensor in local.items()}
         for name, tensor in local.items():
-            self._memory[name].copy_(tensor, non_blocking=True)
+            self._buffers[name].copy_(tensor, non_blocking=True)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
-        return self._memory
+        return self._buffers
 
-    def _room(self, name: str, tensor: Tensor) -> Tensor:
-        room = self._memory.get(name)
-        if room is not None and (room.shape, room.dtype) == (tensor.shape, tensor.dtype):
-            return room
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype):
+            return buffer
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 @final
-class _CopyPlanner(DefaultSavePlanner):
+class _CopyPlanner(dcp.DefaultSavePlanner):
     """Plans with the placement of the live tensors and writes the bytes of their copies."""
 
     def __init__(self, copies: Mapping[str, Tensor]) -> None:
@@ -124,38 +110,30 @@ class _CopyPlanner(DefaultSavePlanner):
 
 
 def write_tensors(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    copies: Mapping[str, Tensor],
-    ranks: int,
-    group: Any,
+    folder: Path, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], group: Any
 ) -> None:
-    """Write each rank's part to files of its own; what several ranks hold is written once.
+    """Write each rank's shards to its own files; replicated tensors are written once.
 
     All ranks of `group` enter. If one fails, all raise.
 
     Args:
-        folder: Where to; nothing else is in it.
-        tensors: Tells types, shapes and placements only, and may change meanwhile.
-        copies: What to write, as taken by `Copies`.
-        ranks: Number of ranks.
-        group: Their process group, used by nobody else meanwhile.
+        folder: An empty folder.
+        tensors: Gives dtypes, shapes and placements; the values may change meanwhile.
+        copies: The values to write, as returned by `Copies.take`.
+        group: Process group of the ranks; no other thread may use it meanwhile.
     """
-    writer = HuggingFaceStorageWriter(
-        str(folder), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
-    )
+    numbers = _file_numbers(tensors, group.size())
+    writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
     planner = _CopyPlanner(copies)
     try:
-        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
-    except CheckpointException as error:  # a BaseException: nobody catches it
-        failures = error.failures.items()
-        raise CheckpointError(
-            "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in failures)
-        ) from error
+        dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+    except dcp.CheckpointException as error:  # a BaseException: `except Exception` misses it
+        causes = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+        raise CheckpointError("; ".join(causes)) from error
 
 
 def _file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
-    """Which of its files, counted from 1, a rank writes its part of each tensor to."""
+    """Return for each tensor the number of the file, from 1, that a rank writes its shard to."""
     numbers: dict[str, int] = {}
     number, filled = 1, 0.0
     for name, tensor in tensors.items():
@@ -168,29 +146,29 @@ def _file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
 
 
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
-    """The files that a rank wrote."""
+    """Return the files that a rank wrote."""
     return sorted(folder.glob(f"shard-{rank + 1:05d}-*.safetensors"))
 
 
 @final
 class _VisibleFiles(FileSystem):
-    """Without what systems hide in any folder: such files are not part of a checkpoint."""
+    """Ignores hidden files of the operating system, which are not part of a checkpoint."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
         return [found for found in super().ls(path) if not Path(found).name.startswith(".")]
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill this rank's part of tensors in place; how they were divided when saved is no matter."""
+    """Fill this rank's shards in place; the sharding may differ from when they were saved."""
     with warnings.catch_warnings():
-        # each rank reads by itself: nothing has to be told, and so nothing unpickled
+        # each rank reads on its own: no object is exchanged, so nothing is unpickled
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        reader = HuggingFaceStorageReader(str(folder))
+        reader = dcp.HuggingFaceStorageReader(str(folder))
         reader.fs = _VisibleFiles()
         try:
-            load(dict(tensors), storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # a BaseException: nobody catches it
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+        except dcp.CheckpointException as error:  # a BaseException, as above
             causes = "; ".join(str(cause) for cause, _ in error.failures.values())
             raise CheckpointError(
-                f"{folder} could not be read: {causes}. Mend that and start again."
+                f"{folder} could not be read: {causes}. Fix the cause and start again."
             ) from error

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table on a terminal, now and then a line elsewhere."""
+"""Terminal output of a run: a live table, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, final
+from typing import final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,58 +20,25 @@ _FIRST_LINES = 3
 _SECONDS_BETWEEN_LINES = (10.0, 300.0)
 _REFRESHES_PER_SECOND = 2
 _SAMPLES, _SAMPLE_LENGTH = 2, 400
-_WIDE = 100
+_WIDE, _NARROW = 100, 72
+"""Console widths: from the first on columns are two spaces apart, below the second all is short."""
+
+_FRAME = 4
+"""Width of the panel's border and padding."""
 
 
-class View(Protocol):
-    """One way to show a run."""
-
-    def training(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show where the run is."""
-        ...
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
-        """Show how good the model is, and what it writes."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a remark."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        ...
-
-
-def open_view(console: Console, num_steps: int, start: int, *, quiet: bool) -> View:
-    """The view that suits where it is shown."""
+def open_view(console: Console, num_steps: int, start: int, *, quiet: bool) -> LiveView | PlainView:
+    """Return a live table on a terminal, plain lines elsewhere, and nothing if `quiet`."""
     if quiet:
-        return SilentView()
+        return PlainView(Console(quiet=True), num_steps)  # prints nothing
     if console.is_terminal:
         return LiveView(console, num_steps, start)
     return PlainView(console, num_steps)
 
 
 @final
-class SilentView:
-    """Shows nothing."""
-
-    def training(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-@final
 class PlainView:
-    """Lines: the first few steps, every evaluation, and in between ever more rarely."""
+    """Prints lines: the first few steps, every evaluation, and others at growing intervals."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console, self._num_steps = console, num_steps
@@ -79,34 +46,31 @@ class PlainView:
         self._begin = self._last = time.monotonic()
 
     def training(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line, if one is due."""
+        """Print a line if one is due."""
         now = time.monotonic()
         least, most = _SECONDS_BETWEEN_LINES
         pause = min(max(least, 0.01 * (now - self._begin)), most)
         if self._lines < _FIRST_LINES or now - self._last >= pause or step >= self._num_steps:
             self._lines, self._last = self._lines + 1, now
-            self._print(f"step {step:,}/{self._num_steps:,}  {in_words(metrics)}")
+            self.note(f"step {step:,}/{self._num_steps:,}  {format_metrics(metrics)}")
 
     def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
-        """A line, and one for each of the first samples."""
-        self._print(f"validation at step {step:,}  {in_words(metrics)}")
+        """Print a line, and one for each of the first samples."""
+        self.note(f"validation at step {step:,}  {format_metrics(metrics)}")
         for sample in samples[:_SAMPLES]:
-            self._print(f"  sample: {excerpt(sample)}")
+            self.note(f"  sample: {excerpt(sample)}")
 
     def note(self, text: str) -> None:
-        """A line."""
-        self._print(text)
+        """Print a line."""
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
     def close(self) -> None:
-        """Nothing is open."""
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        """Do nothing: nothing is open."""
 
 
 @final
 class LiveView:
-    """A table and a bar that stay at the foot of the terminal; the rest scrolls above them."""
+    """A table and a progress bar at the bottom of the terminal; the rest scrolls above them."""
 
     def __init__(self, console: Console, num_steps: int, start: int) -> None:
         self._console, self._num_steps, self._step = console, num_steps, start
@@ -123,117 +87,116 @@ class LiveView:
         self._live.start()
 
     def training(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Drawn at the next refresh."""
+        """Update the table at the next refresh."""
         self._step, self._training, self._last = step, metrics, time.monotonic()
 
     def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
-        """Drawn at the next refresh; it and the first samples scroll by as well."""
+        """Print metrics and the first samples; update the table at the next refresh."""
         self._validated, self._validation = step, metrics
-        line = Text.assemble((f"validation at step {step:,}", "bold"), "  ", in_words(metrics))
-        self._console.print(line, soft_wrap=True)
+        title = (f"validation at step {step:,}", "bold")
+        self._console.print(Text.assemble(title, "  ", format_metrics(metrics)), soft_wrap=True)
         for sample in samples[:_SAMPLES]:
             text = Text(f"• {excerpt(sample)}", style="italic")
             self._console.print(Padding(text, (0, 0, 0, 2)))
 
     def note(self, text: str) -> None:
-        """Scrolls by."""
+        """Print a line above the table."""
         self._console.print(Text(text, style="cyan"), soft_wrap=True)
 
     def close(self) -> None:
-        """Draw once more and leave it standing."""
+        """Draw the table a last time."""
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """The table and the bar as they are now."""
-        shown = [c for c in COLUMNS if c[0] in self._training or c[0] in self._validation]
-        gap = 2 if self._console.width >= _WIDE else 1
-        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column()
-        table.add_column("step", justify="right", no_wrap=True)
-        for _, title, _ in shown:
-            table.add_column(title, justify="right", no_wrap=True)
-        rows = (
-            ("training", self._step, self._training),
-            ("validation", self._validated, self._validation),
-        )
-        for title, step, metrics in rows:
-            if metrics:
-                values = [write(metrics[n]) if n in metrics else "" for n, _, write in shown]
-                table.add_row(Text(title, style="bold"), f"{step:,}", *values)
-        parts = (table, self._bar()) if shown else (self._bar(),)
+        """Return the table and the progress bar, in the width of the console."""
+        has_metrics = bool(self._training or self._validation)
+        parts = (self._table(), self._bar()) if has_metrics else (self._bar(),)
         return Panel(Group(*parts), border_style="dim")
 
+    def _table(self) -> Table:
+        """Build the table; the last of `COLUMNS` are left out where the console is narrow."""
+        width = self._console.width
+        titles = ("train", "valid") if width < _NARROW else ("training", "validation")
+        runs = ((self._step, self._training), (self._validated, self._validation))
+        rows = [(title, *run) for title, run in zip(titles, runs, strict=True) if run[1]]
+        columns = [("", [title for title, _, _ in rows]), ("step", [f"{row[1]:,}" for row in rows])]
+        for name, title, write in COLUMNS:
+            cells = [write(metrics[name]) if name in metrics else "" for _, _, metrics in rows]
+            columns += [(title, cells)] if any(cells) else []
+        gap, room = 2 if width >= _WIDE else 1, width - _FRAME
+        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+        shown: list[list[str]] = []
+        for title, cells in columns:
+            room -= max(map(len, (title, *cells)))
+            if room < 0:
+                break
+            room -= gap
+            if title:
+                table.add_column(title, justify="right", no_wrap=True)
+            else:
+                table.add_column(style="bold", no_wrap=True)
+            shown.append(cells)
+        for row in zip(*shown, strict=True):
+            table.add_row(*row)
+        return table
+
     def _bar(self) -> Table:
-        now = time.monotonic()
+        now, is_narrow = time.monotonic(), self._console.width < _NARROW
+        step, total = f"{self._step:,}", f"{self._num_steps:,}"
+        steps = f"{step}/{total}" if is_narrow else f"step {step} of {total}"
+        times = f"{format_duration(now - self._begin)} elapsed"
+        left = self._training.get("seconds_left")
+        if left is not None:
+            remaining = f"{format_duration(max(left - (now - self._last), 0.0))} left"
+            times = remaining if is_narrow else f"{times}, {remaining}"
         bar = Table.grid(padding=(0, 2), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        left = self._training.get("seconds_left")
-        times = duration(now - self._begin) + " elapsed"
-        if left is not None:
-            times += f", {duration(max(left - (now - self._last), 0.0))} left"
-        bar.add_row(
-            f"step {self._step:,} of {self._num_steps:,}",
-            ProgressBar(total=self._num_steps, completed=self._step),
-            times,
-        )
+        bar.add_row(steps, ProgressBar(total=self._num_steps, completed=self._step), times)
         return bar
 
 
-def in_words(metrics: Mapping[str, float]) -> str:
-    """The metrics that matter most, in one line."""
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return the metrics of `COLUMNS` and the times in one line."""
     words = [f"{title} {write(metrics[name])}" for name, title, write in COLUMNS if name in metrics]
     if "seconds" in metrics:
-        words.append(f"{duration(metrics['seconds'])} elapsed")
+        words.append(f"{format_duration(metrics['seconds'])} elapsed")
     if "seconds_left" in metrics:
-        words.append(f"{duration(metrics['seconds_left'])} left")
+        words.append(f"{format_duration(metrics['seconds_left'])} left")
     return "  ".join(words)
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text in one line, without characters that could steer a terminal."""
+    """Return the start of a text in one line, without terminal control characters."""
     text = " ".join(text[: 4 * _SAMPLE_LENGTH].split())
     text = "".join(c if c.isprintable() else "�" for c in text)
     return text if len(text) <= _SAMPLE_LENGTH else text[:_SAMPLE_LENGTH] + " ..."
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, and days if there are any."""
+def format_duration(seconds: float) -> str:
+    """Return a duration as h:mm:ss, with days if there are any; "?" if it is not finite."""
     if not math.isfinite(seconds):
         return "?"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
-    return (
-        f"{days}d {hour:02}:{minute:02}:{second:02}" if days else f"{hour}:{minute:02}:{second:02}"
-    )
+    clock = f"{minute:02}:{second:02}"
+    return f"{days}d {hour:02}:{clock}" if days else f"{hour}:{clock}"
 
 
 def _nats(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
 
 
-def _perplexity(value: float) -> str:
-    return f"{value:,.2f}" if value < 100_000 else f"{value:.2e}"
-
-
-def _norm(value: float) -> str:
-    return f"{value:.3f}" if 1e-3 <= value < 1000 else f"{value:.2e}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f}M"
-
-
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", _nats),
     ("nelbo", "NELBO", _nats),
     ("nll", "NLL", _nats),
-    ("ppl", "PPL", _perplexity),
-    ("grad_norm", "|grad|", _norm),
+    ("ppl", "PPL", lambda ppl: f"{ppl:,.2f}" if ppl < 100_000 else f"{ppl:.2e}"),
+    ("grad_norm", "|grad|", lambda norm: f"{norm:.3f}" if 1e-3 <= norm < 1000 else f"{norm:.2e}"),
     ("learning_rate", "lr", "{:.1e}".format),
-    ("tokens_per_second", "tokens/s", _rate),
+    ("tokens_per_second", "tokens/s", lambda n: f"{n:,.0f}" if n < 1e6 else f"{n / 1e6:,.2f}M"),
     ("mfu", "MFU", "{:.1%}".format),
 )
-"""Metric, title, and how its values are written."""
+"""Metric, title and format of values, the most important first."""

@@ -1,18 +1,18 @@
-"""The numbers of a run as a file: one JSON object per line, written as they come.
+"""The metrics log of a run: one JSON object per line, written as soon as it is reported.
 
     {"kind": "training", "step": 20, "loss": 6.25, "wall": {"seconds": 3.1}}
     {"kind": "evaluation", "step": 20, "nelbo": 6.5, "samples": ["..."], "wall": {"seconds": 4.0}}
 
-Numbers come back to the last bit; those that are not finite are the strings "nan", "inf", "-inf".
-What depends on the machine and the hour stands under "wall": the rest of the log of a run that was
-ended and continued equals the log of one that was not.
+Numbers are read back exactly; non-finite ones are the strings "nan", "inf", "-inf". Metrics that
+depend on the machine and the time are under "wall"; the rest of the log of an interrupted and
+resumed run equals that of an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -20,32 +20,38 @@ from gidd.common import files
 from gidd.errors import DataError
 
 METRICS_FILE = "metrics.jsonl"
-"""Name of the log in the folder of a run."""
+"""Name of the log in the run's folder."""
 
 WALL = frozenset({"seconds", "seconds_left", "tokens_per_second", "mfu"})
-"""Metrics that two equal runs do not share."""
+"""Metrics that differ between two equal runs."""
 
 LineKind = Literal["training", "evaluation"]
 
 
 @final
 class MetricsLog:
-    """Appends to the log of a run that begins, or continues after step `start`.
+    """Appends to the log of a run that starts, or resumes from step `start`.
 
-    What an ended run wrote beyond `start` is work that was lost and is done again; these lines go.
+    Lines of an interrupted run beyond `start` are removed: those steps are trained again.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / METRICS_FILE
-        self.num_damaged, self._last = _cut(self.path, start)
-        # one write per line, past all buffers: a kill tears at most the line being written
-        self._file = self.path.open("ab", buffering=0)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.num_damaged, self._last = _truncate(self.path, start)
+            # one unbuffered write per line: a kill truncates at most the line being written
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise DataError(
+                f"{self.path} cannot be written: {error.strerror}. Check the permissions of "
+                f"{folder}, or choose a writable run folder with --out."
+            ) from error
 
     def write(
         self, kind: LineKind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
     ) -> None:
-        """Append one line, unless the continued run already had it."""
+        """Append one line, unless the resumed run already wrote it."""
         if (kind, step) in self._last:
             return
         line: dict[str, object] = {"kind": kind, "step": step}
@@ -55,32 +61,26 @@ class MetricsLog:
         line["wall"] = {name: _json(value) for name, value in metrics.items() if name in WALL}
         data = json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n"
         try:
-            written = self._file.write(data)
+            if self._file.write(data) != len(data):
+                raise OSError("the disk is full")
         except OSError as error:
-            raise DataError(self._cannot_write(str(error))) from error
-        if written != len(data):
-            raise DataError(self._cannot_write("the disk is full"))
+            raise DataError(
+                f"{self.path} cannot be written: {error}. Free disk space and start the run again."
+            ) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
-
-    def _cannot_write(self, reason: str) -> str:
-        return f"{self.path} cannot be written: {reason}. Make room and start the run again."
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines of a log, without a last one that is only half written.
-
-    Args:
-        path: The log, or the folder of its run.
-    """
+    """Read all lines of a log, or of a run's folder, except a last one that is incomplete."""
     if path.is_dir():
         path = path / METRICS_FILE
     if not path.is_file():
         raise DataError(
-            f"{path} does not exist. Give the folder of a run, one that `gidd train` has written "
-            f"{METRICS_FILE} to."
+            f"{path} does not exist. Give the folder of a run, in which `gidd train` writes "
+            f"{METRICS_FILE}."
         )
     lines: list[dict[str, Any]] = []
     with path.open("rb") as file:
@@ -91,20 +91,11 @@ def read(path: Path) -> list[dict[str, Any]]:
             elif data.endswith(b"\n"):
                 raise DataError(
                     f"{path}, line {number} is damaged: it is not a JSON object with kind and "
-                    "step. Delete that line to go on without it."
+                    "step. Delete that line to read the others."
                 )
     if not lines:
         raise DataError(f"{path} has no lines yet. Wait for the first step of the run.")
     return lines
-
-
-def read_whole(path: Path) -> Iterator[dict[str, Any]]:
-    """Every line of a log that can be read; damaged ones are left out."""
-    with path.open("rb") as file:
-        for data in file:
-            line = _parse_line(data)
-            if line is not None:
-                yield line
 
 
 def _json(value: float) -> float | str:
@@ -113,20 +104,17 @@ def _json(value: float) -> float | str:
 
 def _parse_line(data: bytes) -> dict[str, Any] | None:
     try:
-        line: object = json.loads(data)
+        line: Any = json.loads(data)
     except ValueError:
         return None
-    if not isinstance(line, dict):
-        return None
-    line = cast("dict[str, Any]", line)
-    return line if isinstance(line.get("step"), int) and "kind" in line else None
+    is_valid = isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line
+    return cast("dict[str, Any]", line) if is_valid else None
 
 
-def _cut(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
-    """Leave what a run up to `start` has written, and nothing if it begins.
+def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
+    """Keep the lines of a log up to step `start`; delete the log of a run that starts.
 
-    Returns:
-        The number of damaged lines that were left out, and what is there already of `start`.
+    Returns the number of damaged lines removed, and (kind, step) of the lines of `start`.
     """
     if start == 0 or not path.is_file():
         path.unlink(missing_ok=True)

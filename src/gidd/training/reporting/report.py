@@ -1,6 +1,6 @@
-"""What a run tells: numbers to a file and to trackers, a view to a person.
+"""Report the metrics of a run: to its log file, to trackers and to the terminal.
 
-with Report(folder, num_steps=1000, first=world.is_first) as report:
+with Report(folder, num_steps=1000, enabled=world.is_rank_zero) as report:
     report.training(10, {"loss": 6.25, "nelbo": 6.5, "tokens_per_second": 12_000.0})
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 from rich.console import Console
@@ -20,19 +19,19 @@ from gidd.training.reporting.trackers import Tracker
 
 @final
 class Report:
-    """What a person and a program see of a run. Only the first rank's writes; others are silent.
+    """Writes the metrics of a run to `metrics.jsonl` and trackers, and shows them.
 
-    Every metric that is given is written; the view shows those of `report_view.COLUMNS`. `mfu` is a
-    share of 1. See `metrics_log` for the file.
+    All metrics are written (see `log`); the terminal shows those of `console.COLUMNS`. `mfu` is a
+    fraction of 1.
 
     Args:
-        folder: Where the log goes, `metrics.jsonl`.
-        num_steps: Steps of the whole run.
-        start: Steps that a restored checkpoint has already done; the log is cut back to there.
-        first: Whether this rank is the one that writes.
-        quiet: Show nothing; the log and the trackers are written all the same.
-        trackers: Others that want the numbers. One that fails is dropped, the run goes on.
-        console: Where to show it; standard error by default.
+        folder: Folder of the run, in which `metrics.jsonl` is written.
+        num_steps: Number of steps of the complete run.
+        start: Step of the restored checkpoint; later lines of the log are removed.
+        enabled: Whether this process reports; if False, all methods do nothing.
+        quiet: Show nothing on the terminal; the log and trackers are still written.
+        trackers: Trackers to log to. One that fails is dropped and the run continues.
+        console: Console to print to; standard error by default.
     """
 
     def __init__(
@@ -41,49 +40,49 @@ class Report:
         *,
         num_steps: int,
         start: int = 0,
-        first: bool = True,
+        enabled: bool = True,
         quiet: bool = False,
         trackers: Sequence[Tracker] = (),
         console: Console | None = None,
     ) -> None:
-        self._first = first
-        if not first:
+        self._enabled = enabled
+        if not enabled:
             return
         self._trackers = list(trackers)
         self._log = MetricsLog(folder, start)
         self._view = open_view(console or Console(stderr=True), num_steps, start, quiet=quiet)
         if self._log.num_damaged:
-            self.note(f"{self._log.path}: {self._log.num_damaged} damaged lines were left out.")
+            self.note(f"{self._log.path}: removed {self._log.num_damaged} damaged lines.")
 
     def training(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell about the steps since the last call."""
-        if not self._first:
+        """Report metrics of the training steps since the last call."""
+        if not self._enabled:
             return
         self._log.write("training", step, metrics)
-        self._track(lambda tracker: tracker.scalars(step, _grouped("training", metrics)))
+        self._track_scalars("training", step, metrics)
         self._view.training(step, metrics)
 
     def evaluation(
         self, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
     ) -> None:
-        """Tell how good the model is on held-out text, and what it writes."""
-        if not self._first:
+        """Report metrics on held-out text, and generated samples."""
+        if not self._enabled:
             return
         self._log.write("evaluation", step, metrics, samples)
-        self._track(lambda tracker: tracker.scalars(step, _grouped("validation", metrics)))
+        self._track_scalars("validation", step, metrics)
         for number, sample in enumerate(samples):
-            name, text = f"sample/{number}", sample
-            self._track(lambda tracker, name=name, text=text: tracker.text(step, name, text))
+            name = f"sample/{number}"
+            self._track(lambda tracker, name=name, text=sample: tracker.text(step, name, text))
         self._view.evaluation(step, metrics, samples)
 
     def note(self, text: str) -> None:
-        """A line for the person: resumed from, saved to."""
-        if self._first:
+        """Show a message, e.g. which checkpoint the run resumed from."""
+        if self._enabled:
             self._view.note(text)
 
     def close(self) -> None:
-        """Finish all that is written."""
-        if self._first:
+        """Close the log, the trackers and the view."""
+        if self._enabled:
             self._log.close()
             self._track(lambda tracker: tracker.close())
             self._view.close()
@@ -91,22 +90,17 @@ class Report:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _track(self, tell: Callable[[Tracker], None]) -> None:
+    def _track_scalars(self, group: str, step: int, metrics: Mapping[str, float]) -> None:
+        values = {f"{group}/{name}": value for name, value in metrics.items()}
+        self._track(lambda tracker: tracker.scalars(step, values))
+
+    def _track(self, action: Callable[[Tracker], None]) -> None:
         for tracker in tuple(self._trackers):
             try:
-                tell(tracker)
-            except Exception as error:  # whatever it is, it is no reason to end a training
+                action(tracker)
+            except Exception as error:  # a tracker must never stop the training
                 self._trackers.remove(tracker)
-                self.note(f"{tracker} failed and gets no more numbers: {error!r}")
-
-
-def _grouped(group: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    return {f"{group}/{name}": value for name, value in metrics.items()}
+                self.note(f"{tracker} failed; nothing more is logged to it: {error!r}")

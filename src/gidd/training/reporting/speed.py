@@ -1,4 +1,4 @@
-"""How fast a run is, and what share of the machine's arithmetic it uses."""
+"""Speed of a run: tokens per second and model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -14,32 +14,28 @@ from gidd.models import DiTConfig
 
 
 def training_flops_per_token(model: DiTConfig, length: int, *, timed: bool = True) -> float:
-    """Arithmetic of one token's forward and backward pass: 2 and 4 operations per weight it meets.
+    """Return the FLOPs of a token's forward (2 per weight) and backward pass (4 per weight).
 
-    Beside the weights of blocks and head there is attention: every token meets `length` others
-    twice, once for the scores and once for the mixing, in every layer. Recomputed activations are
-    not counted, as usual for a model's use of the machine (MFU).
+    To the weights of blocks and head, attention adds two products with `length` tokens in every
+    layer (scores and values). Recomputed activations are not counted, as usual for MFU.
 
-    Args:
-        model: The sizes.
-        length: Tokens of a sample.
-        timed: Whether the model is told the time, as a DiT is: what the time modulates is computed
-            once for all tokens of a sample. The autoregressive baseline is not.
+    `timed`: whether the model is conditioned on the time t, as a DiT is: its modulation is computed
+    once per sample, not per token. The autoregressive baseline is not.
     """
-    met = model.num_block_parameters + model.width * model.vocab_size
+    weights = model.num_block_parameters + model.width * model.vocab_size
     if timed:
         one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
         blocks, last = 6 * model.num_layers * one, 2 * one
-        met += (blocks + last) / length - blocks
-    return 6 * met + 12 * model.num_layers * model.width * length
+        weights += (blocks + last) / length - blocks
+    return 6 * weights + 12 * model.num_layers * model.width * length
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a square matrix product here: what "all of the machine" means.
+    """Measure the FLOPs per second of a large square matrix product: 100% MFU.
 
-    The data sheet's figure would be higher, and is not known for most machines.
+    Peak FLOPs of data sheets are higher, and are not available for most machines.
     """
-    size = 1024 if device.type == "cpu" else 8192  # a GPU must outlast the launch
+    size = 1024 if device.type == "cpu" else 8192  # on a GPU, much longer than the kernel launch
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds: list[float] = []
     for _ in range(5):
@@ -58,10 +54,10 @@ def _wait(device: torch.device) -> None:
 
 @final
 class Speed:
-    """Time since the last report, without evaluations and checkpoints that were waited for."""
+    """Measures training time since the last report, without evaluations and checkpoints."""
 
     def __init__(self, *, tokens_per_step: int, flops_per_token: float, peak: float) -> None:
-        """`peak`: operations per second of all ranks together."""
+        """`peak`: FLOPs per second of all ranks together."""
         self._tokens_per_step = tokens_per_step
         self._steps_at_peak = peak / (flops_per_token * tokens_per_step)
         self._start = self._since = time.perf_counter()
@@ -69,13 +65,13 @@ class Speed:
         self._steps = self._steps_ever = 0
 
     def step(self) -> None:
-        """One more step is done."""
+        """Count a completed step."""
         self._steps += 1
         self._steps_ever += 1
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Time in here does not count as training."""
+        """Exclude the time in this block from the training time."""
         began = time.perf_counter()
         try:
             yield
@@ -83,15 +79,15 @@ class Speed:
             self._paused += time.perf_counter() - began
 
     def wall(self, steps_left: int) -> dict[str, float]:
-        """Figures by the clock since the last call; the time left is from the whole run's mean."""
+        """Return speed since the last call; the time left uses the mean over the whole run."""
         now = time.perf_counter()
         busy = max(now - self._since - self._paused, 1e-9)
         rate = self._steps / busy
-        whole = max(now - self._start, 1e-9)  # evaluations and checkpoints will come again
+        total = max(now - self._start, 1e-9)  # with evaluations and checkpoints
         self._since, self._paused, self._steps = now, 0.0, 0
         return {
             "seconds": now - self._start,
             "tokens_per_second": rate * self._tokens_per_step,
             "mfu": rate / self._steps_at_peak,
-            "seconds_left": steps_left * whole / max(self._steps_ever, 1),
+            "seconds_left": steps_left * total / max(self._steps_ever, 1),
         }

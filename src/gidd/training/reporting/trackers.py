@@ -1,7 +1,7 @@
-"""Other programs that want the numbers of a run: TensorBoard, Weights & Biases, trackio.
+"""Trackers: TensorBoard, Weights & Biases, trackio.
 
-Each is imported when it is asked for. They get metrics, samples and the settings that the caller
-passes; never the environment, the command line, the code or what is printed.
+Each is imported on first use. Only metrics, samples and the given settings are logged; never the
+environment, the command line, the code or the output.
 """
 
 from __future__ import annotations
@@ -11,41 +11,52 @@ import importlib.util
 import json
 import textwrap
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from gidd.common import files
 from gidd.common.optional import optional_package
-from gidd.training.reporting.curve import LossCurve
 
 _FLUSH_SECONDS = 1
-"""A kill loses the points of so long; the log loses none."""
+"""A kill loses the points of the last second; metrics.jsonl loses none."""
 
 
 class Tracker(Protocol):
-    """A program that keeps and draws the numbers of runs."""
+    """A program that stores and plots the metrics of runs."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers, named training/... or validation/..."""
+    def scalars(self, step: int, values: Mapping[str, float], /) -> None:
+        """Log metrics, named training/... or validation/..."""
         ...
 
-    def text(self, step: int, name: str, text: str) -> None:
-        """Keep a text, e.g. a sample of the model."""
+    def text(self, step: int, name: str, text: str, /) -> None:
+        """Log a text, e.g. a generated sample."""
         ...
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Flush and close."""
         ...
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class _FunctionTracker:
+    name: str
+    scalars: Callable[[int, Mapping[str, float]], None]
+    text: Callable[[int, str, str], None]
+    close: Callable[[], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]]:
-    """What a run gets that did not ask: TensorBoard if it is there. And what to say about it."""
+    """Return TensorBoard if it is installed, and messages for the user."""
     if importlib.util.find_spec("tensorboard") is None:
         return [], [
-            "TensorBoard is not installed; the run goes on without it. "
-            'Run `pip install "gidd[train]"` to have it next time.'
+            "TensorBoard is not installed; the run continues without it. "
+            'Install it with `pip install "gidd[train]"`.'
         ]
     return [tensorboard_tracker(folder, start)], []
 
@@ -53,12 +64,9 @@ def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]
 def tensorboard_tracker(
     folder: Path, start: int = 0, *, config: Mapping[str, object] | None = None
 ) -> Tracker:
-    """Write `folder/tensorboard`, to be seen with `tensorboard --logdir folder`.
+    """Log to `folder/tensorboard`; view it with `tensorboard --logdir folder`.
 
-    Args:
-        folder: The folder of the run.
-        start: Step after which it continues; TensorBoard forgets what it has seen beyond.
-        config: Settings to show with the run.
+    A run that resumes from step `start` purges the points beyond it. `config`: settings to log.
     """
     optional_package("tensorboard", "train")
     writer = optional_package("torch.utils.tensorboard", "train").SummaryWriter(
@@ -66,8 +74,17 @@ def tensorboard_tracker(
     )
     if config:
         writer.add_text("settings", _verbatim(json.dumps(config, indent=2)), start)
-    can_draw = importlib.util.find_spec("matplotlib") is not None
-    return _TensorBoard(writer, LossCurve.of_run(folder, start) if can_draw else None)
+
+    def scalars(step: int, values: Mapping[str, float]) -> None:
+        for tag, value in values.items():
+            writer.add_scalar(tag, value, step)
+
+    return _FunctionTracker(
+        name="TensorBoard",
+        scalars=scalars,
+        text=lambda step, name, text: writer.add_text(name, _verbatim(text), step),
+        close=writer.close,
+    )
 
 
 def wandb_tracker(
@@ -79,13 +96,8 @@ def wandb_tracker(
 ) -> Tracker:
     """Log to Weights & Biases; `WANDB_MODE=offline` writes to `folder/wandb` only.
 
-    A continued run keeps its id. What it had logged beyond `start` is logged a second time.
-
-    Args:
-        folder: The folder of the run; its name is the run's.
-        start: Step after which it continues.
-        project: Name of the project.
-        config: Settings to show with the run.
+    The run has the name of its folder. One that resumes from step `start` keeps its id; steps that
+    were logged beyond `start` are logged twice. `config`: settings to log.
     """
     wandb = optional_package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,13 +113,23 @@ def wandb_tracker(
         project=project,
         name=folder.resolve().name,
         dir=str(folder),
-        id=_identity(folder, start),
+        id=_run_id(folder, start),
         resume="allow",
         config=dict(config or {}),
         settings=settings,
     )
     run.define_metric("*", step_metric="step")
-    return _Wandb(wandb, run)
+
+    def log_text(step: int, name: str, text: str) -> None:
+        page = wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
+        run.log({"step": step, name: page})
+
+    return _FunctionTracker(
+        name="Weights & Biases",
+        scalars=lambda step, values: run.log({"step": step, **values}),
+        text=log_text,
+        close=run.finish,
+    )
 
 
 def trackio_tracker(
@@ -117,98 +139,40 @@ def trackio_tracker(
     project: str = "gidd",
     config: Mapping[str, object] | None = None,
 ) -> Tracker:
-    """Log to trackio, to be seen with `trackio show`.
+    """Log to trackio; view it with `trackio show`.
 
-    A continued run keeps its name. What it had logged beyond `start` is logged a second time.
-
-    Args:
-        folder: The folder of the run; the run's name begins with its name.
-        start: Step after which it continues.
-        project: Name of the project.
-        config: Settings to show with the run.
+    The run's name starts with that of its folder. One that resumes from step `start` keeps its
+    name; steps that were logged beyond `start` are logged twice. `config`: settings to log.
     """
     trackio = optional_package("trackio", "trackio")
     run = trackio.init(
         project=project,
-        name=f"{folder.resolve().name}-{_identity(folder, start)}",
+        name=f"{folder.resolve().name}-{_run_id(folder, start)}",
         config=dict(config or {}),
         resume="allow",
         embed=False,
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
-    return _Trackio(trackio, run)
 
+    def log_text(step: int, name: str, text: str) -> None:
+        run.log({name: trackio.Markdown(_verbatim(text))}, step=step)
 
-@final
-class _TensorBoard:
-    def __init__(self, writer: Any, curve: LossCurve | None) -> None:
-        self._writer, self._curve = writer, curve
-        self._summary = optional_package("tensorboard.compat.proto.summary_pb2", "train").Summary
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        # one event for all of them: six times as fast as `add_scalar` for each
-        points = [self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
-        self._writer.file_writer.add_summary(self._summary(value=points), step)
-        if self._curve is not None:
-            self._curve.add(step, values)
-            if any(tag.startswith("validation/") for tag in values):
-                self._writer.add_image("curve", self._curve.draw(), step, dataformats="HWC")
-
-    def text(self, step: int, name: str, text: str) -> None:
-        self._writer.add_text(name, _verbatim(text), step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def __str__(self) -> str:
-        return "TensorBoard"
-
-
-@final
-class _Wandb:
-    def __init__(self, wandb: ModuleType, run: Any) -> None:
-        self._wandb, self._run = wandb, run
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def text(self, step: int, name: str, text: str) -> None:
-        page = self._wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
-        self._run.log({"step": step, name: page})
-
-    def close(self) -> None:
-        self._run.finish()
-
-    def __str__(self) -> str:
-        return "Weights & Biases"
-
-
-@final
-class _Trackio:
-    def __init__(self, trackio: ModuleType, run: Any) -> None:
-        self._trackio, self._run = trackio, run
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def text(self, step: int, name: str, text: str) -> None:
-        self._run.log({name: self._trackio.Markdown(_verbatim(text))}, step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
-
-    def __str__(self) -> str:
-        return "trackio"
+    return _FunctionTracker(
+        name="trackio",
+        scalars=lambda step, values: run.log(dict(values), step=step),
+        text=log_text,
+        close=trackio.finish,
+    )
 
 
 def _verbatim(text: str) -> str:
-    """Markdown that shows a text as it is."""
+    """Return Markdown that shows a text unchanged."""
     return textwrap.indent(text, "    ", lambda _: True)
 
 
-def _identity(folder: Path, start: int) -> str:
-    """A name for the run that lasts over restarts, and is a new one if it begins anew."""
+def _run_id(folder: Path, start: int) -> str:
+    """Return the id of a run: kept when it resumes, new when it starts from step 0."""
     path = folder / "run_id"
     if start == 0 or not path.is_file():
         files.write_text(path, uuid.uuid4().hex[:8])

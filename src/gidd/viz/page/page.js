@@ -1,12 +1,12 @@
 "use strict";
-// Text is data: it reaches the page through textContent alone.
+// Text is data: it is only written with textContent.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const MASK = -1;
 const PLAY_MS = 12000;
 
-let story = null; // {shots, given, cells, events}
+let replay = null; // {frames, given, cells, events}
 let now = 0;
 let timer = null;
 
@@ -18,23 +18,25 @@ function element(name, className, text) {
 }
 
 const percent = (permille) => (permille < 10 ? (permille / 10).toFixed(1) : Math.round(permille / 10)) + "%";
-// percent of the shading's colour, by the logarithm: natural text has many tokens of 1 to 10 percent
-const doubt = (permille) => (55 * -Math.log10(Math.max(permille, 1) / 1000)) / 3;
+// percent of the shading's colour, on a log scale: natural text has many tokens of 1 to 10 percent
+const shading = (permille) => (55 * -Math.log10(Math.max(permille, 1) / 1000)) / 3;
+const stepAt = (k) => replay.frames[k].step_index;
+const lastStep = () => stepAt(replay.frames.length - 1);
 const quoted = (text) => "\u201c" + text.replaceAll("\n", "\u21b5") + "\u201d";
 
-/* Shots are stored as changes of the shot before; here each gets all its tokens and their texts. */
+/* Frames are stored as differences from the frame before; return each with all tokens and texts. */
 function unpack(packed) {
-  const shots = [];
+  const frames = [];
   const events = [];
-  const old = new Map(); // position -> the visible token that was replaced last
+  const old = new Map(); // position -> the visible token replaced last
   let tokens = [], texts = [];
-  packed.shots.forEach((shot, k) => {
+  packed.frames.forEach((frame, k) => {
     const before = { tokens, texts };
     tokens = tokens.slice();
     texts = texts.slice();
-    for (let i = 0; i < shot.cells.length; i += 3) {
-      tokens[shot.cells[i]] = shot.cells[i + 1];
-      texts[shot.cells[i]] = shot.cells[i + 2];
+    for (let i = 0; i < frame.cells.length; i += 3) {
+      tokens[frame.cells[i]] = frame.cells[i + 1];
+      texts[frame.cells[i]] = frame.cells[i + 2];
     }
     const state = tokens.map((token, i) => {
       if (token === MASK) return "mask";
@@ -48,27 +50,27 @@ function unpack(packed) {
       if (kind !== "changed") return;
       replaced += 1;
       old.set(i, { token: before.tokens[i], text: before.texts[i] });
-      events.push({ shot: k, position: i, old: before.texts[i], new: texts[i], sure: shot.sure[i] });
+      events.push({ frame: k, position: i, old: before.texts[i], new: texts[i], confidence: frame.confidence[i] });
     });
-    const first = shots.length ? shots[0] : { tokens, texts };
-    const marks = new Map(); // position -> the text that stood there
+    const first = frames.length ? frames[0] : { tokens, texts };
+    const marks = new Map(); // position -> the replaced text
     tokens.forEach((token, i) => {
       const from = data.kind === "correct" ? { token: first.tokens[i], text: first.texts[i] } : old.get(i);
       if (from && from.token !== MASK && token !== MASK && from.token !== token) marks.set(i, from.text);
     });
     const top = new Map();
-    for (let i = 0; i < shot.top.length; i += 3) top.set(shot.top[i], [shot.top[i + 1], shot.top[i + 2]]);
-    shots.push({ ...shot, tokens, texts, state, marks, top, filled, replaced });
+    for (let i = 0; i < frame.top.length; i += 3) top.set(frame.top[i], [frame.top[i + 1], frame.top[i + 2]]);
+    frames.push({ ...frame, tokens, texts, state, marks, top, filled, replaced });
   });
-  return { given: packed.given, shots, events };
+  return { given: packed.given, frames, events };
 }
 
 function open(number) {
   stop();
-  story = unpack(data.stories[number]);
+  replay = unpack(data.replays[number]);
   const canvas = at("canvas");
   canvas.replaceChildren();
-  story.cells = story.shots[0].texts.map((_, i) => {
+  replay.cells = replay.frames[0].texts.map((_, i) => {
     const gone = element("del");
     const token = element("span", "token");
     token.dataset.position = i;
@@ -76,57 +78,57 @@ function open(number) {
     canvas.append(gone, token);
     return { gone, token };
   });
-  at("count").textContent = story.events.length;
-  at("events").replaceChildren(...story.events.map((event) => {
+  at("count").textContent = replay.events.length;
+  at("events").replaceChildren(...replay.events.map((event) => {
     const row = element("button");
     row.type = "button";
-    row.append(element("span", "when", "step " + story.shots[event.shot].step_index));
+    row.append(element("span", "when", "step " + stepAt(event.frame)));
     const what = element("span");
     what.append(element("del", "", data.strings[event.old]), " ", element("ins", "", data.strings[event.new]),
-      element("span", "when", " " + percent(event.sure)));
+      element("span", "when", " " + percent(event.confidence)));
     row.append(what);
-    row.addEventListener("click", () => show(event.shot));
+    row.addEventListener("click", () => show(event.frame));
     const item = element("li");
     item.append(row);
     return item;
   }));
-  at("slider").max = story.shots.length - 1;
-  drawCurve("accuracy", (shot) => shot.accuracy, 0, 1, (v) => Math.round(100 * v) + "%");
-  const most = Math.max(...story.shots.map((shot) => shot.entropy), 0.1);
-  drawCurve("entropy", (shot) => shot.entropy, 0, most, (v) => v.toFixed(2));
-  show(data.kind === "correct" ? story.shots.length - 1 : 0);
+  at("slider").max = replay.frames.length - 1;
+  drawCurve("accuracy", (frame) => frame.accuracy, 0, 1, (v) => Math.round(100 * v) + "%");
+  const most = Math.max(...replay.frames.map((frame) => frame.entropy), 0.1);
+  drawCurve("entropy", (frame) => frame.entropy, 0, most, (v) => v.toFixed(2));
+  show(data.kind === "correct" ? replay.frames.length - 1 : 0);
 }
 
 function show(k) {
-  now = Math.max(0, Math.min(k, story.shots.length - 1));
-  const shot = story.shots[now];
+  now = Math.max(0, Math.min(k, replay.frames.length - 1));
+  const frame = replay.frames[now];
   const marked = at("marks").checked;
-  story.cells.forEach(({ gone, token }, i) => {
-    const text = shot.texts[i];
-    const isMarked = marked && shot.marks.has(i);
-    token.className = "token " + shot.state[i] + (isMarked ? " marked" : "");
+  replay.cells.forEach(({ gone, token }, i) => {
+    const text = frame.texts[i];
+    const isMarked = marked && frame.marks.has(i);
+    token.className = "token " + frame.state[i] + (isMarked ? " marked" : "");
     token.textContent = text === MASK ? "" : data.strings[text];
-    token.style.setProperty("--doubtful", text === MASK || shot.state[i] === "given" ? 0 : doubt(shot.sure[i]));
+    token.style.setProperty("--shading", text === MASK || frame.state[i] === "given" ? 0 : shading(frame.confidence[i]));
     if (text === MASK) { token.setAttribute("role", "img"); token.setAttribute("aria-label", "blank"); }
     else { token.removeAttribute("role"); token.removeAttribute("aria-label"); }
-    const goes = isMarked && !shot.marks.has(i - 1); // what neighbours replaced stands before the first
-    gone.hidden = !goes;
-    gone.textContent = goes ? replacedFrom(shot, i) : "";
+    const isFirst = isMarked && !frame.marks.has(i - 1); // adjacent replaced texts are joined before the first
+    gone.hidden = !isFirst;
+    gone.textContent = isFirst ? replacedFrom(frame, i) : "";
   });
   at("slider").value = now;
-  const where = shot.step === "end" ? "the end" : shot.step + ", t = " + shot.time.toFixed(3);
-  const facts = ["step " + now + " of " + (story.shots.length - 1), where, shot.masks + " blanks"];
-  if (now) facts.push(shot.filled + " written", shot.replaced + " replaced");
-  at("status").textContent = facts.join(" \u00b7 ");
-  at("slider").setAttribute("aria-valuetext", facts.join(", "));
-  [...at("events").children].forEach((item, i) => item.classList.toggle("later", story.events[i].shot > now));
+  const where = frame.step === "end" ? "the end" : frame.step + ", t = " + frame.time.toFixed(3);
+  const status = ["step " + stepAt(now) + " of " + lastStep(), where, frame.masks + " blanks"];
+  if (now) status.push(frame.filled + " written", frame.replaced + " replaced");
+  at("status").textContent = status.join(" \u00b7 ");
+  at("slider").setAttribute("aria-valuetext", status.join(", "));
+  [...at("events").children].forEach((item, i) => item.classList.toggle("later", replay.events[i].frame > now));
   for (const id of ["accuracy", "entropy"]) moveCursor(id);
   hideTip();
 }
 
-function replacedFrom(shot, first) {
+function replacedFrom(frame, first) {
   let text = "";
-  for (let i = first; shot.marks.has(i); i += 1) text += data.strings[shot.marks.get(i)];
+  for (let i = first; frame.marks.has(i); i += 1) text += data.strings[frame.marks.get(i)];
   return text;
 }
 
@@ -143,10 +145,10 @@ function drawing(name, attributes, text) {
 
 function drawCurve(id, value, low, high, write) {
   const svg = at(id);
-  const last = Math.max(1, story.shots.length - 1);
+  const last = Math.max(1, replay.frames.length - 1);
   const x = (k) => BOX.left + (BOX.right - BOX.left) * k / last;
   const y = (v) => BOX.bottom - (BOX.bottom - BOX.top) * (v - low) / (high - low);
-  const points = story.shots.map((shot, k) => x(k).toFixed(1) + "," + y(value(shot)).toFixed(1));
+  const points = replay.frames.map((frame, k) => x(k).toFixed(1) + "," + y(value(frame)).toFixed(1));
   const cursor = drawing("line", { class: "cursor", y1: BOX.top, y2: BOX.bottom });
   const dot = drawing("circle", { r: 4 });
   const label = drawing("text", { class: "value", y: BOX.top + 2 });
@@ -155,15 +157,15 @@ function drawCurve(id, value, low, high, write) {
     drawing("line", { class: "axis", x1: BOX.left, x2: BOX.right, y1: BOX.top, y2: BOX.top }),
     drawing("text", { x: BOX.left - 5, y: BOX.bottom + 3, "text-anchor": "end" }, write(low)),
     drawing("text", { x: BOX.left - 5, y: BOX.top + 4, "text-anchor": "end" }, write(high)),
-    drawing("text", { x: BOX.left, y: BOX.bottom + 15 }, "step 0"),
-    drawing("text", { x: BOX.right, y: BOX.bottom + 15, "text-anchor": "end" }, String(story.shots.length - 1)),
+    drawing("text", { x: BOX.left, y: BOX.bottom + 15 }, "step " + stepAt(0)),
+    drawing("text", { x: BOX.right, y: BOX.bottom + 15, "text-anchor": "end" }, String(lastStep())),
     drawing("polyline", { class: "curve", points: points.join(" ") }), cursor, dot, label);
   charts[id] = { x, y, value, write, cursor, dot, label };
 }
 
 function moveCursor(id) {
   const { x, y, value, write, cursor, dot, label } = charts[id];
-  const v = value(story.shots[now]);
+  const v = value(replay.frames[now]);
   cursor.setAttribute("x1", x(now));
   cursor.setAttribute("x2", x(now));
   dot.setAttribute("cx", x(now));
@@ -179,27 +181,27 @@ for (const id of ["accuracy", "entropy"]) {
   const go = (event) => {
     const box = at(id).getBoundingClientRect();
     const place = (event.clientX - box.left) / box.width * 360;
-    show(Math.round((place - BOX.left) / (BOX.right - BOX.left) * (story.shots.length - 1)));
+    show(Math.round((place - BOX.left) / (BOX.right - BOX.left) * (replay.frames.length - 1)));
   };
   at(id).addEventListener("pointerdown", (event) => { stop(); at(id).setPointerCapture(event.pointerId); go(event); });
   at(id).addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
 }
 
-/* What the network thinks of a token */
+/* Tooltip: confidence in a token, and the most likely one */
 function hideTip() { at("tip").hidden = true; }
 
 at("canvas").addEventListener("pointerover", (event) => {
   const token = event.target.closest("#canvas .token");
   if (!token) { hideTip(); return; }
   const i = Number(token.dataset.position);
-  const shot = story.shots[now];
-  const lines = [shot.texts[i] === MASK ? "blank" : quoted(data.strings[shot.texts[i]])];
-  if (shot.state[i] === "given") lines[0] += " \u2014 given";
-  if (shot.texts[i] !== MASK) lines.push("sure of it: " + percent(shot.sure[i]));
-  const top = shot.top.get(i);
-  if (top) lines.push("would write: " + quoted(data.strings[top[0]]) + " " + percent(top[1]));
-  const past = story.events.filter((e) => e.position === i && e.shot <= now);
-  for (const e of past.slice(-3)) lines.push("step " + story.shots[e.shot].step_index + ": replaced " + quoted(data.strings[e.old]));
+  const frame = replay.frames[now];
+  const lines = [frame.texts[i] === MASK ? "blank" : quoted(data.strings[frame.texts[i]])];
+  if (frame.state[i] === "given") lines[0] += " \u2014 given";
+  if (frame.texts[i] !== MASK) lines.push("confidence: " + percent(frame.confidence[i]));
+  const top = frame.top.get(i);
+  if (top) lines.push("most likely: " + quoted(data.strings[top[0]]) + " " + percent(top[1]));
+  const past = replay.events.filter((e) => e.position === i && e.frame <= now);
+  for (const e of past.slice(-3)) lines.push("step " + stepAt(e.frame) + ": replaced " + quoted(data.strings[e.old]));
   const tip = at("tip");
   tip.textContent = lines.join("\n");
   tip.hidden = false;
@@ -220,19 +222,19 @@ function stop() {
 
 function play() {
   if (timer !== null) { stop(); return; }
-  if (now === story.shots.length - 1) show(0);
+  if (now === replay.frames.length - 1) show(0);
   at("play").textContent = "\u275a\u275a Pause";
   at("play").setAttribute("aria-label", "Pause");
   timer = setInterval(() => {
     show(now + 1);
-    if (now === story.shots.length - 1) stop();
-  }, Math.max(40, Math.min(400, PLAY_MS / story.shots.length)));
+    if (now === replay.frames.length - 1) stop();
+  }, Math.max(40, Math.min(400, PLAY_MS / replay.frames.length)));
 }
 
 const step = (by) => { stop(); show(now + by); };
 at("slider").addEventListener("input", () => { stop(); show(Number(at("slider").value)); });
 at("back").addEventListener("click", () => step(-1));
-at("on").addEventListener("click", () => step(1));
+at("forward").addEventListener("click", () => step(1));
 at("play").addEventListener("click", play);
 at("marks").addEventListener("change", () => show(now));
 at("theme").addEventListener("click", () => {
@@ -243,7 +245,7 @@ at("theme").addEventListener("click", () => {
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.ctrlKey || event.metaKey) return;
   if (event.target.closest("input, select, button, summary")) return;
-  const keys = { ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => step(-now), End: () => step(story.shots.length), " ": play };
+  const keys = { ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => step(-now), End: () => step(replay.frames.length), " ": play };
   if (!keys[event.key]) return;
   event.preventDefault();
   keys[event.key]();
@@ -251,11 +253,11 @@ document.addEventListener("keydown", (event) => {
 
 at("manifest").textContent = JSON.stringify(data.manifest, null, 2);
 at("marks").checked = data.kind === "correct";
-at("story").replaceChildren(...data.stories.map((s, i) => {
+at("replay").replaceChildren(...data.replays.map((s, i) => {
   const option = element("option", "", s.title);
   option.value = i;
   return option;
 }));
-at("picker").hidden = data.stories.length < 2;
-at("story").addEventListener("change", () => open(Number(at("story").value)));
+at("picker").hidden = data.replays.length < 2;
+at("replay").addEventListener("change", () => open(Number(at("replay").value)));
 open(0);

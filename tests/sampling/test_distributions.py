@@ -1,14 +1,13 @@
-"""The laws of steps and correctors on sources whose exact denoiser is known."""
+"""The distributions of steps and correctors, on sources whose exact denoiser is known."""
 
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.sampling_worlds import VOCAB, chi_square_p, counts, exact, sampled, tabulated, world_of
-from support.strategies import as_times, random_x_theta, schedules, unit
+from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
 
 from gidd.diffusion.categorical import at, at_token
 from gidd.diffusion.process import marginal, marginal_at, posterior, transition
@@ -47,7 +46,7 @@ SCHEDULES = {
     "masked": MaskedSchedule(VOCAB),
     "hybrid": HybridSchedule(VOCAB, 0.2),
     "uniform": UniformSchedule(Vocab(3)),
-    "mixture": MixtureSchedule.from_unit_cube(VOCAB, (0.2, 0.5, 0.5)),
+    "mixture": schedule_from_unit_cube(MixtureSchedule, VOCAB, (0.2, 0.5, 0.5)),
 }
 
 
@@ -72,7 +71,7 @@ def test_factorised_posterior_is_the_dense_one(schedule, a, b, seed):
 @pytest.mark.parametrize("step", [ancestral, ancestral_reference])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_one_step_draws_from_the_posterior(name, step):
-    """A million draws of one step from t = 0.6 to s = 0.35, beside Eq. 16, for every z_t."""
+    """A million draws of one step from t = 0.6 to s = 0.35 against Eq. 16, for every z_t."""
     schedule = SCHEDULES[name]
     size, num = schedule.vocab.size, 1_000_000
     x_theta = random_x_theta(schedule.vocab, 1, size)
@@ -83,23 +82,23 @@ def test_one_step_draws_from_the_posterior(name, step):
     plan = sampling_plan(torch.tensor([0.6, 0.35]), step)
     Engine(network, schedule, rows_per_call=2000).run(canvas, plan)
     s, t = as_times([0.35]), as_times([0.6])
-    law = posterior(schedule, s, t, torch.arange(size)[None], x_theta)[0]
+    expected = posterior(schedule, s, t, torch.arange(size)[None], x_theta)[0]
     for v in range(size):
-        if law[v].sum() > 0:
+        if expected[v].sum() > 0:
             observed = torch.bincount(canvas.tokens[z == v], minlength=size).double()
-            assert chi_square_p(observed, law[v]) > 1e-3, (v, observed, law[v])
+            assert chi_square_p(observed, expected[v]) > 1e-3, (v, observed, expected[v])
         else:
             assert (canvas.tokens[z == v] == v).all()
 
 
 @pytest.mark.parametrize("step", [ancestral, ancestral_reference])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_whole_chain_has_the_law_that_was_counted_out(name, step):
-    """Eight steps from prior to text: 20,000 texts beside the exact law of the chain."""
+def test_reverse_chain_has_the_enumerated_distribution(name, step):
+    """Eight steps from the prior: 20,000 samples against the exact distribution of the chain."""
     world = world_of(SCHEDULES[name])
-    texts = sampled(world, sampling_plan(even_mesh(8), step), 20_000).tokens
-    law = world.reverse_law(world.leave_one_out, even_mesh(8))
-    assert chi_square_p(counts(world, texts), law) > 1e-3
+    samples = sampled(world, sampling_plan(even_mesh(8), step), 20_000).tokens
+    expected = world.reverse_distribution(world.leave_one_out, even_mesh(8))
+    assert chi_square_p(counts(world, samples), expected) > 1e-3
 
 
 @pytest.mark.slow
@@ -112,7 +111,7 @@ def test_whole_chain_has_the_law_that_was_counted_out(name, step):
     ],
 )
 def test_more_steps_come_closer_to_the_data(name, step):
-    """Total variation to the data at 1, 4 and 32 steps, 20,000 texts: noise floor 0.007."""
+    """Total variation to the data at 1, 4 and 32 steps, 20,000 samples: noise floor 0.007."""
     fills_masks = step in MASK_FILLING_STEPS
     world = world_of(SCHEDULES[name])
     step = partial(threshold, fill=1.0) if step is threshold else step
@@ -121,38 +120,38 @@ def test_more_steps_come_closer_to_the_data(name, step):
         observed = counts(
             world, sampled(world, sampling_plan(even_mesh(num_steps), step), 20_000).tokens
         )
-        errors.append(total_variation(observed / observed.sum(), world.data_law))
-    # one token a step is exact already if masks are filled in an order
+        errors.append(total_variation(observed / observed.sum(), world.data_distribution))
+    # one token per step is exact already if masks are filled by confidence
     assert errors[0] > 3 * errors[1] if fills_masks else errors[0] > errors[1] > errors[2]
     assert errors[2] < 0.03, errors
 
 
 @pytest.mark.parametrize("step", [confidence, partial(threshold, fill=1.0)])
-def test_filling_in_order_is_exact_one_token_at_a_time(step):
-    """Which position comes next depends on what is there, not on what will be drawn."""
+def test_filling_by_confidence_is_exact_one_token_at_a_time(step):
+    """The choice of position depends on visible tokens, not on tokens still to be drawn."""
     world = world_of(MaskedSchedule(VOCAB))
-    texts = sampled(world, sampling_plan(even_mesh(3), step), 20_000).tokens
-    assert chi_square_p(counts(world, texts), world.data_law) > 1e-3
+    samples = sampled(world, sampling_plan(even_mesh(3), step), 20_000).tokens
+    assert chi_square_p(counts(world, samples), world.data_distribution) > 1e-3
 
 
-def test_a_threshold_trades_calls_for_truth():
-    """Masks filled together are drawn as if independent: the surer they are, the less it errs."""
+def test_a_lower_threshold_saves_calls_and_adds_error():
+    """Masks filled together are drawn as if independent: less error at higher confidence."""
     world = world_of(MaskedSchedule(VOCAB))
     errors, calls = [], []
     for fill in (0.5, 0.7, 0.9):
         canvas = sampled(world, sampling_plan(even_mesh(3), partial(threshold, fill=fill)), 20_000)
         observed = counts(world, canvas.tokens)
-        errors.append(total_variation(observed / observed.sum(), world.data_law))
+        errors.append(total_variation(observed / observed.sum(), world.data_distribution))
         calls.append(float(canvas.calls.double().mean()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert calls[0] < calls[1] < calls[2]
 
 
-def test_threshold_asks_only_about_what_may_be_wrong():
-    """Under masking alone what stands is right, however sure the network is of another token."""
+def test_threshold_replaces_only_tokens_that_noise_can_produce():
+    """Under mask noise a visible token is right, even if another token has probability 1."""
     schedule = MaskedSchedule(VOCAB)
-    sure = F.one_hot(torch.tensor(1), VOCAB.size).double()
-    network = FunctionNetwork(lambda z, t: sure.expand(*z.shape, -1))
+    certain = F.one_hot(torch.tensor(1), VOCAB.size).double()
+    network = FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1))
     canvas = Canvas.blank(schedule, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
     Engine(network, schedule).run(canvas, sampling_plan(even_mesh(2), threshold))
@@ -164,8 +163,8 @@ def test_threshold_asks_only_about_what_may_be_wrong():
     assert canvas.tokens.tolist() == [[1, 1, 1]]
 
 
-def test_greedy_finds_a_likely_text():
-    """It is deterministic, and its text is likelier than a text of the data is on average."""
+def test_greedy_finds_a_likely_sequence():
+    """It is deterministic, and its sequence is more likely than data is on average."""
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
     canvas = Canvas.blank(schedule, 16, 12)
@@ -177,39 +176,41 @@ def test_greedy_finds_a_likely_text():
 @pytest.mark.parametrize("corrector", INVARIANT_CORRECTORS)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("time", [0.0, 0.4])
-def test_gibbs_correctors_leave_the_noisy_law_unchanged(corrector, name, time):
-    """Texts of Z_t's law, then three calls at distance 2: still Z_t's law, at every t.
+def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name, time):
+    """Samples of Z_t, then three calls: the distribution is still that of Z_t, at every t.
 
-    Positions two apart are independent given those between them at t = 0, and one at a time they
-    need not be: for t > 0 the distance is 3, which is one position of three.
+    At t = 0 the distance is 2: positions two apart are independent given those between them. For
+    t > 0 they are not, so the distance is 3, which redraws one position of three.
     """
     world = world_of(SCHEDULES[name])
-    law = world.noisy_law(time)
+    expected = world.noisy_distribution(time)
     num = 20_000
     generator = torch.Generator().manual_seed(5)
     canvas = Canvas.blank(world.schedule, num, 3)
-    start = torch.multinomial(law, num, replacement=True, generator=generator)
+    start = torch.multinomial(expected, num, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     step = partial(corrector, distance=3 if time else 2)
     engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
     engine.run(canvas, corrector_plan(step, 3, time))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
-    assert chi_square_p(counts(world, canvas.tokens), law) > 1e-3
+    assert chi_square_p(counts(world, canvas.tokens), expected) > 1e-3
 
 
 def test_redrawing_neighbours_together_is_biased():
-    """Why there is a minimum distance: all positions in one call change the law."""
+    """Why there is a minimum distance: redrawing all positions at once is not invariant."""
     world = world_of(SCHEDULES["hybrid"])
     generator = torch.Generator().manual_seed(5)
     canvas = Canvas.blank(world.schedule, 20_000, 3)
-    start = torch.multinomial(world.data_law, 20_000, replacement=True, generator=generator)
+    start = torch.multinomial(
+        world.data_distribution, 20_000, replacement=True, generator=generator
+    )
     canvas.tokens[:] = world.noisy[start]
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
     engine.run(canvas, corrector_plan(partial(gibbs, distance=1), 1))
-    assert chi_square_p(counts(world, canvas.tokens), world.data_law) < 1e-12
+    assert chi_square_p(counts(world, canvas.tokens), world.data_distribution) < 1e-12
 
 
-# p_u -> total variation to the data at 8 and 32 network calls: ancestral, half the calls Gibbs
+# p_u -> total variation to the data at 8 and 32 forward passes: ancestral, half the calls Gibbs
 # (one random position after each step), the last quarter of the calls Gibbs at t = 0
 TABLE = {
     0.1: ((0.0355, 0.0193, 0.0092), (0.0108, 0.0044, 0.0010)),
@@ -218,20 +219,19 @@ TABLE = {
 }
 
 
-def planned_law(world: SmallWorld, plan: Plan) -> torch.Tensor:
-    """The exact law that a plan of ancestral steps and one-position redraws ends with."""
-    law = world.noisy_law(1.0)
+def planned_distribution(world: SmallWorld, plan: Plan) -> torch.Tensor:
+    """The exact distribution after a plan of ancestral steps and one-position redraws."""
+    p = world.noisy_distribution(1.0)
     for step, t, s in plan.steps:
         if step is ancestral:
-            law = law @ world.reverse_kernel(world.leave_one_out, s, t)
+            p = p @ world.reverse_kernel(world.leave_one_out, s, t)
         else:
-            redrawn = [law @ world.gibbs_kernel(world.leave_one_out, t, i) for i in range(3)]
-            law = sum(redrawn) / 3
-    return law
+            p = sum(p @ world.gibbs_kernel(world.leave_one_out, t, i) for i in range(3)) / 3
+    return p
 
 
 def plans_of(calls: int) -> list[Plan]:
-    """Three ways to spend the same number of network calls."""
+    """Three plans with the same number of forward passes."""
     one = partial(gibbs, num_positions=1)
     return [
         sampling_plan(even_mesh(calls)),
@@ -243,29 +243,29 @@ def plans_of(calls: int) -> list[Plan]:
 @pytest.mark.parametrize("p_uniform", TABLE)
 @pytest.mark.parametrize("calls", [8, 32])
 def test_gibbs_beats_ancestral_at_equal_calls(p_uniform, calls):
-    """The plans, counted out without sampling, give the figures of record."""
+    """The plans, enumerated without sampling, give the recorded figures."""
     world = world_of(HybridSchedule(VOCAB, p_uniform))
     expected = TABLE[p_uniform][calls == 32]
     for plan, error in zip(plans_of(calls), expected, strict=True):
         assert len(plan) == calls
-        law = planned_law(world, plan)
-        assert total_variation(law, world.data_law) == pytest.approx(error, abs=6e-5)
+        found = total_variation(planned_distribution(world, plan), world.data_distribution)
+        assert found == pytest.approx(error, abs=6e-5)
 
 
 @pytest.mark.parametrize("which", [1, 2])
 def test_the_sampler_follows_the_plan(which):
-    """Eight calls, 20,000 texts beside the exact law of that plan."""
+    """Eight calls, 20,000 samples against the exact distribution of that plan."""
     world = world_of(HybridSchedule(VOCAB, 0.2))
     plan = plans_of(8)[which]
-    texts = sampled(world, plan, 20_000).tokens
-    assert chi_square_p(counts(world, texts), planned_law(world, plan)) > 1e-3
+    samples = sampled(world, plan, 20_000).tokens
+    assert chi_square_p(counts(world, samples), planned_distribution(world, plan)) > 1e-3
 
 
 @pytest.mark.slow
-def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_texts():
-    """V = 50, L = 64, 2,000 texts, 16 calls: bigram law and true log-likelihood.
+def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
+    """V = 50, L = 64, 2,000 samples, 16 calls: impossible bigrams and true log-likelihood.
 
-    `benchmarks/sampling_laws.py` has the table with 10^5 texts and 16, 32 and 64 calls.
+    `benchmarks/sampling_distributions.py` makes the table with 10^5 samples and 16 to 64 calls.
     """
     source = MarkovSource.random(50, 0.3, rng=0)
     schedule = HybridSchedule(Vocab(51, mask_id=50), 0.2)
@@ -286,7 +286,7 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_texts():
 
 
 def test_given_tokens_condition_masked_diffusion_exactly():
-    """A prefix, a suffix: the law of the blank is the data's, given both (one token at a time)."""
+    """The blank between prefix and suffix has the data's conditional distribution."""
     world = world_of(MaskedSchedule(VOCAB))
     canvas = Canvas.blank(world.schedule, 20_000, 3)
     canvas.tokens[:, 0], canvas.tokens[:, 2] = 1, 2
@@ -294,20 +294,20 @@ def test_given_tokens_condition_masked_diffusion_exactly():
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
     engine.run(canvas, sampling_plan(even_mesh(4)))
     given = (world.noisy[:, 0] == 1) & (world.noisy[:, 2] == 2)
-    law = world.data_law * given
-    assert chi_square_p(counts(world, canvas.tokens), law / law.sum()) > 1e-3
+    expected = world.data_distribution * given
+    assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3
 
 
 def test_given_tokens_condition_gibbs_exactly():
-    """Gibbs at t = 0 leaves the data's law given what is protected as it is, for every noise."""
+    """Gibbs at t = 0 leaves the data distribution given protected tokens invariant."""
     world = world_of(SCHEDULES["hybrid"])
-    law = world.data_law * (world.noisy[:, 0] == 1)
+    expected = world.data_distribution * (world.noisy[:, 0] == 1)
     canvas = Canvas.blank(world.schedule, 20_000, 3)
     generator = torch.Generator().manual_seed(5)
-    start = torch.multinomial(law, 20_000, replacement=True, generator=generator)
+    start = torch.multinomial(expected, 20_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     canvas.protected[:, 0] = True
     engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
     engine.run(canvas, corrector_plan(gibbs, 4))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
-    assert chi_square_p(counts(world, canvas.tokens), law / law.sum()) > 1e-3
+    assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3

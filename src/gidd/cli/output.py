@@ -1,0 +1,179 @@
+"""Output of the commands: text and JSON on stdout, HTML pages; input and target files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from gidd.cli.progress import show_progress
+from gidd.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from gidd.cli.model_options import TextCommandOptions
+    from gidd.pipeline import Generation, Pipeline, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How a result is shown."""
+
+    live: bool = False
+    """Show every step live in the terminal."""
+
+    html: Path | None = None
+    """Write an HTML page that replays every step; a single file that works offline."""
+
+    jsonl: bool = False
+    """Print one JSON object per line, with tokens, confidence and settings."""
+
+    @property
+    def record_frames(self) -> bool:
+        """Whether the prediction at every step is needed."""
+        return self.live or self.html is not None
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the terminal or the page could not be written to."""
+        if self.live and not sys.stderr.isatty():
+            raise ConfigError(
+                "--live needs a terminal, and stderr is not one. Use --html FILE to write a page "
+                "that replays every step."
+            )
+        if self.html is not None:
+            require_writable(self.html, "--html")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOutputOptions(OutputOptions):
+    """How samples are shown."""
+
+    edits: bool = False
+    """With --jsonl: include every change of a token, with its step and probability."""
+
+
+def sample_and_show(
+    options: TextCommandOptions,
+    pipe: Pipeline,
+    sample: Callable[..., list[Generation]],
+    *,
+    action: str,
+    title: str,
+) -> None:
+    """Call `sample`, print the samples, then write the page: writing it may fail."""
+    output = options.output
+    with show_progress(action, pipe, options.num_samples, live=output.live) as on_step:
+        generations = sample(
+            num_samples=options.num_samples,
+            seed=options.seed,
+            start_index=options.start_index,
+            on_step=on_step,
+            record_frames=output.record_frames,
+            options=options.sampling,
+        )
+    for number, generation in enumerate(generations, start=1):
+        if output.jsonl:
+            names = ("text", "filled", "tokens", "confidence", "calls")
+            row: dict[str, Any] = {name: getattr(generation, name) for name in names}
+            if output.edits:
+                row["edits"] = [edit._asdict() for edit in generation.trace.edits]
+            print_json(**row, manifest=generation.manifest)
+            continue
+        if len(generations) > 1:
+            print(f"--- {number} of {len(generations)}", flush=True)
+        print_text(generation.text)
+    write_html(
+        output,
+        pipe,
+        [generation.trace for generation in generations],
+        title=title,
+        text="\n\n".join(generation.text for generation in generations),
+        manifest=generations[0].manifest,
+    )
+
+
+def write_html(
+    options: OutputOptions,
+    pipe: Pipeline,
+    traces: Sequence[Trace],
+    *,
+    title: str,
+    text: str,
+    manifest: dict[str, Any],
+) -> None:
+    """Write the page of --html, if it was given."""
+    from gidd.viz.html import Replay, write_page
+
+    if options.html is None:
+        return
+    phases = ", ".join(f"{phase['steps']} × {phase['step']}" for phase in manifest["plan"])
+    name = manifest["model"].get("name", "")
+    write_page(
+        options.html,
+        [
+            Replay(f"{number} of {len(traces)}", trace.frames, trace.protected)
+            for number, trace in enumerate(traces, start=1)
+        ],
+        pipe.token_texts,
+        pipe.schedule.vocab.mask_id,
+        kind=manifest["task"],
+        title=title,
+        about=f"{name} · {phases} · seed {manifest['seed']}",
+        text=text,
+        manifest=manifest,
+    )
+    print(f"gidd: wrote {options.html}, a page that replays every step.", file=sys.stderr)
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Raise `ConfigError` if the file of an option could not be written, before any work is done.
+
+    The file and its folders need not exist yet.
+    """
+    try:
+        if path.exists():
+            if not path.is_file():
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            path.open("r+b").close()  # renaming would replace a read-only file
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        TemporaryFile(dir=folder).close()  # atomic writes need a temporary file in the folder
+    except OSError as error:
+        raise ConfigError(
+            f"{option} must name a file that can be written, got {path}: {error.strerror}. Name "
+            "another file, or change the permissions."
+        ) from error
+
+
+def decode_utf8(content: bytes, name: str) -> str:
+    """Return the text of a file; `DataError` if it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name} must be UTF-8 text, got other bytes: {error.reason} at byte {error.start}. "
+            "Convert the file first, e.g. with iconv."
+        ) from error
+
+
+def print_text(text: str) -> None:
+    """Write a text and a line break to stdout."""
+    write_stdout(text if text.endswith("\n") else text + "\n")
+
+
+def write_stdout(text: str) -> None:
+    """Write a text to stdout; control characters are removed if that is a terminal."""
+    from gidd.viz.terminal import printable
+
+    shown = printable(text) if sys.stdout.isatty() else text
+    sys.stdout.flush()
+    sys.stdout.buffer.write(shown.encode())
+    sys.stdout.buffer.flush()
+
+
+def print_json(**fields: Any) -> None:
+    """Print one line of JSON."""
+    print(json.dumps(fields, allow_nan=False), flush=True)

@@ -1,0 +1,103 @@
+"""Sizes of the diffusion transformer, importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gidd.errors import ConfigError
+
+
+class NamedSize(NamedTuple):
+    """A function from the vocabulary size to a `DiTConfig`."""
+
+    width: int
+    num_layers: int
+    num_heads: int
+    time_width: int = 128
+
+    def __call__(self, vocab_size: int, max_length: int = 512) -> DiTConfig:
+        """Return the sizes of a `DiT`."""
+        return DiTConfig(vocab_size=vocab_size, max_length=max_length, **self._asdict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiTConfig:
+    """Sizes of a `DiT`. The attributes below are named sizes, e.g. `DiTConfig.small(50258)`."""
+
+    # with the number of parameters in the blocks; tiny, small and base are those of the paper
+    nano = NamedSize(128, 4, 4, time_width=64)  # 1.0M: trains on a laptop in minutes
+    micro = NamedSize(256, 6, 4, time_width=64)  # 5.3M: trains on a laptop in hours
+    tiny = NamedSize(512, 8, 8)  # 28.4M
+    small = NamedSize(768, 12, 12)  # 92.1M
+    base = NamedSize(1024, 24, 16)  # 321.2M
+    one_billion = NamedSize(2048, 20, 16)  # 1.04B
+    three_billion = NamedSize(3072, 26, 24)  # 3.01B
+    ten_billion = NamedSize(4096, 48, 32)  # 9.82B
+
+    vocab_size: int
+    """Rows of the embedding and of the head: at least `vocab.size`; more rows are padding."""
+
+    max_length: int = 512
+    """Longest sequence, in tokens; any shorter one is allowed too."""
+
+    width: int
+    """Hidden size (D)."""
+
+    num_layers: int
+    """Number of blocks."""
+
+    num_heads: int
+    """Attention heads; the head size, width / num_heads, must be even."""
+
+    time_width: int = 128
+    """Size of the time embedding that conditions every block."""
+
+    dropout: float = 0.0
+    """Dropout rate before each residual addition, in training only; the paper uses 0."""
+
+    checkpoint_activations: bool = False
+    """Recompute the activations of each block in the backward pass: less memory, more time."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise ConfigError("\n".join(problems))
+
+    def _problems(self) -> Iterable[str]:
+        positive = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
+        values: dict[str, object] = {field: getattr(self, field) for field in positive}
+        wrong = {field: v for field, v in values.items() if type(v) is not int or v < 1}
+        for field, value in wrong.items():
+            yield f"model.{field} must be an integer of at least 1, got {value!r}."
+        if not wrong and self.width % (2 * self.num_heads):
+            yield (
+                f"model.width must be an even multiple of model.num_heads = {self.num_heads}, got "
+                f"{self.width}. Rotary embedding needs an even head size, width / num_heads; use "
+                f"{2 * self.num_heads * max(1, self.width // (2 * self.num_heads))}, for example."
+            )
+        if not 0 <= self.dropout < 1:
+            yield (
+                f"model.dropout must be in [0, 1), got {self.dropout}. "
+                "It is the dropout rate in training; the paper uses 0."
+            )
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Number of parameters of all blocks (the non-embedding count)."""
+        attention_and_mlp = 12 * self.width**2 + (4 + 1) * self.width
+        norms, modulation = 2 * self.width, 6 * self.width * (self.time_width + 1)
+        return self.num_layers * (attention_and_mlp + norms + modulation)
+
+
+SIZES = {
+    "nano": DiTConfig.nano,
+    "micro": DiTConfig.micro,
+    "tiny": DiTConfig.tiny,
+    "small": DiTConfig.small,
+    "base": DiTConfig.base,
+    "1b": DiTConfig.one_billion,
+    "3b": DiTConfig.three_billion,
+    "10b": DiTConfig.ten_billion,
+}
+"""Named sizes, smallest first; each is a function of the vocabulary size."""

@@ -1,0 +1,84 @@
+"""Help and mistakes in options: shown at once, without torch, examples before options."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from gidd.cli import COMMANDS
+
+HELP = [[], ["--help"], *([command, "--help"] for command in COMMANDS)]
+HELP += [["train", "nano", "--help"], ["plan", "nano", "--help"]]
+HELP += [["data", command, "--help"] for command in ("tokenizer", "prepare", "show", "verify")]
+
+MISTAKES = [
+    ["smaple"],
+    ["sample"],
+    ["sample", "model", "--stepps", "3"],
+    ["sample", "model", "--steps", "three"],
+    ["sample", "model", "--steps", "-5"],
+    ["infill", "model", "[MASK]", "--num-samples", "0"],
+    ["correct", "model", "--text", "a", "--error-rate", "2"],
+    ["correct", "model"],
+    ["train", "nnano"],
+    ["train", "nano", "--train.steps", "0"],
+    ["train", "nano", "--objective.noise.p-uniform", "1", "--model.width", "30"],
+    ["train", "nano", "--steps", "3"],
+    ["export", "runs/nano"],
+    ["plot"],
+    ["plan", "nnano"],
+    ["data", "prepare"],
+]
+
+RUN = """
+import sys
+from gidd.cli import main
+
+try:
+    main(sys.argv[1:])
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def gidd(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100"}
+    command = [sys.executable, "-c", RUN, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_is_shown_without_torch(words):
+    done = gidd(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "{None}" not in done.stdout or words == ["correct", "--help"]
+    if words[:1] not in (["data"], []):
+        example = re.search(rf"^ *gidd {words[0]} \w+".replace("--help ", ""), done.stdout, re.M)
+        options = done.stdout.find("─ options")
+        assert example is not None
+        assert options == -1 or example.start() < options
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_mistakes_are_reported_without_torch(words):
+    done = gidd(*words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize("words", [*HELP, *MISTAKES], ids=" ".join)
+def test_help_and_mistakes_take_less_than_seven_tenths_of_a_second(words):
+    """Of CPU time, user and system."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = used()
+    gidd(*words)
+    assert used() - before < 0.7

@@ -1,0 +1,64 @@
+"""The data of a run: what was prepared for checkpoints is never replaced."""
+
+from dataclasses import replace
+
+import pytest
+from support.training_runs import tiny_run, train_here
+
+from gidd.errors import ConfigError, DataError
+from gidd.training.config import DataConfig
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A configuration that prepares its data from a file of its own."""
+    for name in ("old.txt", "new.txt"):
+        (tmp_path / name).write_text("".join(f"{name} line {i}\n\n" for i in range(10)))
+    data = DataConfig(sources=(str(tmp_path / "old.txt"),), tokenizer=260, validation=0, length=16)
+    return replace(tiny_run(tmp_path, steps=1), data=data)
+
+
+def with_new_source(run, tmp_path):
+    return replace(run, data=replace(run.data, sources=(str(tmp_path / "new.txt"),)))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_other_sources_are_refused_before_anything_is_prepared(run, tmp_path):
+    out = tmp_path / "run"
+    assert train_here(run, out)
+    before = contents(out)
+    with pytest.raises(ConfigError, match=r"(?s)data.sources: .*old.txt.*new.txt.*--out") as error:
+        train_here(with_new_source(run, tmp_path), out)
+    assert "delete" not in str(error.value)
+    assert contents(out) == before
+
+    (out / "data").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"data.sources: "):
+        train_here(with_new_source(run, tmp_path), out)
+    assert not (out / "data").exists()
+
+
+def test_deletion_is_recommended_only_without_checkpoints(run, tmp_path):
+    out = tmp_path / "run"
+    assert train_here(run, out)
+    (newest,) = (out / "checkpoints").glob("step-*")
+    (newest / "record.json").write_text("{")  # the settings of the run cannot be read
+    with pytest.raises(DataError, match=r"(?s)data.sources: .*new.txt.*--out") as error:
+        train_here(with_new_source(run, tmp_path), out)
+    assert "delete" not in str(error.value)
+
+    (out / "checkpoints").rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"(?s)data.sources: .*delete .*run/data .*--out"):
+        train_here(with_new_source(run, tmp_path), out)
+
+
+def test_a_folder_that_cannot_be_written_is_named(run, tmp_path, monkeypatch):
+    def read_only(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("gidd.runs.data._prepare", read_only)
+    with pytest.raises(DataError, match=r"run/data .*Read-only file system.*--out"):
+        train_here(run, tmp_path / "run")

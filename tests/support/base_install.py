@@ -1,0 +1,104 @@
+"""Use gidd with nothing but its base dependencies installed.
+
+    python tests/support/base_install.py
+
+`.ci/run` runs this in a virtual environment that holds the oldest supported versions of the base
+dependencies and no extra. It trains on an exact source, exports, samples, infills, corrects and
+scores, prints the help of every command, and checks that every command that needs an extra names
+it.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "plot", "plan")
+TRAIN = (
+    ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
+    + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
+    + ("--model.width", "32", "--model.num-layers", "1", "--model.num-heads", "2")
+)  # fmt: skip
+SCORE = """
+import gidd
+pipe = gidd.from_pretrained("model")
+print(pipe.score(pipe.generate(1, length=8, steps=4)[0].text, nodes=2, repeats=2).nelbo)
+"""
+
+
+def gidd(*words: str, status: int = 0) -> str:
+    """Run the command and return what it printed."""
+    command = [sys.executable, "-m", "gidd.cli", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == status, f"gidd {' '.join(words)}: status {done.returncode}\n{printed}"
+    print(f"ok: gidd {' '.join(words)[:90]}")
+    return printed
+
+
+def installed_extras() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    names = {
+        line.partition(">")[0].partition("[")[0]
+        for e in ("data", "hf", "train", "viz")
+        for line in extras[e]
+    }
+    needed = {line.partition(">")[0] for line in project["dependencies"]}
+    return sorted(n for n in names - needed if importlib.util.find_spec(n.replace("-", "_")))
+
+
+def main() -> None:
+    # fsspec and huggingface_hub are dependencies of torch and tokenizers
+    present = set(installed_extras()) - {"fsspec", "huggingface_hub"}
+    assert not present, f"this environment must hold no extra, but it has {present}"
+    gidd("--help")
+    for command in COMMANDS:
+        gidd(command, "--help")
+    gidd("train", "nano", "--help")
+    gidd("train", "nano", "--dry-run")
+    os.chdir(tempfile.mkdtemp())
+    gidd(*TRAIN, "--out", "run")
+    gidd("export", "run", "--out", "model")
+    text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
+    gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
+    gidd("correct", "model", "--text", text, "--calls", "4")
+    gidd("sample", "model", "--length", "12", "--steps", "4", "--html", "page.html", "--jsonl")
+    done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
+    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+    print("ok: pipe.score")
+    gidd("plan", "nano", "--device", "l4", "--json")
+    Path("a.parquet").write_bytes(b"PAR1")
+    Path("a.txt").write_text("some text\n" * 9)
+    for words, extra in (
+        (("plot", "run"), "viz"),
+        (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
+        (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),
+        (
+            (
+                "train",
+                "small-llama-262b",
+                "--data.folder",
+                "run/data",
+                "--train.steps",
+                "1",
+                "--out",
+                "r",
+            ),
+            "hf",
+        ),
+        ((*TRAIN, "--out", "run2", "--tracker", "tensorboard"), "train"),
+        ((*TRAIN, "--out", "run3", "--tracker", "wandb"), "wandb"),
+    ):
+        printed = gidd(*words, status=2)
+        assert f"gidd[{extra}]" in printed, f"gidd {' '.join(words)} must name {extra}:\n{printed}"
+
+
+if __name__ == "__main__":
+    main()
