@@ -196,7 +196,7 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 3,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_preparation_progress=False,
+        show_progress=False,
     )
     inner.train_from_iterator(_read(texts), trainer)
     inner.add_special_tokens([END, PAD, MASK])
