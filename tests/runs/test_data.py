@@ -1,5 +1,6 @@
 """The data of a run: what was prepared for checkpoints is never replaced."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -62,3 +63,10 @@ def test_a_folder_that_cannot_be_written_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr("gidd.runs.data._prepare", read_only)
     with pytest.raises(DataError, match=r"run/data .*Read-only file system.*--out"):
         train_here(run, tmp_path / "run")
+
+
+def test_a_missing_grain_is_reported_before_anything_is_prepared(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grain", None)
+    with pytest.raises(ConfigError, match=r"grain.*gidd\[data\]"):
+        train_here(replace(run, data=replace(run.data, workers=1)), tmp_path / "run")
+    assert not (tmp_path / "run" / "data").exists()

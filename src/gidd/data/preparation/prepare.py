@@ -161,6 +161,7 @@ def start_preparation(
             f"the tokenizer of {last.name} must be its own, got another: the tokens are those "
             "of an exact source. Leave --tokenizer out, or use the corpus's `tokenizer()`."
         )
+    # the last documents are held out, so the last corpus sets the default
     num_held_out = last.validation() if validation is None else validation
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."

@@ -27,7 +27,7 @@ _BATCH_DOCUMENTS = 4096
 @final
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task with everything a worker process needs; it writes at most one shard per split."""
+    """A task with everything a worker process needs."""
 
     out: Path
     name: str
@@ -61,10 +61,10 @@ def make_work(
     """Return the tasks of a plan, with the sources instead of their indices."""
     dtype = "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
     digest, work = plan_digest(plan), list[Work]()
-    for number, ranges in enumerate(tasks_of(plan)):
+    for number, task in enumerate(tasks_of(plan)):
         parts = {
-            split: [(documents[source], start, stop) for source, start, stop in found]
-            for split, found in ranges.items()
+            split: [(documents[source], start, stop) for source, start, stop in ranges]
+            for split, ranges in task.items()
         }
         work.append(Work(out=out, name=f"{number:05d}", dtype=dtype, plan=digest, parts=parts))
     return tuple(work)

@@ -33,17 +33,20 @@ _BYTES_PER_TASK = 256 << 20
 Range = tuple[int, int, int]
 """Index of a source, and a range start .. stop of its documents."""
 
+Task = dict[str, list[Range]]
+"""Consecutive documents, by split, that become at most one shard per split."""
+
 ValidationOrder = Literal["last", "spaced"]
 """Documents to hold out: the last ones of all, or the last ones of every task."""
 
 
 def make_tasks(
     counts: Sequence[int], held_out: int, tasks: int, order: ValidationOrder = "last"
-) -> list[dict[str, list[Range]]]:
+) -> list[Task]:
     """Divide all documents into `tasks` ranges of equal length, and each by split."""
     ends = [0, *accumulate(counts)]
     total = ends[-1]
-    result: list[dict[str, list[Range]]] = []
+    result: list[Task] = []
     for number in range(tasks):
         start, stop = total * number // tasks, total * (number + 1) // tasks
         if order == "last":
@@ -152,7 +155,7 @@ def load_or_create_plan(
     return plan
 
 
-def tasks_of(plan: dict[str, Any]) -> list[dict[str, list[Range]]]:
+def tasks_of(plan: dict[str, Any]) -> list[Task]:
     """Return the tasks of a plan: as many as given, else 8, or one per 256 MB above 2 GB."""
     given, total = plan["tasks"], sum(plan["counts"])
     if given is not None and given < 1:
