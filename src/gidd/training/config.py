@@ -150,7 +150,7 @@ class Diffusion:
         if isinstance(noise, UniformNoise) and isinstance(weights, DynamicWeights):
             yield (
                 "objective.weights must not be DynamicWeights with UniformNoise: Eq. 20 is defined "
-                "for hybrid and masking noise. Use TightWeights: also bounded, for any noise."
+                "for hybrid and masking noise. Use TightWeights: bounded, and the ELBO's minimiser."
             )
 
 
