@@ -22,8 +22,9 @@ test-all:  ## all tests, on two cores, a file at a time on each
 test-perf:  ## tests of time and memory; on a quiet machine
 	$(PYTHON) -m pytest -m perf
 
-kills:  ## one training killed 200 times, compared with an undisturbed one
+kills:  ## one training killed 200 times, compared with an undisturbed one; one with workers, 20 times
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
+	PYTHONPATH=tests $(PYTHON) -m support.kill_workers --kills 20 --json
 
 figures:  ## every figure quoted in docs/exact-figures.md
 	$(PYTHON) benchmarks/exact_figures.py

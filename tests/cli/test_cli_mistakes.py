@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from support.small_model import TEXT, write_model
 
 import gidd
@@ -61,6 +62,9 @@ def test_a_closed_pipe_ends_it_quietly(model, words):
         (OSError(errno.ENOSPC, "No space left on device", "a.html"), 2, "No space left on device"),
         (OSError("the hub does not answer"), 2, "the hub does not answer"),
         (KeyboardInterrupt(), 130, "stopped"),
+        (MemoryError(), 2, "out of memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB"), 2, "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "out of memory"),
     ],
 )
 @pytest.mark.parametrize("where", ["while it is imported", "while it runs"])
@@ -77,6 +81,16 @@ def test_errors_of_the_system_end_in_one_message(
     assert err.startswith("gidd: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), RuntimeError("shapes differ")])
+def test_a_bug_stays_a_traceback(monkeypatch, error):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(main=fail))
+    with pytest.raises(type(error), match=str(error)):
+        main(["sample"])
 
 
 SWALLOWS = """
@@ -215,7 +229,7 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "MODEL", "--top-p", "2"], "--top-p must be in (0, 1], got 2.0"),
+        (["sample", "MODEL", "--top-p", "2"], "--top-p must be a number in (0, 1], got 2.0"),
         (["sample", "MODEL", "--length", "100000"], "length"),
         (["sample", "MODEL", "--correction.calls", "1", *FEW], "--correction.calls must be 0"),
         (
@@ -238,7 +252,7 @@ def test_messages_name_the_option(capsys, model, words, message, tmp_path):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (["sample", "no-model", "--steps", "-5"], ["--steps must be at least 1, got -5"]),
+        (["sample", "no-model", "--steps", "-5"], ["--steps must be an integer from 1", "got -5"]),
         (
             ["sample", "no-model", "--num-samples", "0", "--start-index", "-1", "--length", "0"],
             ["--num-samples", "got 0", "--start-index", "got -1", "--length"],
@@ -269,6 +283,42 @@ def test_options_are_checked_before_the_model_is_loaded(capsys, words, options):
     for option in options:
         assert option in err
     assert "no-model" not in err
+
+
+URL = "http://somebody:open-sesame@127.0.0.1:9/pages.jsonl?signature=signed-once"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [URL],
+        ["train", URL],
+        ["train", "nano", "--data.source", URL],
+        ["train", "nano", f"--data.source={URL}"],
+        ["train", "nano", "--data.folder", URL, "--dry-run"],
+        ["plan", "nano", "--ranks", URL],
+        ["data", URL],
+        ["data", "prepare", URL, "--outt", "x"],
+        ["data", "prepare", "x", "--tokenizer", URL, "--out", "x"],
+        ["data", "prepare", "x", "--tokenizer", "x", "--out", "x", "--workers", URL],
+        ["export", URL, "--outt", "x"],
+        ["plot", URL],
+        ["sample", URL],
+        ["sample", "x", URL, "--length", URL],
+        ["infill", "x", "--text", URL],
+        ["correct", "x", URL],
+    ],
+)
+@pytest.mark.parametrize("columns", ["40", "400"])
+def test_mistakes_show_no_credentials(capsys, monkeypatch, tmp_path, words, columns):
+    """tyro repeats arguments, broken into lines."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ended(capsys, *words)
+    assert code == 2
+    printed = "".join(c for c in out + err if c not in "│ \n")
+    assert not [part for part in ("somebody", "sesame", "signed", "once") if part in printed]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_misspelt_command(capsys):

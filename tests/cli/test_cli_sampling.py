@@ -162,7 +162,7 @@ def test_a_pipe_gets_the_corrected_text_and_a_patch_applies(capsys, model, lette
     ("words", "message"),
     [
         (["sample", "nothing-there"], "nothing-there"),
-        (["sample", "MODEL", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["sample", "MODEL", "--steps", "0"], "--steps must be an integer from 1"),
         (["sample", "MODEL", "--length", "99"], "32 tokens"),
         (["sample", "MODEL", "--live"], "--live"),
         (["infill", "MODEL", "no blank"], "[MASK]"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.resources import largest_file
 
 from gidd.common.files import (
     atomic_path,
@@ -15,6 +16,7 @@ from gidd.common.files import (
     file_lock,
     fsync_directory,
     read_json,
+    remove_dead_temporaries,
     remove_leftovers,
     sha256,
     write_json,
@@ -90,6 +92,84 @@ def test_fsync_of_the_file_before_the_rename_and_of_the_folder_after_it(tmp_path
     assert events[1:] == ["rename", f"fsync {tmp_path.name}"]
     fsync_directory(tmp_path)
     assert events[-1] == f"fsync {tmp_path.name}"
+
+
+def test_only_temporaries_of_the_file_that_nobody_has_locked_are_removed(tmp_path):
+    path = tmp_path / "a[1]*"
+    for name in (".a[1]*.0123456789ab.tmp", ".a[1]*.ba9876543210.tmp"):
+        (tmp_path / name).touch()  # of killed processes
+    (tmp_path / ".a[1]*.aaaaaaaaaaaa.tmp").symlink_to(tmp_path / "kept")
+    os.mkfifo(tmp_path / ".a[1]*.bbbbbbbbbbbb.tmp")
+    (tmp_path / ".a[1]*.cccccccccccc.tmp").mkdir()
+    kept = [".a1.0123456789ab.tmp", ".a[1]*.tmp", ".a[1]*.0123.tmp", "a[1]*.0123456789ab.tmp"]
+    for name in (*kept, "kept"):
+        (tmp_path / name).touch()
+    with atomic_path(path) as running:
+        remove_dead_temporaries(path)
+        found = {entry.name for entry in tmp_path.iterdir()}
+    special = {f".a[1]*.{letter * 12}.tmp" for letter in "abc"}
+    assert found == {*kept, *special, "kept", running.name}
+
+
+def test_without_locks_no_temporary_is_removed(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / ".a.0123456789ab.tmp").touch()
+    remove_dead_temporaries(tmp_path / "a")
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+    assert sorted(os.listdir(tmp_path)) == [".a.0123456789ab.tmp", "a"]
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_a_temporary_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path, monkeypatch, is_locked
+):
+    """By `remove_dead_temporaries` of another process, which takes it for that of a killed one."""
+    fcntl = pytest.importorskip("fcntl")
+    real, calls = fcntl.flock, []
+
+    def flock(file: object, how: int) -> None:
+        calls.append(file)
+        if len(calls) == 1:
+            (temporary,) = tmp_path.iterdir()
+            temporary.unlink()
+            if is_locked:
+                raise BlockingIOError
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+    assert len(calls) == 2
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    with (
+        pytest.raises(OSError) as raised,
+        largest_file(10),
+        atomic_write(tmp_path / "a") as file,
+    ):
+        file.write(b"more than ten bytes")
+    assert raised.value.filename == str(tmp_path / "a")
+    assert not os.listdir(tmp_path)
+
+
+def test_files_have_the_mode_of_the_umask_or_a_stricter_one(tmp_path):
+    old = os.umask(0o027)
+    try:
+        with atomic_write(tmp_path / "a"), atomic_path(tmp_path / "b", mode=0o600):
+            pass
+    finally:
+        os.umask(old)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"]
+    assert modes == [0o640, 0o600]
 
 
 def test_a_lock_is_exclusive_and_released_after_an_error(tmp_path):

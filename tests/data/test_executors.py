@@ -6,7 +6,6 @@ docs/scaling/data.md has the commands for a real Slurm on one node.
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import threading
@@ -195,24 +194,32 @@ def test_a_machine_without_slurm_is_reported(folder, tmp_path):
     assert "squeue is not on the PATH" in result.stderr
 
 
-def test_url_credentials_are_in_no_log(folder, slurm):
-    """The pickled jobs contain them; that file is in a private folder."""
+def test_url_credentials_are_in_no_file(folder, slurm, monkeypatch):
+    """Jobs are pickled into files, with references to secrets: written out, they are refused."""
     (folder / "texts" / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "a"}\n')
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder / "texts"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://user:hunter2@127.0.0.1:{server.server_port}/bad.jsonl?signature=hunter2"
-    words = ("data", "prepare", url, "--tokenizer", "tok", *ON_SLURM, "--out", "made")
+    place = f"127.0.0.1:{server.server_port}/bad.jsonl"
+    monkeypatch.setenv("SECRET", "hunter2")
+    words = ("--tokenizer", "tok", *ON_SLURM, "--out", "made")
+    made = folder / "made"
     try:
-        run(folder, *words, path=slurm)
+        for secrets in ("user:hunter2@{}", "${{SECRET}}:hunter2@{}", "{}?signature=hunter2"):
+            url = f"http://{secrets.format(place)}"
+            refused = gidd(folder, "data", "prepare", url, *words, path=slurm)
+            assert refused.returncode == 2
+            assert f"http://{place}: user, password and query" in refused.stderr
+            assert "${NAME}" in refused.stderr
+            assert "hunter2" not in refused.stderr
+            assert not made.exists()
+        url = f"http://${{SECRET}}:${{SECRET}}@{place}?signature=${{SECRET}}"
+        run(folder, "data", "prepare", url, *words, path=slurm)
     finally:
         server.shutdown()
         server.server_close()
-    made = folder / "made"
-    holding = [p for p in made.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
-    assert {path.name for path in holding} <= {"executor.pik"}
-    for path in holding:
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for path in made.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
     assert "bad.jsonl, line 2: a document must be" in "".join(
         path.read_text() for path in (made / "logs" / "slurm" / "logs").iterdir()
     )

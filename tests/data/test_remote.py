@@ -2,20 +2,24 @@
 
 import gzip
 import json
+import pickle
+import shutil
 import threading
 import time
+from base64 import b64encode
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from support.preparing import zstd
 
-from gidd.data.corpora import remote
+from gidd.data.corpora import corpora_of, remote
 from gidd.data.corpora.formats import find_documents
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
-from gidd.errors import DataError
+from gidd.errors import ConfigError, DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
 for package in ("fsspec", "aiohttp", "pyarrow"):
@@ -53,7 +57,12 @@ def lines(texts: list[str]) -> bytes:
 class Handler(SimpleHTTPRequestHandler):
     """Sends parts of files too, as object stores do; some names stand for faults."""
 
+    asked: ClassVar[list[tuple[str, str]]] = []
+    """Path with query, and user and password, of every request."""
+
     def do_GET(self) -> None:
+        authorization = self.headers.get("Authorization", "").removeprefix("Basic ")
+        self.asked.append((self.path, authorization))
         if "silent" in self.path:
             time.sleep(3)
             return
@@ -145,23 +154,40 @@ def test_secrets_are_used_but_not_recorded(server, tokenizer, tmp_path):
     assert "hunter2" not in repr(find_documents(url))
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://a.b/c.txt", "https://a.b/c.txt"),
-        ("https://me:pw@a.b:80/c@d.txt?sig=x#y", "https://a.b:80/c@d.txt"),
-        ("s3://bucket/key?versionId=3", "s3://bucket/key"),
-        ("hf://datasets/a/b@main/c.parquet", "hf://datasets/a/b@main/c.parquet"),
-        ("folder/me@home?.txt", "folder/me@home?.txt"),
-        ("see https://me:pw@a.b/c?d=e, then", None),
-    ],
-)
-def test_urls_are_shown_without_credentials(url, expected):
-    if expected is None:
-        assert remote.redacted(url).startswith("see https://a.b/c")
-        assert "pw" not in remote.redacted(url)
-    else:
-        assert remote.without_credentials(url) == expected
+def test_secrets_are_given_by_reference(server, tokenizer, tmp_path, monkeypatch):
+    """They are replaced when a file is opened: documents hold the reference, also if listed."""
+    (tmp_path / "password").write_text("hunter2\n")
+    monkeypatch.setenv("SIGNATURE", "hunter2")
+    place = server.replace("//", f"//${{WHO}}:${{{tmp_path}/password}}@")
+    url = f"{place}/b.jsonl?signature=${{SIGNATURE}}"
+    with pytest.raises(ConfigError, match="variable WHO is not set"):
+        find_documents(url)
+    monkeypatch.setenv("WHO", "hunter2")
+    (one,) = find_documents(url)
+    asked = Handler.asked
+    asked.clear()
+    assert one.count() == 19
+    assert asked[-1] == ("/b.jsonl?signature=hunter2", b64encode(b"hunter2:hunter2").decode())
+    listed = find_documents(f"{place}/")
+    assert [text for part in listed for text in part.read(0, part.count())] == TEXTS
+    assert {authorization for _, authorization in asked} == {b64encode(b"hunter2:hunter2").decode()}
+    for documents in (one, *listed):
+        assert b"hunter2" not in pickle.dumps(documents)
+        assert "${WHO}" in documents.location
+    assert "hunter2" not in repr(corpora_of(f"{server}/b.jsonl?signature=hunter2"))
+
+
+@pytest.mark.parametrize("name", ["${HOME}.txt", "a.txt?${HOME}.txt", "a.txt?x=${HOME}#.txt"])
+def test_a_server_cannot_ask_for_secrets(corpus, server, name):
+    """Listed names are not expanded, only URLs that the user gave."""
+    folder = corpus / "hostile"
+    folder.mkdir()
+    (folder / "index.html").write_text(f'<a href="{name}">a</a>')
+    try:
+        with pytest.raises(DataError, match="listed by a server"):
+            find_documents(f"{server}/hostile/")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("name", ["absent", "forbidden", "cut", "silent"])
@@ -207,7 +233,7 @@ def test_a_remote_file_that_changed_is_another_source(corpus, server, tokenizer,
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_a_document_that_would_fill_the_memory_is_refused(tokenizer, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("gidd.data.corpora.formats._LARGEST", 1000)
+    monkeypatch.setenv("GIDD_MAX_DOCUMENT_BYTES", "1000")
     (tmp_path / name).write_bytes(b'{"text": "a"}\n' + b" " * 2000)
     with pytest.raises(DataError, match=rf"a\.{name[2:]}.*at most 1,000 bytes"):
         prepare([f"file://{tmp_path}/{name}"], tokenizer, tmp_path / "out", quiet=True)

@@ -154,7 +154,7 @@ def test_a_tokenizer_without_special_tokens_gets_them_at_the_end(tmp_path):
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a valid tokenizer"):
         Tokenizer.load(tmp_path)
 
 

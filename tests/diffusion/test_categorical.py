@@ -71,6 +71,14 @@ def test_the_extreme_uniforms_stay_inside():
     assert draw(p, torch.tensor([[0, ONE - 1]])).tolist() == [[1, 3]]
 
 
+@pytest.mark.parametrize("size", [2, 3, 300, 301])
+def test_rows_of_nan_draw_a_valid_token(size, device):
+    """An index out of range would end a GPU's context before the engine can report the NaN."""
+    u = random_integers(0, Stream.NOISE, 0, torch.arange(1), torch.arange(100)).to(device)
+    token = draw(torch.full((1, size), torch.nan, device=device), u)
+    assert 0 <= token.min() <= token.max() < size
+
+
 def test_reading_probabilities():
     p = torch.arange(12.0).view(1, 3, 4)
     z = torch.tensor([[2, 0, 3]])

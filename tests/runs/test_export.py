@@ -4,24 +4,37 @@ import errno
 import json
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from safetensors import SafetensorError
+from support.ranks import start_ranks
 from support.training_runs import speeches, tiny_run, train_here
 
+import gidd.runs.export
 from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError
 from gidd.models import load_pretrained
 from gidd.runs.export import export
+from gidd.training.checkpoints import checkpoints as checkpoints_module
 from gidd.training.checkpoints.folder import (
+    MANIFEST,
     CheckpointManifest,
     entry,
+    folder_name,
     read_manifest,
+    steps_in,
     write_manifest,
 )
 from gidd.training.world import open_world
+
+
+class Trained(NamedTuple):
+    run: Path
+    data: Path
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +48,20 @@ def trained(tmp_path_factory):
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (newest / "tokenizer.json").write_text(json.dumps(content))
-    manifest = read_manifest(newest, 10)
-    files = {**manifest.files, "tokenizer.json": entry(newest / "tokenizer.json")}
-    write_manifest(newest, CheckpointManifest(step=10, tensors=manifest.tensors, files=files))
-    return out
+    reseal(newest, 10)
+    return Trained(out, data)
+
+
+def reseal(folder: Path, step: int, like: int | None = None) -> None:
+    """Write a manifest that fits the files, as an attacker can; `like` is the step of the old."""
+    tensors = read_manifest(folder, step if like is None else like).tensors
+    files = {path.name: entry(path) for path in folder.iterdir() if path.name != MANIFEST}
+    write_manifest(folder, CheckpointManifest(step=step, tensors=tensors, files=files))
 
 
 @pytest.fixture
 def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
+    return shutil.copytree(trained.run, tmp_path / "run")
 
 
 def cut(path):
@@ -101,16 +119,111 @@ def test_a_run_is_exported_while_it_trains(run, tmp_path):
     assert after == sorted([*before, ".step-000000015.tmp"])
 
 
+def rotate(run: Path) -> None:
+    """Do to the checkpoints what a training does: write a newer one, delete the others."""
+    folder = run / "checkpoints"
+    step = max(steps_in(folder))
+    newest, newer = folder / folder_name(step), folder / folder_name(step + 5)
+    shutil.copytree(newest, newer)
+    reseal(newer, step + 5, like=step)
+    for old in steps_in(folder)[:-1]:
+        shutil.rmtree(folder / folder_name(old))
+
+
+@pytest.fixture
+def rotating(run, monkeypatch):
+    """A function that makes the run rotate its checkpoints before the next N calls of another."""
+
+    def before(times, module, name):
+        function = getattr(module, name)
+        left = iter(range(times))
+
+        def call(*args):
+            if next(left, None) is not None:
+                rotate(run)
+            return function(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    return before
+
+
+BETWEEN = {
+    "listing and verifying": (checkpoints_module, "damage"),
+    "verifying and reading run.yaml": (gidd.runs.export, "read_regular"),
+    "reading run.yaml and the tensors": (gidd.runs.export, "build_objective"),
+    "comparing and reading the tensors": (checkpoints_module, "read_tensors"),
+}
+
+
+@pytest.mark.parametrize("moment", BETWEEN)
+def test_checkpoints_that_rotate_meanwhile_are_neither_used_nor_called_damaged(
+    run, tmp_path, rotating, moment
+):
+    rotating(2, *BETWEEN[moment])
+    with open_world("cpu") as world:
+        assert export(run, tmp_path / "model", world) == (20, [])
+    assert load_pretrained(tmp_path / "model").summary["steps"] == 20
+
+
+@pytest.mark.parametrize("moment", ["listing and verifying", "comparing and reading the tensors"])
+def test_a_run_that_deletes_faster_than_it_can_be_read_ends_in_a_message(
+    run, tmp_path, rotating, moment
+):
+    rotating(10**6, *BETWEEN[moment])
+    with open_world("cpu") as world, pytest.raises(CheckpointError, match=r"faster.*--train.keep"):
+        export(run, tmp_path / "model", world)
+
+
+def test_a_checkpoint_that_cannot_be_read_but_is_there_is_not_replaced_by_an_older_one(
+    run, tmp_path, monkeypatch
+):
+    def fails(*args):
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(gidd.runs.export, "build_objective", fails)
+    with (
+        open_world("cpu") as world,
+        pytest.raises(CheckpointError, match="step-000000010.*no memory left"),
+    ):
+        export(run, tmp_path / "model", world)
+
+
+@pytest.mark.slow
+def test_fifty_exports_beside_a_run_that_saves_at_every_step(trained, tmp_path):
+    run, out = tiny_run(trained.data, steps=10**6, save_every=1, keep=1), tmp_path / "run"
+    (process,), (pipe,) = start_ranks(train_here, 1, run, out)
+    try:
+        while not steps_in(out / "checkpoints"):
+            assert process.is_alive()
+            time.sleep(0.01)
+        exported = []
+        for _ in range(50):
+            with open_world("cpu") as world:
+                exported.append(export(out, tmp_path / "model", world))
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
+    assert all(notes == [] for _, notes in exported)
+    steps = [step for step, _ in exported]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 5  # it did save meanwhile
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_file_modes_follow_the_umask(run, tmp_path, umask):
+def test_modes_of_all_files_follow_the_umask(trained, tmp_path, umask):
     before = os.umask(umask)
     try:
+        train_here(tiny_run(trained.data, steps=1), tmp_path / "run")
         with open_world("cpu") as world:
-            export(run, tmp_path / "model", world)
+            export(tmp_path / "run", tmp_path / "model", world)
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()}
-    assert "model.safetensors" in modes
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files}
+    assert {"model.safetensors", "metrics.jsonl", "record.json", "run.yaml"} <= modes.keys()
+    assert any(name.startswith("shard-") for name in modes)
     assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 

@@ -13,9 +13,11 @@ import torch
 from support.ranks import run_ranks
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
+import gidd.runs.fit
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import ConfigError, DataError
+from gidd.runs.evaluate import build_evaluation
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.watchdog import STOPPED
 
@@ -140,6 +142,47 @@ def test_resume_with_dropout_is_exact_to_the_last_bit(data, tmp_path):
     run_ranks(train_here, 1, run, tmp_path / "killed")
     assert reported(tmp_path / "killed") == reported(tmp_path / "undisturbed")
     ours, theirs = (final_tensors(run, tmp_path / name) for name in ("killed", "undisturbed"))
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def fail_in_evaluation(run, out, step, parallel=None):
+    """Train until the evaluation of a step, which fails on all ranks."""
+
+    def build(*args):
+        working = build_evaluation(*args)
+
+        def evaluate(state):
+            if state.step == step:
+                raise ZeroDivisionError("the evaluation fails")
+            return working(state)
+
+        return evaluate
+
+    gidd.runs.fit.build_evaluation = build
+    try:
+        train_here(run, out, parallel)
+    finally:
+        gidd.runs.fit.build_evaluation = build_evaluation
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel"), [(1, DDP()), pytest.param(2, FSDP(), marks=pytest.mark.slow)]
+)
+def test_an_evaluation_that_fails_loses_no_step_and_is_repeated(data, tmp_path, ranks, parallel):
+    """Also that of the last step, after which nothing is left to train."""
+    run = tiny_run(data, steps=8, save_every=4, evaluate_every=4, ema_decay=0.9)
+    whole, failed = tmp_path / "whole", tmp_path / "failed"
+    run_ranks(train_here, ranks, run, whole, parallel)
+    for step in (4, 8):
+        with pytest.raises(AssertionError, match="the evaluation fails"):
+            run_ranks(fail_in_evaluation, ranks, run, failed, step, parallel)
+        assert (failed / "checkpoints" / f"step-{step:09}").exists()
+        assert reported(failed)[-1]["kind"] == "training"
+        assert reported(failed)[-1]["step"] == step
+    assert run_ranks(train_here, ranks, run, failed, parallel) == [True] * ranks
+    assert reported(failed) == reported(whole)
+    ours, theirs = final_tensors(run, failed), final_tensors(run, whole)
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
 

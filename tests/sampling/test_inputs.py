@@ -91,8 +91,8 @@ def test_extreme_temperature_and_top_p():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Temperature(-1), "temperature .*at least 0, got -1"),
-        (lambda: Temperature(float("nan")), "temperature .*at least 0, got nan"),
+        (lambda: Temperature(-1), r"temperature .*\[0, .*, got -1"),
+        (lambda: Temperature(float("nan")), r"temperature .*\[0, .*, got nan"),
         (lambda: TopK(0), "top_k.number .*at least 1, got 0"),
         (lambda: TopP(0), r"top_p .*\(0, 1\], got 0"),
         (lambda: TopP(1.5), r"top_p .*\(0, 1\], got 1.5"),
@@ -159,5 +159,5 @@ def test_prompts_without_a_blank_are_refused(length, prefix, suffix):
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_length_below_one_is_refused(length):
     for make in (prompt, blanks):
-        with pytest.raises(ConfigError, match=f"length .*at least 1, got {length}"):
+        with pytest.raises(ConfigError, match=f"length .*from 1 .*got {length}"):
             make(length)

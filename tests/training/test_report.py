@@ -5,13 +5,13 @@ import io
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from rich.console import Console
+from support.resources import largest_file
 
 from gidd.errors import ConfigError, DataError
 from gidd.training.reporting import Report, log as metrics_log, trackers as report_trackers
@@ -129,17 +129,10 @@ def test_a_kill_loses_no_line_that_was_written(tmp_path):
 
 def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
     """As on a full disk: of the first line only 10 bytes can be written, of the second none."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Report(tmp_path, num_steps=9, quiet=True) as report:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-        try:
-            for reason in ("the disk is full", "File too large"):
-                with pytest.raises(
-                    DataError, match=rf"metrics.jsonl cannot be written: .*{reason}"
-                ):
-                    report.training(1, METRICS)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with Report(tmp_path, num_steps=9, quiet=True) as report, largest_file(10):
+        for reason in ("the disk is full", "File too large"):
+            with pytest.raises(DataError, match=rf"metrics.jsonl cannot be written: .*{reason}"):
+                report.training(1, METRICS)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -239,6 +232,17 @@ def test_live_view_prints_samples_and_notes_above_the_table(tmp_path):
         report.evaluation(123_000, {"nelbo": 3.5, "ppl": 33.1}, ["a sample"])
         report.note("Saved.")
     assert "a sample" in file.getvalue() and "Saved." in file.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_notes_and_samples_cannot_control_the_terminal(tmp_path, is_terminal):
+    file, console = shown(force_terminal=is_terminal, width=80)
+    hostile = "\x1b]0;PWNED\x07\x9b31m[link=x]:smile:\udcff"
+    with Report(tmp_path, num_steps=9, console=console) as report:
+        report.evaluation(3, {"nelbo": 3.5}, [f"a {hostile}"])
+        report.note(f"b {hostile}")
+    for letter in "ab":
+        assert f"{letter} \ufffd]0;PWNED\ufffd\ufffd31m[link=x]:smile:\ufffd" in file.getvalue()
 
 
 @pytest.mark.parametrize(

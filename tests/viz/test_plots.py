@@ -96,6 +96,72 @@ def test_errors_say_what_to_do(tmp_path, capsys, content, message):
     assert error.startswith(f"gidd: {tmp_path / METRICS_FILE}") and message in error
 
 
+GOOD = b'{"kind": "training", "step": 1, "loss": 3.0, "wall": {}}\n'
+DAMAGED = {
+    "null": b"null",
+    "no kind": b'{"step": 1}',
+    "kind": b'{"kind": ["training"], "step": 1}',
+    "step true": b'{"kind": "training", "step": true}',
+    "step 1.0": b'{"kind": "training", "step": 1.0}',
+    "step -1": b'{"kind": "training", "step": -1}',
+    "step 10**400": b'{"kind": "training", "step": 1' + b"0" * 400 + b"}",
+    "loss list": b'{"kind": "training", "step": 1, "loss": []}',
+    "loss text": b'{"kind": "training", "step": 1, "loss": "3"}',
+    "loss null": b'{"kind": "training", "step": 1, "loss": null}',
+    "loss hidden by wall": b'{"kind": "training", "step": 1, "loss": [], "wall": {"loss": 1}}',
+    "loss NaN": b'{"kind": "training", "step": 1, "loss": NaN}',
+    "loss 1e999": b'{"kind": "training", "step": 1, "loss": 1e999}',
+    "loss 10**400": b'{"kind": "training", "step": 1, "loss": 1' + b"0" * 400 + b"}",
+    "loss 10**9999": b'{"kind": "training", "step": 1, "loss": 1' + b"0" * 9999 + b"}",
+    "wall": b'{"kind": "training", "step": 1, "wall": 3}',
+    "samples": b'{"kind": "evaluation", "step": 1, "samples": "text"}',
+    "deep": b"[" * 10**5 + b"]" * 10**5,
+    "deep loss": b'{"kind": "training", "step": 1, "loss": ' + b"[" * 99 + b"]" * 99 + b"}",
+    "long": b'{"kind": "' + b"a" * 2**24 + b'", "step": 1}',
+    "many values": b"[" + b"0," * 6_000_000 + b"0]",
+    "escapes": b"\x1b]0;title\x07",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_line_is_named_in_one_message(tmp_path, capsys, kind):
+    (tmp_path / METRICS_FILE).write_bytes(GOOD + DAMAGED[kind] + b"\n" + GOOD)
+    with pytest.raises(SystemExit) as ended:
+        main(["plot", str(tmp_path)])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gidd: {tmp_path / METRICS_FILE}, line 2 is damaged")
+    assert error.count("\n") == 1 and len(error) < 1000 and "\x1b" not in error
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_run_that_resumes_removes_damaged_lines(tmp_path, kind):
+    log = tmp_path / METRICS_FILE
+    log.write_bytes(GOOD + DAMAGED[kind] + b"\n" + GOOD)
+    Report(tmp_path, num_steps=9, start=1, quiet=True).close()
+    assert log.read_bytes() == GOOD + GOOD
+
+
+def test_extreme_values_are_plotted_or_left_out(tmp_path):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    names = ("loss", "nelbo", "nelbo_masked", "grad_norm", "learning_rate")
+    values = (0.0, -0.0, 5e-324, -1e38, 1e38, 1e308, -1e308, 1.0, math.inf, math.nan)
+    for folder, steps in (("few", range(10)), ("huge", range(2**63 - 10, 2**63))):
+        with Report(tmp_path / folder, num_steps=9, quiet=True) as report:
+            for step, value in zip(steps, values, strict=True):
+                report.training(step, dict.fromkeys(names, value))
+                report.evaluation(step, {"nelbo": value})
+        main(["plot", str(tmp_path / folder)])
+        assert pixels(tmp_path / folder / "curves.png").shape == (1050, 1800, 3)
+
+
+@pytest.mark.parametrize("name", ["$x^{$", "$\\nothing$", "a_b^c", "%s {0}", "\x1b[2J\udcff"])
+def test_names_of_runs_are_not_formulas(tmp_path, name):
+    pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
+    runs = [str(write_run(tmp_path / folder, num_steps=2)) for folder in (name, "other")]
+    main(["plot", *runs, "--out", str(tmp_path / "curves.png")])
+
+
 def test_too_many_runs(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
     run = str(write_run(tmp_path))

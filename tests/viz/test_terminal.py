@@ -6,9 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from gidd.common.terminal import printable
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.sampling import Canvas, Frame, Record, StepEvent
-from gidd.viz.terminal import CanvasView, printable
+from gidd.viz.terminal import CanvasView
 from gidd.vocab import Vocab
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from gidd import __version__
+from gidd.cli.messages import print_message, print_warnings
 from gidd.errors import GiddError
 
 COMMANDS = {
@@ -32,14 +33,20 @@ COMMANDS = {
 _CLOSED_PIPE, _INTERRUPTED = 141, 130
 """Exit codes that shells report for SIGPIPE and SIGINT."""
 
-_STOPPED = "gidd: stopped.\n"
+_STOPPED = "stopped."
+
+_OUT_OF_MEMORY = (
+    "out of memory. Use a smaller batch, length or number of samples, a smaller model, or a "
+    "machine with more memory."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one subcommand. A mistake of the user ends in one message and exit code 2."""
     try:
         try:
-            _run(list(sys.argv[1:] if arguments is None else arguments))
+            with print_warnings():
+                _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             sys.stdout.flush()  # a closed pipe is reported here, not at exit
     except BrokenPipeError:
@@ -47,15 +54,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(_CLOSED_PIPE) from None
     except GiddError as error:
-        print(f"gidd: {error}", file=sys.stderr)
+        print_message(str(error))
         raise SystemExit(2) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"gidd: {where}{error.strerror or error}", file=sys.stderr)
+        print_message(f"{where}{error.strerror or error}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print(_STOPPED, end="", file=sys.stderr)
+        print_message(_STOPPED)
         raise SystemExit(_INTERRUPTED) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print_message(_OUT_OF_MEMORY)
+        raise SystemExit(2) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: in Python, or in torch, which need not be imported for this."""
+    is_gpu, is_cpu = type(error).__name__ == "OutOfMemoryError", "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or is_gpu or is_cpu
 
 
 def _run(words: list[str]) -> None:
@@ -69,7 +87,7 @@ def _run(words: list[str]) -> None:
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f" Did you mean `gidd {near[0]}`?" if near else ""
-        print(f"gidd: there is no command {command!r}.{hint}\n\n{_help()}", file=sys.stderr)
+        print_message(f"there is no command {command!r}.{hint}\n\n{_help()}")
         raise SystemExit(2)
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:  # otherwise keep the choice of the parent process
@@ -85,7 +103,7 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
     """Exit at once during an import: compiled modules swallow KeyboardInterrupt and break later."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(sys.stderr.fileno(), _STOPPED.encode())
+            os.write(sys.stderr.fileno(), f"gidd: {_STOPPED}\n".encode())
             os._exit(_INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt

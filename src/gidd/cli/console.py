@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.text import Text
+
+from gidd.common.terminal import printable
 
 
 class CliConsole(Console):
@@ -11,3 +14,8 @@ class CliConsole(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the program with status 1."""
         raise BrokenPipeError
+
+
+def plain(text: str) -> Text:
+    """Return text from outside as it may be shown: no control characters, markup or emoji names."""
+    return Text(printable(text))

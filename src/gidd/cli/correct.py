@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from gidd.cli.console import CliConsole
+from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_options
 from gidd.cli.output import (
     OutputOptions,
@@ -40,13 +41,17 @@ from gidd.cli.output import (
     write_stdout,
 )
 from gidd.cli.progress import show_progress
-from gidd.common.files import atomic_path
+from gidd.common.allowed import SEED, field_problems
+from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS, CorrectionOptions, field_problems
+from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS, CorrectionOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Correction
     from gidd.pipeline.correct import Span
+
+_ABOUT_CONTENT = ("security.capability", "security.evm", "security.ima")
+"""Extended attributes that grant rights to a program or sign its bytes: not for new content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class CorrectOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, seed=(0 <= self.seed < 2**63, "in [0, 2**63)"))
+        yield from field_problems(self, seed=SEED)
         yield from self.correction.problems()
 
 
@@ -158,19 +163,51 @@ def _spans(patterns: Sequence[str], text: str) -> list[Span]:
 
 
 def _replace(path: Path, before: str, after: str) -> None:
-    """Write a file atomically if it is unchanged; keep its mode and, if possible, its owner."""
+    """Write a file atomically if it is unchanged; keep its mode, owner and extended attributes.
+
+    What cannot be kept is said in a message.
+    """
+    remove_dead_temporaries(path)
     if path.read_bytes() != before.encode():
         raise DataError(f"{path} changed while it was being corrected: not written. Run it again.")
     if after == before:
         return
     found = path.stat()
-    with atomic_path(path) as temporary:
-        temporary.touch(mode=0o600)  # private until its permissions are set
+    with atomic_path(path, mode=0o600) as temporary:  # private until its permissions are set
         temporary.write_bytes(after.encode())
-        for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
-            with suppress(PermissionError):
-                os.chown(temporary, owner, group)
+        lost = [*_copy_owner(found, temporary), *_copy_attributes(path, temporary)]
         temporary.chmod(found.st_mode & 0o777)  # without setuid and setgid
+    if lost:
+        print_message(f"{path}: the new file does not have these of the old one: {', '.join(lost)}")
+    if found.st_nlink > 1:
+        print_message(
+            f"{path}: {found.st_nlink - 1} other names (hard links) of this file keep the old text."
+        )
+
+
+def _copy_owner(found: os.stat_result, target: Path) -> Iterator[str]:
+    """Set group and owner of a file; yield what could not be set."""
+    for name, owner, group in (("group", -1, found.st_gid), ("owner", found.st_uid, -1)):
+        try:
+            os.chown(target, owner, group)
+        except PermissionError:
+            yield name
+
+
+def _copy_attributes(source: Path, target: Path) -> Iterator[str]:
+    """Copy the extended attributes of a file; yield the names of those that could not be copied."""
+    if sys.platform != "linux":
+        return
+    try:
+        names = os.listxattr(source)
+    except OSError:  # the file system has none
+        return
+    for name in names:
+        with suppress(OSError):
+            if name not in _ABOUT_CONTENT:
+                os.setxattr(target, name, os.getxattr(source, name))
+                continue
+        yield name
 
 
 def _show(
@@ -199,8 +236,7 @@ def _show(
     elif not replaced:
         write_stdout(correction.text)
     before, after = correction.self_accuracy
-    print(
-        f"gidd: {len(changes)} of {len(correction.tokens)} tokens replaced, self-accuracy "
-        f"{before:.1%} -> {after:.1%}, {correction.calls} forward passes.",
-        file=sys.stderr,
+    print_message(
+        f"{len(changes)} of {len(correction.tokens)} tokens replaced, self-accuracy "
+        f"{before:.1%} -> {after:.1%}, {correction.calls} forward passes."
     )

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
 from rich.table import Table
-from rich.text import Text
 
-from gidd.cli.console import CliConsole
+from gidd.cli.console import CliConsole, plain
+from gidd.cli.output import print_text
+from gidd.cli.parsing import parse_subcommand
+from gidd.common.urls import redacted_argument
 from gidd.data.corpora import CORPORA, Files, corpora_of, texts
-from gidd.data.corpora.remote import redacted
-from gidd.data.manifest import INDEX, DataManifest, ShardRecord, verify
+from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation import (
     TRAIN,
     RayOptions,
@@ -36,6 +37,9 @@ from gidd.data.preparation import (
 from gidd.data.preparation.executors import job_name, require_submittable
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer, tokenizer_by_name, train_tokenizer
 from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gidd.data.loading.shards import Array, TokenShard
 
 Sources = Annotated[
     tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(name="sources", metavar="SOURCE...")
@@ -61,7 +65,7 @@ def tokenizer_command(sources: Sources, /, *, vocab_size: int, out: Path) -> Non
     tokenizer = train_tokenizer(texts(sources), vocab_size)
     tokenizer.save(out)
     size, fingerprint = tokenizer.vocab.size, tokenizer.fingerprint[:12]
-    print(f"{out / TOKENIZER_FILE}: {size:,} tokens, fingerprint {fingerprint}")
+    print_text(f"{out / TOKENIZER_FILE}: {size:,} tokens, fingerprint {fingerprint}")
 
 
 def prepare_command(
@@ -84,6 +88,7 @@ def prepare_command(
       gidd data prepare sotu --tokenizer gpt2 --out data/sotu
       gidd data prepare pages/ --tokenizer tokenizer --out data/pages --validation 0.01 --workers 8
       gidd data prepare "s3://bucket/pages/*.parquet" --tokenizer gpt2 --out data/pages
+      gidd data prepare 'https://host/a.jsonl?signature=${KEY}' --tokenizer gpt2 --out data/a
       gidd data prepare "hf:ORG/NAME?split=train&text=content" --tokenizer gpt2 --out data/name
       gidd data prepare markov --out data/markov
       gidd data prepare pages/ --tokenizer gpt2 --out out --executor slurm --slurm.partition cpu
@@ -95,7 +100,8 @@ def prepare_command(
 
     Args:
         sources: Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, URLs of either
-            (https://, s3://, gs://, file://; "*" matches any name), datasets on the Hugging Face
+            (https://, s3://, gs://, file://; "*" matches any name; in user, password and query,
+            ${NAME} is an environment variable and ${/path} a file), datasets on the Hugging Face
             hub (hf:ORG/NAME?config=...&split=...&text=...), or names from `gidd data list`.
             Documents keep this order; the files of a folder are sorted by name.
         tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), a tokenizer.json, a folder with
@@ -113,7 +119,7 @@ def prepare_command(
     """
     chosen = _tokenizer(sources, tokenizer)
     if executor == "slurm":
-        require_submittable(out, slurm)  # before documents are counted
+        require_submittable(sources, out, slurm)  # before documents are counted
     with start_preparation(
         sources,
         chosen,
@@ -122,7 +128,7 @@ def prepare_command(
         validation_order=validation_order,
         tasks=tasks,
         workers=workers,
-        command=shlex.join(redacted(word) for word in ["gidd", *sys.argv[1:]]),
+        command=shlex.join(redacted_argument(word) for word in ["gidd", *sys.argv[1:]]),
     ) as preparation:
         if executor == "local":
             manifest = run_locally(preparation, workers)
@@ -131,10 +137,10 @@ def prepare_command(
         else:
             manifest = submit_to_slurm(preparation, slurm)
     if manifest is None:
-        print(f"{out}: submitted; `squeue --name {job_name(out)}` shows the jobs.")
+        print_text(f"{out}: submitted; `squeue --name {job_name(out)}` shows the jobs.")
         return
     for name, split in manifest.splits.items():
-        print(f"{out / name}: {split.documents:,} documents, {split.tokens:,} tokens")
+        print_text(f"{out / name}: {split.documents:,} documents, {split.tokens:,} tokens")
 
 
 def _tokenizer(sources: Sequence[str], name: str | None) -> Tokenizer:
@@ -170,35 +176,38 @@ def show_command(folder: Folder, /) -> None:
     Args:
         folder: A folder made by `gidd data prepare`.
     """
+    from gidd.data.loading import open_split
+
     manifest = DataManifest.read(folder)
     tokenizer = Tokenizer.load(folder)
     manifest.require_tokenizer(tokenizer, folder / TOKENIZER_FILE)
+    train = open_split(folder, TRAIN).shards
+    shards = [shard for name in manifest.splits for shard in open_split(folder, name).shards]
     console = CliConsole()
     table = Table("split", "documents", "tokens", "tokens per document", "shards")
     for name, split in manifest.splits.items():
         mean = split.tokens / split.documents
         numbers = (f"{split.documents:,}", f"{split.tokens:,}", f"{mean:,.1f}")
-        table.add_row(name, *numbers, f"{len(split.shards):,}")
+        table.add_row(plain(name), *numbers, f"{len(split.shards):,}")
     console.print(table)
     vocab = manifest.vocab
     console.print(
-        f"vocabulary size {vocab.size:,}, stored as {manifest.dtype}; mask {vocab.mask_id}, "
-        f"padding {vocab.pad_id}, end-of-text {manifest.end_id}; "
-        f"tokenizer fingerprint {manifest.tokenizer[:12]}",
-        highlight=False,
+        plain(
+            f"vocabulary size {vocab.size:,}, stored as {manifest.dtype}; mask {vocab.mask_id}, "
+            f"padding {vocab.pad_id}, end-of-text {manifest.end_id}; "
+            f"tokenizer fingerprint {manifest.tokenizer[:12]}"
+        )
     )
     if manifest.known:
         items = manifest.known.items()
         figures = (f"{name.replace('_', ' ')} {value:.6g}" for name, value in items)
-        console.print(f"exact source: {', '.join(figures)} (nats)", highlight=False)
-    console.print(_histogram(folder, manifest))
-    shards = manifest.splits[TRAIN].shards
-    for shard, document in ((shards[0], 0), (shards[-1], shards[-1].documents - 1)):
-        ids = _document(folder, manifest, shard, document)
-        is_cut = len(ids) > _EXAMPLE_TOKENS
-        text = tokenizer.decode(ids[:_EXAMPLE_TOKENS]) + (" ..." if is_cut else "")
-        console.rule(f"{shard.file}, document {document}, {len(ids):,} tokens")
-        console.print(Text(text))
+        console.print(plain(f"exact source: {', '.join(figures)} (nats)"))
+    console.print(_histogram(shards))
+    files = [shard.file for shard in manifest.splits[TRAIN].shards]
+    for number, document in ((0, 0), (-1, len(train[-1]) - 1)):
+        length, text = _example(train[number], document, tokenizer)
+        console.rule(plain(f"{files[number]}, document {document}, {length:,} tokens"))
+        console.print(plain(text))
 
 
 def verify_command(folder: Folder, /, *, tokenizer: str | None = None) -> None:
@@ -212,7 +221,7 @@ def verify_command(folder: Folder, /, *, tokenizer: str | None = None) -> None:
     """
     manifest = verify(folder, None if tokenizer is None else tokenizer_by_name(tokenizer))
     num_shards = sum(len(split.shards) for split in manifest.splits.values())
-    print(f"{folder}: all {num_shards:,} shards are valid.")
+    print_text(f"{folder}: all {num_shards:,} shards are valid.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -224,24 +233,22 @@ def main(arguments: Sequence[str]) -> None:
         "show": show_command,
         "verify": verify_command,
     }
-    tyro.extras.subcommand_cli_from_dict(
+    parse_subcommand(
         commands,
+        arguments,
         prog="gidd data",
         description="Tokenize documents into shards.",
-        args=list(arguments),
         config=(tyro.conf.DisallowNone,),  # `--tasks INT`, not `{None}|INT`
     )
 
 
-def _histogram(folder: Path, manifest: DataManifest) -> Table:
+def _histogram(shards: Iterable[TokenShard]) -> Table:
     """Build a histogram of document lengths, in powers of two."""
     counts = np.zeros(65, dtype=np.int64)
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            ends = np.fromfile(folder / (shard.file + INDEX), dtype="<u8")
-            lengths = np.diff(ends.astype(np.int64), prepend=0)
-            power = np.frexp(lengths - 0.5)[1]  # 2^(power-1) < length <= 2^power
-            counts += np.bincount(power, minlength=65)[:65]
+    for shard in shards:
+        lengths = np.diff(_checked_ends(shard).astype(np.int64), prepend=0)
+        power = np.frexp(lengths - 0.5)[1]  # 2^(power-1) < length <= 2^power
+        counts += np.bincount(power, minlength=65)[:65]
     used = np.flatnonzero(counts)
     table = Table("tokens, at most", "documents", "")
     for power in range(used[0], used[-1] + 1):
@@ -250,9 +257,20 @@ def _histogram(folder: Path, manifest: DataManifest) -> Table:
     return table
 
 
-def _document(folder: Path, manifest: DataManifest, shard: ShardRecord, document: int) -> list[int]:
-    ends = np.fromfile(folder / (shard.file + INDEX), dtype="<u8").astype(np.int64)
-    start = int(ends[document - 1]) if document else 0
-    dtype = np.dtype(manifest.dtype).newbyteorder("<")
-    count = int(ends[document]) - start
-    return np.fromfile(folder / shard.file, dtype, count, offset=start * dtype.itemsize).tolist()
+def _checked_ends(shard: TokenShard) -> Array:
+    """Return the ends of all documents; `DataError` if they decrease."""
+    ends = shard.ends[:]
+    for document in np.flatnonzero(ends[1:] < ends[:-1])[:1]:
+        shard.bounds(int(document) + 1)  # raises
+    return ends
+
+
+def _example(shard: TokenShard, document: int, tokenizer: Tokenizer) -> tuple[int, str]:
+    """Return the length of a document in tokens, and the text of the first ones."""
+    from gidd.data.loading.shards import invalid_tokens
+
+    start, stop = shard.bounds(document)
+    ids: list[int] = shard.tokens[start : min(stop, start + _EXAMPLE_TOKENS)].tolist()
+    if max(ids, default=0) >= tokenizer.vocab.size:
+        raise invalid_tokens(f"{shard.file}: document {document}", tokenizer.vocab.size)
+    return stop - start, tokenizer.decode(ids) + (" ..." if stop - start > len(ids) else "")

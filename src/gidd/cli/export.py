@@ -6,12 +6,15 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from gidd.cli.messages import print_message
+from gidd.cli.output import print_text
+from gidd.cli.parsing import parse
 
 
 def export_command(
@@ -30,10 +33,10 @@ def export_command(
     with open_world("cpu") as world:
         step, notes = export(run, out, world)
     for note in notes:
-        print(f"gidd: skipped an invalid checkpoint: {note}", file=sys.stderr)
-    print(f"{out}: the model at step {step:,}")
+        print_message(f"skipped an invalid checkpoint: {note}")
+    print_text(f"{out}: the model at step {step:,}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse and export."""
-    tyro.cli(export_command, prog="gidd export", description=__doc__, args=list(arguments))
+    parse(export_command, arguments, prog="gidd export", description=__doc__)

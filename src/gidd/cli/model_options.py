@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
 import tyro
 
+from gidd.cli.messages import print_message
 from gidd.cli.output import OutputOptions, SampleOutputOptions
+from gidd.cli.parsing import parse
+from gidd.common.allowed import SEED, field_problems, integer
 from gidd.errors import ConfigError
-from gidd.pipeline.options import SamplingOptions, field_problems
+from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
@@ -45,7 +47,7 @@ class ModelOptions:
             model, device=self.device, precision=self.precision, tokenizer=self.tokenizer
         )
         for note in pipe.notes:
-            print(f"gidd: {note}", file=sys.stderr)
+            print_message(note)
         return pipe
 
 
@@ -71,13 +73,9 @@ class TextCommandOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        last = 2**63 - self.num_samples
-        yield from field_problems(
-            self,
-            num_samples=(self.num_samples >= 1, "at least 1"),
-            seed=(0 <= self.seed < 2**63, "in [0, 2**63)"),
-            start_index=(0 <= self.start_index < last, "at least 0 and below 2**63"),
-        )
+        yield from field_problems(self, num_samples=integer(1), seed=SEED, start_index=SEED)
+        if self.start_index + self.num_samples > 2**63:
+            yield "start_index plus --num-samples must be at most 2**63."
         if self.output.edits and not self.output.jsonl:
             yield "edits needs --jsonl: edits are part of the JSON output."
         yield from self.sampling.problems()
@@ -95,11 +93,11 @@ _T = TypeVar("_T", bound=_ModelCommandOptions)
 
 def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed."""
-    options = tyro.cli(
+    options = parse(
         kind,
+        arguments,
         prog=prog,
         description=doc,
-        args=list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     if found := [problem.partition(" ") for problem in options.problems()]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from gidd.cli.messages import print_message
 from gidd.cli.progress import show_progress
+from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def sample_and_show(
             print_json(**row, manifest=generation.manifest)
             continue
         if len(generations) > 1:
-            print(f"--- {number} of {len(generations)}", flush=True)
+            print_text(f"--- {number} of {len(generations)}")
         print_text(generation.text)
     write_html(
         output,
@@ -126,7 +128,7 @@ def write_html(
         text=text,
         manifest=manifest,
     )
-    print(f"gidd: wrote {options.html}, a page that replays every step.", file=sys.stderr)
+    print_message(f"wrote {options.html}, a page that replays every step.")
 
 
 def require_writable(path: Path, option: str) -> None:
@@ -165,12 +167,13 @@ def print_text(text: str) -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write a text to stdout; control characters are removed if that is a terminal."""
-    from gidd.viz.terminal import printable
+    """Write a text to stdout; control characters are removed if that is a terminal.
 
+    Elsewhere every byte is written, also those of file names that are not UTF-8.
+    """
     shown = printable(text) if sys.stdout.isatty() else text
     sys.stdout.flush()
-    sys.stdout.buffer.write(shown.encode())
+    sys.stdout.buffer.write(shown.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
 
 

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.output import require_writable
+from gidd.cli.output import print_text, require_writable
+from gidd.cli.parsing import parse
 from gidd.errors import ConfigError
 
 
@@ -39,9 +40,9 @@ def plot_command(
     logs = [RunLog.read(run) for run in runs]
     require_writable(out, "--out")
     plot_runs(logs, out)
-    print(out)
+    print_text(str(out))
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse and plot."""
-    tyro.cli(plot_command, prog="gidd plot", description=__doc__, args=list(arguments))
+    parse(plot_command, arguments, prog="gidd plot", description=__doc__)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import tyro
 
+from gidd.cli.parsing import parse
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import RunConfig
@@ -48,11 +49,11 @@ def parse_run(
     name = words[0]
     if name not in PRESETS:
         raise ConfigError(_unknown_preset(name, prog))
-    options = tyro.cli(
+    options = parse(
         command,
+        words[1:],
         prog=f"{prog} {name}",
         description=description,
-        args=list(words[1:]),
         default=cast(Callable[..., _T], command)(run=_with_parallel(PRESETS[name], words)),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.DisallowNone),
     )

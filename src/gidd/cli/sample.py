@@ -19,7 +19,7 @@ import tyro
 
 from gidd.cli.model_options import TextCommandOptions, parse_options
 from gidd.cli.output import sample_and_show
-from gidd.pipeline.options import field_problems
+from gidd.common.allowed import field_problems, integer, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,12 @@ class SampleOptions(TextCommandOptions):
     """Text that every sample ends with. Without it, a sample ends at the end-of-text token."""
 
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
-    """Length in tokens, including prompt and suffix; None is the model's context length."""
+    """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
-        yield from field_problems(
-            self, length=(self.length is None or self.length >= 1, "at least 1")
-        )
+        yield from field_problems(self, length=optional(integer(1)))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gidd.cli.console import CliConsole
+from gidd.cli.console import CliConsole, plain
+from gidd.cli.output import print_text
 from gidd.cli.run_options import ParallelKind, RunOption, parse_run
 from gidd.common.codec import to_plain, to_yaml
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         is_rank_zero = world.is_rank_zero
     if not complete:
         if is_rank_zero:
-            print(f"gidd: interrupted and saved. Run the same command to resume {out}.")
+            print_text(f"gidd: interrupted and saved. Run the same command to resume {out}.")
         raise SystemExit(STOPPED)
 
 
@@ -118,7 +119,7 @@ def _print_settings(run: RunConfig, out: Path) -> None:
         ("tokens per step", f"{train.global_batch * length:,} ({train.global_batch} x {length})"),
         ("tokens in total", f"{train.steps * train.global_batch * length:,}"),
     ):
-        table.add_row(label, value)
+        table.add_row(label, plain(value))
     console = CliConsole()
     console.print(table)
-    console.print(to_yaml(run), highlight=False, markup=False)
+    console.print(plain(to_yaml(run)))

@@ -16,12 +16,17 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import yaml
 
+from gidd.common.limits import MAX_DEPTH, YAML_BYTES
+from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, ScheduleError
 
 _T = TypeVar("_T")
 _NO_PARTS: Mapping[str, type] = types.MappingProxyType({})
 
 KIND = "kind"
+
+RECORDED_AS = "recorded as"
+"""Key in the metadata of a field: a function that returns the value to write, without secrets."""
 
 
 def to_plain(value: Any, parts: Mapping[str, type] = _NO_PARTS, omit: str = "") -> Any:
@@ -40,14 +45,19 @@ def to_plain(value: Any, parts: Mapping[str, type] = _NO_PARTS, omit: str = "") 
                 f"another program could read. Use one of {', '.join(parts)}."
             )
         fields = {
-            name: to_plain(getattr(value, name), parts)
-            for name in _field_names(type(value))
-            if name != omit
+            field.name: to_plain(_recorded(field, getattr(value, field.name)), parts)
+            for field in dataclasses.fields(value)
+            if field.init and field.name != omit
         }
         return {KIND: names.get(type(value), type(value).__name__)} | fields
     if isinstance(value, tuple):
         return [to_plain(part, parts) for part in cast("tuple[Any, ...]", value)]
     return str(value) if isinstance(value, Path) else value
+
+
+def _recorded(field: dataclasses.Field[Any], value: Any) -> Any:
+    change = field.metadata.get(RECORDED_AS)
+    return value if change is None else change(value)
 
 
 def from_plain(
@@ -67,19 +77,22 @@ def from_plain(
         **given: Fields that are not part of the data.
     """
     if not isinstance(plain, dict):
-        raise ConfigError(f"{where} must be an object with a `{KIND}`, got {plain!r}.")
+        raise ConfigError(f"{where} must be an object with a `{KIND}`, got {shorten(plain)}.")
     values = dict(cast("dict[str, Any]", plain))
     name = values.pop(KIND, None)
     allowed = {n: part for n, part in parts.items() if issubclass(part, kind)}
     allowed = allowed or {kind.__name__: kind}
     if not isinstance(name, str) or name not in allowed:
-        raise ConfigError(f"{where}.{KIND} must be one of {', '.join(allowed)}, got {name!r}.")
+        raise ConfigError(
+            f"{where}.{KIND} must be one of {', '.join(allowed)}, got {shorten(name)}."
+        )
     chosen = allowed[name]
     names = set(_field_names(chosen)) - given.keys()
-    unknown, missing = sorted(values.keys() - names), sorted(names - values.keys())
+    unknown = sorted(map(str, values.keys() - names))  # in YAML, keys may have any type
+    missing = sorted(names - values.keys())
     if unknown or missing:
         raise ConfigError(
-            f"{where} has unknown fields {unknown} and lacks {missing}. "
+            f"{where} has unknown fields {shorten(unknown)} and lacks {missing}. "
             "It was written by another version of gidd; use that version."
         )
     hints = get_type_hints(chosen)
@@ -112,7 +125,7 @@ def _decode(hint: Any, plain: Any, where: str, parts: Mapping[str, type]) -> Any
         elif type(plain) is choice or (choice is float and type(plain) is int):
             return plain
     names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
-    raise ConfigError(f"{where} must be {names}, got {plain!r}.")
+    raise ConfigError(f"{where} must be {names}, got {shorten(plain)}.")
 
 
 def _bases(parts: Mapping[str, type]) -> set[type]:
@@ -125,9 +138,26 @@ def to_yaml(value: Any) -> str:
 
 
 def from_yaml(kind: type[_T], text: str) -> _T:
-    """Build a dataclass from the YAML of `to_yaml`."""
+    """Build a dataclass from the YAML of `to_yaml`; the text is not trusted."""
+    YAML_BYTES.require(len(text), "a YAML configuration", ConfigError)
     try:
-        plain = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        plain = yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"this is not YAML: {error}") from error
     return from_plain(kind, plain)
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Loads plain data without aliases, by which a small file can hold a huge value."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        if self._depth >= MAX_DEPTH:
+            raise yaml.YAMLError(f"it is nested deeper than {MAX_DEPTH} levels")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node

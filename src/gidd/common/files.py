@@ -1,37 +1,77 @@
-"""Atomic writes: a temporary file, fsync, then rename. A reader never sees a partial file."""
+"""Files: atomic writes, and bounded reads of files that are not trusted.
+
+Writes go to a temporary file, fsync, then rename: a reader never sees a partial file.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import stat
 import uuid
+from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
+from gidd.common.limits import JSON_VALUES, MAX_DEPTH, RECORD_BYTES, Limit
+from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, GiddError
 
 TEMPORARY = ".tmp"
 """Suffix of temporary files; a file with this suffix may be deleted."""
 
+_REASON = 300
+"""Characters of another library's message that are shown."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write to a full disk, which do not name the file."""
+
 
 @contextmanager
-def atomic_path(path: Path) -> Generator[Path]:
-    """Yield a temporary path in the folder of `path`, renamed to `path` if the block succeeds.
+def atomic_path(path: Path, mode: int = 0o666) -> Generator[Path]:
+    """Yield a temporary file in the folder of `path`, renamed to `path` if the block succeeds.
 
     After a crash at any time, `path` holds all of the old bytes or all of the new ones. The name
-    is random, so that two machines that share a folder do not write to the same file.
+    is random, so that two machines that share a folder do not write to the same file. The file is
+    empty, has `mode` minus the umask, and is locked until it is renamed.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
-        yield temporary
-        _fsync(temporary)
-        temporary.replace(path)
-        fsync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        temporary, file = _create_temporary(path, mode)
+        with closing(file):
+            try:
+                yield temporary
+                _fsync(temporary)
+                temporary.replace(path)
+                fsync_directory(path.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in _FULL and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def _create_temporary(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """Create a temporary file, locked while it is open if there are locks; otherwise closed."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
+        file = os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+        try:
+            if not _lock(file):
+                file.close()  # Windows cannot rename an open file
+                return temporary, file
+            if temporary.exists():
+                return temporary, file
+        except BlockingIOError:
+            pass
+        file.close()  # `remove_dead_temporaries` found it before it was locked
 
 
 @contextmanager
@@ -63,19 +103,30 @@ def file_lock(path: Path, busy: GiddError) -> Generator[None]:
     two processes could each lock a different file of that name. `path` is created if missing, in an
     existing folder; `busy` is raised if another process holds the lock.
     """
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows has no fcntl: no lock
-        yield
-        return
     with path.open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError as error:
             raise busy from error
-        except OSError:  # a file system without locks: no lock
-            pass
         yield
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Lock a file until it is closed, or raise `BlockingIOError` if another process has locked it.
+
+    Returns False if the system or the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -84,37 +135,142 @@ def remove_leftovers(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_dead_temporaries(path: Path) -> None:
+    """Delete the temporary files of `path` that no process has locked: those of killed processes.
+
+    Nothing is deleted where there are no locks.
+    """
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}{re.escape(TEMPORARY)}")
+    with os.scandir(path.parent) as entries:
+        regular = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    for temporary in map(path.with_name, filter(name.fullmatch, regular)):
+        # locked by its process, already deleted, or owned by somebody else
+        with suppress(OSError), temporary.open("r+b") as file:
+            if _lock(file):
+                temporary.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, unless it already holds that text."""
     data = text.encode()
-    if path.is_file() and path.read_bytes() == data:
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write(data)
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write indented JSON atomically, unless the file already holds it."""
+def write_json(path: Path, value: object, limit: Limit = RECORD_BYTES) -> None:
+    """Write indented JSON atomically, unless the file already holds it.
+
+    What `read_json` with the same limit could not read is not written.
+    """
     try:
-        text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        data = text.encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{path}: only finite numbers, strings, lists and dictionaries can be saved as JSON "
             f"({error}). Convert the other values."
         ) from error
-    write_text(path, text + "\n")
+    limit.require(len(data), str(path), ConfigError)
+    JSON_VALUES.require(_most_values(data), str(path), ConfigError)
+    write_text(path, text)
 
 
-def read_json(path: Path, remedy: str, error: type[GiddError]) -> dict[str, Any]:
-    """Read a JSON object, or raise `error` with a message that ends with `remedy`: what to do."""
+def read_json(
+    path: Path, remedy: str, error: type[GiddError], limit: Limit = RECORD_BYTES
+) -> dict[str, Any]:
+    """Read a JSON object, or raise `error` with a message that ends with `remedy`: what to do.
+
+    The file is not trusted: its size, number of values and nesting are limited.
+    """
     try:
-        value: object = json.loads(path.read_bytes())
+        value = parse_json(read_regular(path, error, limit), str(path))
+    except GiddError:
+        raise
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read as JSON: {reason}. {remedy}") from reason
     if not isinstance(value, dict):
         raise error(f"{path} must hold a JSON object. {remedy}")
     return cast("dict[str, Any]", value)
+
+
+def read_regular(path: Path, error: type[GiddError], limit: Limit) -> bytes:
+    """Return the bytes of a regular file of limited size; never wait for a pipe or a device."""
+    if path.exists() and not path.is_file():
+        raise error(f"{path} must be a regular file, got a {file_kind(path)}. Replace it.")
+    limit.require(path.stat().st_size, str(path), error)
+    with path.open("rb") as file:
+        data = file.read(limit.value + 1)  # the file may have grown, or claim to be empty (/proc)
+    limit.require(len(data), str(path), error)
+    return data
+
+
+def file_kind(path: Path) -> str:
+    """Return what a path is, in words: folder, named pipe, device, ..."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return "broken symbolic link" if path.is_symlink() else error.strerror or "missing file"
+    kinds = {
+        stat.S_IFREG: "regular file",
+        stat.S_IFDIR: "folder",
+        stat.S_IFIFO: "named pipe",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "character device",
+        stat.S_IFBLK: "block device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "special file")
+
+
+def _most_values(data: bytes) -> int:
+    """Return an upper bound on the number of values in JSON data."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
+def parse_json(data: bytes, what: str) -> object:
+    """Parse JSON with a limited number of values and limited nesting, or raise `ValueError`."""
+    JSON_VALUES.require(_most_values(data), what, ConfigError)
+    try:
+        value: object = json.loads(data, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        inside = chain.from_iterable(x.values() if type(x) is dict else x for x in level)
+        level = [x for x in inside if type(x) is list or type(x) is dict]
+        if not level:
+            return value
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a repeated key: what has been checked would not be what another parser reads."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"it has the key {shorten(counts.most_common(1)[0][0])} more than once")
+    return value
+
+
+@contextmanager
+def explain_damage(what: str, remedy: str, error: type[GiddError]) -> Generator[None]:
+    """Raise `error` for any exception of the block, because a damaged file can cause any.
+
+    The last line of defence around parsers of untrusted files: what is known to go wrong is checked
+    explicitly, with a better message. Compiled libraries raise exceptions of any kind, also
+    subclasses of `BaseException` (a panic in Rust).
+    """
+    try:
+        yield
+    except (GiddError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:
+        shown = " ".join(str(reason).split())[:_REASON]
+        raise error(
+            f"{what} is damaged or invalid: {type(reason).__name__}: {shown}. {remedy}"
+        ) from reason
 
 
 def sha256(path: Path) -> str:

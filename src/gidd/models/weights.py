@@ -1,30 +1,49 @@
-"""Tensor files of a saved model: atomic writes, checked reads, no pickles."""
+"""Tensor files of a saved model: atomic writes, checked reads, no pickles.
+
+Files are not trusted. A reader first compares the names and shapes in the header of a file with
+what it expects, and only then reads or builds anything of these sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gidd.common.files import atomic_path
+from gidd.common.files import atomic_path, explain_damage, file_kind
+from gidd.common.limits import RECORD_BYTES
+from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError
 from gidd.models.denoiser import Denoiser
 
+Shape = tuple[int, ...]
+
 WEIGHTS = "model.safetensors"
 COPY_AGAIN = "Copy or download the file again."
+COPY_BOTH_AGAIN = (
+    "The weights and the configuration must belong to the same model; copy or download both files "
+    "again."
+)
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth")
 _PICKLE = (
     "is a pickle, which is never loaded: it can run arbitrary code. Convert it to safetensors on a "
     "machine where you trust it: torch.load(..., weights_only=True), then "
     "safetensors.torch.save_file."
 )
+_DTYPES = ("F32", "F64", "F16", "BF16")
+"""Types of weights: float32, float64, float16 and bfloat16."""
+
+_SHOWN = 5
+"""Number of wrong tensors that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +57,18 @@ class Pretrained:
     summary: dict[str, Any] = field(default_factory=lambda: {})
     """What the training recorded: steps, loss, data. Empty if nothing was recorded."""
 
+    sha256: str
+    """SHA-256 of the file of weights."""
+
     notes: tuple[str, ...] = ()
     """Assumptions made while loading that the user should know about."""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically; equal tensors give equal bytes."""
+    """Write finite tensors to a file, atomically; equal tensors give equal bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    require_finite(plain, path)
     with explain_write_failure(path), atomic_path(path) as temporary:
-        temporary.touch()
         mode = temporary.stat().st_mode
         save_file(plain, temporary, metadata={"format": "pt"})
         temporary.chmod(mode)  # safetensors ignores the umask and creates files with mode 0600
@@ -64,40 +86,86 @@ def explain_write_failure(path: Path) -> Generator[None]:
         ) from error
 
 
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """Read names and shapes of the tensors of a safetensors file, but no values.
+
+    Refuses other formats, such as pickles, and other types than floating point of 16 bits or more.
+    """
+    _require_safetensors(path)
+    with _explain_invalid(path):
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes < path.stat().st_size:  # otherwise it is not a safetensors file
+            RECORD_BYTES.require(num_bytes, f"the header of {path}", CheckpointError)
+        shapes: dict[str, Shape] = {}
+        with safe_open(path, framework="numpy") as file:
+            names: list[str] = file.keys()
+            for name in names:
+                part = file.get_slice(name)
+                dtype = str(part.get_dtype())
+                if dtype not in _DTYPES:
+                    raise CheckpointError(
+                        f"{path}: tensor {shorten(name)} must be float32, float64, float16 or "
+                        f"bfloat16, got {shorten(dtype)}. Convert the weights, e.g. to float32."
+                    )
+                shapes[name] = tuple(part.get_shape())
+    return shapes
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file; other formats, such as pickles, are refused."""
+    """Read all tensors of a safetensors file, which must be finite; call `read_shapes` first."""
+    _require_safetensors(path)
+    with _explain_invalid(path):
+        tensors = load_file(path)
+        require_finite(tensors, path)
+    return tensors
+
+
+def _explain_invalid(path: Path) -> AbstractContextManager[None]:
+    remedy = "It is incomplete or not a safetensors file; copy or download it again."
+    return explain_damage(str(path), remedy, CheckpointError)
+
+
+def _require_safetensors(path: Path) -> None:
+    """Refuse pickles, and what is not a file."""
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(f"{path} {_PICKLE}")
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} must be a regular file, got a {file_kind(path)}.")
     if not path.is_file():
         found = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLE_SUFFIXES)
-        pickles = f"{', '.join(found)} in the same folder {_PICKLE}"
+        pickles = f"{', '.join(found[:_SHOWN])} in the same folder {_PICKLE}"
         hint = pickles if found else "Check the path, or download the checkpoint again."
         raise CheckpointError(f"{path} does not exist. {hint}")
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} is not a valid safetensors file: {error}. "
-            "It is incomplete or has another format; copy or download it again."
-        ) from error
 
 
-def require_tensors(
-    expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], file: Path
-) -> None:
-    """Refuse missing and unexpected tensors, other shapes and integer dtypes."""
-    problems = [f"tensor {name} is missing" for name in expected if name not in tensors]
+def require_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse NaN and infinity, of which no sample or score could be computed."""
     for name, tensor in tensors.items():
-        if name not in expected:
-            problems.append(f"tensor {name} is not part of this model")
-        elif tensor.shape != expected[name].shape:
-            shape, actual = list(expected[name].shape), list(tensor.shape)
-            problems.append(f"tensor {name} must have shape {shape}, got {actual}")
-        elif not tensor.is_floating_point():
-            problems.append(f"tensor {name} must be floating point, got {tensor.dtype}")
+        # extremes are NaN if any element is; unlike isfinite() this makes no copy
+        if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+            raise CheckpointError(
+                f"{file}: tensor {shorten(name)} holds NaN or infinity, so the model cannot "
+                "predict anything. Use a checkpoint from before the training diverged, or copy or "
+                "download the file again."
+            )
+
+
+def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], file: Path) -> None:
+    """Refuse missing and unexpected tensors, and other shapes than expected."""
+    problems = list(islice(_wrong_tensors(expected, found), _SHOWN + 1))
     if problems:
-        shown = "; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else "")
-        raise CheckpointError(
-            f"{file}: {shown}. The weights and the configuration must belong to the same model; "
-            "copy or download both files again."
-        )
+        shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")
+        raise CheckpointError(f"{file}: {shown}. {COPY_BOTH_AGAIN}")
+
+
+def _wrong_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> Iterator[str]:
+    for name in expected:
+        if name not in found:
+            yield f"tensor {shorten(name)} is missing"
+    for name, shape in found.items():
+        if name not in expected:
+            yield f"tensor {shorten(name)} is not part of this model"
+        elif shape != expected[name]:
+            right, wrong = (shorten(list(sizes)) for sizes in (expected[name], shape))
+            yield f"tensor {shorten(name)} must have shape {right}, got {wrong}"

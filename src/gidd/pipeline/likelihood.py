@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
+from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.diffusion.elbo import prior_kl, reconstruction
 from gidd.diffusion.fused import fused_loss
 from gidd.diffusion.process import noise, sample_prior
 from gidd.diffusion.randomness import Stream, random_integers, uniforms
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratify
-from gidd.errors import ConfigError
 from gidd.models import Head
-from gidd.sampling import DenoisingNetwork
+from gidd.sampling.network import DenoisingNetwork, require_finite_predictions
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -53,15 +53,15 @@ def estimate(
     repeats: int,
 ) -> Estimate:
     """Return the summed NELBO of all parts of a text: `repeats` estimates at `nodes` times each."""
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"score needs a seed in [0, 2**63), got {seed}.")
-    if nodes < 1 or repeats < 2:
-        raise ConfigError(
-            f"score needs nodes >= 1 and repeats >= 2, got nodes {nodes} and repeats {repeats}. "
-            "The standard error is estimated from the repeats; the defaults are 32 and 4."
-        )
+    remedy = "The standard error is estimated from the repeats; the default is 4."
+    require_arguments(
+        seed=(seed, SEED),
+        nodes=(nodes, integer(1, 1_000_000, "The default is 32.")),
+        repeats=(repeats, integer(2, 1_000_000, remedy)),
+    )
     texts = [Likelihood(network, head, schedule, x, seed, i) for i, x in enumerate(parts)]
     draws = [sum(text.draw(nodes, repeat) for text in texts) for repeat in range(repeats)]
+    require_finite_predictions(all(map(math.isfinite, draws)))
     error = statistics.stdev(draws) / math.sqrt(repeats)
     return Estimate(statistics.mean(draws), error, len(parts) * repeats * (nodes + 2))
 

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from gidd.common.devices import choose
-from gidd.common.files import read_json, sha256
 from gidd.data import tokenizers
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import DiT, Pretrained, load_pretrained
 from gidd.models.hub import MODEL_RECORD
-from gidd.models.weights import COPY_AGAIN, WEIGHTS
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
 from gidd.vocab import Vocab
@@ -76,8 +74,10 @@ def _tokenizer(
         chosen = given if isinstance(given, Tokenizer) else tokenizers.tokenizer_by_name(str(given))
         return _checked(chosen, vocab), ()
     folder = Path(name)
+    if (folder / tokenizers.TOKENIZER_FILE).exists():
+        return _checked(Tokenizer.load(folder), vocab), ()
     try:
-        if folder.is_dir() and not (folder / tokenizers.TOKENIZER_FILE).is_file():
+        if folder.is_dir():
             raise DataError(f"{folder} has no {tokenizers.TOKENIZER_FILE}.")
         return _checked(Tokenizer.load(name), vocab), ()
     except DataError as error:
@@ -105,9 +105,6 @@ def _checked(tokenizer: Tokenizer, vocab: Vocab) -> Tokenizer:
 
 def _source(name: str | Path, loaded: Pretrained) -> dict[str, Any]:
     """Return the entry of the manifest that identifies the model."""
-    folder, digest = Path(name), None
-    if (folder / MODEL_RECORD).is_file():
-        digest = read_json(folder / MODEL_RECORD, COPY_AGAIN, CheckpointError)["files"][WEIGHTS]
-    elif (folder / WEIGHTS).is_file():
-        digest = sha256(folder / WEIGHTS)
-    return {"name": str(name), "sha256": digest, "steps": loaded.summary.get("steps")}
+    steps = loaded.summary.get("steps")  # from a file: it can be anything
+    steps = steps if type(steps) is int else None
+    return {"name": str(name), "sha256": loaded.sha256, "steps": steps}

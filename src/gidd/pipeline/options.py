@@ -5,17 +5,17 @@ The options are checked without torch, so that the command line reports mistakes
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
+from gidd.common.allowed import Allowed, choice, field_problems, integer, number, optional
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.sampling.defaults import THRESHOLD_FILL, THRESHOLD_REPLACE
+from gidd.sampling.defaults import MAX_TEMPERATURE, THRESHOLD_FILL, THRESHOLD_REPLACE
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
@@ -28,6 +28,14 @@ ScoreName = Literal["likelihood", "gain"]
 
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is scored: the least noise that models are trained with."""
+
+_MAX_STEPS = 1_000_000
+"""Of a plan, which is made before the first step."""
+
+_PASSES = integer(2, _MAX_STEPS)
+
+
+_TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
 
 
 @final
@@ -61,18 +69,17 @@ class CorrectionOptions:
     def problems(self, prefix: str = "") -> Iterable[str]:
         """Yield one message per invalid option; `prefix` goes before the option's name."""
         passes = "Each forward pass scores the change made by the previous one."
-        paper = "The paper uses 0.1 to 0.5."
         rate = "It is the expected fraction of wrong tokens, e.g. 0.05; None is as in the paper."
         return field_problems(
             self,
             prefix,
-            calls=(self.calls == 0 or self.calls >= 2, "0 (no correction) or at least 2", passes),
-            temperature=(0 <= self.temperature < math.inf, "at least 0 and finite", paper),
-            patience=(self.patience >= 1, "at least 1"),
-            tokens_per_call=(self.tokens_per_call >= 1, "at least 1"),
-            distance=(self.distance >= 1, "at least 1"),
-            score=_choice(self.score, ScoreName),
-            error_rate=(self.error_rate is None or 0 < self.error_rate < 1, "in (0, 1)", rate),
+            calls=Allowed(_are_calls, f"0 (no correction) or {_PASSES.text}", passes),
+            temperature=_TEMPERATURE._replace(fix="The paper uses 0.1 to 0.5."),
+            patience=integer(1),
+            tokens_per_call=integer(1),
+            distance=integer(1),
+            score=choice(ScoreName),
+            error_rate=optional(number(lambda rate: 0 < rate < 1, "in (0, 1)", rate)),
         )
 
     def plan(self) -> Plan:
@@ -90,6 +97,14 @@ class CorrectionOptions:
             error_rate=self.error_rate,
         )
         return corrector_plan(corrector, self.calls, CLEAN_TIME)
+
+
+def _are_calls(value: object) -> bool:
+    return integer(0, 0).contains(value) or _PASSES.contains(value)
+
+
+def _is_correction(value: object) -> bool:
+    return isinstance(value, CorrectionOptions)
 
 
 EXTERNAL_TEXT_DEFAULTS = CorrectionOptions(error_rate=0.05)
@@ -141,22 +156,26 @@ class SamplingOptions:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the option's name."""
         keep_all = "Omit it to keep all tokens."
+        probability = number(lambda p: 0 <= p <= 1, "in [0, 1]")
+        cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", keep_all))
         custom = "For a custom step give a plan: gidd.sampling.sampling_plan(mesh, step)."
         yield from field_problems(
             self,
-            steps=(self.steps >= 1, "at least 1", "16 to 512 are common."),
-            mesh=_choice(self.mesh, MeshName),
-            sampler=(*_choice(self.sampler, SamplerName), custom),
-            fill=(0 <= self.fill <= 1, "a probability in [0, 1]"),
-            replace=(0 <= self.replace <= 1, "a probability in [0, 1]"),
-            temperature=(0 <= self.temperature < math.inf, "at least 0 and finite"),
-            top_k=(self.top_k is None or self.top_k >= 1, "at least 1", keep_all),
-            top_p=(self.top_p is None or 0 < self.top_p <= 1, "in (0, 1]", "0.9 is common."),
-            min_p=(self.min_p is None or 0 <= self.min_p < 1, "in [0, 1)", keep_all),
-            cut_off=(self.cut_off is None or 0 <= self.cut_off < 1, "in [0, 1)", keep_all),
-            gibbs=(self.gibbs >= 0, "at least 0"),
+            steps=integer(1, _MAX_STEPS, "16 to 512 are common."),
+            mesh=choice(MeshName),
+            sampler=choice(SamplerName, custom),
+            fill=probability,
+            replace=probability,
+            temperature=_TEMPERATURE,
+            top_k=optional(integer(1, fix=keep_all)),
+            top_p=optional(number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common.")),
+            min_p=cut,
+            cut_off=cut,
+            gibbs=integer(0, _MAX_STEPS),
         )
-        yield from self.correction.problems("correction.")
+        correction = Allowed(_is_correction, "a CorrectionOptions")
+        found = list(field_problems(self, correction=correction))
+        yield from found or self.correction.problems("correction.")
 
     def plan(self) -> Plan:
         """Return the steps from t = 1 to 0, then Gibbs, then self-correction."""
@@ -202,21 +221,6 @@ def with_changes(
                 f"{type(options).__name__} has {', '.join(names)}."
             )
     return replace(options, **changes)
-
-
-def field_problems(
-    options: object, prefix: str = "", **checks: tuple[bool, str, *tuple[str, ...]]
-) -> Iterator[str]:
-    """Yield a message per invalid field; a check is (is it valid, what is allowed, how to fix)."""
-    for name, (is_valid, allowed, *fix) in checks.items():
-        if not is_valid:
-            value = getattr(options, name)
-            yield " ".join([f"{prefix}{name} must be {allowed}, got {value!r}.", *fix])
-
-
-def _choice(value: str, choices: object) -> tuple[bool, str]:
-    names = get_args(choices)
-    return value in names, f"one of {', '.join(names)}"
 
 
 def _require_none(problems: Iterable[str]) -> None:

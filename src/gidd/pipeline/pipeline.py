@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 
 import gidd
+from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
@@ -33,6 +34,9 @@ from gidd.sampling import Engine, OnStep, Plan, Request, Tokens, ban, parse_temp
 from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING = SamplingOptions()
+_MAX_DEFAULT_LENGTH = 2048
+"""The context of a model can be far longer than what a user expects to wait for."""
+
 _CPU_ROWS_PER_CALL, _GPU_ROWS_PER_CALL = 1, 16
 
 
@@ -104,7 +108,8 @@ class Pipeline:
             num_samples: Number of samples, each with its own random numbers.
             prompt: Beginning of every sample.
             suffix: End of every sample. Without it, a sample ends at its end-of-text token.
-            length: Number of tokens, including prompt and suffix; by default the full context.
+            length: Number of tokens, including prompt and suffix; by default the context of the
+                model, but at most 2,048.
             seed: With the index of a sample, determines all its random numbers.
             start_index: Index of the first sample; `generate(1, start_index=5)` returns the sixth
                 sample of `generate(6)`.
@@ -114,7 +119,7 @@ class Pipeline:
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
-        length = self.context if length is None else length
+        length = min(self.context, _MAX_DEFAULT_LENGTH) if length is None else length
         before = self.token_texts.encode(prompt, "the prompt")
         after = self.token_texts.encode(suffix, "the suffix")
         tokens = with_blanks(length, before, after)
@@ -189,6 +194,7 @@ class Pipeline:
         `protected` do not change; `changes` are fields of `options`, e.g. `temperature=0.2`. The
         other arguments are those of `generate`.
         """
+        require_arguments(seed=(seed, SEED))
         manifest = partial(self._manifest, time.perf_counter())
         plan = with_changes(options, changes, self.correct).plan()
         self._require_visible_scores("correction")
@@ -257,8 +263,11 @@ class Pipeline:
         start_index: int,
     ) -> list[Request]:
         """Return one request per sample; without `stop`, terminators are never written."""
-        if num_samples < 1:
-            raise ConfigError(f"num_samples must be at least 1, got {num_samples}.")
+        require_arguments(
+            num_samples=(num_samples, integer(1)),
+            seed=(seed, SEED),
+            start_index=(start_index, SEED),
+        )
         if plan is None:
             if options.gibbs or options.correction.calls:
                 self._require_visible_scores("gibbs" if options.gibbs else "correction")

@@ -19,7 +19,11 @@ def in_precision(denoiser: Denoiser, precision: Precision) -> DenoisingNetwork:
     """Return the denoiser with its backbone computing in `precision`."""
     if precision not in ("float32", "bf16"):
         raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
-    return denoiser if precision == "float32" else _Bfloat16(denoiser)
+    if precision == "float32":
+        return denoiser
+    if any(parameter.dtype == torch.float16 for parameter in denoiser.parameters()):
+        denoiser.float()  # autocast to bf16 has no layer norm for float16 weights on a CPU
+    return _Bfloat16(denoiser)
 
 
 @final

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gidd.common.files import read_json, write_json
+from gidd.common.urls import without_credentials
 from gidd.data import corpora, tokenizers
-from gidd.data.corpora.remote import without_credentials
 from gidd.data.loading.loader import LoaderConfig, import_grain
 from gidd.data.manifest import DataManifest
 from gidd.data.preparation.prepare import prepare

@@ -11,7 +11,7 @@ import torch
 
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
-from gidd.data.loading.shards import ShardSet
+from gidd.data.loading.shards import ShardSet, invalid_tokens
 from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
@@ -132,7 +132,10 @@ def unigram_entropy(shards: ShardSet, vocab_size: int, max_tokens: int = 1 << 24
     """
     counts, left = np.zeros(vocab_size, dtype=np.int64), max_tokens
     for shard in shards.shards:
-        counts += np.bincount(shard.tokens[:left], minlength=vocab_size)
+        tokens = shard.tokens[:left]
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise invalid_tokens(shard.file, vocab_size)
+        counts += np.bincount(tokens, minlength=vocab_size)
         left -= min(left, len(shard.tokens))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

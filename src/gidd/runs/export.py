@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from gidd.common.codec import from_yaml
+from torch import Tensor
+
+from gidd.common.codec import from_yaml, to_plain
+from gidd.common.files import explain_damage, read_regular
+from gidd.common.limits import CONTEXT_TOKENS, YAML_BYTES
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import CheckpointError
+from gidd.errors import CheckpointError, GiddError
 from gidd.models import save
 from gidd.models.init import Initializer
 from gidd.training.build import build_objective
 from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
+from gidd.training.checkpoints.folder import read_manifest
 from gidd.training.config import RunConfig
-from gidd.training.objective import AutoregressiveObjective, DiffusionObjective
+from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.world import World
+
+RUN_FILE = "run.yaml"
+"""File of a checkpoint with the configuration of its run."""
+
+_REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
+_BLOCK = re.compile(r"\.(?:blocks|layers)\.(\d+)\.")
+"""Number of a block in the name of a tensor, of a DiT or a Llama."""
+
+
+class _Trained(NamedTuple):
+    run: RunConfig
+    tokenizer: Tokenizer
+    objective: Objective
 
 
 def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
@@ -21,27 +42,21 @@ def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
 
     Exports the EMA of the weights if the run has one. `gidd.from_pretrained` loads a diffusion
     model, `transformers` an autoregressive one (a Llama). The world must have one process: the
-    model is not sharded.
+    model is not sharded. The run may be training: if it deletes the checkpoint that is being read,
+    the newest one is read instead.
 
     Returns:
         The checkpoint, and notes on newer checkpoints that were skipped because of damage.
     """
     checkpoints = Checkpoints(run_folder / "checkpoints", world, read_only=True)
-    checkpoint = checkpoints.latest_valid()
-    if checkpoint is None:
+    found = checkpoints.read_latest(lambda step: _read(checkpoints, step))
+    if found is None:
         raise CheckpointError(
             f"{checkpoints.folder} contains no checkpoint. Use the folder of a run (--out of "
             "`gidd train`) that has saved at least once."
         )
-    folder = checkpoints.path(checkpoint.step)
-    run = from_yaml(RunConfig, (folder / "run.yaml").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.load(folder)
-    objective = build_objective(run, tokenizer.vocab).to_empty(device="cpu")
-    objective.network.reset_parameters(Initializer())  # for the rotary buffers of a Llama
-    prefix = "model." if run.train.ema_decay is None else "ema."
-    weights = {prefix + name: value.detach() for name, value in objective.named_parameters()}
-    record = checkpoints.read(checkpoint.step, weights, partial=True)
-    summary = {"steps": checkpoint.step, "run": record["run"]}
+    checkpoint, (run, tokenizer, objective) = found
+    summary = {"steps": checkpoint.step, "run": to_plain(run)}
     if isinstance(objective, DiffusionObjective):
         save(out, objective.denoiser, objective.schedule, summary)
     else:
@@ -49,3 +64,51 @@ def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
         objective.model.save(out)
     tokenizer.save(out)
     return checkpoint
+
+
+def _read(checkpoints: Checkpoints, step: int) -> _Trained:
+    """Read a checkpoint; it is not trusted, and its run may delete it meanwhile."""
+    folder = checkpoints.path(step)
+    try:
+        with explain_damage(str(folder), _REMEDY, CheckpointError):
+            text = read_regular(folder / RUN_FILE, CheckpointError, YAML_BYTES)
+            run = from_yaml(RunConfig, text.decode())
+            run.check()
+            tokenizer = Tokenizer.load(folder)
+            _require_sizes(run, tokenizer, folder, step)
+            objective = build_objective(run, tokenizer.vocab)
+            # compared on the meta device first: nothing larger than the files is allocated
+            checkpoints.require_same_model(step, _weights(run, objective), partial=True)
+            objective = objective.to_empty(device="cpu")
+            objective.network.reset_parameters(Initializer())  # for the rotary buffers of a Llama
+            checkpoints.read(step, _weights(run, objective), partial=True)
+    except CheckpointError:
+        raise
+    except GiddError as error:  # of run.yaml or of the tokenizer
+        raise CheckpointError(f"{folder}: {error}") from error
+    return _Trained(run, tokenizer, objective)
+
+
+def _weights(run: RunConfig, objective: Objective) -> Mapping[str, Tensor]:
+    """Return the parameters by their names in the checkpoint: of the EMA if the run has one."""
+    prefix = "model." if run.train.ema_decay is None else "ema."
+    return {prefix + name: value.detach() for name, value in objective.named_parameters()}
+
+
+def _require_sizes(run: RunConfig, tokenizer: Tokenizer, folder: Path, step: int) -> None:
+    """Refuse sizes that the tensors do not have, before a module per layer is built."""
+    tensors = read_manifest(folder, step).tensors
+    blocks = {found[1] for name in tensors if (found := _BLOCK.search(name))}
+    if run.model.num_layers != len(blocks):
+        raise CheckpointError(
+            f"{folder / RUN_FILE}: model.num_layers must be {len(blocks)}, the number of blocks "
+            f"among the tensors, got {run.model.num_layers}. {_REMEDY}"
+        )
+    shapes = [text.partition(" ")[2] for text in tensors.values()]
+    sizes = {int(size) for shape in shapes for size in re.findall(r"\d+", shape)}
+    if tokenizer.vocab.size not in sizes:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {tokenizer.vocab.size} tokens, but no tensor has that "
+            f"size. {_REMEDY}"
+        )
+    CONTEXT_TOKENS.require(run.data.length, f"{folder / RUN_FILE}: data.length", CheckpointError)

@@ -7,21 +7,24 @@ loop. `out` contains `data/` (if it was prepared there), `checkpoints/`, `metric
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from gidd.common.codec import from_plain, to_yaml
+from gidd.common.terminal import shorten
 from gidd.data.loading.loader import Loader, open_split
 from gidd.data.tokenizers import TOKENIZER_FILE, TOKENIZER_SETTINGS, Tokenizer
-from gidd.errors import DataError
+from gidd.errors import CheckpointError, DataError
 from gidd.runs.data import data_warnings, ensure_prepared, loader_config
 from gidd.runs.evaluate import build_evaluation
 from gidd.training.build import build_state
 from gidd.training.checkpoints.checkpoints import Checkpoints
-from gidd.training.checkpoints.folder import folder_name, read_record, steps_in
+from gidd.training.checkpoints.folder import RECORD, folder_name, read_record, steps_in
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.loop import train
 from gidd.training.reporting.report import Report
@@ -99,8 +102,8 @@ def require_same_run(run: RunConfig, out: Path) -> None:
     folder = out / "checkpoints"
     try:
         record = read_record(folder / folder_name(steps_in(folder)[-1]))
-        saved = from_plain(RunConfig, record["run"])
-    except (IndexError, KeyError, OSError, ValueError):
+        saved = from_plain(RunConfig, record.get("run"))
+    except (IndexError, OSError, ValueError):
         return  # no checkpoint, or a damaged one: `restore` reports it
     require_same_training(saved, run)
 
@@ -112,10 +115,28 @@ def restore(
     restored = checkpoints.restore(state.tensors())
     if restored is None:
         return []
-    changed = require_same_training(from_plain(RunConfig, restored.record["run"]), run)
-    require_same_tokenizer(checkpoints.path(restored.step), tokenizer)
-    state.restore(restored.record)
+    checkpoint, record = checkpoints.path(restored.step), restored.record
+    saved = from_plain(RunConfig, record.get("run"), f"{checkpoint / RECORD}: run")
+    changed = require_same_training(saved, run)
+    require_same_tokenizer(checkpoint, tokenizer)
+    require_valid_progress(checkpoint / RECORD, restored.step, record)
+    state.restore(record)
     return [*restored.notes, *changed, f"resumed from step {state.step}"]
+
+
+def require_valid_progress(path: Path, step: int, record: Mapping[str, Any]) -> None:
+    """Refuse a record whose step or sums since the last report are not what `TrainState` saved."""
+    sums: Any = record.get("pending")
+    are_sums = isinstance(sums, dict) and all(
+        isinstance(value, int | float) and abs(value) < sys.float_info.max  # NaN is not less
+        for value in cast("dict[str, Any]", sums).values()
+    )
+    if record.get("step") != step or not are_sums:
+        raise CheckpointError(
+            f"{path}: step must be {step} and pending an object of finite numbers, got "
+            f"{shorten(record.get('step'))} and {shorten(sums)}. Copy the checkpoint from a "
+            "backup, or use another --out to start a new run."
+        )
 
 
 def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:

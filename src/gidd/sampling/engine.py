@@ -12,7 +12,7 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
-from gidd.sampling.network import DenoisingNetwork
+from gidd.sampling.network import DenoisingNetwork, require_finite_predictions
 from gidd.sampling.plan import Plan, Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import Processor
@@ -130,7 +130,11 @@ class Engine:
         on_step: OnStep | None = None,
         members: Sequence[int] = (),
     ) -> None:
-        """Step all sequences of a canvas to the end of their plans (one, or one each), in place."""
+        """Step all sequences of a canvas to the end of their plans (one, or one each), in place.
+
+        Raises `CheckpointError` at the end if any prediction was not finite.
+        """
+        is_finite = canvas.protected.new_ones(())
         plans = [plan] * len(canvas.tokens) if isinstance(plan, Plan) else plan
         num_steps = canvas.step_index.new_tensor([len(plan) for plan in plans])
         while phases := _active(canvas, plans):
@@ -138,9 +142,11 @@ class Engine:
             before = canvas.tokens[stepped]
             for step, rows in phases:
                 for part in rows.split(self.rows_per_call):
-                    self._step(canvas, plans, step, part, processors, record)
+                    prediction = self._step(canvas, plans, step, part, processors, record)
+                    is_finite = is_finite & prediction.is_finite
             if on_step:
                 on_step(StepEvent(canvas, stepped, before, num_steps, record, members))
+        require_finite_predictions(bool(is_finite))
 
     def _step(
         self,
@@ -150,7 +156,7 @@ class Engine:
         rows: Int[Tensor, " K"],
         processors: Sequence[Processor],
         record: Record | None,
-    ) -> None:
+    ) -> Prediction:
         """Step at most `rows_per_call` sequences, in a batch padded to exactly that size."""
         num = len(rows)
         padded = torch.cat([rows, rows[:1].expand(self.rows_per_call - num)])
@@ -183,6 +189,7 @@ class Engine:
         canvas.accept(rows, output.first(num), s[:num], log)
         canvas.restore_best(rows[(following == end)[:num]], log)
         canvas.step_index[rows] = following[:num]
+        return prediction
 
     def _canvas(self, requests: Sequence[Request]) -> Canvas:
         given = [[-1 if v is None else v for v in request.tokens] for request in requests]

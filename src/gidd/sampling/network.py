@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Protocol, final
 import torch
 from torch import Tensor
 
+from gidd.errors import CheckpointError
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+
+def require_finite_predictions(is_finite: bool) -> None:
+    """Raise `CheckpointError` if a network predicted NaN: its samples and scores mean nothing."""
+    if not is_finite:
+        raise CheckpointError(
+            "the predictions of the model are not finite numbers: its weights are damaged or so "
+            "large that they overflow. Use another checkpoint of the model."
+        )
 
 
 class DenoisingNetwork(Protocol):

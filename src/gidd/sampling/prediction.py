@@ -64,6 +64,8 @@ class Prediction:
         self.processors = processors
         self.was_read = torch.zeros(len(z), dtype=torch.bool, device=z.device)
         """Sequences for which a prediction was requested; if none, the network is not called."""
+        self.is_finite = self.was_read.new_ones(())
+        """Whether all that was read is finite; a tensor, so that no step waits for a GPU."""
         self._hidden: Tensor | None = None
 
     def read(self, where: Bool[Tensor, "B L"], function: RowFunction) -> tuple[Tensor, ...]:
@@ -112,6 +114,8 @@ class Prediction:
         if len(self.z) > 1:
             hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
         rows = self.network.distribution(hidden)
+        # of a softmax either all entries are NaN or none
+        self.is_finite = self.is_finite & rows[:, 0].isfinite().all()
         block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
         for part, indices in zip(rows.split(block), index.split(block), strict=False):
             for processor in self.processors:

@@ -20,6 +20,7 @@ from torch import Tensor
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
+from gidd.sampling.defaults import MAX_TEMPERATURE
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
 
 
 def require_temperature(field: str, temperature: float) -> None:
-    """Check that a temperature is finite and not negative."""
-    if not 0 <= temperature < float("inf"):
+    """Check that a temperature is not negative and that float32 can represent it."""
+    if not 0 <= temperature <= MAX_TEMPERATURE:
         raise ConfigError(
-            f"{field} must be a finite number of at least 0, got {temperature}. 0 always takes the "
-            "most likely token, 1 leaves x_theta unchanged; the paper corrects with 0.1 to 0.5."
+            f"{field} must be a number in [0, {MAX_TEMPERATURE:g}], got {temperature}. 0 always "
+            "takes the most likely token, 1 leaves x_theta unchanged; the paper corrects with 0.1 "
+            "to 0.5."
         )
 
 
@@ -107,7 +109,8 @@ class TopP:
             return p
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered  # mass of all more likely tokens
-        kept = torch.where(before < self.mass, ordered, 0)
+        # float32 rounds a smaller mass to 0, and not even the first token would be kept
+        kept = torch.where(before < max(self.mass, TINY), ordered, 0)
         return _normalise(torch.zeros_like(p).scatter(-1, order, kept))
 
 

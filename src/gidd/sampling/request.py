@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from gidd.common.allowed import SEED, field_problems, integer, require_arguments
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.plan import Plan
 from gidd.sampling.processors import Processor
@@ -14,6 +15,9 @@ from gidd.vocab import Vocab
 
 Tokens = tuple[int | None, ...]
 """Token ids; None is a blank to fill."""
+
+_MAX_LENGTH = 1 << 24
+"""Of a sequence, which is made before its length is compared with the model's context."""
 
 
 @final
@@ -63,12 +67,8 @@ class Request:
                 f"token ids must be in [0, {vocab.size}), the vocabulary size, got "
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
-        for name in ("seed", "sample_index"):
-            if not 0 <= getattr(self, name) < 2**63:
-                raise ConfigError(
-                    f"request.{name} must be in [0, 2**63), got {getattr(self, name)}. "
-                    "Choose any integer in this range."
-                )
+        for problem in field_problems(self, "request.", seed=SEED, sample_index=SEED):
+            raise ConfigError(problem)
         if self.protected is not None and len(self.protected) != len(self.tokens):
             raise ConfigError(
                 f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
@@ -126,11 +126,8 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
 
     For samples of at most `length` tokens set `Request.stop`.
     """
-    if length < 1:
-        raise ConfigError(
-            f"length must be at least 1, got {length}. It is the length of the sample in tokens, "
-            "prompt and suffix included."
-        )
+    meaning = "It is the length of the sample in tokens, prompt and suffix included."
+    require_arguments(length=(length, integer(1, _MAX_LENGTH, meaning)))
     num_blanks = length - len(prefix) - len(suffix)
     if num_blanks < 1:
         raise DataError(

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Self, final
 
 from gidd import diffusion  # imports its names, and torch, on first use
+from gidd.common.codec import RECORDED_AS
+from gidd.common.urls import without_credentials
 from gidd.diffusion.constants import PAPER_CEILING, TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import SIZES, DiTConfig
@@ -164,6 +166,10 @@ class Autoregressive:
         return ()
 
 
+def _without_credentials(sources: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(without_credentials, sources))
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -172,8 +178,10 @@ class DataConfig:
     folder: Path | None = None
     """Folder written by `gidd data prepare`; takes precedence over the sources."""
 
-    sources: tuple[str, ...] = ()
-    """Corpora or files to prepare, as for `gidd data prepare`."""
+    sources: tuple[str, ...] = field(
+        default=(), repr=False, metadata={RECORDED_AS: _without_credentials}
+    )
+    """Corpora, files or URLs to prepare, as for `gidd data prepare`."""
 
     tokenizer: int | str = "gpt2"
     """As for `gidd data prepare`; a number trains a BPE tokenizer of that vocabulary size."""

@@ -15,7 +15,7 @@ from gidd.common.codec import to_plain
 from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training.checkpoints import Checkpoints
-from gidd.training.config import RunConfig
+from gidd.training.config import RunConfig, TrainConfig
 from gidd.training.objective import Metrics, ObjectiveOutput
 from gidd.training.parallel import sync_gradients_if_last
 from gidd.training.reporting import Report, Speed
@@ -51,6 +51,17 @@ def train(
     complete; if a signal stopped it earlier, its state has been saved.
     """
     config, settings = run.train, {"run": to_plain(run)}
+
+    def report_evaluation() -> None:
+        watchdog.phase(state.step, "evaluation")
+        with speed.paused():
+            report.evaluation(state.step, *evaluate(state))
+
+    # interrupted between the save and the evaluation of this step; only rank 0 has the log
+    if _is_evaluation_due(config, state.step) and any(
+        world.sum([report.lacks_evaluation(state.step)])
+    ):
+        report_evaluation()
     if state.step >= config.steps:
         return True
     watchdog.phase(state.step, "dry run")
@@ -75,14 +86,13 @@ def train(
             metrics |= {"grad_norm": found.norm, "learning_rate": learning_rate}
             report.training(state.step, metrics | speed.wall(config.steps - state.step))
             state.pending = {}
-        if state.step % config.evaluate_every == 0 or last:
-            watchdog.phase(state.step, "evaluation")
-            with speed.paused():
-                report.evaluation(state.step, *evaluate(state))
+        # saved first: an evaluation that fails loses no step
         if state.step % config.save_every == 0 or last or found.stop:
             watchdog.phase(state.step, "checkpoint")
             with speed.paused():
                 checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
+        if _is_evaluation_due(config, state.step):
+            report_evaluation()
         if found.stop:
             break
         if not last:
@@ -91,6 +101,10 @@ def train(
 
     checkpoints.wait()
     return state.step == config.steps
+
+
+def _is_evaluation_due(config: TrainConfig, step: int) -> bool:
+    return step > 0 and (step % config.evaluate_every == 0 or step == config.steps)
 
 
 class Gradients(NamedTuple):

@@ -23,7 +23,7 @@ HUNG = 76
 """Exit status of a process that waited longer than `train.timeout`."""
 
 _HEARTBEAT_SECONDS = 1.0
-_PHASES = ("start", "dry run", "evaluation", "checkpoint", "data", "step", "writing")
+_PHASES = ("start", "checkpoint", "evaluation", "dry run", "data", "step", "writing")
 """Phases between two step numbers, in order: a rank in an earlier phase is behind."""
 
 

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from gidd.viz.html import Replay as Replay, write_page as write_page
     from gidd.viz.plots import plot_runs as plot_runs
     from gidd.viz.run_log import MetricSeries as MetricSeries, RunLog as RunLog
-    from gidd.viz.terminal import CanvasView as CanvasView, printable as printable
+    from gidd.viz.terminal import CanvasView as CanvasView
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from gidd.viz.terminal import printable
+from gidd.common.terminal import printable
 
 _CONTEXT = 80
 """Characters of an unchanged line that are shown on either side of a change."""

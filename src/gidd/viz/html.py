@@ -74,9 +74,9 @@ def write_page(
     )
     page = Template(_asset("page.html")).substitute(
         policy=html.escape(policy),
-        title=html.escape(title),
-        about=html.escape(about),
-        text=html.escape(text),
+        title=_escape(title),
+        about=_escape(about),
+        text=_escape(text),
         style=style,
         data=_json(data),
         script=script,
@@ -134,6 +134,11 @@ def _other_choices(
 
 def _permille(probability: torch.Tensor) -> list[int]:
     return (1000 * probability.cpu().double()).round().long().tolist()
+
+
+def _escape(text: str) -> str:
+    """Return text as HTML; bytes of a file name that are not UTF-8 become question marks."""
+    return html.escape(text.encode(errors="replace").decode())
 
 
 def _json(value: object) -> str:

@@ -27,6 +27,7 @@ _RAW: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8, "zorder": 1}
 _SMOOTH: dict[str, Any] = {"linewidth": 1.8, "zorder": 2}
 _POINTS: dict[str, Any] = {"markersize": 7, "markeredgecolor": "white", "zorder": 3}
 _LABEL: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "fontsize": "small"}
+_LABEL["parse_math"] = False  # names of runs may have dollar signs
 _INCHES, _DPI = (12.0, 7.0), 150
 _STYLE = {
     "axes.axisbelow": True,

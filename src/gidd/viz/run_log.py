@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gidd.common.terminal import printable
 from gidd.training.reporting import log as metrics_log
 
 _SMOOTHING = 40
 """The smoothing window is this fraction of all points: one in 40."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+"""Larger values are infinite in training, and their sums would overflow here."""
 
 
 class MetricSeries(NamedTuple):
@@ -44,12 +48,12 @@ class RunLog:
     def read(cls, path: Path) -> RunLog:
         """Read the log of a run, given its folder or the log file."""
         folder = path if path.is_dir() else path.parent
-        return cls(folder.resolve().name, metrics_log.read(path))
+        return cls(printable(folder.resolve().name), metrics_log.read(path))
 
     def curve(self, kind: metrics_log.LineKind, name: str) -> MetricSeries:
         """Return the finite values of a metric; empty if the run has none."""
         lines = [line for line in self.lines if line["kind"] == kind and name in line]
         steps = np.array([line["step"] for line in lines], dtype=np.int64)
         values = np.array([float(line[name]) for line in lines], dtype=np.float64)
-        finite = np.isfinite(values)
+        finite = np.abs(values) <= _LARGEST  # NaN is not
         return MetricSeries(steps[finite], values[finite])

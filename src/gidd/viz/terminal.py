@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Self, final
 
@@ -14,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gidd.common.terminal import printable
 from gidd.sampling import StepEvent
 
 _FRAMES_PER_SECOND = 15
@@ -22,9 +22,6 @@ _FRESH_STEPS = 4
 
 _FRAME_LINES = 7
 """Lines that are not text: border, bar, status, legend and an empty line."""
-
-_HARMLESS = "\n\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Not printable by Unicode, but parts of ordinary text such as emoji and Persian."""
 
 _BLANK = " ░░░"
 _STYLES = {
@@ -35,18 +32,6 @@ _STYLES = {
     "settled": ("settled", ""),
 }
 """State of a token -> its name in the legend, and its style."""
-
-
-def printable(text: str) -> str:
-    """Replace control characters except line breaks, so that text cannot control a terminal."""
-    return "".join(
-        c if c.isprintable() or c in _HARMLESS else " " if _is_space(c) else "\ufffd"
-        for c in text.replace("\r\n", "\n")
-    )
-
-
-def _is_space(character: str) -> bool:
-    return character == "\t" or unicodedata.category(character) == "Zs"
 
 
 @final

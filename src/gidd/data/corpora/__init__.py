@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gidd.common.urls import is_url
 from gidd.data.corpora.base import Corpus
 from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus
 from gidd.data.corpora.formats import Files
 from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus
 from gidd.data.corpora.hub_corpora import HUB_CORPORA
-from gidd.data.corpora.remote import is_url
 from gidd.data.corpora.sotu import SOTU
 from gidd.errors import ConfigError
 

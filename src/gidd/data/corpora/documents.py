@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.terminal import shorten
 from gidd.errors import DataError
 
 FIX_FILE = "Fix the file or leave it out."
@@ -25,6 +27,11 @@ class Documents(ABC):
     @abstractmethod
     def name(self) -> str:
         """Path, URL or other location, for messages and records."""
+
+    @property
+    def location(self) -> str:
+        """What is opened: `name`, but a URL with its credentials or references to them."""
+        return self.name
 
     @abstractmethod
     def stamp(self) -> list[int]:
@@ -45,7 +52,7 @@ def text_of(value: object, column: str, place: str) -> str:
     if not isinstance(text, str):
         raise DataError(
             f'{place}: a document must be an object with a string in "{column}", '
-            f"got {str(value)[:80]!r}. {FIX_FILE}"
+            f"got {shorten(value)}. {FIX_FILE}"
         )
     try:
         text.encode()
@@ -54,21 +61,34 @@ def text_of(value: object, column: str, place: str) -> str:
     return text
 
 
+def require_document_size(num_bytes: int, place: str) -> None:
+    """Raise a `DataError` if a document, or the line that contains it, is too long."""
+    if num_bytes > DOCUMENT_BYTES.value:
+        raise DataError(
+            f"{place}: a document must have at most {DOCUMENT_BYTES.value:,} bytes, got more. "
+            "Split it into several, for example lines of a .jsonl file, or raise the limit: "
+            f"{DOCUMENT_BYTES.variable}=N."
+        )
+
+
 def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:
     """Return the error for a table that lacks the text column."""
     return DataError(
-        f'{place} must have a column "{column}", it has {sorted(columns)}. Rename the column, or '
-        "for a dataset on the Hugging Face hub name it: hf:ORG/NAME?text=COLUMN."
+        f'{place} must have a column "{column}", it has {shorten(sorted(columns))}. Rename the '
+        "column, or for a dataset on the Hugging Face hub name it: hf:ORG/NAME?text=COLUMN."
     )
 
 
-def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[str]:
-    """Yield the documents of (source, start, stop) ranges; raise if a source has fewer."""
+def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[str, str]]:
+    """Yield place and text of the documents of (source, start, stop) ranges.
+
+    Raise if a source has fewer.
+    """
     for documents, start, stop in parts:
         found = 0
         for text in documents.read(start, stop):
             found += 1
-            yield text
+            yield f"{documents.name}, document {start + found}", text
         if found != stop - start:
             raise DataError(
                 f"{documents.name} must have documents {start} to {stop - 1}, but has only "

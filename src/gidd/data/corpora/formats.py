@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from gzip import GzipFile
-from io import BufferedReader
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
+from gidd.common.files import file_kind
+from gidd.common.limits import DOCUMENT_BYTES
 from gidd.common.optional import optional_package
+from gidd.common.urls import is_url, without_credentials
 from gidd.data.corpora import remote
 from gidd.data.corpora.base import Corpus
-from gidd.data.corpora.documents import FIX_FILE, Documents, no_column, text_of
+from gidd.data.corpora.decompression import decompress, most_bytes, require_ratio
+from gidd.data.corpora.documents import (
+    FIX_FILE,
+    Documents,
+    no_column,
+    require_document_size,
+    text_of,
+)
 from gidd.errors import DataError
 
 _JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", ".gz", ".zst"))
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
-_LARGEST = 1 << 30
-"""Maximum bytes of a document, which must fit in memory."""
+_TEXT_TYPES = ("string", "large_string", "string_view")
+"""Arrow's types of strings."""
+
+_BATCH_BYTES = 1 << 24
+_BATCH_ROWS = 1024
+_ROW_BYTES = 8
+"""What a document adds to a shard's index, whatever its length."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Files(Corpus):
     """A file, or all files of a folder sorted by name; a path or a URL."""
 
     name: str
     description = "files, folders and URLs: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+
+    def __repr__(self) -> str:
+        return f"Files({without_credentials(self.name)})"
 
     def documents(self) -> list[Documents]:
         """Return one document per text file, JSON line or Parquet row."""
@@ -50,10 +68,14 @@ class _File(Documents):
 
     @property
     def name(self) -> str:
-        return remote.without_credentials(self.path)
+        return without_credentials(self.path)
+
+    @property
+    def location(self) -> str:
+        return self.path
 
     def stamp(self) -> list[int]:
-        if remote.is_url(self.path):
+        if is_url(self.path):
             return remote.stamp(self.path)
         status = Path(self.path).stat()
         return [status.st_size, status.st_mtime_ns]
@@ -62,16 +84,11 @@ class _File(Documents):
     def _open(self, *, from_start: bool) -> Generator[Any]:
         """Open the file, decompressed; any error of the block is raised as a `DataError`."""
         with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
-            if self.name.endswith(".gz"):
-                yield GzipFile(fileobj=file)
-            elif self.name.endswith(".zst"):
-                arrow = optional_package("pyarrow", "data")
-                yield BufferedReader(arrow.CompressedInputStream(file, "zstd"))
-            else:
-                yield file
+            yield decompress(file, self.name) if self.name.endswith((".gz", ".zst")) else file
 
     def _raw(self, from_start: bool) -> Any:
-        if remote.is_url(self.path):
+        _require_regular_file(self.path)  # again: it may have been replaced since it was found
+        if is_url(self.path):
             return remote.open_url(self.path, from_start=from_start)
         return Path(self.path).open("rb")
 
@@ -86,8 +103,8 @@ class _TextFile(_File):
     def read(self, start: int, stop: int) -> Iterator[str]:
         if start < stop:
             with self._open(from_start=True) as file:
-                data: bytes = file.read(_LARGEST + 1)
-                _require_size(data, self.name)
+                data: bytes = file.read(DOCUMENT_BYTES.value + 1)
+                require_document_size(len(data), self.name)
                 yield _decode(data, self.name, 1)
 
 
@@ -108,13 +125,17 @@ class _JsonLines(_File):
                 value: object = json.loads(text)
             except ValueError as error:
                 raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
+            except RecursionError as error:
+                raise DataError(f"{place}: nested too deeply. {FIX_FILE}") from error
             yield text_of(value, self.column, place)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         with self._open(from_start=True) as file:
-            lines = iter(lambda: file.readline(_LARGEST + 1), b"")
+            longest = DOCUMENT_BYTES.value
+            lines = iter(partial(file.readline, longest + 1), b"")
             for number, line in enumerate(lines, start=1):
-                _require_size(line, f"{self.name}, line {number}")
+                if len(line) > longest:
+                    require_document_size(len(line), f"{self.name}, line {number}")
                 if line.strip():
                     yield number, line
 
@@ -133,18 +154,59 @@ class ParquetFile(_File):
         """Yield the texts; row groups outside the range are not read."""
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
-            if self.column not in table.schema_arrow.names:
-                raise no_column(self.name, self.column, table.schema_arrow.names)
-            row = 0
+            kind = self._kind_of_text(table.schema_arrow)
+            file_size, num_bytes, row = _size(file), 0, 0
+            most, longest, name = most_bytes(file_size), DOCUMENT_BYTES.value, self.name
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
                 if row < stop and row + rows > start:
-                    texts = table.read_row_group(group, [self.column]).column(self.column)
-                    for number in range(max(row, start), min(row + rows, stop)):
-                        text = texts[number - row].as_py()
-                        place = f"{self.name}, row {number + 1}"
-                        yield text_of({self.column: text}, self.column, place)
+                    values = self._values(table, group, kind, file_size)
+                    for number, value in enumerate(islice(values, stop - row), start=row):
+                        place, data = f"{name}, row {number + 1}", value.as_buffer()
+                        length = 0 if data is None else data.size
+                        num_bytes += length + _ROW_BYTES  # a dictionary stores values once
+                        if num_bytes > most:
+                            require_ratio(num_bytes, file_size, place)
+                        if number < start:
+                            continue
+                        if length > longest:
+                            require_document_size(length, place)
+                        yield text_of({self.column: value.as_py()}, self.column, place)
                 row += rows
+
+    def _kind_of_text(self, schema: Any) -> Any:
+        """Return the type of the text column; raise if it does not hold strings."""
+        types = optional_package("pyarrow.types", "data")
+        if schema.names.count(self.column) != 1:
+            raise no_column(self.name, self.column, schema.names)
+        kind = schema.field(self.column).type
+        stored = getattr(kind, "storage_type", kind)  # of an extension type
+        if str(stored.value_type if types.is_dictionary(stored) else stored) not in _TEXT_TYPES:
+            raise DataError(
+                f'{self.name}: a document must be a row with a string in "{self.column}", got a '
+                f"column of {str(kind)[:80]}. {FIX_FILE}"
+            )
+        return stored
+
+    def _values(self, table: Any, group: int, kind: Any, file_size: int) -> Iterator[Any]:
+        """Yield the strings of a row group as Arrow scalars.
+
+        The sizes are those that the footer states; pages that contradict it are not noticed. Each
+        row may hold the longest string, which is stored once: hence batches of few rows. Arrays
+        with a dictionary do not repeat it, but copy the dictionary for every batch.
+        """
+        about = table.metadata.row_group(group)
+        columns = [about.column(number) for number in range(about.num_columns)]
+        (column,) = (each for each in columns if each.path_in_schema == self.column)
+        size = column.total_uncompressed_size
+        require_ratio(size, min(column.total_compressed_size, file_size), self.name)
+        least = 64 if optional_package("pyarrow.types", "data").is_dictionary(kind) else 1
+        rows = min(max(least, _BATCH_BYTES // max(1, size)), _BATCH_ROWS)
+        for batch in table.iter_batches(rows, row_groups=[group], columns=[self.column]):
+            for value in batch.column(0):
+                while not hasattr(value, "as_buffer"):  # of an extension type or a dictionary
+                    value = value.value
+                yield value
 
 
 def find_documents(path: str | Path) -> list[Documents]:
@@ -152,11 +214,11 @@ def find_documents(path: str | Path) -> list[Documents]:
 
     `path` may be the URL of either; `*` in a URL matches any name.
     """
-    if isinstance(path, str) and remote.is_url(path):
+    if isinstance(path, str) and is_url(path):
         return [reader(file) for file in remote.list_files(path, _ENDINGS)]
     path = Path(path)
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.name.endswith(_ENDINGS)]
+        files = [file for file in path.rglob("*") if _is_named_like_documents(file)]
         files.sort(key=lambda file: file.relative_to(path).parts)
         if not files:
             raise DataError(
@@ -164,7 +226,7 @@ def find_documents(path: str | Path) -> list[Documents]:
                 "Check the folder."
             )
         return [reader(str(file)) for file in files]
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         raise DataError(
             f"{path} is neither a file, nor a folder, nor a corpus of `gidd data list`. "
             "Check the spelling."
@@ -174,7 +236,15 @@ def find_documents(path: str | Path) -> list[Documents]:
 
 def reader(path: str, column: str = "text") -> Documents:
     """Return the documents of a file, whose format is given by the ending of its name."""
-    name = remote.without_credentials(path)
+    name = without_credentials(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise DataError(
+            f"{shown}: the name of a source must be UTF-8, because it is recorded. Rename the file."
+        ) from error
+    _require_regular_file(path)
     if name.endswith(_JSON_LINES):
         return _JsonLines(path, column)
     if name.endswith(".parquet"):
@@ -187,12 +257,27 @@ def reader(path: str, column: str = "text") -> Documents:
     )
 
 
-def _require_size(data: bytes, place: str) -> None:
-    if len(data) > _LARGEST:
+def _is_named_like_documents(path: Path) -> bool:
+    """Return whether a file, or anything else but a folder, has the name of a source."""
+    return path.name.endswith(_ENDINGS) and (path.is_symlink() or not path.is_dir())
+
+
+def _require_regular_file(name: str) -> None:
+    """Refuse local pipes, devices and broken links: opening one may wait forever."""
+    scheme, mark, rest = name.partition("://")
+    if mark and scheme not in ("file", "local"):
+        return
+    path = Path(rest if mark else name)
+    if (path.is_symlink() or path.exists()) and not path.is_file():
         raise DataError(
-            f"{place}: a document must have at most {_LARGEST:,} bytes, this one has more. "
-            "Split it into several, for example as lines of a .jsonl file."
+            f"{path} is a {file_kind(path)}, not a file. Leave it out, or write the documents to "
+            "a file and use that."
         )
+
+
+def _size(file: Any) -> int:
+    file.seek(0, os.SEEK_END)
+    return file.tell()
 
 
 def _decode(data: bytes, path: str, line: int) -> str:

@@ -16,8 +16,9 @@ from typing import Any, final
 from urllib.parse import parse_qsl
 
 from gidd.common.optional import optional_package
+from gidd.common.urls import require_no_references
 from gidd.data.corpora.base import Corpus
-from gidd.data.corpora.documents import Documents, no_column, text_of
+from gidd.data.corpora.documents import Documents, no_column, require_document_size, text_of
 from gidd.data.corpora.formats import reader
 from gidd.data.corpora.remote import make_stamp, wrap_errors
 from gidd.errors import ConfigError
@@ -87,7 +88,7 @@ class HubCorpus(Corpus):
             num_shards = builder.as_streaming_dataset(split=split).num_shards
             files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
         if files and all(file.endswith(".parquet") for file in files):
-            return [reader(file, self.text_field) for file in files]
+            return [reader(require_no_references(file), self.text_field) for file in files]
         return [_Shard(self, split, number, num_shards) for number in range(num_shards)]
 
 
@@ -132,7 +133,10 @@ class _Shard(Documents):
             for number, row in enumerate(stream, start=start + 1):
                 if column not in row:
                     raise no_column(self.name, column, list(row))
-                yield text_of(row, column, f"{self.name}, document {number}")
+                place = f"{self.name}, document {number}"
+                text = text_of(row, column, place)
+                require_document_size(len(text.encode()), place)
+                yield text
 
     def _stream(self) -> Any:
         stream = _builder(self.corpus).as_streaming_dataset(split=self.split)

@@ -1,19 +1,25 @@
 """Remote files: any URL that `fsspec` supports (https://, s3://, gs://, hf://, file://, ...).
 
-A URL may contain credentials, before the host and after "?". They are used to open it and never
-recorded: manifests, plans and messages contain the result of `without_credentials`.
+A URL may contain credentials, before the host and after "?", or references to them. References are
+replaced when it is opened. Credentials are never recorded: manifests, plans and messages contain
+the result of `without_credentials`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import BufferedReader
 from typing import Any
 
 from gidd.common.optional import optional_package
+from gidd.common.urls import (
+    expand_secrets,
+    hide_secrets,
+    restore_references,
+    without_credentials,
+)
 from gidd.errors import DataError, GiddError
 
 SECONDS_TO_CONNECT = 30
@@ -33,40 +39,20 @@ _REMEDY = (
 )
 
 
-def is_url(name: str) -> bool:
-    """Return whether a source is a URL rather than a path."""
-    return "://" in name
-
-
-def without_credentials(name: str) -> str:
-    """Remove user, password, query and fragment from a URL; leave other names unchanged."""
-    scheme, mark, rest = name.partition("://")
-    if not mark:
-        return name
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def redacted(text: str) -> str:
-    """Apply `without_credentials` to every URL in a text."""
-    return re.sub(r"[\w+.-]+://[^\s'\"<>]+", lambda found: without_credentials(found[0]), text)
-
-
 def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
     """Return the files of a URL whose names have one of the endings.
 
     The URL is a file if it has one of the endings itself, otherwise a folder or a pattern with `*`.
     """
     place = without_credentials(url)
-    with wrap_errors(place, _REMEDY):
-        system, path = _system(url)
+    with _connect(url) as (system, path):
         if "*" in place:
             found = system.glob(path)
         elif place.endswith(endings):
             return [url]
         else:
             found = system.find(path)
-        files = [system.unstrip_protocol(file) for file in found]
+        files = restore_references(map(system.unstrip_protocol, found), url)
     files = [file for file in files if without_credentials(file).endswith(endings)]
     if not files:
         raise DataError(
@@ -78,8 +64,7 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
 
 def stamp(url: str) -> list[int]:
     """Return the size in bytes (-1 if unknown) and a number that changes with the file."""
-    with wrap_errors(without_credentials(url), _REMEDY):
-        system, path = _system(url)
+    with _connect(url) as (system, path):
         about = system.info(path)
     return make_stamp(about.get("size"), [about.get(field) for field in _VERSION])
 
@@ -93,8 +78,7 @@ def make_stamp(size: int | None, version: object) -> list[int]:
 @contextmanager
 def open_url(url: str, *, from_start: bool) -> Generator[Any]:
     """Open a remote file, for sequential reading or for random access."""
-    with wrap_errors(without_credentials(url), _REMEDY):
-        system, path = _system(url)
+    with _connect(url) as (system, path):
         # a single response works with servers that do not support byte ranges
         options = {"block_size": 0} if from_start and url.startswith("http") else {}
         with system.open(path, "rb", **options) as file:
@@ -102,8 +86,8 @@ def open_url(url: str, *, from_start: bool) -> Generator[Any]:
 
 
 @contextmanager
-def wrap_errors(place: str, remedy: str) -> Generator[None]:
-    """Re-raise any exception as a `DataError` that names `place` and contains no credentials."""
+def wrap_errors(source: str, remedy: str) -> Generator[None]:
+    """Re-raise any exception as a `DataError` that names `source`, without its credentials."""
     try:
         yield
     except GiddError:
@@ -112,9 +96,20 @@ def wrap_errors(place: str, remedy: str) -> Generator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = " ".join(redacted(f"{type(cause).__name__} {cause}").split()).rstrip(".")
+        reason = hide_secrets(f"{type(cause).__name__} {cause}", source)
+        reason = " ".join(reason.split()).rstrip(".")
         # not chained: the messages of the causes contain the full URL
-        raise DataError(f"{place} cannot be read: {reason}. {remedy}") from None
+        raise DataError(
+            f"{without_credentials(source)} cannot be read: {reason}. {remedy}"
+        ) from None
+
+
+@contextmanager
+def _connect(url: str) -> Generator[tuple[Any, str]]:
+    """Yield the file system of a URL and the path in it; errors contain no credentials."""
+    full = expand_secrets(url)
+    with wrap_errors(full, _REMEDY):
+        yield _system(full)
 
 
 def _system(url: str) -> tuple[Any, str]:

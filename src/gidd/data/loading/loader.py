@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from gidd.common.optional import optional_package
+from gidd.common.processes import follow_parent
 from gidd.data.batch import Batch
 from gidd.data.loading.order import shuffled
-from gidd.data.loading.shards import Array, ShardSet, TokenShard, open_shard
+from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
 from gidd.data.manifest import DataManifest
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
@@ -158,11 +159,7 @@ class BatchSource:
             return
         bad = (tokens < 0) | (tokens >= self.config.vocab_size)
         shard, number = self.shards.locate(int(documents[bad.any(-1).argmax()]))
-        raise DataError(
-            f"{shard.file}: document {number} has a token id outside the vocabulary of size "
-            f"{self.config.vocab_size}. The shard is damaged or of another tokenizer: "
-            "run `gidd data verify`."
-        )
+        raise invalid_tokens(f"{shard.file}: document {number}", self.config.vocab_size)
 
 
 @final
@@ -188,7 +185,9 @@ class Loader:
             options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
             batches = grain.MapDataset.source(source)[start:].to_iter_dataset(options)
             workers = grain.MultiprocessingOptions(num_workers=num_workers)
-            self._batches: Iterator[dict[str, Array]] = iter(batches.mp_prefetch(workers))
+            self._batches: Iterator[dict[str, Array]] = iter(
+                batches.mp_prefetch(workers, worker_init_fn=follow_parent)
+            )
         else:
             self._batches = _read_in_thread(source, start, read_ahead)
 

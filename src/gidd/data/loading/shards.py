@@ -22,11 +22,14 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gidd.common.files import explain_damage
 from gidd.common.optional import optional_package
+from gidd.data.corpora.remote import wrap_errors
 from gidd.errors import DataError
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES = {4: np.int32, 5: np.int64, 8: np.uint16}
+_CHECK_URL = "Check the URL and the connection."
 _FIX = "Restore the file from where it was copied, or run `gidd data prepare` again."
 
 Array = NDArray[Any]
@@ -52,12 +55,20 @@ class TokenShard:
         """Return start and end of a document in `tokens`."""
         ends = self.ends[max(0, document - 1) : document + 1]
         start, stop = (0, int(ends[0])) if document == 0 else (int(ends[0]), int(ends[1]))
-        if not start <= stop <= len(self.tokens):
+        if not 0 <= start <= stop <= len(self.tokens):
             raise DataError(
                 f"{self.file}: document {document} has tokens {start} to {stop} of "
                 f"{len(self.tokens)}: the index is damaged. {_FIX}"
             )
         return start, stop
+
+
+def invalid_tokens(place: str, vocab_size: int) -> DataError:
+    """Return the error for token ids that are not in the vocabulary."""
+    return DataError(
+        f"{place} has a token id outside the vocabulary of size {vocab_size}. The shard is damaged "
+        "or of another tokenizer: run `gidd data verify`."
+    )
 
 
 @final
@@ -125,22 +136,20 @@ def _megatron(name: str) -> TokenShard:
             f"{index} must have version 1 and token type {sorted(_MEGATRON_TYPES)} (int32, int64, "
             f"uint16), got version {version}, type {code}. Write it with those."
         )
-    sizes = _open(index, np.int32, skip=34, count=num_sequences)
-    return TokenShard(name, _open(name, _MEGATRON_TYPES[code]), np.cumsum(sizes[:], dtype=np.int64))
+    sizes = _open(index, np.int32, skip=34, count=num_sequences)[:]
+    if (sizes < 0).any():
+        raise DataError(f"{index}: sizes of sequences must not be negative. {_FIX}")
+    return TokenShard(name, _open(name, _MEGATRON_TYPES[code]), np.cumsum(sizes, dtype=np.int64))
 
 
 def _load_npy(name: str) -> Sliceable:
     path = _existing(name)
-    try:
-        tokens: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{name} is not an array that can be memory-mapped: {error}. {_FIX}"
-        ) from error
+    with explain_damage(name, _FIX, DataError):  # not np.load, which also opens archives
+        tokens: Array = np.lib.format.open_memmap(path, mode="r")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         raise DataError(
-            f"{name} must be a one-dimensional array of integers, got {tokens.dtype} of shape "
-            f"{tokens.shape}. Save the token ids as such an array."
+            f"{name} must be a one-dimensional array of integers, got {str(tokens.dtype)[:80]} of "
+            f"shape {tokens.shape}. Save the token ids as such an array."
         )
     return tokens
 
@@ -159,13 +168,9 @@ def _open(name: str, dtype: Any, skip: int = 0, count: int | None = None) -> _En
 def _size(name: str) -> int:
     if "://" not in name:
         return _existing(name).stat().st_size
-    fsspec = optional_package("fsspec", "data")
-    try:
-        system, path = fsspec.core.url_to_fs(name)
+    with wrap_errors(name, _CHECK_URL):
+        system, path = optional_package("fsspec", "data").core.url_to_fs(name)
         return int(system.size(path))
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).rstrip(".")
-        raise DataError(f"{name} cannot be opened: {reason}. Check the URL.") from error
 
 
 @final
@@ -191,8 +196,12 @@ class _Entries:
             return _map(self.name, self.dtype, self.skip, self.length)[part]
         start, stop, _ = part.indices(self.length)
         first, last = (self.skip + at * self.dtype.itemsize for at in (start, stop))
-        system, path = optional_package("fsspec", "data").core.url_to_fs(self.name)
-        return np.frombuffer(system.cat_file(path, first, last), dtype=self.dtype)
+        with wrap_errors(self.name, _CHECK_URL):
+            system, path = optional_package("fsspec", "data").core.url_to_fs(self.name)
+            data: bytes = system.cat_file(path, first, last) if first < last else b""
+            if len(data) != max(0, last - first):
+                raise OSError(f"{len(data)} bytes in place of {last - first}")
+            return np.frombuffer(data, dtype=self.dtype)
 
 
 @lru_cache(maxsize=256)

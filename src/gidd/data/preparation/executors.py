@@ -15,7 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, final
 
 from gidd.common.files import remove_leftovers
 from gidd.common.optional import optional_package
+from gidd.common.urls import has_inline_secrets, without_credentials
 from gidd.data.manifest import DataManifest
 from gidd.data.preparation.prepare import LOGS, Preparation
 from gidd.data.preparation.tasks import Work, finished, write_shards
@@ -116,7 +117,7 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
     left = preparation.unfinished()
     if not left:
         return preparation.finish()
-    require_submittable(preparation.out, options)
+    require_submittable(_locations(preparation), preparation.out, options)
     executors = optional_package("datatrove.executor.slurm", "cluster")
     remove_leftovers(preparation.out)
     commands = shlex.quote(str(Path(sys.executable).parent))  # folder of datatrove's commands
@@ -167,8 +168,15 @@ def job_name(out: Path) -> str:
     return f"gidd-{hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]}"
 
 
-def require_submittable(out: Path, options: SlurmOptions) -> None:
+def require_submittable(sources: Iterable[str], out: Path, options: SlurmOptions) -> None:
     """Raise if the jobs cannot be submitted, or are already in the queue."""
+    for source in filter(has_inline_secrets, sources):
+        raise ConfigError(
+            f"{without_credentials(source)}: user, password and query of a URL must be references "
+            "on Slurm, because jobs are written to files. Write ${NAME} for an environment "
+            "variable or ${/path/of/a/file} for a file, in single quotes, for example "
+            "'https://${NAME}:${/path}@host/pages.jsonl?signature=${SIGNATURE}'."
+        )
     if not options.partition:
         raise ConfigError(
             "slurm.partition must be given, got none. `sinfo` lists the partitions: "
@@ -200,8 +208,14 @@ def require_submittable(out: Path, options: SlurmOptions) -> None:
         )
 
 
+def _locations(preparation: Preparation) -> set[str]:
+    """Return what the tasks open."""
+    parts = (part for work in preparation.work for split in work.parts.values() for part in split)
+    return {documents.location for documents, _, _ in parts}
+
+
 def _logs(preparation: Preparation, name: str) -> Path:
-    """Create a private folder for logs and pickled jobs, which may contain URL credentials."""
+    """Create a private folder for logs and pickled jobs."""
     folder = preparation.out.resolve() / LOGS / name
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import final
 
 from gidd.common.files import file_lock, remove_leftovers
+from gidd.common.urls import without_credentials
 from gidd.data.corpora import corpora_of, resolve
 from gidd.data.corpora.documents import Documents
-from gidd.data.corpora.remote import without_credentials
 from gidd.data.manifest import DataManifest, Split
 from gidd.data.preparation.progress import show_preparation_progress
 from gidd.data.preparation.tasks import Work, finished, make_work, tokenizer_of, write_shards
@@ -167,7 +167,8 @@ def start_preparation(
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."
     with file_lock(out / TASKS / "lock", DataError(busy)):
         settings = plan_settings(documents, tokenizer, num_held_out, validation_order, tasks)
-        notes = {"sources": names, "command": command, "known": last.known()}
+        written = command.encode(errors="backslashreplace").decode()  # names may not be UTF-8
+        notes = {"sources": names, "command": written, "known": last.known()}
         plan = load_or_create_plan(out, documents, settings, notes, workers)
         tokenizer.save(out)
         work = make_work(out, plan, documents, tokenizer)

@@ -8,20 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from gidd.common.files import atomic_write, read_json, write_json
+from gidd.common.limits import PIECE_CHARACTERS
 from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.manifest import INDEX, ShardRecord
+from gidd.data.pieces import cut, require_piece_size
 from gidd.data.preparation.work_plan import TASKS, plan_digest, tasks_of
 from gidd.data.preparation.workers import ReportProgress
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import DataError
+from gidd.errors import DataError, GiddError
 
 _BATCH_CHARACTERS = 1 << 21
-_BATCH_DOCUMENTS = 4096
+_BATCH_PIECES = 4096
 
 
 @final
@@ -49,6 +51,10 @@ class Work:
         """Return the number of documents of a split."""
         return sum(stop - start for _, start, stop in self.parts[split])
 
+    def file(self, split: str) -> str:
+        """Return the token file of a split, relative to the output folder."""
+        return f"{split}/{self.name}.ds"
+
     @property
     def record(self) -> Path:
         """Path of the record, which exists if the task is finished."""
@@ -75,8 +81,8 @@ def write_shards(work: Work, report: ReportProgress) -> None:
     tokenizer = tokenizer_of(work.out, work.plan)
     shards: dict[str, Any] = {}
     for split, parts in work.parts.items():
-        file = f"{split}/{work.name}.ds"
-        shards[split] = asdict(_write_shard(work, file, read_ranges(parts), tokenizer, report))
+        pieces = _pieces(read_ranges(parts), tokenizer)
+        shards[split] = asdict(_write_shard(work, work.file(split), pieces, tokenizer, report))
     write_json(work.record, {"plan": work.plan, "shards": shards})
 
 
@@ -84,10 +90,12 @@ def finished(work: Work) -> dict[str, ShardRecord] | None:
     """Return the shards of a task, or None if a record or shard is missing or incomplete."""
     try:
         record = read_json(work.record, "", DataError)
-        shards = {split: ShardRecord(**shard) for split, shard in record["shards"].items()}
-    except (DataError, KeyError, TypeError, AttributeError):
+        records: dict[str, Any] = record["shards"]
+        shards = {split: ShardRecord.parse(records[split], split, split) for split in work.parts}
+    except (GiddError, KeyError, TypeError):
         return None
-    if record.get("plan") != work.plan or set(shards) != set(work.parts):
+    files = {shard.file for shard in shards.values()}
+    if record.get("plan") != work.plan or files != {work.file(split) for split in work.parts}:
         return None
     for split, shard in shards.items():
         item_size = np.dtype(work.dtype).itemsize
@@ -107,23 +115,32 @@ def tokenizer_of(out: Path, plan: str) -> Tokenizer:
     return Tokenizer.load(out)
 
 
+class _Piece(NamedTuple):
+    text: str
+    is_last: bool
+    """Whether it is the last piece of its document."""
+
+
 def _write_shard(
-    work: Work, file: str, texts: Iterable[str], tokenizer: Tokenizer, report: ReportProgress
+    work: Work, file: str, pieces: Iterable[_Piece], tokenizer: Tokenizer, report: ReportProgress
 ) -> ShardRecord:
     dtype = np.dtype(work.dtype).newbyteorder("<")
     path, index_path = work.out / file, work.out / (file + INDEX)
     checksum, tokens, ends = hashlib.sha256(), 0, array("Q")
     with atomic_write(path) as token_file, atomic_write(index_path) as index_file:
-        for batch in _batches(texts):
+        for batch in _batches(pieces):
             before = tokens
-            for ids in tokenizer.encode_batch(batch):
-                ids.append(tokenizer.end_id)
+            encoded = tokenizer.encode_batch([piece.text for piece in batch])
+            for piece, ids in zip(batch, encoded, strict=True):
+                if piece.is_last:
+                    ids.append(tokenizer.end_id)
                 tokens += len(ids)
-                ends.append(tokens)
+                if piece.is_last:
+                    ends.append(tokens)
                 data = np.array(ids, dtype=dtype).tobytes()
                 checksum.update(data)
                 token_file.write(data)
-            report(len(batch), tokens - before)
+            report(sum(piece.is_last for piece in batch), tokens - before)
         index = np.array(ends, dtype="<u8").tobytes()
         index_file.write(index)
     return ShardRecord(
@@ -135,15 +152,27 @@ def _write_shard(
     )
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Group documents into batches large enough for all threads of the tokenizer."""
-    batch: list[str] = []
+def _pieces(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[_Piece]:
+    """Yield documents, given as place and text, in pieces whose encoding fits in memory."""
+    longest = min(_BATCH_CHARACTERS, PIECE_CHARACTERS.value)
+    for place, text in documents:
+        pieces = cut(text, longest) if tokenizer.encodes_pieces else [text]
+        start = 0
+        for piece in pieces:
+            require_piece_size(len(piece), place, tokenizer.encodes_pieces)
+            start += len(piece)
+            yield _Piece(piece, is_last=start == len(text))
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Group pieces into batches large enough for all threads of the tokenizer."""
+    batch: list[_Piece] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+    for piece in pieces:
+        characters += len(piece.text)
+        if batch and (characters > _BATCH_CHARACTERS or len(batch) >= _BATCH_PIECES):
             yield batch
-            batch, characters = [], 0
+            batch, characters = [], len(piece.text)
+        batch.append(piece)
     if batch:
         yield batch

@@ -13,11 +13,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
+from gidd.common.allowed import Allowed, integer
 from gidd.common.files import read_json, write_json
+from gidd.common.limits import MANIFEST_BYTES
 from gidd.data.corpora.documents import Documents
-from gidd.data.manifest import DATA_MANIFEST
+from gidd.data.manifest import DATA_MANIFEST, NOTE_FIELDS, require_fields
 from gidd.data.preparation.workers import ReportProgress, run
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
@@ -115,9 +117,22 @@ def plan_digest(plan: dict[str, Any]) -> str:
 
 
 def read_plan(out: Path) -> dict[str, Any]:
-    """Read the plan of a folder."""
-    path = out / TASKS / PLAN
-    return read_json(path, f"Delete the folder {out} and prepare again.", DataError)
+    """Read the plan of a folder; its settings are compared with those of the run."""
+    path, remedy = out / TASKS / PLAN, f"Delete the folder {out} and prepare again."
+    plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
+    known = {name: plan[name] for name in plan.keys() & _PLAN_FIELDS.keys()}
+    try:
+        require_fields(known, "plan", _PLAN_FIELDS)
+    except ConfigError as error:
+        raise DataError(f"{path} is not a valid plan: {error} {remedy}") from error
+    return plan
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(integer(0).contains, cast("list[object]", value)))
+
+
+_PLAN_FIELDS = NOTE_FIELDS | {"counts": Allowed(_are_counts, "a list of numbers of documents")}
 
 
 def load_or_create_plan(
@@ -132,6 +147,8 @@ def load_or_create_plan(
     if path.is_file():
         plan = read_plan(out)
         changed = [field for field, value in settings.items() if plan.get(field) != value]
+        if not changed and len(plan["counts"]) != len(documents):
+            changed = ["counts"]
         if not changed:
             return plan
         if any((out / TASKS).glob("[0-9]*.json")):
@@ -151,7 +168,7 @@ def load_or_create_plan(
     if not sum(counts) or not _size(plan):
         raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")
     tasks_of(plan)  # raises on invalid settings before they are recorded
-    write_json(path, plan)
+    write_json(path, plan, MANIFEST_BYTES)
     return plan
 
 

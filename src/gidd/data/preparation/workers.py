@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from gidd.common.processes import follow_parent
 from gidd.errors import ConfigError, DataError
 
 Item = TypeVar("Item")
@@ -62,17 +61,9 @@ def run(
 
 
 def _start_worker(counts: Any, stop: Any, threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    follow_parent()
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
     _shared.update(counts=counts, stop=stop)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _report(documents: int, tokens: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gidd.errors import ConfigError
+from gidd.common.terminal import shorten
+from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import Block, TimeEmbedding, layer_norm, modulate, rotation
 from gidd.models.init import Initializer
-from gidd.models.weights import require_tensors
+from gidd.models.weights import COPY_BOTH_AGAIN, Shape, require_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -84,19 +87,49 @@ class DiT(nn.Module):
         return self.head(self.hidden(z, t))
 
 
-def dit_from_tensors(
+def require_dit(
     config: DiTConfig,
-    tensors: Mapping[str, Tensor],
+    found: Mapping[str, Shape],
     file: Path,
     name_in_file: Callable[[str], str] = str,
-) -> DiT:
-    """Build a DiT from the tensors of a file, without a copy, after checking all of them.
+) -> None:
+    """Refuse a file whose tensors are not those of a DiT of these sizes.
 
-    `name_in_file` maps a parameter name of `DiT` to the name in the file.
+    The sizes are not trusted: the cost of this check, and of building the model after it, is
+    bounded by what the file holds. `name_in_file` maps a parameter name of `DiT` to the name in
+    the file.
+    """
+    time = config.time_width
+    shapes = {
+        name_in_file("embedding.weight"): (config.vocab_size, config.width),
+        name_in_file("time.output.weight"): (time, time),
+    }
+    require_tensors(shapes, {name: found[name] for name in shapes if name in found}, file)
+    if config.num_layers > len(found):
+        raise CheckpointError(
+            f"{file} must have the tensors of model.num_layers = {shorten(config.num_layers)} "
+            f"blocks, got {len(found)} tensors. {COPY_BOTH_AGAIN}"
+        )
+    with torch.device("meta"):
+        one_block = DiT(replace(config, num_layers=1)).state_dict()
+    for name, parameter in one_block.items():
+        copies = config.num_layers if name.startswith("blocks.0.") else 1
+        for i in range(copies):
+            name_of_block = name.replace("blocks.0.", f"blocks.{i}.", 1)
+            shapes[name_in_file(name_of_block)] = tuple(parameter.shape)
+    require_tensors(shapes, found, file)
+
+
+def dit_from_tensors(
+    config: DiTConfig, tensors: Mapping[str, Tensor], name_in_file: Callable[[str], str] = str
+) -> DiT:
+    """Build a DiT from the tensors of a file; call `require_dit` first.
+
+    Tensors are not copied, unless their types differ: then the narrower ones are converted.
     """
     with torch.device("meta"):
         model = DiT(config)
-    empty = model.state_dict()
-    require_tensors({name_in_file(name): value for name, value in empty.items()}, tensors, file)
-    model.load_state_dict({name: tensors[name_in_file(name)] for name in empty}, assign=True)
-    return model.requires_grad_(True)
+    weights = {name: tensors[name_in_file(name)] for name in model.state_dict()}
+    model.load_state_dict(weights, assign=True)
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
+    return model.to(widest).requires_grad_(True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 
 
@@ -69,12 +70,13 @@ class DiTConfig:
         values: dict[str, object] = {field: getattr(self, field) for field in positive}
         wrong = {field: v for field, v in values.items() if type(v) is not int or v < 1}
         for field, value in wrong.items():
-            yield f"model.{field} must be an integer of at least 1, got {value!r}."
+            yield f"model.{field} must be an integer of at least 1, got {shorten(value)}."
         if not wrong and self.width % (2 * self.num_heads):
+            example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
             yield (
-                f"model.width must be an even multiple of model.num_heads = {self.num_heads}, got "
-                f"{self.width}. Rotary embedding needs an even head size, width / num_heads; use "
-                f"{2 * self.num_heads * max(1, self.width // (2 * self.num_heads))}, for example."
+                f"model.width must be an even multiple of model.num_heads = "
+                f"{shorten(self.num_heads)}, got {shorten(self.width)}. Rotary embedding needs an "
+                f"even head size, width / num_heads; use {shorten(example)}, for example."
             )
         if not 0 <= self.dropout < 1:
             yield (

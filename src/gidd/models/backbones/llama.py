@@ -12,7 +12,7 @@ from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.init import Initializer
-from gidd.models.weights import WEIGHTS, explain_write_failure
+from gidd.models.weights import WEIGHTS, explain_write_failure, require_finite
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -89,6 +89,7 @@ class AutoregressiveModel(nn.Module):
             llama = library.LlamaForCausalLM(self.trunk.config)
         llama.model, llama.lm_head = self.trunk, self.head
         folder = Path(folder)
+        require_finite(self.state_dict(), folder / WEIGHTS)
         with explain_write_failure(folder / WEIGHTS):
             llama.save_pretrained(str(folder))
             mode = (folder / "config.json").stat().st_mode

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gidd.common.files import read_json, write_json
+from gidd.common.files import explain_damage, read_json, sha256, write_json
+from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import FirstReleaseSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import DiT, dit_from_tensors
+from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
 from gidd.models.denoiser import Denoiser
@@ -29,7 +30,9 @@ from gidd.models.weights import (
     COPY_AGAIN,
     WEIGHTS,
     Pretrained,
+    Shape,
     read_safetensors,
+    read_shapes,
     require_tensors,
     write_safetensors,
 )
@@ -89,22 +92,21 @@ def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
 
     `p_uniform`, the fraction of uniform noise it was trained with, overrides `config.json`.
     """
-    record = read_json(folder / CONFIG, COPY_AGAIN, CheckpointError)
-    config = _read_published_config(record, folder / CONFIG)
-    if p_uniform is None and (p_uniform := record.get("p_uniform")) is None:
-        raise CheckpointError(
-            f"{folder / CONFIG} has no p_uniform, the fraction of uniform noise in training. Pass "
-            "p_uniform (0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
-        )
+    path, file = folder / CONFIG, folder / WEIGHTS
+    record = read_json(path, COPY_AGAIN, CheckpointError)
+    config = _read_published_config(record, path)
+    if p_uniform is None:
+        p_uniform = _read_p_uniform(record, path)
+    shapes = read_shapes(file)
+    _require_sizes(config, shapes, file)
     vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
-    backbone = _read_dit(config, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
+    schedule = FirstReleaseSchedule(vocab, p_uniform)
+    denoiser = Denoiser(_read_dit(config, file), vocab)
     _log.info("%s: %s", folder, _SCHEDULE_NOTE)
     return Pretrained(
-        denoiser=Denoiser(backbone, vocab),
-        schedule=FirstReleaseSchedule(vocab, float(p_uniform)),
-        notes=(_SCHEDULE_NOTE,),
+        denoiser=denoiser, schedule=schedule, sha256=sha256(file), notes=(_SCHEDULE_NOTE,)
     )
 
 
@@ -115,23 +117,20 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
     tokenizer's vocabulary: `HybridSchedule` for version 1.1.0 of the authors' code,
     `FirstReleaseSchedule` for 1.0.0.
     """
-    tensors = read_safetensors(file)
-    bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
-    if bias.any():
-        raise CheckpointError(
-            f"{file}: tensor {_LOGIT_BIAS} must be zero, got {bias.flatten().tolist()}. "
-            "The authors' code does not train it; if you did, add it to output_layer.linear.bias."
-        )
-    config, size = _infer_config(tensors, file), schedule.vocab.size
-    rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
-    if config.vocab_size not in (size, rounded):
-        raise CheckpointError(
-            f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, not "
-            f"rounded up) for schedule.vocab.size = {size}, got {config.vocab_size}. "
-            "Use the vocabulary of the tokenizer that the model was trained with."
-        )
-    backbone = _read_dit(config, tensors, file)
-    return Pretrained(denoiser=Denoiser(backbone, schedule.vocab), schedule=schedule)
+    with explain_damage(str(file), COPY_AGAIN, CheckpointError):
+        shapes = read_shapes(file)
+        config, size = _infer_config(shapes, file), schedule.vocab.size
+        rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        if config.vocab_size not in (size, rounded):
+            raise CheckpointError(
+                f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, not "
+                f"rounded up) for schedule.vocab.size = {size}, got {config.vocab_size}. "
+                "Use the vocabulary of the tokenizer that the model was trained with."
+            )
+        shapes.pop(_LOGIT_BIAS, None)
+        _require_sizes(config, shapes, file)
+        denoiser = Denoiser(_read_dit(config, file), schedule.vocab)
+        return Pretrained(denoiser=denoiser, schedule=schedule, sha256=sha256(file))
 
 
 def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None:
@@ -154,17 +153,31 @@ def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None
     write_json(folder / CONFIG, fixed | sizes | more | {"torch_dtype": "float32"})
 
 
-def _read_dit(config: DiTConfig, tensors: Mapping[str, Tensor], file: Path) -> DiT:
-    angles = _rotary_buffers(config)
-    require_tensors(angles, {n: tensor for n, tensor in tensors.items() if n in angles}, file)
-    for name, expected in angles.items():
-        if not (tensors[name].float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
+def _require_sizes(config: DiTConfig, shapes: Mapping[str, Shape], file: Path) -> None:
+    """Refuse tensors of other sizes, before anything of these sizes is built."""
+    shape = (1, config.max_length, 3, 1, config.width // config.num_heads)
+    angles: dict[str, Shape] = {name: shape for name in _ROTARY}
+    require_tensors(angles, {name: shapes[name] for name in angles if name in shapes}, file)
+    weights = {name: tensor for name, tensor in shapes.items() if name not in angles}
+    require_dit(config, weights, file, reference_name)
+
+
+def _read_dit(config: DiTConfig, file: Path) -> DiT:
+    """Read tensors whose sizes have been checked."""
+    tensors = read_safetensors(file)
+    bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
+    if bias.any():
+        raise CheckpointError(
+            f"{file}: tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}. "
+            "The authors' code does not train it; if you did, add it to output_layer.linear.bias."
+        )
+    for name, expected in _rotary_buffers(config).items():
+        if not (tensors.pop(name).float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
             raise CheckpointError(
                 f"{file}: tensor {name} does not hold the rotary angles of base 10000. "
                 "The file is damaged, or its position embedding is not supported by DiT."
             )
-    weights = {name: tensor for name, tensor in tensors.items() if name not in angles}
-    model = dit_from_tensors(config, weights, file, reference_name)
+    model = dit_from_tensors(config, tensors, reference_name)
     return model.float()  # version 1.1.0 stores bf16, which float32 represents exactly
 
 
@@ -188,9 +201,29 @@ def _read_published_config(record: Mapping[str, Any], file: Path) -> DiTConfig:
     if record.get("model_type") != "dit" or missing:
         raise CheckpointError(
             f"{file} must describe the authors' DiT (model_type 'dit'), got model_type "
-            f"{record.get('model_type')!r} without {missing}. Use a checkpoint of gidd or theirs."
+            f"{shorten(record.get('model_type'))} without {missing}. Use a checkpoint of gidd or "
+            "theirs."
         )
-    return _build_config({ours: record[theirs] for ours, theirs in _FIELDS.items()}, file)
+    config = _build_config({ours: record[theirs] for ours, theirs in _FIELDS.items()}, file)
+    if config.vocab_size < 2:
+        raise CheckpointError(
+            f"{file}: vocab_size must be at least 2, got {config.vocab_size}. {COPY_AGAIN}"
+        )
+    return config
+
+
+def _read_p_uniform(record: Mapping[str, Any], file: Path) -> float:
+    value = record.get("p_uniform")
+    if value is None:
+        raise CheckpointError(
+            f"{file} has no p_uniform, the fraction of uniform noise in training. Pass p_uniform "
+            "(0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
+        )
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        raise CheckpointError(
+            f"{file}: p_uniform must be a number in [0, 1), got {shorten(value)}. {COPY_AGAIN}"
+        )
+    return float(value)
 
 
 def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:
@@ -202,15 +235,15 @@ def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:
         ) from error
 
 
-def _infer_config(tensors: Mapping[str, Tensor], file: Path) -> DiTConfig:
+def _infer_config(tensors: Mapping[str, Shape], file: Path) -> DiTConfig:
     needed = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", _ROTARY[0])
     for name, dims in zip(needed, (2, 2, 5), strict=True):
-        if name not in tensors or tensors[name].dim() != dims:
+        if name not in tensors or len(tensors[name]) != dims:
             raise CheckpointError(
                 f"{file}: tensor {name} is missing or does not have {dims} dimensions; the "
                 "model sizes are inferred from it. Use a safetensors file of the authors' DiT."
             )
-    embedding, time, angles = (tensors[name].shape for name in needed)
+    embedding, time, angles = (tensors[name] for name in needed)
     sizes = {
         "vocab_size": embedding[0],
         "max_length": angles[1],

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gidd.errors import CheckpointError
 from gidd.training.checkpoints.folder import (
+    abbreviate,
     damage,
     entry,
     folder_name,
@@ -38,6 +39,14 @@ from gidd.training.checkpoints.tensors import (
 from gidd.training.world import World, new_host_group
 
 T = TypeVar("T")
+
+_MAX_ATTEMPTS = 50
+"""Checkpoints to try one after the other while a run deletes them."""
+
+_TOO_FAST = (
+    "checkpoints are deleted faster than they can be read. Try again when the run saves less often "
+    "or has ended, or let it keep more: --train.keep."
+)
 
 
 class ValidCheckpoint(NamedTuple):
@@ -158,49 +167,72 @@ class Checkpoints:
 
         Tensors are filled in place; names, dtypes and shapes must match the checkpoint. All ranks
         enter; their number may differ from when it was saved. Files are verified before any tensor
-        is changed; if files disappear after that, the previous checkpoint is loaded.
+        is changed; if they disappear after that, another checkpoint is loaded (`read_latest`).
         """
-        valid = self.latest_valid()
-        while valid is not None:
-            step, notes = valid
-            self._require_same_model(step, tensors, partial=False)
+        found = self.read_latest(lambda step: self.read(step, tensors))
+        if found is None:
+            return None
+        valid, record = found
+        return Restored(valid.step, record, valid.notes)
+
+    def read_latest(self, read: Callable[[int], T]) -> tuple[ValidCheckpoint, T] | None:
+        """Return the newest valid checkpoint and the result of `read`, which is given its step.
+
+        If its run deletes it meanwhile, the newest is read instead. An error of `read` is raised
+        if a checkpoint that is still there fails twice. All ranks enter, and fail in `read`
+        together. Returns None if the folder has no checkpoint.
+        """
+        failed: tuple[int, CheckpointError] | None = None
+        for _ in range(_MAX_ATTEMPTS):
+            valid = self.latest_valid()
+            if valid is None:
+                if failed is not None:
+                    raise failed[1]
+                return None
             try:
-                return Restored(step, self._fill(step, tensors), notes)
-            except CheckpointError:
-                valid = self.latest_valid()
-                if valid is None or valid.step == step:  # no other one, or its files are intact
+                return valid, read(valid.step)
+            except CheckpointError as error:
+                if failed is not None and failed[0] == valid.step:
                     raise
-        return None
+                failed = valid.step, error
+        raise CheckpointError(f"{self.folder}: {_TOO_FAST}")
 
     def latest_valid(self) -> ValidCheckpoint | None:
         """Verify checkpoints, the newest first, and return the first valid one.
 
-        All ranks enter. Returns None if the folder has no checkpoint.
+        All ranks enter. Returns None if the folder has no checkpoint. One that is deleted meanwhile
+        is not damaged: if no valid one is left, the folder is listed again.
         """
         self.wait()
-        notes: list[str] = []
-        steps = self._run_on_all_ranks(self.steps)[0]
-        for step in reversed(steps):
-            found = self._damage(step)
-            if not found:
-                return ValidCheckpoint(step, notes)
-            self._damaged.add(step)
-            notes += found
-        if not steps:
-            return None
-        raise CheckpointError(
-            f"every checkpoint in {self.folder} is damaged: {'; '.join(notes)}. "
-            "Copy one back from a backup, or use another folder to start a new run."
-        )
+        for _ in range(_MAX_ATTEMPTS):
+            notes, is_deleted = list[str](), False
+            steps = self._run_on_all_ranks(self.steps)[0]
+            for step in reversed(steps):
+                found = self._damage(step)
+                if not found:
+                    return ValidCheckpoint(step, notes)
+                if not self._run_on_all_ranks(self.path(step).is_dir)[0]:
+                    is_deleted = True
+                    continue
+                self._damaged.add(step)
+                notes += found
+            if not steps:
+                return None
+            if not is_deleted:
+                raise CheckpointError(
+                    f"every checkpoint in {self.folder} is damaged: {abbreviate(notes)}. "
+                    "Copy one back from a backup, or use another folder to start a new run."
+                )
+        raise CheckpointError(f"{self.folder}: {_TOO_FAST}")
 
     def read(
         self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
     ) -> dict[str, Any]:
-        """Load a checkpoint that `latest_valid` returned, and return its record. All ranks enter.
+        """Load a checkpoint that `latest_valid` found, and return its record. All ranks enter.
 
         Tensors are filled as by `restore`; with `partial`, the checkpoint may hold more of them.
         """
-        self._require_same_model(step, tensors, partial)
+        self.require_same_model(step, tensors, partial=partial)
         return self._fill(step, tensors)
 
     def _damage(self, step: int) -> list[str]:
@@ -209,16 +241,20 @@ class Checkpoints:
         found = self._run_on_all_ranks(lambda: damage(path, step, world.rank, world.size))
         return sorted({note for part in found for note in part})
 
-    def _require_same_model(self, step: int, tensors: Mapping[str, Tensor], partial: bool) -> None:
-        """Raise if names, dtypes or shapes differ from the checkpoint. All ranks enter."""
+    def require_same_model(
+        self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
+    ) -> None:
+        """Raise if names, dtypes or shapes differ from the checkpoint, as for `read`.
+
+        The tensors may be on the meta device. All ranks enter.
+        """
         path = self.path(step)
 
         def check() -> None:
             problems = differences(describe(tensors), read_manifest(path, step).tensors, partial)
             if problems:
-                shown = "; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else "")
                 raise CheckpointError(
-                    f"{path} holds another model: {shown}. "
+                    f"{path} holds another model: {abbreviate(problems)}. "
                     "Use the configuration it was saved with, or another folder."
                 )
 

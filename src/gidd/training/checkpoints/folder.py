@@ -18,11 +18,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from safetensors import SafetensorError
-
-from gidd.common.files import sha256, write_text
+from gidd.common.files import (
+    explain_damage,
+    parse_json,
+    read_json,
+    read_regular,
+    sha256,
+    write_text,
+)
+from gidd.common.limits import MANIFEST_BYTES
 from gidd.errors import CheckpointError, ConfigError
 from gidd.training.checkpoints.tensors import incomplete_tensors
 
@@ -36,6 +42,12 @@ FORMAT = 1
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """File names allowed in a checkpoint: no folders, no hidden files, no path outside."""
+
+_STEP_NAME = re.compile(r"step-[0-9]{9,12}")
+_TENSOR = re.compile(r"\w+ \[(\d{1,15}(, \d{1,15})*)?\]", re.ASCII)
+"""Dtype and shape of a tensor, as formatted by `describe`."""
+
+_REMEDY = "Copy the checkpoint from a backup, or use another folder to start a new run."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +70,7 @@ def folder_name(step: int) -> str:
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the visible checkpoints in a folder, in ascending order."""
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    steps = [int(name[5:]) for name in names if re.fullmatch(r"step-[0-9]{9,}", name)]
+    steps = [int(name[5:]) for name in names if _STEP_NAME.fullmatch(name)]
     return sorted(step for step in steps if folder_name(step) in names)
 
 
@@ -100,23 +112,37 @@ def read_manifest(folder: Path, step: int) -> CheckpointManifest:
     """Read the manifest of the checkpoint of a step; raise unless every byte is as written."""
     path = folder / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_regular(path, CheckpointError, MANIFEST_BYTES)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        content: dict[str, Any] = json.loads(data)["content"]
-        manifest = CheckpointManifest(
-            step=content["step"], tensors=dict(content["tensors"]), files=dict(content["files"])
-        )
+        manifest = _manifest_from(parse_json(data, str(path)))
         # comparing bytes also finds changes that JSON ignores, such as a space or the key order;
         # a digest of the parsed content alone would not
         if _render(manifest).encode() != data:
             raise ValueError
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except ConfigError as error:  # more values than allowed
+        raise CheckpointError(str(error)) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged") from error
     if manifest.step != step:
         raise CheckpointError(f"{path} belongs to step {manifest.step}")
     return manifest
+
+
+def _manifest_from(parsed: Any) -> CheckpointManifest:
+    """Build a manifest from its JSON; raise any exception unless every value has its type."""
+    content = parsed["content"]
+    step, tensors, files = content["step"], dict(content["tensors"]), dict(content["files"])
+    are_valid = [
+        type(step) is int and step >= 0,
+        *(_TENSOR.fullmatch(text) is not None for text in tensors.values()),
+        *(type(file["bytes"]) is int for file in files.values()),
+        *(type(file["sha256"]) is str for file in files.values()),
+    ]
+    if not all(are_valid):
+        raise ValueError
+    return CheckpointManifest(step=step, tensors=tensors, files=files)
 
 
 def _render(manifest: CheckpointManifest) -> str:
@@ -136,11 +162,16 @@ def missing_tensors(folder: Path, tensors: Mapping[str, str], files: Iterable[st
     """Return a message that names the tensors missing from the files; None if all are complete."""
     shards = [folder / name for name in sorted(files) if name.endswith(SHARD)]
     try:
-        names = incomplete_tensors(shards, tensors)
-    except (OSError, SafetensorError, ValueError) as error:
-        return f"{folder} holds tensors that cannot be read: {error}"
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"{folder} does not hold all of {shown}" if names else None
+        with explain_damage(f"{folder}: a file with tensors", _REMEDY, CheckpointError):
+            names = incomplete_tensors(shards, tensors)
+    except CheckpointError as error:
+        return str(error)
+    return f"{folder} does not hold all of {abbreviate(names, ', ')}" if names else None
+
+
+def abbreviate(parts: list[str], separator: str = "; ") -> str:
+    """Join the first five parts for a message."""
+    return separator.join([*parts[:5], "..."] if len(parts) > 5 else parts)
 
 
 def damage(folder: Path, step: int, part: int, parts: int) -> list[str]:
@@ -183,4 +214,4 @@ def _mismatch(path: Path, expected: Mapping[str, Any]) -> str | None:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a valid checkpoint."""
-    return cast("dict[str, Any]", json.loads((folder / RECORD).read_bytes()))
+    return read_json(folder / RECORD, _REMEDY, CheckpointError)

@@ -7,8 +7,9 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from operator import le
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -18,7 +19,12 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
 
+from gidd.common.files import parse_json
+from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError
+
+_SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Keys in the metadata of a file of torch's writer: where each of its tensors begins."""
 
 FILE_BYTES = 2**28
 """Approximate size of a rank's files: writing one needs twice its size in memory."""
@@ -52,17 +58,38 @@ def incomplete_tensors(paths: Iterable[Path], expected: Mapping[str, str]) -> li
     """Return the tensors that lack elements in the files; only the files' headers are read.
 
     Elements are counted, because each file of a sharded tensor has its name: names alone would not
-    show that a rank's shard is missing. `expected` is as formatted by `describe`.
+    show that a rank's shard is missing. `expected` is as formatted by `describe`. Raises
+    `ValueError` if a shard is not inside its tensor.
     """
     counts: dict[str, int] = {}
+    shapes = {name: json.loads(text.partition(" ")[2]) for name, text in expected.items()}
     for path in paths:
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
+            offsets = _offsets(file.metadata() or {}, str(path))
             for name in names:
-                size = math.prod(file.get_slice(name).get_shape())
-                counts[name] = counts.get(name, 0) + size
-    shapes = {name: json.loads(text.partition(" ")[2]) for name, text in expected.items()}
+                shape = file.get_slice(name).get_shape()
+                counts[name] = counts.get(name, 0) + math.prod(shape)
+                if not _is_inside(offsets.get(name), shape, shapes.get(name)):
+                    raise ValueError(f"{path} does not say where {shorten(name)} begins")
     return [name for name, shape in shapes.items() if counts.get(name) != math.prod(shape)]
+
+
+def _offsets(metadata: Mapping[str, str], path: str) -> dict[str, Any]:
+    """Return where the shards of a file begin, by tensor, as torch's writer records it."""
+    found = parse_json(metadata.get(_SHARDING, "{}").encode(), path)
+    entries = cast("dict[str, Any]", found).items() if isinstance(found, dict) else ()
+    return {name: entry.get(_OFFSETS) for name, entry in entries if type(entry) is dict}
+
+
+def _is_inside(offset: Any, shape: list[int], full: list[int] | None) -> bool:
+    """Whether a shard at an offset is a part of a tensor, if the tensor is known."""
+    if type(offset) is not list or len(cast("list[Any]", offset)) != len(shape):
+        return False
+    if not all(type(start) is int and start >= 0 for start in cast("list[Any]", offset)):
+        return False
+    ends = [start + size for start, size in zip(offset, shape, strict=True)]
+    return full is None or (len(full) == len(ends) and all(map(le, ends, full)))
 
 
 @final

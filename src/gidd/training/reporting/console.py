@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gidd.common.terminal import printable
+
 _FIRST_LINES = 3
 _SECONDS_BETWEEN_LINES = (10.0, 300.0)
 _REFRESHES_PER_SECOND = 2
@@ -61,8 +63,8 @@ class PlainView:
             self.note(f"  sample: {excerpt(sample)}")
 
     def note(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        """Print a line without control characters, which names of files may have."""
+        self._console.print(Text(printable(text)), soft_wrap=True, highlight=False)
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -100,8 +102,8 @@ class LiveView:
             self._console.print(Padding(text, (0, 0, 0, 2)))
 
     def note(self, text: str) -> None:
-        """Print a line above the table."""
-        self._console.print(Text(text, style="cyan"), soft_wrap=True)
+        """Print a line above the table, without control characters."""
+        self._console.print(Text(printable(text), style="cyan"), soft_wrap=True)
 
     def close(self) -> None:
         """Draw the table a last time."""
@@ -169,8 +171,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 def excerpt(text: str) -> str:
     """Return the start of a text in one line, without terminal control characters."""
-    text = " ".join(text[: 4 * _SAMPLE_LENGTH].split())
-    text = "".join(c if c.isprintable() else "�" for c in text)
+    text = printable(" ".join(text[: 4 * _SAMPLE_LENGTH].split()))
     return text if len(text) <= _SAMPLE_LENGTH else text[:_SAMPLE_LENGTH] + " ..."
 
 

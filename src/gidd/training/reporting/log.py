@@ -12,18 +12,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, BinaryIO, Literal, cast, final
 
 from gidd.common import files
-from gidd.errors import DataError
+from gidd.common.files import parse_json
+from gidd.common.limits import RECORD_BYTES
+from gidd.common.terminal import shorten
+from gidd.errors import ConfigError, DataError
 
 METRICS_FILE = "metrics.jsonl"
 """Name of the log in the run's folder."""
 
 WALL = frozenset({"seconds", "seconds_left", "tokens_per_second", "mfu"})
 """Metrics that differ between two equal runs."""
+
+_NO_METRICS = frozenset({"kind", "step", "samples", "wall"})
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 LineKind = Literal["training", "evaluation"]
 
@@ -52,7 +59,7 @@ class MetricsLog:
         self, kind: LineKind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
     ) -> None:
         """Append one line, unless the resumed run already wrote it."""
-        if (kind, step) in self._last:
+        if self.has(kind, step):
             return
         line: dict[str, object] = {"kind": kind, "step": step}
         line |= {name: _json(value) for name, value in metrics.items() if name not in WALL}
@@ -67,6 +74,10 @@ class MetricsLog:
             raise DataError(
                 f"{self.path} cannot be written: {error}. Free disk space and start the run again."
             ) from error
+
+    def has(self, kind: LineKind, step: int) -> bool:
+        """Return whether an earlier process of the resumed run wrote this line, at `start`."""
+        return (kind, step) in self._last
 
     def close(self) -> None:
         """Close the file."""
@@ -84,15 +95,16 @@ def read(path: Path) -> list[dict[str, Any]]:
         )
     lines: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        for number, data in enumerate(file, start=1):
-            line = _parse_line(data)
-            if line is not None:
-                lines.append(line)
-            elif data.endswith(b"\n"):
+        for number, data in enumerate(_bounded_lines(file), start=1):
+            try:
+                lines.append(_parse_line(data))
+            except ValueError as error:
+                if not data.endswith(b"\n") and len(data) <= RECORD_BYTES.value:
+                    break  # the run is writing it, or was killed
                 raise DataError(
-                    f"{path}, line {number} is damaged: it is not a JSON object with kind and "
-                    "step. Delete that line to read the others."
-                )
+                    f"{path}, line {number} is damaged: {error}. Delete that line to read the "
+                    "others."
+                ) from error
     if not lines:
         raise DataError(f"{path} has no lines yet. Wait for the first step of the run.")
     return lines
@@ -102,13 +114,46 @@ def _json(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def _parse_line(data: bytes) -> dict[str, Any] | None:
+def _bounded_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a log; of one that is too long, the beginning."""
+    most = RECORD_BYTES.value + 1
+    while data := file.readline(most):
+        yield data
+        while len(data) == most and not data.endswith(b"\n"):  # skip the rest
+            data = file.readline(most)
+
+
+def _parse_line(data: bytes) -> dict[str, Any]:
+    """Return the metrics of a line; raise `ValueError` with the reason if it is damaged."""
+    RECORD_BYTES.require(len(data), "a line", DataError)
     try:
-        line: Any = json.loads(data)
+        parsed = parse_json(data, "a line")
+    except ConfigError:  # more values than allowed
+        raise
     except ValueError:
-        return None
-    is_valid = isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line
-    return cast("dict[str, Any]", line) if is_valid else None
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ValueError("it is not a JSON object with kind and step")
+    line = cast("dict[str, Any]", parsed)
+    if not isinstance(line.get("kind"), str):
+        raise ValueError(f"kind must be a string, got {shorten(line.get('kind'))}")
+    step = line.get("step")
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise ValueError(f"step must be a number of steps, got {shorten(step)}")
+    wall: Any = line.get("wall", {})
+    if not isinstance(wall, dict) or not isinstance(line.get("samples", []), list):
+        raise ValueError("samples must be a list and wall an object")
+    for name, value in [*line.items(), *cast("dict[str, Any]", wall).items()]:
+        if name not in _NO_METRICS and not _is_number(value):
+            raise ValueError(f"{shorten(name)} must be a number, got {shorten(value)}")
+    return line
+
+
+def _is_number(value: object) -> bool:
+    """Return whether `_json` writes this value; Python's JSON also reads NaN and 1e999."""
+    if isinstance(value, str):
+        return value in _NOT_FINITE
+    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
 
 
 def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
@@ -121,11 +166,15 @@ def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
         return 0, set()
     damaged, last = 0, set[tuple[str, int]]()
     with path.open("rb") as old, files.atomic_write(path) as new:
-        for data in old:
-            line, ended = _parse_line(data), data.endswith(b"\n")
-            damaged += line is None and ended
-            if line is not None and line["step"] <= start:
-                new.write(data if ended else data + b"\n")
-                if line["step"] == start:
-                    last.add((line["kind"], start))
+        for data in _bounded_lines(old):
+            is_complete = data.endswith(b"\n")
+            try:
+                line = _parse_line(data)
+            except ValueError:
+                damaged += is_complete or len(data) > RECORD_BYTES.value
+                continue
+            if line["step"] <= start:
+                new.write(data if is_complete else data + b"\n")
+            if line["step"] == start:
+                last.add((line["kind"], start))
     return damaged, last

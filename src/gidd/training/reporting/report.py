@@ -75,6 +75,13 @@ class Report:
             self._track(lambda tracker, name=name, text=sample: tracker.text(step, name, text))
         self._view.evaluation(step, metrics, samples)
 
+    def lacks_evaluation(self, step: int) -> bool:
+        """Return whether the log lacks the evaluation of the step that the run resumed from.
+
+        False on the ranks that do not report.
+        """
+        return self._enabled and not self._log.has("evaluation", step)
+
     def note(self, text: str) -> None:
         """Show a message, e.g. which checkpoint the run resumed from."""
         if self._enabled:

@@ -1,0 +1,195 @@
+"""URLs and their secrets: user, password and query, which are used but never shown or recorded.
+
+A user may write a secret as a reference, `${NAME}` to an environment variable or
+`${/path/of/a/file}` to a file, so that neither the process list nor the shell history contains it:
+
+    'https://${NAME}:${~/password}@example.org/pages.jsonl?signature=${SIGNATURE}'
+
+This module imports little: configurations and the command line use it before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from gidd.common.files import read_regular
+from gidd.common.limits import SECRET_BYTES
+from gidd.errors import ConfigError, DataError
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?|arn:.*")
+"""A host and a port; Amazon's names of resources have more colons."""
+
+_NEXT_IN_CHAIN = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
+"""Between the URLs of a chain, as in zip://pages.jsonl::https://example.org/pages.zip."""
+
+_HIDDEN = "..."
+_SHORTEST_SECRET = 4
+"""Shorter parts of a URL are found in ordinary words."""
+
+
+class _Url(NamedTuple):
+    scheme: str
+    credentials: str
+    """User and password."""
+
+    place: str
+    """Host and path."""
+
+    query: str
+    """Query and fragment, with "?" or "#"."""
+
+    is_valid: bool = True
+    """False if user and password cannot be told from host and path."""
+
+
+def is_url(name: str) -> bool:
+    """Return whether a source is a URL rather than a path."""
+    return "://" in name
+
+
+def without_credentials(name: str) -> str:
+    """Remove user, password, query and fragment from a URL; leave other names unchanged."""
+    if not is_url(name):
+        return name
+    parts = map(_split, _NEXT_IN_CHAIN.split(name))
+    return "::".join(part.scheme + part.place for part in parts)
+
+
+def redacted(text: str) -> str:
+    """Apply `without_credentials` to every URL in a text."""
+    # `Path` makes http:/ of http://
+    text = re.sub(r"\b(https?):/(?=[^/\s])", r"\1://", text)
+    url = r"[\w+.-]+://(?:\$\{[^{}]*\}|[^\s'\"<>])+"
+    return re.sub(url, lambda found: without_credentials(found[0]), text)
+
+
+def redacted_argument(word: str) -> str:
+    """Apply `without_credentials` to the URL at the end of a word of a command line."""
+    found = re.search(r"(?:[\w+.-]+::)*[\w+.-]+://", word)
+    if found is None:
+        return word
+    return word[: found.start()] + without_credentials(word[found.start() :])
+
+
+def hide_secrets(text: str, url: str) -> str:
+    """Remove the secrets of a URL from a text in which it, or parts of it, may occur."""
+    text = text.replace(url, without_credentials(url))
+    secrets = {form for secret in _secrets(url) for form in (secret, unquote(secret))}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _HIDDEN)
+    return redacted(text)
+
+
+def has_inline_secrets(name: str) -> bool:
+    """Return whether user, password or query of a URL are written out, not as references."""
+    return any(_REFERENCE.sub("", secret) for secret in _secrets(name))
+
+
+def expand_secrets(url: str) -> str:
+    """Replace the references in user, password and query; only for URLs that the user gave."""
+    expanded: list[str] = []
+    for part in map(_split, _NEXT_IN_CHAIN.split(url)):
+        if not part.is_valid:
+            raise ConfigError(
+                f"{without_credentials(url)}: user and password cannot be told from the host. "
+                "A URL must be SCHEME://USER:PASSWORD@HOST:PORT/PATH; write / as %2F, ? as %3F, "
+                "# as %23, @ as %40 and : as %3A in user and password."
+            )
+        credentials = _expand(part.credentials, "/?#@")
+        at = "@" if part.credentials else ""
+        expanded.append(part.scheme + credentials + at + part.place + _expand(part.query, "#"))
+    return "::".join(expanded)
+
+
+def restore_references(names: Iterable[str], url: str) -> list[str]:
+    """Return URLs that a server listed below `url`, with the references of `url` for secrets."""
+    names = map(require_no_references, names)
+    given, used = _split(url).credentials, _split(expand_secrets(url)).credentials
+    return [name.replace(f"://{used}@", f"://{given}@", 1) if used else name for name in names]
+
+
+def require_no_references(name: str) -> str:
+    """Return a name that a server listed; refuse references, by which it could ask for secrets."""
+    if "${" in name:
+        raise DataError(
+            f"{without_credentials(name)}: a name listed by a server must not contain ${{, "
+            "which refers to a secret. Name each file that you trust."
+        )
+    return name
+
+
+def _split(url: str) -> _Url:
+    """Split one URL of a chain; a reference may contain any character."""
+    masked = _REFERENCE.sub(lambda found: "_" * len(found[0]), url)
+    start = masked.find("://") + 3
+    if start < 3:
+        return _Url("", "", url, "")
+    scheme, rest, masked = url[:start], url[start:], masked[start:]
+    path, query = (_first(masked, marks) for marks in ("/?#", "?#"))
+    at = masked.rfind("@", 0, path)
+    if at >= 0:
+        return _Url(scheme, rest[:at], rest[at + 1 : query], rest[query:])
+    is_web = scheme.startswith("http")
+    if _HOST.fullmatch(masked[:path]) or not (is_web or "@" in masked):
+        return _Url(scheme, "", rest[:query], rest[query:])
+    if masked.count("@") == 1 and (at := masked.find("@", 0, query)) >= 0:
+        return _Url(scheme, rest[:at], rest[at + 1 : query], rest[query:], is_valid=False)
+    return _Url(scheme, rest, _HIDDEN, "", is_valid=False)
+
+
+def _first(text: str, marks: str) -> int:
+    """Return the index of the first of several characters, or the length of the text."""
+    return min((index for mark in marks if (index := text.find(mark)) >= 0), default=len(text))
+
+
+def _secrets(url: str) -> list[str]:
+    """Return user, password and the values of the query, as written."""
+    found: list[str] = []
+    for part in map(_split, _NEXT_IN_CHAIN.split(url) if is_url(url) else ()):
+        found += re.findall(r"(?:\$\{[^{}]*\}|[^:])+", part.credentials)
+        found += re.findall(r"[?&#](?:[^=&#$]*=)?((?:\$\{[^{}]*\}|[^&#])*)", part.query)
+    return found
+
+
+def _expand(text: str, forbidden: str) -> str:
+    def value(found: re.Match[str]) -> str:
+        secret = _secret(found[1])
+        if wrong := [c for c in forbidden if c in secret] or re.findall(r"[\s\x00-\x1f]", secret):
+            raise ConfigError(
+                f"{found[0]} in a URL has a value with {wrong[0]!r}, which must be written as "
+                f"%{ord(wrong[0]):02X} there. Values are inserted as they are: percent-encode it."
+            )
+        return secret
+
+    return _REFERENCE.sub(value, text)
+
+
+def _secret(name: str) -> str:
+    """Return the value of a reference."""
+    if re.fullmatch(r"[A-Za-z_]\w*", name):
+        if name not in os.environ:
+            raise ConfigError(
+                f"the environment variable {name} is not set, but a URL refers to it. "
+                f"Set it (read -rs {name}; export {name}), or refer to a file: ${{/path}}."
+            )
+        return os.environ[name]
+    path = Path(name).expanduser()
+    if not name.startswith(("/", "~/")):
+        raise ConfigError(
+            f"${{{name}}} in a URL must name an environment variable, ${{NAME}}, or a file by its "
+            "absolute path, ${/path} or ${~/path}."
+        )
+    try:
+        return read_regular(path, ConfigError, SECRET_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(
+            f"{path} cannot be read: {reason}. A URL refers to it; write the secret into it."
+        ) from None

@@ -1,0 +1,97 @@
+"""Options and arguments of the wrong type or range: one message, before anything is computed."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.small_model import write_model
+
+import gidd
+from gidd import Pipeline
+from gidd.errors import ConfigError
+from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+
+pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
+
+NO_INTEGERS = [1.5, True, "1", None, math.nan, 10**30, -1, [1]]
+NO_NUMBERS = [True, "1", None, math.nan, math.inf, 1e39, 10**400, -0.1, [1]]
+INTEGERS = {
+    SamplingOptions: ["steps", "top_k", "gibbs"],
+    CorrectionOptions: ["calls", "patience", "tokens_per_call", "distance"],
+}
+NUMBERS = {
+    SamplingOptions: ["fill", "replace", "temperature", "top_p", "min_p", "cut_off"],
+    CorrectionOptions: ["temperature", "error_rate"],
+}
+NONE_ALLOWED = {"top_k", "top_p", "min_p", "cut_off", "error_rate"}
+CASES = [
+    (kind, name, value)
+    for fields, values in ((INTEGERS, NO_INTEGERS), (NUMBERS, NO_NUMBERS))
+    for kind, names in fields.items()
+    for name in names
+    for value in values
+    if value is not None or name not in NONE_ALLOWED
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), CASES)
+def test_an_option_of_the_wrong_type_or_range_is_the_only_problem(kind, name, value):
+    (problem,) = replace(kind(), **{name: value}).problems()
+    assert problem.startswith(f"{name} must be ")
+    assert len(problem) < 300
+
+
+@pytest.mark.parametrize("name", ["mesh", "sampler", "correction"])
+@pytest.mark.parametrize("value", [None, 3, "x", ["even"]])
+def test_a_choice_that_does_not_exist_is_the_only_problem(name, value):
+    (problem,) = replace(SamplingOptions(), **{name: value}).problems()
+    assert problem.startswith(f"{name} must be ")
+
+
+def test_integers_and_numbers_of_numpy_are_allowed():
+    options = SamplingOptions(steps=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(2))
+    assert not list(options.problems())
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory) -> Pipeline:
+    return gidd.from_pretrained(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("value", [1.5, True, "1", [1], 10**30, -1])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("generate", "num_samples"),
+        ("generate", "length"),
+        ("generate", "seed"),
+        ("generate", "start_index"),
+        ("generate", "steps"),
+        ("infill", "num_samples"),
+        ("infill", "seed"),
+        ("infill", "start_index"),
+        ("correct", "seed"),
+        ("correct", "calls"),
+        ("score", "seed"),
+        ("score", "nodes"),
+        ("score", "repeats"),
+    ],
+)
+def test_arguments_that_must_be_integers(pipe, method, name, value):
+    texts = {"generate": [], "infill": ["a[MASK]"], "correct": ["a"], "score": ["a"]}
+    with pytest.raises(ConfigError, match=f"^{name} must be "):
+        getattr(pipe, method)(*texts[method], **{name: value})
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e38])
+def test_the_extreme_temperatures_that_are_allowed_give_text(pipe, temperature):
+    (generation,) = pipe.generate(length=8, steps=2, temperature=temperature)
+    assert all(map(math.isfinite, generation.confidence))
+    assert pipe.schedule.vocab.mask_id not in generation.tokens
+
+
+def test_the_smallest_top_p_keeps_the_most_likely_token(pipe):
+    (least,) = pipe.generate(length=8, steps=2, top_p=5e-324)
+    (greedy,) = pipe.generate(length=8, steps=2, top_k=1)
+    assert least.tokens == greedy.tokens

@@ -1,0 +1,95 @@
+"""The honest folders that attacks change, and the commands that read them."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gidd.data import tokenizers
+from gidd.diffusion.schedules import HybridSchedule
+from gidd.models import save
+from gidd.models.importers.gidd_v1 import export_reference
+from support.sandbox import Result, Sandbox
+from support.small_model import TEXT, random_denoiser
+
+TRAIN = (
+    ["train", "nano", "--data.length", "16", "--train.steps", "2", "--train.global-batch", "4"]
+    + ["--train.evaluate-samples", "4", "--train.generate-samples", "1", "--model.width", "32"]
+    + ["--model.num-layers", "2", "--model.num-heads", "2", "--model.time-width", "16"]
+)
+LETTER = "I embrace with great satisfaction the opportunity, eeeeeeeeeeeeeeeeeeeeeeeeeeeee; aaaa."
+COMMANDS: dict[str, list[list[str]]] = {
+    "model": [
+        ["sample", "model", "--length", "8", "--steps", "2", "--jsonl"],
+        ["correct", "model", "--text", LETTER, "--calls", "2"],
+    ],
+    "published": [["sample", "published", "--steps", "2"]],
+    "tokenizer": [
+        ["correct", "tokenizer", "--text", LETTER, "--calls", "2"],
+        ["sample", "tokenizer", "--length", "8", "--steps", "2", "--prompt", "an"],
+    ],
+    "sources": [["data", "prepare", "sources", "--tokenizer", "model", "--out", "prepared"]],
+    "data": [
+        ["data", "show", "data"],
+        ["data", "verify", "data"],
+        [*TRAIN, "--data.folder", "data", "--out", "new"],
+    ],
+    "run": [
+        ["export", "run", "--out", "exported"],
+        [*TRAIN, "--train.steps", "3", "--data.folder", "data", "--out", "run"],
+        ["plot", "run"],
+    ],
+}
+"""Commands by what they read: the name of the folder."""
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Honest folders, and what the commands need for them."""
+
+    folder: Path
+    sandbox: Sandbox
+    peaks: dict[str, int]
+    """Peak memory of a command, by its first words, in bytes."""
+
+    def copy(self, kind: str, to: Path) -> Path:
+        """Copy the folders that the commands of a kind need; return the one to attack."""
+        needed = {"run": ("run", "data"), "sources": ("sources", "model")}.get(kind, (kind,))
+        for name in needed:
+            shutil.copytree(self.folder / name, to / name)
+        return to / kind
+
+    def attack(self, words: list[str], folder: Path) -> tuple[Result, list[str]]:
+        """Run a command on a hostile folder; return what it did and what it must not do."""
+        result = self.sandbox.run(words, folder)
+        found = result.violations(self.peaks[" ".join(words[:2])])
+        if (folder / "executed").exists():
+            found.append("executed a payload")
+        return result, found
+
+
+def build(folder: Path, sandbox: Sandbox) -> Honest:
+    """Write one folder of each kind, and run every command on it."""
+    tokenizer = tokenizers.train_tokenizer([TEXT], 300)
+    denoiser = random_denoiser(tokenizer.vocab)
+    for name in ("model", "tokenizer"):
+        save(folder / name, denoiser, HybridSchedule(tokenizer.vocab, 0.2), {"steps": 0})
+        tokenizer.save(folder / name)
+    export_reference(folder / "published", denoiser, 0.2)
+    tokenizer.save(folder / "published")
+    (folder / "sources").mkdir()
+    (folder / "sources" / "a.txt").write_text(TEXT)
+    (folder / "lines.jsonl").write_text('{"text": "one document"}\n' * 20)
+    prepare = ["data", "prepare", "lines.jsonl", "--tokenizer", "model"]
+    sandbox.run(
+        [*prepare, "--out", "data", "--validation", "4", "--tasks", "2"], folder, warm_up=True
+    )
+    sandbox.run([*TRAIN, "--data.folder", "data", "--out", "run"], folder, warm_up=True)
+    peaks: dict[str, int] = {}
+    for words in (words for commands in COMMANDS.values() for words in commands):
+        sandbox.run(words, folder, warm_up=True)
+        result = sandbox.run(words, folder)
+        assert result.violations(result.peak) == [], f"gidd {' '.join(words)}: {result.text}"
+        assert result.status == 0, f"gidd {' '.join(words)}: {result.text}"
+        peaks[" ".join(words[:2])] = result.peak
+    shutil.rmtree(folder / "prepared")  # the honest folders are as they were
+    return Honest(folder, sandbox, peaks)
