@@ -18,6 +18,7 @@ from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.runs.evaluate import build_evaluation
+from gidd.training import loop
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.watchdog import STOPPED
 
@@ -185,6 +186,25 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_repeated(data, tmp_path, 
     ours, theirs = final_tensors(run, failed), final_tensors(run, whole)
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
+
+
+def test_a_run_that_is_stopped_where_it_evaluates_saves_first_and_evaluates_later(
+    data, tmp_path, monkeypatch
+):
+    """A scheduler grants seconds after SIGTERM: they are for the save."""
+    run = tiny_run(data, steps=8, save_every=100, evaluate_every=4)
+    assert train_here(run, tmp_path / "whole")
+    working = loop.gradients
+
+    def gradients(run, world, state, *rest):
+        return working(run, world, state, *rest)._replace(stop=state.step == 3)
+
+    monkeypatch.setattr(loop, "gradients", gradients)
+    assert not train_here(run, tmp_path / "stopped")
+    assert [line["kind"] for line in reported(tmp_path / "stopped")] == ["training"] * 4
+    monkeypatch.undo()
+    assert train_here(run, tmp_path / "stopped")
+    assert reported(tmp_path / "stopped") == reported(tmp_path / "whole")
 
 
 def test_how_often_it_reports_and_saves_may_change(data, tmp_path):

@@ -91,10 +91,10 @@ def train(
             watchdog.phase(state.step, "checkpoint")
             with speed.paused():
                 checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
+        if found.stop and not last:  # the resumed run evaluates
+            break
         if _is_evaluation_due(config, state.step):
             report_evaluation()
-        if found.stop:
-            break
         if not last:
             watchdog.phase(state.step, "data")
             batch = next(batches).to(world.device)
