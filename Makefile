@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check format test test-all test-perf figures kills
+.PHONY: attacks check format test test-all test-perf figures kills
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
@@ -21,6 +21,9 @@ test-all:  ## all tests, on two cores, a file at a time on each
 
 test-perf:  ## tests of time and memory; on a quiet machine
 	$(PYTHON) -m pytest -m perf
+
+attacks:  ## every command on every hostile folder, and 3,000 fuzzed folders
+	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/attacks
 
 kills:  ## one training killed 200 times, compared with an undisturbed one; one with workers, 20 times
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json

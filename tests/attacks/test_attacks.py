@@ -3,9 +3,11 @@
 Each attack changes a copy of an honest folder; each command that reads such a folder runs on it in
 a child process, on a pseudo-terminal. A command may succeed (the damage is harmless) or end in one
 message with status 2. It must not print a traceback or control characters, hang, take more than
-1 GiB more than on the honest folder, or execute anything.
+1 GiB more than on the honest folder, or execute anything. `make attacks` runs every command on
+every folder; otherwise each folder is read by one of the commands, in turn.
 """
 
+import os
 import shutil
 
 import pytest
@@ -31,8 +33,10 @@ def test_there_are_enough_attacks_of_every_kind():
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_a_hostile_folder_ends_in_one_message_or_does_no_harm(kind, honest, tmp_path):
     failures = []
-    for name, attack in ATTACKS[kind].items():
-        for words in COMMANDS[kind]:
+    commands = COMMANDS[kind]
+    for number, (name, attack) in enumerate(ATTACKS[kind].items()):
+        one = number % len(commands)
+        for words in commands if "ATTACK_ALL" in os.environ else commands[one : one + 1]:
             folder = tmp_path / "case"
             folder.mkdir()
             attack(honest.copy(kind, folder))

@@ -213,6 +213,14 @@ def test_small_files_of_much_text_are_refused_in_little_memory(tmp_path):
     assert extra < 300 * MB
 
 
+def test_more_rows_than_a_file_can_hold_are_refused_when_they_are_counted(tokenizer, tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, repeated("x", 2_000_000), compression="zstd")
+    assert path.stat().st_size < 50_000
+    with pytest.raises(DataError, match=rf"a\.parquet, 2,000,000 rows: .*{RATIO}=N"):
+        prepare(path, tokenizer, tmp_path / "out", quiet=True)
+
+
 def test_the_ratio_can_be_changed(tmp_path, monkeypatch):
     data = lines(["x" * 1000] * 20_000)  # 20 MB
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))

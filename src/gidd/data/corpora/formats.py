@@ -148,7 +148,9 @@ class ParquetFile(_File):
         """Return the number of rows, from the file's footer."""
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
-            return table.metadata.num_rows
+            num_rows = table.metadata.num_rows
+            require_ratio(num_rows * _ROW_BYTES, _size(file), f"{self.name}, {num_rows:,} rows")
+            return num_rows
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         """Yield the texts; row groups outside the range are not read."""
