@@ -13,6 +13,8 @@ MAX_LINES = 320
 
 INTENDED = {
     "main": "the entry point of every command: `gidd.cli.COMMAND.main(arguments)`",
+    "matches": "whether a checkpoint has the layout: `gidd.models.importers.LAYOUT.matches`",
+    "read": "load a checkpoint of the layout: `gidd.models.importers.LAYOUT.read`",
 }
 """Public names that several modules define, with the reason."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.preparing import contents, lines, read_back, texts, write_corpus, zstd
+from support.tokenizer_kinds import KINDS
 
 from gidd.common.files import sha256
 from gidd.data.corpora import CORPORA
@@ -18,7 +19,7 @@ from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare
 from gidd.data.preparation.work_plan import make_tasks
-from gidd.data.tokenizers import Tokenizer, gpt2, train_tokenizer
+from gidd.data.tokenizers import END, MASK, Tokenizer, gpt2, train_tokenizer
 from gidd.errors import ConfigError, DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
@@ -155,7 +156,8 @@ def test_datatrove_reads_the_shards(prepared):
 def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):
     from tokenizers import Tokenizer as Inner, models, normalizers
 
-    inner = Inner(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    vocab = {"a": 0, "b": 1, END: 2, MASK: 3}
+    inner = Inner(models.BPE(vocab=vocab, merges=[]))
     inner.normalizer = normalizers.Lowercase()
     (tmp_path / "a.txt").write_text("AbA")
     with caplog.at_level(logging.WARNING, logger="gidd"):
@@ -165,6 +167,22 @@ def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):
             prepare([tmp_path / "a.txt"], Tokenizer(inner), tmp_path / "lossy", quiet=True)
     (message,) = caplog.messages
     assert "'AbA'" in message and "a.txt" in message and "lossy" in message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokenizers_that_lower_case_or_have_no_token_for_a_word_are_reported(
+    kind, tmp_path, caplog
+):
+    """Also if the first document comes back. Speech merges letters, and has no token for others."""
+    documents = ["", "the hall" if kind == "speech" else "The cat sat on 東京, naïve."]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    (tmp_path / "a.jsonl").write_text(lines)
+    prepare([tmp_path / "a.jsonl"], KINDS[kind](), tmp_path / "out", quiet=True)
+    reported = [message for message in caplog.messages if "lossy" in message]
+    is_exact = kind in ("gpt2", "llama3", "gpt4o", "llama2")
+    assert len(reported) == (0 if is_exact else 1)
+    if kind == "bert":
+        assert "'The cat" in reported[0] and "'the cat sat on [UNK]" in reported[0]
 
 
 # ---- damage ----

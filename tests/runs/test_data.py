@@ -4,8 +4,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from support.tokenizer_kinds import KINDS
 from support.training_runs import tiny_run, train_here
 
+from gidd.cli import main
 from gidd.errors import ConfigError, DataError
 from gidd.training.config import DataConfig
 
@@ -70,3 +72,20 @@ def test_a_missing_grain_is_reported_before_anything_is_prepared(run, tmp_path, 
     with pytest.raises(ConfigError, match=r"grain.*gidd\[data\]"):
         train_here(replace(run, data=replace(run.data, workers=1)), tmp_path / "run")
     assert not (tmp_path / "run" / "data").exists()
+
+
+def test_gidd_train_reports_a_lossy_tokenizer_before_training(tmp_path, capsys, monkeypatch):
+    def stop(*args):
+        raise ConfigError("training would start")
+
+    monkeypatch.setattr("gidd.runs.fit.build_state", stop)
+    KINDS["bert"]().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("The cat sat on 東京.")
+    words = ["train", "nano", "--out", str(tmp_path / "run"), "--device", "cpu", "--quiet"]
+    words += ["--data.sources", str(tmp_path / "a.txt"), "--data.tokenizer", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main([*words, "--data.validation", "0"])
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "the tokenizer is lossy: 'The cat sat on 東京.'" in warning
+    assert "becomes 'the cat sat on [UNK]" in warning
+    assert "training would start" in error

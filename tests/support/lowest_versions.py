@@ -13,6 +13,10 @@ project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 requirements = list(project["dependencies"])
 for extra in sys.argv[1:]:
     requirements += project["optional-dependencies"][extra]
-for requirement in sorted(set(requirements)):
+lowest: dict[str, tuple[int, ...]] = {}
+for requirement in requirements:
     name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement).groups()
-    print(f"{name}=={version}")
+    numbers = tuple(map(int, version.split(".")))
+    lowest[name] = max(lowest.get(name, numbers), numbers)  # what all that is asked for allows
+for name, numbers in sorted(lowest.items()):
+    print(f"{name}=={'.'.join(map(str, numbers))}")

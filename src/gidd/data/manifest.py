@@ -25,7 +25,8 @@ from gidd.common.allowed import Allowed, integer, optional
 from gidd.common.files import read_json, sha256, write_json
 from gidd.common.limits import MANIFEST_BYTES
 from gidd.common.terminal import shorten
-from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
+from gidd.data.tokenizer_objects import FastTokenizer
+from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
@@ -253,7 +254,7 @@ def _parse_split(name: str, record: object) -> Split:
     return split
 
 
-def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> DataManifest:
+def verify(folder: str | Path, tokenizer: Tokenizer | FastTokenizer | None = None) -> DataManifest:
     """Read every byte of a prepared folder, check it against the manifest and return that.
 
     If a tokenizer is given, it must be the one that the shards were made with.
@@ -261,7 +262,7 @@ def verify(folder: str | Path, tokenizer: Tokenizer | None = None) -> DataManife
     folder = Path(folder)
     manifest = DataManifest.read(folder)
     if tokenizer is not None:
-        manifest.require_tokenizer(tokenizer, "the given tokenizer")
+        manifest.require_tokenizer(as_tokenizer(tokenizer), "the given tokenizer")
     if not (folder / TOKENIZER_FILE).is_file():
         raise DataError(f"{folder / TOKENIZER_FILE} does not exist. {_PREPARE}")
     manifest.require_tokenizer(Tokenizer.load(folder / TOKENIZER_FILE), folder / TOKENIZER_FILE)

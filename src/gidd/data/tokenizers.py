@@ -15,7 +15,7 @@ import hashlib
 import importlib.util
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -24,27 +24,24 @@ from gidd.common.files import explain_damage, read_json, read_regular, write_jso
 from gidd.common.limits import TOKENIZER_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.pieces import can_cut, cut
+from gidd.data.special_tokens import END, MASK, PAD, ensure_special_tokens, names_of
 from gidd.data.tokenizer_checks import require_vocabulary
 from gidd.data.tokenizer_files import (
     COPY_TOKENIZER,
     TOKENIZER_FILE,
     TOKENIZER_SETTINGS,
     download,
+    find_tokenizer,
+    read_special_tokens,
     read_tokenizer,
-    special_token,
 )
+from gidd.data.tokenizer_objects import FastTokenizer, copy_of
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
 GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
 """GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
 
-END = "<|endoftext|>"
-PAD = "[PAD]"
-MASK = "[MASK]"
-_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-_PADS = (PAD, "<pad>", "<|pad|>", "<|padding|>")
-_MASKS = (MASK, "<mask>", "<|mask|>")
 _LONGEST = 1 << 20
 """Characters of a piece of text that a tokenizer is trained on."""
 
@@ -55,35 +52,58 @@ _log = logging.getLogger(__name__)
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with the special tokens that diffusion needs.
 
+    `inner` is such a tokenizer, or a fast one of `transformers`; it is copied, never changed.
     Special tokens are looked up by the given names, otherwise by common names. Missing end-of-text
-    and mask tokens are added, the mask last; without a padding token, end-of-text is used. Text
-    that contains the name of a special token ("[MASK]") is encoded as ordinary text.
+    and mask tokens are added, the mask last, with a warning that `notes` keeps; without a padding
+    token, end-of-text is used. Text that contains the name of a special token ("[MASK]") is encoded
+    as ordinary text.
     """
 
     def __init__(
         self, inner: Any, *, end: str | None = None, pad: str | None = None, mask: str | None = None
     ) -> None:
+        copied, named = copy_of(inner)
+        self._adopt(copied, named | names_of(end, pad, mask))
+
+    @classmethod
+    def owning(cls, inner: Any, names: Mapping[str, str]) -> Tokenizer:
+        """Build a tokenizer that takes over `inner`, without the 0.2 s of copying GPT-2."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._adopt(inner, names)
+        return tokenizer
+
+    def _adopt(self, inner: Any, names: Mapping[str, str]) -> None:
         self._inner = inner
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # text must never encode to the mask token
-        self.end = self._find("eos_token", end, _ENDS) or END
-        self.pad = self._find("pad_token", pad, _PADS) or self.end
-        self.mask = self._find("mask_token", mask, _MASKS) or MASK
-        inner.add_special_tokens([name for name in (self.end, self.mask) if not self._has(name)])
+        self.end, self.pad, self.mask, self.notes = ensure_special_tokens(inner, names)
+        for note in self.notes:
+            _log.warning("warning: %s", note)
 
     @classmethod
-    def load(cls, name: str | Path) -> Tokenizer:
-        """Load a `tokenizer.json`, a folder with one, or a repository on the Hugging Face hub."""
-        path = Path(name)
-        if path.is_dir():
-            path = path / TOKENIZER_FILE
-        elif not path.is_file():
-            return cls(read_tokenizer(download(str(name))))
-        file = path.with_name(TOKENIZER_SETTINGS)
-        settings = read_json(file, COPY_TOKENIZER, DataError) if file.is_file() else {}
-        end, pad, mask = (special_token(settings, key, file) for key in ("eos", "pad", "mask"))
-        return cls(read_tokenizer(path), end=end, pad=pad, mask=mask)
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        end: str | None = None,
+        pad: str | None = None,
+        mask: str | None = None,
+        revision: str | None = None,
+    ) -> Tokenizer:
+        """Load a `tokenizer.json`, a folder with one, or a repository on the Hugging Face hub.
+
+        Args:
+            name: File, folder, or name on the hub.
+            end: End-of-text token; by default the `eos_token` of `tokenizer_config.json` or
+                `special_tokens_map.json`, otherwise one with a common name.
+            pad: Padding token, found in the same way.
+            mask: Mask token, found in the same way.
+            revision: Branch, tag or commit on the hub; by default the newest.
+        """
+        path = find_tokenizer(name, revision)
+        names = read_special_tokens(path) | names_of(end, pad, mask)
+        return cls.owning(read_tokenizer(path), names)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -171,26 +191,28 @@ class Tokenizer:
     def _id(self, token: str) -> int:
         return self._inner.token_to_id(token)
 
-    def _has(self, token: str) -> bool:
-        return self._inner.token_to_id(token) is not None
 
-    def _find(self, field: str, given: str | None, usual: tuple[str, ...]) -> str | None:
-        """Return the given special token, or the first of the common ones that exists."""
-        if given is None:
-            return next((token for token in usual if self._has(token)), None)
-        if not self._has(given):
-            raise ConfigError(
-                f"{field} must be a token of the tokenizer, got {shorten(given)}. "
-                "Add it to the tokenizer first, or remove the field."
-            )
-        return given
+def as_tokenizer(tokenizer: Tokenizer | FastTokenizer) -> Tokenizer:
+    """Return the tokenizer, or one that works on a copy of another library's object."""
+    return tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
 
 
-def tokenizer_by_name(name: str) -> Tokenizer:
-    """Load "gpt2", "gpt2+pad", a file, a folder or a repository on the Hugging Face hub."""
-    if name in GPT2_VOCAB_SIZES and not Path(name).exists():
+def tokenizer_by_name(
+    name: str,
+    *,
+    end: str | None = None,
+    pad: str | None = None,
+    mask: str | None = None,
+    revision: str | None = None,
+) -> Tokenizer:
+    """Load "gpt2", "gpt2+pad", or what `Tokenizer.load` loads.
+
+    With other arguments, "gpt2" is the repository on the Hugging Face hub.
+    """
+    is_plain = end is pad is mask is revision is None
+    if is_plain and name in GPT2_VOCAB_SIZES and not Path(name).exists():
         return gpt2(own_padding=name == "gpt2+pad")
-    return Tokenizer.load(name)
+    return Tokenizer.load(name, end=end, pad=pad, mask=mask, revision=revision)
 
 
 def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Tokenizer:
@@ -206,7 +228,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
         folder = Path(str(installed.origin)).parent / "data"
     inner = read_tokenizer(download("gpt2")) if folder is None else _from_gpt2(Path(folder))
     inner.add_special_tokens([END, PAD, MASK] if own_padding else [END, MASK])
-    return Tokenizer(inner, end=END, pad=PAD if own_padding else END, mask=MASK)
+    return Tokenizer.owning(inner, names_of(END, PAD if own_padding else END, MASK))
 
 
 def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
@@ -230,7 +252,7 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
     )
     inner.train_from_iterator(_read(texts), trainer)
     inner.add_special_tokens([END, PAD, MASK])
-    tokenizer = Tokenizer(inner, end=END, pad=PAD, mask=MASK)
+    tokenizer = Tokenizer.owning(inner, names_of(END, PAD, MASK))
     if tokenizer.vocab.size < vocab_size:
         _log.warning(
             "warning: vocab_size is %s, but the texts have too few pairs to merge: the tokenizer "
@@ -246,7 +268,8 @@ def character_level(symbols: str) -> Tokenizer:
 
     inner = Inner(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     inner.decoder = decoders.Fuse()
-    return Tokenizer(inner)
+    inner.add_special_tokens([END, MASK])
+    return Tokenizer.owning(inner, names_of(END, END, MASK))
 
 
 def _read(texts: Iterable[str | Path]) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 Reading order: `backbones/dit_config` and `backbones/dit` (the diffusion transformer, made of
 `backbones/layers`), `denoiser` (from hidden states to x_theta), `weights` and `hub` (save, load,
-push), `importers/gidd_v1` (the authors' checkpoints), `backbones/llama` (the autoregressive
-baseline). Names are imported on first use.
+push), `importers/` (checkpoints of the authors and of other projects, some with the network of
+`backbones/bidirectional`), `backbones/llama` (the autoregressive baseline). Names are imported on
+first use.
 """
 
 from typing import TYPE_CHECKING

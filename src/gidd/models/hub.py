@@ -23,7 +23,8 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.denoiser import Denoiser
-from gidd.models.importers.gidd_v1 import CONFIG, read_published
+from gidd.models.importers import IMPORTERS, read_foreign
+from gidd.models.importers.checkpoint import CONFIG
 from gidd.models.record import PARTS, part_from, record_schedule, schedule_from
 from gidd.models.weights import (
     COPY_AGAIN,
@@ -88,7 +89,7 @@ def save(
 
 
 def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
-    """Load a model from a folder in gidd's layout (`gidd.json`) or the published (`config.json`).
+    """Load a model from a folder in gidd's layout (`gidd.json`) or another's (`config.json`).
 
     `p_uniform` is the fraction of uniform noise that a published checkpoint was trained with.
     """
@@ -97,10 +98,11 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
         if (folder / MODEL_RECORD).is_file():
             return _load_gidd(folder)
         if (folder / CONFIG).is_file():
-            return read_published(folder, p_uniform)
+            return read_foreign(folder, p_uniform)
     raise CheckpointError(
-        f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of the authors' layout; "
-        "it contains neither. Check the path; for weights alone use gidd.models.read_training."
+        f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of a model of "
+        f"{', '.join(importer.name for importer in IMPORTERS)}; it contains neither. Check the "
+        "path; for weights alone use gidd.models.read_training."
     )
 
 

@@ -15,13 +15,14 @@ from gidd.common.terminal import shorten
 from gidd.diffusion import schedules
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError, ScheduleError
-from gidd.models.backbones.dit_config import DiTConfig
+from gidd.models.backbones.dit_config import DiTConfig, TimeMappedConfig
 from gidd.vocab import Vocab
 
 _T = TypeVar("_T")
 
 PARTS: dict[str, type] = {
     "dit": DiTConfig,
+    "time_mapped_dit": TimeMappedConfig,
     "vocabulary": Vocab,
     "masked": schedules.MaskedSchedule,
     "uniform": schedules.UniformSchedule,

@@ -6,17 +6,18 @@ what it expects, and only then reads or builds anything of these sizes.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gidd.common.files import atomic_path, explain_damage, file_kind
 from gidd.common.limits import RECORD_BYTES
@@ -26,6 +27,7 @@ from gidd.errors import CheckpointError
 from gidd.models.denoiser import Denoiser
 
 Shape = tuple[int, ...]
+_Module = TypeVar("_Module", bound=nn.Module)
 
 WEIGHTS = "model.safetensors"
 COPY_AGAIN = "Copy or download the file again."
@@ -62,6 +64,9 @@ class Pretrained:
 
     notes: tuple[str, ...] = ()
     """Assumptions made while loading that the user should know about."""
+
+    has_unused_rows: bool = False
+    """Whether the last ids may be rows without a token; the tokenizer then has fewer tokens."""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -157,6 +162,35 @@ def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], f
     if problems:
         shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")
         raise CheckpointError(f"{file}: {shown}. {COPY_BOTH_AGAIN}")
+
+
+def shapes_of_blocks(
+    one_block: Mapping[str, Tensor],
+    blocks: str,
+    num_layers: int,
+    name_in_file: Callable[[str], str] = str,
+) -> dict[str, Shape]:
+    """Return the shapes of a model by their names in a file, from those of a model with one block.
+
+    `blocks` is the name of the list of blocks, e.g. "blocks" if the first has the names "blocks.0".
+    """
+    shapes: dict[str, Shape] = {}
+    for name, parameter in one_block.items():
+        is_in_block = name.startswith(f"{blocks}.0.")
+        for i in range(num_layers if is_in_block else 1):
+            name_of_block = name.replace(f"{blocks}.0.", f"{blocks}.{i}.", 1)
+            shapes[name_in_file(name_of_block)] = tuple(parameter.shape)
+    return shapes
+
+
+def assign_tensors(model: _Module, tensors: Mapping[str, Tensor]) -> _Module:
+    """Make tensors the parameters of a model on the meta device, and return the model.
+
+    Tensors are not copied, unless their types differ: then the narrower ones are converted.
+    """
+    model.load_state_dict(tensors, assign=True)
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
+    return model.to(widest).requires_grad_(True)
 
 
 def _wrong_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> Iterator[str]:

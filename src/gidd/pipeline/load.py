@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gidd.common.devices import choose
 from gidd.data import tokenizers
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizer_files import TOKENIZER_FILE, find_tokenizer
+from gidd.data.tokenizer_objects import FastTokenizer
+from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.models import DiT, Pretrained, load_pretrained
+from gidd.models import Denoiser, DiT, Pretrained, load_pretrained
+from gidd.models.backbones.bidirectional import BidirectionalTransformer
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
@@ -25,20 +30,22 @@ def from_pretrained(
     device: str | None = None,
     precision: Precision = "float32",
     rows_per_call: int | None = None,
-    tokenizer: str | Path | Tokenizer | None = None,
+    tokenizer: str | Path | Tokenizer | FastTokenizer | None = None,
     p_uniform: float | None = None,
 ) -> Pipeline:
     """Load a model and its tokenizer, ready to generate, infill, correct and score.
 
     Args:
         name: A folder written by `gidd export` or `gidd.models.save`, a folder with a checkpoint of
-            the authors, or a name on the Hugging Face hub.
+            the authors or of another project (docs/importers.md), or a name on the Hugging Face
+            hub.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone; the output layer and x_theta are in float32.
         rows_per_call: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
             Results are identical bit by bit only for equal values.
-        tokenizer: Tokenizer if the model has none: an object, a file, a folder, or a name such as
-            "gpt2". By default the model's own, or GPT-2's if the vocabulary sizes agree.
+        tokenizer: Tokenizer if the model has none: an object (also a fast tokenizer of
+            `transformers`), a file, a folder, or a name such as "gpt2". By default the model's own,
+            or GPT-2's if the vocabulary sizes agree.
         p_uniform: Uniform noise that a checkpoint of the authors was trained with; by default it is
             parsed from the end of its name.
     """
@@ -50,9 +57,10 @@ def from_pretrained(
             f"with `gidd export {folder} --out models/{folder.resolve().name}` and load that."
         )
     loaded = load_pretrained(name, p_uniform)
-    chosen, note = _tokenizer(name, tokenizer, loaded.denoiser.vocab)
+    chosen, note = _tokenizer(name, tokenizer, loaded)
+    loaded = _without_unused_rows(loaded, chosen.vocab.size)
     backbone = loaded.denoiser.backbone
-    assert isinstance(backbone, DiT)  # the only kind that is loaded
+    assert isinstance(backbone, DiT | BidirectionalTransformer)  # the only kinds that are loaded
     return Pipeline(
         loaded.denoiser,
         loaded.schedule,
@@ -67,39 +75,53 @@ def from_pretrained(
 
 
 def _tokenizer(
-    name: str | Path, given: str | Path | Tokenizer | None, vocab: Vocab
+    name: str | Path, given: str | Path | Tokenizer | FastTokenizer | None, loaded: Pretrained
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Return the tokenizer, and notes on how it was found."""
     if given is not None:
-        chosen = given if isinstance(given, Tokenizer) else tokenizers.tokenizer_by_name(str(given))
-        return _checked(chosen, vocab), ()
+        by_name = isinstance(given, str | Path)
+        chosen = tokenizers.tokenizer_by_name(str(given)) if by_name else as_tokenizer(given)
+        return _checked(chosen, loaded), chosen.notes
     folder = Path(name)
-    if (folder / tokenizers.TOKENIZER_FILE).exists():
-        return _checked(Tokenizer.load(folder), vocab), ()
     try:
-        if folder.is_dir():
-            raise DataError(f"{folder} has no {tokenizers.TOKENIZER_FILE}.")
-        return _checked(Tokenizer.load(name), vocab), ()
+        if folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
+            raise DataError(f"{folder} has no {TOKENIZER_FILE}.")
+        path = find_tokenizer(name)
     except DataError as error:
+        vocab = loaded.denoiser.vocab
         if vocab.size != _GPT2_SIZE:
             raise DataError(
                 f"the model's tokenizer was not found: {error} Its vocabulary has {vocab.size:,} "
                 "tokens; pass the tokenizer it was trained with: tokenizer=NAME."
             ) from error
-    note = f"{name} has no tokenizer; GPT-2's is used, as it has {_GPT2_SIZE:,} tokens."
-    return _checked(tokenizers.gpt2(), vocab), (note,)
+        note = f"{name} has no tokenizer; GPT-2's is used, as it has {_GPT2_SIZE:,} tokens."
+        return _checked(tokenizers.gpt2(), loaded), (note,)
+    chosen = Tokenizer.load(path)  # a damaged one is an error, and never replaced
+    return _checked(chosen, loaded), chosen.notes
 
 
-def _checked(tokenizer: Tokenizer, vocab: Vocab) -> Tokenizer:
+def _checked(tokenizer: Tokenizer, loaded: Pretrained) -> Tokenizer:
     """Return the tokenizer, or raise if its vocabulary is not the model's."""
-    ours = tokenizer.vocab
+    ours, vocab = tokenizer.vocab, loaded.denoiser.vocab
     same_mask = vocab.mask_id in (None, ours.mask_id)
-    if same_mask and vocab.size in (ours.size, ours.num_data_tokens):
+    is_smaller = loaded.has_unused_rows and ours.size < vocab.size
+    if same_mask and (is_smaller or vocab.size in (ours.size, ours.num_data_tokens)):
         return tokenizer
     raise ConfigError(
         f"the tokenizer must match the model's vocabulary of {vocab.size:,} tokens with mask id "
         f"{vocab.mask_id}, got {ours.size:,} tokens with mask id {ours.mask_id}. "
         "Pass the tokenizer that the model was trained with."
+    )
+
+
+def _without_unused_rows(loaded: Pretrained, num_tokens: int) -> Pretrained:
+    """Return the model without the rows of the head that the tokenizer has no token for."""
+    denoiser = loaded.denoiser
+    if not loaded.has_unused_rows or num_tokens >= denoiser.vocab.size:
+        return loaded
+    vocab = Vocab(num_tokens, mask_id=denoiser.vocab.mask_id)
+    return replace(
+        loaded, denoiser=Denoiser(denoiser.backbone, vocab), schedule=MaskedSchedule(vocab)
     )
 
 

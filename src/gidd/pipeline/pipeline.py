@@ -12,7 +12,8 @@ import torch
 
 import gidd
 from gidd.common.allowed import SEED, integer, require_arguments
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizer_objects import FastTokenizer
+from gidd.data.tokenizers import Tokenizer, as_tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser
@@ -52,7 +53,7 @@ class Pipeline:
         self,
         denoiser: Denoiser,
         schedule: MixingSchedule,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | FastTokenizer,
         *,
         context: int,
         device: torch.device | str = "cpu",
@@ -63,8 +64,8 @@ class Pipeline:
     ) -> None:
         self.device = torch.device(device)
         self.denoiser = denoiser.to(self.device).eval().requires_grad_(False)
-        self.schedule, self.tokenizer, self.context = schedule, tokenizer, context
-        self.token_texts = TokenTexts(tokenizer)
+        self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context
+        self.token_texts = TokenTexts(self.tokenizer)
         self.precision: Precision = precision
         self.source, self.notes = source or {}, tuple(notes)
         default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL

@@ -36,19 +36,20 @@ from gidd.data.preparation.work_plan import (
     read_plan,
 )
 from gidd.data.preparation.workers import run
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizer_objects import FastTokenizer
+from gidd.data.tokenizers import Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 
 LOGS = "logs"
 """Folder for the logs of cluster jobs."""
 
-_SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 4, 1000
+_SAMPLED, _SAMPLED_CHARACTERS = 4, 1000
 _log = logging.getLogger(__name__)
 
 
 def prepare(
     sources: str | Path | Sequence[str | Path],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,
     validation: float | None = None,
@@ -61,7 +62,7 @@ def prepare(
 
     Args:
         sources: Files, folders, URLs and names of corpora; documents keep this order.
-        tokenizer: The tokenizer.
+        tokenizer: The tokenizer, or a fast tokenizer of `transformers`.
         out: Output folder. An interrupted run is resumed if the other arguments are the same.
         validation: Number of documents to hold out, or a fraction below 1. Default: as the corpus
             defines, and none for files.
@@ -139,7 +140,7 @@ class Preparation:
 @contextmanager
 def start_preparation(
     sources: str | Path | Sequence[str | Path],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,
     validation: float | None = None,
@@ -153,7 +154,7 @@ def start_preparation(
     `command` is the command line to record in the manifest. The output folder is locked against
     other preparations until the block ends.
     """
-    out = Path(out)
+    out, tokenizer = Path(out), as_tokenizer(tokenizer)
     corpora, documents = corpora_of(sources), resolve(sources)
     last, names = corpora[-1], [without_credentials(corpus.name) for corpus in corpora]
     if (own := last.tokenizer()) and own.fingerprint != tokenizer.fingerprint:
@@ -181,9 +182,10 @@ def start_preparation(
 
 def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None:
     """Log a warning if the first characters of a few documents change in encoding and decoding."""
-    for source in documents[:: max(1, len(documents) // _SAMPLED_SOURCES)][:_SAMPLED_SOURCES]:
+    sources = documents[:: max(1, len(documents) // _SAMPLED)][:_SAMPLED]
+    for source in sources:
         with suppress(GiddError):  # unreadable documents are reported by their task
-            for text in source.read(0, 1):
+            for text in source.read(0, _SAMPLED // len(sources)):
                 text = text[:_SAMPLED_CHARACTERS]
                 decoded = tokenizer.decode(tokenizer.encode(text))
                 if decoded != text:

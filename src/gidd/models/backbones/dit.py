@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 
@@ -17,7 +16,13 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import Block, TimeEmbedding, layer_norm, modulate, rotation
 from gidd.models.init import Initializer
-from gidd.models.weights import COPY_BOTH_AGAIN, Shape, require_tensors
+from gidd.models.weights import (
+    COPY_BOTH_AGAIN,
+    Shape,
+    assign_tensors,
+    require_tensors,
+    shapes_of_blocks,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -72,7 +77,7 @@ class DiT(nn.Module):
                 f"got {length}. Shorten the sequences, or train a model with a larger max_length."
             )
         angles = rotation(length, self.config.width // self.config.num_heads, z.device)
-        condition = self.time(t)
+        condition = self.time(self.config.time_input(t))
         x = self.embedding(z)
         for block in self.blocks:
             if self.config.checkpoint_activations and self.training:
@@ -112,11 +117,7 @@ def require_dit(
         )
     with torch.device("meta"):
         one_block = DiT(replace(config, num_layers=1)).state_dict()
-    for name, parameter in one_block.items():
-        copies = config.num_layers if name.startswith("blocks.0.") else 1
-        for i in range(copies):
-            name_of_block = name.replace("blocks.0.", f"blocks.{i}.", 1)
-            shapes[name_in_file(name_of_block)] = tuple(parameter.shape)
+    shapes = shapes_of_blocks(one_block, "blocks", config.num_layers, name_in_file)
     require_tensors(shapes, found, file)
 
 
@@ -129,7 +130,4 @@ def dit_from_tensors(
     """
     with torch.device("meta"):
         model = DiT(config)
-    weights = {name: tensors[name_in_file(name)] for name in model.state_dict()}
-    model.load_state_dict(weights, assign=True)
-    widest = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    return model.to(widest).requires_grad_(True)
+    return assign_tensors(model, {n: tensors[name_in_file(n)] for n in model.state_dict()})

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LEAST_ALPHA = 1e-3
+"""Of the log-linear noise alpha = 1 - (1 - 1e-3) t, which MDLM, SEDD and Duo were trained with."""
 
 
 class NamedSize(NamedTuple):
@@ -84,12 +90,36 @@ class DiTConfig:
                 "It is the dropout rate in training; the paper uses 0."
             )
 
+    def time_input(self, t: Tensor) -> Tensor:
+        """Return what the time embedding gets at times t [B]."""
+        return t
+
     @property
     def num_block_parameters(self) -> int:
         """Number of parameters of all blocks (the non-embedding count)."""
         attention_and_mlp = 12 * self.width**2 + (4 + 1) * self.width
         norms, modulation = 2 * self.width, 6 * self.width * (self.time_width + 1)
         return self.num_layers * (attention_and_mlp + norms + modulation)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TimeMappedConfig(DiTConfig):
+    """Sizes of a `DiT` of another project, which was trained with another input than the time t."""
+
+    time: str
+    """"zero": always 0. "sigma": -log(1 - t), the log-linear noise level, at most -log 1e-3."""
+
+    def _problems(self) -> Iterable[str]:
+        yield from super()._problems()
+        if self.time not in ("zero", "sigma"):
+            yield f"model.time must be zero or sigma, got {shorten(self.time)}."
+
+    def time_input(self, t: Tensor) -> Tensor:
+        """Return 0, or sigma = -log alpha of linear noise, alpha = 1 - t."""
+        return (
+            t.new_zeros(t.shape) if self.time == "zero" else -(1 - t).clamp_min(_LEAST_ALPHA).log()
+        )
 
 
 SIZES = {

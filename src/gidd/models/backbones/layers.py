@@ -24,14 +24,16 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "L head_width"]
 
 
-def rotation(length: int, head_width: int, device: torch.device) -> Rotation:
+def rotation(
+    length: int, head_width: int, device: torch.device, base: float = ROTARY_BASE
+) -> Rotation:
     """Rotary angles of positions 0 .. length - 1, always float32.
 
     They are recomputed in every forward pass (once for all blocks, a few thousand cosines): a
     buffer would have to be resized, would be rounded to bf16 and lost on the meta device.
     """
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
-    frequency = 1.0 / ROTARY_BASE**exponent
+    frequency = 1.0 / base**exponent
     position = torch.arange(length, device=device, dtype=torch.float32)
     angle = (position[:, None] * frequency).repeat(1, 2)
     return Rotation(angle.cos(), angle.sin())

@@ -26,6 +26,7 @@ from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
 from gidd.models.denoiser import Denoiser
+from gidd.models.importers.checkpoint import CONFIG, ForeignCheckpoint
 from gidd.models.weights import (
     COPY_AGAIN,
     WEIGHTS,
@@ -37,8 +38,6 @@ from gidd.models.weights import (
     write_safetensors,
 )
 from gidd.vocab import Vocab
-
-CONFIG = "config.json"
 
 _FIELDS = {
     "vocab_size": "vocab_size",
@@ -85,6 +84,16 @@ def reference_name(name: str) -> str:
         if match := re.match(rf"(blocks\.\d+\.|){re.escape(ours)}", name):
             return match[1] + theirs + name[match.end() :]
     raise AssertionError(f"{name} has no name in the authors' layout")
+
+
+def matches(checkpoint: ForeignCheckpoint) -> bool:
+    """Whether it is in the authors' published layout."""
+    return checkpoint.field("model_type") == "dit"
+
+
+def read(checkpoint: ForeignCheckpoint) -> Pretrained:
+    """Read a published checkpoint."""
+    return read_published(checkpoint.folder, checkpoint.p_uniform)
 
 
 def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:

