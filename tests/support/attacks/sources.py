@@ -21,14 +21,13 @@ def _write(name: str, data: bytes | str, folder: Path) -> None:
 
 
 def _compressed(name: str, start: bytes, block: bytes, blocks: int, folder: Path) -> None:
-    """A compressed file, written block by block."""
-    path = folder / name
-    with pyarrow.OSFile(str(path), "wb") as file:
-        codec = "gzip" if name.endswith(".gz") else "zstd"
-        with pyarrow.CompressedOutputStream(file, codec) as stream:
-            stream.write(start)
-            for _ in range(blocks):
-                stream.write(block)
+    """A compressed file: `start`, then a block of which a member (or frame) is made only once."""
+    compress = (
+        gzip.compress
+        if name.endswith(".gz")
+        else partial(pyarrow.compress, codec="zstd", asbytes=True)
+    )
+    (folder / name).write_bytes(compress(start) + compress(block) * blocks)
 
 
 def _gzip_members(folder: Path) -> None:
