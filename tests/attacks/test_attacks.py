@@ -3,7 +3,7 @@
 Each attack changes a copy of an honest folder; each command that reads such a folder runs on it in
 a child process, on a pseudo-terminal. A command may succeed (the damage is harmless) or end in one
 message with status 2. It must not print a traceback or control characters, hang, take more than
-1 GiB more than on the honest folder, or execute anything. `make attacks` runs every command on
+1 GB more than on the honest folder, or execute anything. `make attacks` runs every command on
 every folder; otherwise each folder is read by one of the commands, in turn.
 """
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.attacks.data import sign_data
-from support.attacks.honest import COMMANDS, Honest
+from support.attacks.honest import COMMANDS
 from support.attacks.runs import checkpoint
 from support.attacks.tools import (
     HOSTILE,
@@ -33,13 +33,6 @@ from support.attacks.tools import (
 
 pytestmark = pytest.mark.slow
 
-fuzz = settings(
-    max_examples=500 if "ATTACK_ALL" in os.environ else 80,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 SCALARS = st.one_of(
@@ -167,49 +160,33 @@ def damage_run(draw: Draw, folder: Path) -> None:
     sign_checkpoint(checkpoint(folder))
 
 
-def check(honest: Honest, folder: Path, kind: str, damage: Any, draw: Draw) -> None:
-    """Damage a folder and run one of the commands that read it."""
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("model", damage_record),
+        ("tokenizer", damage_tokenizer),
+        ("model", damage_header),
+        ("data", damage_manifest),
+        ("data", damage_shards),
+        ("run", damage_run),
+    ],
+)
+@settings(
+    max_examples=500 if "ATTACK_ALL" in os.environ else 80,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(data=st.data())
+def test_a_damaged_folder_ends_in_one_message_or_does_no_harm(
+    kind, damage, data, honest, tmp_path_factory
+):
     commands = [words for words in COMMANDS[kind] if words[0] != "plot"]
-    words = commands[draw(st.integers(0, len(commands) - 1))]
+    words = commands[data.draw(st.integers(0, len(commands) - 1))]
+    folder = tmp_path_factory.getbasetemp() / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    damage(draw, honest.copy(kind, folder))
+    damage(data.draw, honest.copy(kind, folder))
     result, found = honest.attack(words, folder)
     assert not found, f"gidd {' '.join(words)}: {', '.join(found)}\n{result.text[-2000:]}"
-
-
-@fuzz
-@given(st.data())
-def test_model_records(honest, tmp_path_factory, data):
-    check(honest, tmp_path_factory.getbasetemp() / "record", "model", damage_record, data.draw)
-
-
-@fuzz
-@given(st.data())
-def test_tokenizers(honest, tmp_path_factory, data):
-    folder = tmp_path_factory.getbasetemp() / "tokenizer"
-    check(honest, folder, "tokenizer", damage_tokenizer, data.draw)
-
-
-@fuzz
-@given(st.data())
-def test_tensor_headers(honest, tmp_path_factory, data):
-    check(honest, tmp_path_factory.getbasetemp() / "header", "model", damage_header, data.draw)
-
-
-@fuzz
-@given(st.data())
-def test_data_manifests(honest, tmp_path_factory, data):
-    check(honest, tmp_path_factory.getbasetemp() / "manifest", "data", damage_manifest, data.draw)
-
-
-@fuzz
-@given(st.data())
-def test_token_shards(honest, tmp_path_factory, data):
-    check(honest, tmp_path_factory.getbasetemp() / "shards", "data", damage_shards, data.draw)
-
-
-@fuzz
-@given(st.data())
-def test_run_records(honest, tmp_path_factory, data):
-    check(honest, tmp_path_factory.getbasetemp() / "run", "run", damage_run, data.draw)

@@ -33,7 +33,7 @@ class Fast:
 class Slow:
     """A slow tokenizer of transformers has no `backend_tokenizer`."""
 
-    special_tokens_map = {"mask_token": "<mask>"}  # noqa: RUF012
+    special_tokens_map = {"mask_token": "<mask>"}
     is_fast = False
 
 

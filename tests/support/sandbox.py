@@ -25,9 +25,9 @@ from pathlib import Path
 
 MEMORY_BYTES = 4 << 30  # RLIMIT_DATA: far above what is allowed, so that a failure is measured
 CPU_SECONDS = 20
-WALL_SECONDS = 120  # for what waits without computing; generous, since the machine may be busy
+WALL_SECONDS = 20 if "ATTACK_ALL" in os.environ else 120  # `make attacks` has the machine to itself
 FILE_BYTES = 1 << 28
-ALLOWED_EXTRA_BYTES = 1 << 30
+ALLOWED_EXTRA_BYTES = 10**9
 
 EXECUTIONS = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"}
 EXECUTIONS |= {"socket.connect", "ctypes.dlopen", "code.__new__", "webbrowser.open"}

@@ -1,5 +1,5 @@
 """Hostile and damaged folders: an attack changes a copy of an honest folder.
 
-`ATTACKS` of each module maps a name to a function of the folder. `documents` holds the tools that
-they share.
+`ATTACKS` of each module maps a name to a function of the folder. `tools` holds what they share,
+`honest` the folders and the commands that read them.
 """

@@ -15,13 +15,11 @@ from support.attacks.tools import (
     become_link,
     become_pipe,
     edit_json,
-    leaves,
     nested,
     put,
     read_tensors,
     replace,
     sign_checkpoint,
-    write_json,
     write_tensors,
 )
 
@@ -259,5 +257,3 @@ ATTACKS: dict[str, Attack] = {
         checkpoint(folder) / ".metadata", b"cos\nsystem\n(S'touch executed'\ntR."
     ),
 }
-
-__all__ = ["ATTACKS", "checkpoint", "leaves", "resign", "write_json"]
