@@ -7,7 +7,7 @@ check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m pyright --pythonpath "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as c; c()"
-	$(PYTHON) -m codespell_lib src tests docs benchmarks README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
+	$(PYTHON) -m codespell_lib src tests docs benchmarks examples README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 
 format:  ## let ruff mend what it can
 	$(PYTHON) -m ruff check --fix .

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
@@ -105,10 +106,11 @@ def equal_calls() -> Iterator[Sampler]:
 
 def convergence() -> Iterator[Sampler]:
     """Yield every step that samples, with increasing numbers of forward passes."""
-    for step in SAMPLING_STEPS:
-        schedule = MASKED if step in MASK_FILLING_STEPS else HYBRID
+    steps = builtin_parts("step")
+    for name in SAMPLING_STEPS:
+        schedule = MASKED if name in MASK_FILLING_STEPS else HYBRID
         for calls in (4, 16, 64):
-            yield Sampler(step.__name__, calls, schedule, sampling_plan(even_mesh(calls), step))
+            yield Sampler(name, calls, schedule, sampling_plan(even_mesh(calls), steps[name]))
 
 
 TABLES = {"equal-calls": equal_calls, "convergence": convergence}

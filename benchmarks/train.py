@@ -74,7 +74,7 @@ def step(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
 
 def plain_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
     """Return a step of the same network in plain PyTorch."""
-    model = DiT(run.model.build(GPT2.size, run.data.length))
+    model = DiT(run.network_config(GPT2.size))
     model.reset_parameters(Initializer(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     t = torch.rand(len(tokens))

@@ -12,6 +12,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 MAX_LINES = 320
 
 INTENDED = {
+    "PARTS": "the built-in parts of a kind by name, found by `gidd.common.registry`",
     "main": "the entry point of every command: `gidd.cli.COMMAND.main(arguments)`",
     "matches": "whether a checkpoint has the layout: `gidd.models.importers.LAYOUT.matches`",
     "read": "load a checkpoint of the layout: `gidd.models.importers.LAYOUT.read`",

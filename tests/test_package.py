@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.registrations import temporary_registrations
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,14 +59,16 @@ def code_blocks(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_code_in_the_documents_runs_and_prints_what_it_says(path, capsys):
+def test_code_in_the_documents_runs_and_prints_what_it_says(path, capsys, tmp_path, monkeypatch):
     """Blocks of one page run in order, in one namespace, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for block in code_blocks(path):
-        exec(compile(block, str(path), "exec"), namespace)
-        printed = capsys.readouterr().out.splitlines()
-        if expected := re.findall(r"# prints: (.*)", block):
-            assert printed == expected
+    with temporary_registrations():
+        for block in code_blocks(path):
+            exec(compile(block, str(path), "exec"), namespace)
+            printed = capsys.readouterr().out.splitlines()
+            if expected := re.findall(r"# prints: (.*)", block):
+                assert printed == expected
 
 
 def test_the_readme_has_code():

@@ -13,6 +13,10 @@ class ConfigError(GiddError, ValueError):
     """A setting is outside its allowed range."""
 
 
+class PartNotInstalled(ConfigError):
+    """A file names a part of a package that is not installed; the file itself is valid."""
+
+
 class ScheduleError(GiddError, ValueError):
     """No Markov chain has the requested marginals, or a formula is undefined for a schedule."""
 

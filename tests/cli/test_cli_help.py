@@ -25,7 +25,7 @@ MISTAKES = [
     ["correct", "model"],
     ["train", "nnano"],
     ["train", "nano", "--train.steps", "0"],
-    ["train", "nano", "--objective.noise.p-uniform", "1", "--model.width", "30"],
+    ["train", "nano", "--noise.p-uniform", "1", "--backbone.width", "30"],
     ["train", "nano", "--steps", "3"],
     ["export", "runs/nano"],
     ["plot"],

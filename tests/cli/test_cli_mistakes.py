@@ -262,8 +262,10 @@ def test_messages_name_the_option(capsys, model, words, message, tmp_path):
             ["--seed", "--top-k", "--min-p", "got 1.0"],
         ),
         (
-            ["sample", "no-model", "--temperature", "nan", "--fill", "2", "--gibbs", "-1"],
-            ["--temperature", "got nan", "--fill", "got 2.0", "--gibbs", "got -1"],
+            ["sample", "no-model", "--temperature", "nan", "--corrector-calls", "-1"]
+            + ["--sampler", "threshold", "--sampler.fill", "2"],
+            ["--temperature", "got nan", "--corrector-calls", "got -1"]
+            + ["--sampler.fill must be a number in [0, 1], got 2.0"],
         ),
         (
             ["sample", "no-model", "--correction.patience", "0", "--correction.error-rate", "1"],

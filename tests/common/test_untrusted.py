@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gidd.common import limits
-from gidd.common.codec import from_yaml
+from gidd.common.codec import from_plain, plain_from_yaml
 from gidd.common.files import explain_damage, file_kind, parse_json, read_json
 from gidd.common.limits import Limit
 from gidd.common.terminal import shorten
@@ -133,7 +133,7 @@ class Setting:
 )
 def test_hostile_yaml_is_refused(text):
     with pytest.raises(ConfigError):
-        from_yaml(Setting, text)
+        from_plain(Setting, plain_from_yaml(text))
 
 
 def test_a_message_shows_a_bounded_part_of_a_value():

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Inner
 
 from gidd.common.files import parse_json
 from gidd.data.tokenizer_checks import is_ordinary
-from gidd.data.tokenizers import TOKENIZER_FILE, TOKENIZER_SETTINGS, Tokenizer, gpt2
+from gidd.data.tokenizer_files import TOKENIZER_FILE, TOKENIZER_SETTINGS
+from gidd.data.tokenizers import Tokenizer, gpt2
 from gidd.errors import ConfigError, DataError, GiddError
 
 BASE = json.loads(byte_level_bpe().to_str())

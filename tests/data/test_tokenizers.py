@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from gidd.data.tokenizer_files import TOKENIZER_SETTINGS
 from gidd.data.tokenizers import (
     END,
     GPT2_VOCAB_SIZES,
     MASK,
     PAD,
-    TOKENIZER_SETTINGS,
     Tokenizer,
     gpt2,
     tokenizer_by_name,

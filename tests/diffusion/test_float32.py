@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.strategies import default_weighting, schedule_from_unit_cube
+from support.strategies import WEIGHTING_TYPES, default_weighting, schedule_from_unit_cube
 
 from gidd.diffusion.elbo import (
     elbo_terms,
@@ -24,7 +24,6 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
     uniform_noise,
 )
-from gidd.diffusion.weighting import WEIGHTINGS
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -101,7 +100,7 @@ def test_everything_is_finite(name, kind, device):
             values["mdm_loss"] = mdm_loss(schedule, t, x, z, x_theta)
         else:
             values["full_itakura_saito"] = full_itakura_saito(schedule, t, x, x_theta)
-        for weighting in WEIGHTINGS:
+        for weighting in WEIGHTING_TYPES:
             try:
                 values[weighting.__name__] = default_weighting(weighting, schedule)(t, x, z)
             except ScheduleError:

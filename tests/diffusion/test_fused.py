@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from support.strategies import default_weighting, schedule_from_unit_cube, unit
+from support.strategies import (
+    SCHEDULE_TYPES,
+    WEIGHTING_TYPES,
+    default_weighting,
+    schedule_from_unit_cube,
+    unit,
+)
 from test_golden import large_logits
 from torch import Tensor
 
@@ -17,8 +23,8 @@ from gidd.diffusion.fused import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.schedules import SCHEDULES, HybridSchedule, MaskedSchedule
-from gidd.diffusion.weighting import WEIGHTINGS, ElboWeighting, TightWeighting
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.weighting import ElboWeighting, TightWeighting
 from gidd.errors import ConfigError, ScheduleError
 from gidd.vocab import Vocab
 
@@ -65,8 +71,8 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float(difference / expected.abs().max().clamp_min(1e-30))
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(cube=st.tuples(unit, unit, unit), seed=st.integers(0, 99))
 def test_values_and_gradients_are_those_of_the_definition(schedule_type, weighting, cube, seed):
     """float64 to 1e-10, for every schedule and weighting."""
@@ -95,8 +101,8 @@ def test_values_and_gradients_are_those_of_the_definition(schedule_type, weighti
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 def test_float32_and_bf16(schedule_type, weighting, compiled, device):
     """Against float64 on the same numbers: float32 to 1e-5, bf16 hidden states to 1e-2."""
     schedule = schedule_from_unit_cube(schedule_type, VOCAB, (0.3, 0.5, 0.7))
@@ -137,7 +143,7 @@ def test_float32_head_under_bf16_states():
     assert case.weight.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 def test_chunks_change_nothing(schedule_type):
     schedule = schedule_from_unit_cube(schedule_type, VOCAB, (0.3, 0.5, 0.7))
     case = Case(schedule)
@@ -182,7 +188,7 @@ def test_a_batch_without_any_loss():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 80.0])
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @pytest.mark.parametrize("time", [1e-6, 0.5, 1 - 1e-6])
 def test_extreme_logits_stay_finite(schedule_type, scale, time):
     """float32, logits up to +-80 and beyond what a softmax can hold."""

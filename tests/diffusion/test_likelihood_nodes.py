@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.strategies import schedule_from_unit_cube
+from support.strategies import SCHEDULE_TYPES, schedule_from_unit_cube
 from torch import Tensor
 
 from gidd.diffusion.elbo import elbo_terms, prior_kl, reconstruction, step_kl
 from gidd.diffusion.process import marginal_at, posterior
-from gidd.diffusion.schedules import SCHEDULES, HybridSchedule
+from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import paper_nodes, sine_midpoints
 from gidd.sources import MarkovSource
 from gidd.sources.enumeration import SmallWorld, exact_nodes, unigram_nelbo
@@ -32,7 +32,7 @@ def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
     return torch.cat([p / p.sum(), torch.zeros(1).double()])
 
 
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @pytest.mark.parametrize("nodes", [exact_nodes(), sine_midpoints(16), paper_nodes(16)])
 def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
     """The O(V) sum against `elbo_terms` for all pairs, for every schedule."""

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from support.strategies import schedule_from_unit_cube, unit
+from support.strategies import SCHEDULE_TYPES, schedule_from_unit_cube, unit
 
 from gidd.diffusion.schedules import (
-    SCHEDULES,
     Cosine,
     HybridSchedule,
     MaskedSchedule,
@@ -106,7 +105,7 @@ def test_chain_with_the_ordinary_posterior_does_not_converge():
     assert total_variation(distribution, world.data_distribution) > 0.05
 
 
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(st.tuples(unit, unit, unit), st.floats(0, 1), st.integers(0, 2), st.integers(0, 9))
 def test_a_gibbs_redraw_leaves_the_distribution_unchanged(
     schedule_type, cube, time, position, seed

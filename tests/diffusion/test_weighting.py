@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from support.strategies import (
+    WEIGHTING_TYPES,
     all_pairs,
     as_times,
     default_weighting,
@@ -21,7 +22,6 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
 )
 from gidd.diffusion.weighting import (
-    WEIGHTINGS,
     ClampWeighting,
     DynamicWeighting,
     ElboWeighting,
@@ -34,12 +34,12 @@ from gidd.vocab import Vocab
 GPT2 = Vocab(50258, mask_id=50257)
 
 
-@pytest.mark.parametrize("kind", WEIGHTINGS)
-def test_the_property_tests_cover_every_listed_weighting(kind):
+@pytest.mark.parametrize("kind", WEIGHTING_TYPES)
+def test_the_property_tests_cover_every_built_in_weighting(kind):
     assert type(default_weighting(kind, MaskedSchedule(Vocab(5, mask_id=4)))) is kind
 
 
-def test_a_listed_weighting_without_a_builder_is_an_error():
+def test_a_weighting_without_a_builder_is_an_error():
     class Unlisted(Weighting):
         pass
 
@@ -52,7 +52,7 @@ def test_weights_are_defined_finite_and_non_negative(schedule, time):
     """Every weighting with every schedule; dynamic weights raise an error where undefined."""
     t = as_times([time])
     x, z = (v[None] for v in all_pairs(schedule.vocab))
-    for weighting in WEIGHTINGS:
+    for weighting in WEIGHTING_TYPES:
         if weighting is DynamicWeighting and not isinstance(
             schedule, HybridSchedule | MaskedSchedule
         ):
@@ -110,7 +110,7 @@ ODDS = {  # odds boost of the visible token over the leave-one-out posterior, p_
 }
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
 @pytest.mark.parametrize("time", ODDS)
 def test_odds_boost_of_the_visible_token(time, weighting):
     """x* is proportional to p(x | rest) q_t(z | x) w(z, x): the boost is a ratio of weights."""

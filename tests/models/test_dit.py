@@ -256,9 +256,9 @@ def test_compiles_to_one_graph(inputs):
 def test_all_problems_are_reported_at_once():
     with pytest.raises(ConfigError) as error:
         nano(width=30, dropout=1.5)
-    assert "model.width" in str(error.value) and "got 30" in str(error.value)
-    assert "model.dropout must be in [0, 1), got 1.5" in str(error.value)
+    assert "width must be an even multiple of num_heads = 4, got 30" in str(error.value)
+    assert "dropout must be in [0, 1), got 1.5" in str(error.value)
     with pytest.raises(ConfigError) as error:
         nano(num_layers=0, width=-4, num_heads=2.0)
-    for problem in ("model.num_layers must be an integer of at least 1, got 0", "-4", "2.0"):
+    for problem in ("num_layers must be an integer of at least 1, got 0", "-4", "2.0"):
         assert problem in str(error.value)

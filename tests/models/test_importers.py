@@ -290,8 +290,8 @@ def test_weights_in_bf16_are_read(tmp_path, project, precision):
     assert sample.text.startswith("A b")
 
 
-@pytest.mark.parametrize("project", ["mdlm", "duo", "sedd_absorb", "xdlm", "scdd"])
-def test_an_imported_dit_is_saved_in_our_layout(folders, tmp_path, project):
+@pytest.mark.parametrize("project", PROJECTS)
+def test_an_imported_model_is_saved_in_our_layout(folders, tmp_path, project):
     """Also what it was given for the time, and a mixture of noise."""
     loaded = models.load(folders / project)
     models.save(tmp_path, loaded.denoiser, loaded.schedule)
@@ -301,12 +301,6 @@ def test_an_imported_dit_is_saved_in_our_layout(folders, tmp_path, project):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     t = torch.tensor([0.3], dtype=torch.float64)
     assert torch.equal(loaded.schedule.beta_pi(t), again.schedule.beta_pi(t))
-
-
-def test_a_transformer_is_not_saved_in_our_layout(folders, tmp_path):
-    loaded = models.load(folders / "llada")
-    with pytest.raises(ConfigError, match="must be a DiT to be saved"):
-        models.save(tmp_path, loaded.denoiser, loaded.schedule)
 
 
 def test_sigma_is_finite_at_all_times(folders):

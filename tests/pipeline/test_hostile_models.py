@@ -9,10 +9,10 @@ from support.small_model import CONTEXT, random_denoiser, write_model
 
 import gidd
 from gidd import models
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, DataError
 from gidd.pipeline import CorrectionOptions, Pipeline
-from gidd.sampling import STEPS
 from gidd.vocab import Vocab
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
@@ -45,8 +45,8 @@ def huge_masked(tmp_path_factory) -> Pipeline:
 
 TASKS = {
     **{
-        step.__name__: lambda p, name=step.__name__: p.generate(length=8, steps=3, sampler=name)
-        for step in STEPS
+        step: lambda p, name=step: p.generate(length=8, steps=3, sampler=name)
+        for step in builtin_parts("step")
     },
     "batch": lambda p: p.generate(3, length=8, steps=3),
     "top_k": lambda p: p.generate(length=8, steps=3, top_k=3),
@@ -57,7 +57,7 @@ TASKS = {
     "score": lambda p: p.score("Peace", nodes=2, repeats=2),
 }
 VISIBLE_TASKS = {
-    "gibbs": lambda p: p.generate(length=8, steps=3, gibbs=2),
+    "gibbs": lambda p: p.generate(length=8, steps=3, corrector_calls=2),
     "correction": lambda p: p.generate(length=8, steps=3, correction=CorrectionOptions(calls=3)),
     "correct": lambda p: p.correct("Peace and all"),
     "score before and after": lambda p: p.correct("Peace and all", calls=0),

@@ -17,6 +17,7 @@ from torch import nn
 
 import gidd
 from gidd import models
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
@@ -25,7 +26,7 @@ from gidd.pipeline import CorrectionOptions, Pipeline
 from gidd.pipeline.correct import protected_tokens
 from gidd.pipeline.likelihood import estimate
 from gidd.pipeline.text import windows
-from gidd.sampling import STEPS, Request, TopK, blanks, sampling_plan
+from gidd.sampling import Request, TopK, blanks, sampling_plan
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
@@ -58,7 +59,7 @@ def test_the_package_imports_nothing_for_it():
         _ = gidd.nothing
 
 
-@pytest.mark.parametrize("step", [step.__name__ for step in STEPS])
+@pytest.mark.parametrize("step", builtin_parts("step"))
 def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step):
     together = pipe.generate(5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
     alone = pipe.generate(
@@ -88,8 +89,8 @@ def test_mixed_requests_are_independent(pipe):
 
 
 def test_recording_frames_changes_no_sample(pipe):
-    plain = pipe.generate(2, length=16, steps=5, gibbs=2)
-    recorded = pipe.generate(2, length=16, steps=5, gibbs=2, record_frames=True)
+    plain = pipe.generate(2, length=16, steps=5, corrector_calls=2)
+    recorded = pipe.generate(2, length=16, steps=5, corrector_calls=2, record_frames=True)
     for a, b in zip(plain, recorded, strict=True):
         assert (a.text, a.confidence) == (b.text, b.confidence)
         assert a.trace.frames == ()
@@ -248,8 +249,12 @@ def test_steps_are_reported_by_window_index(pipe):
 def test_masking_alone_cannot_score_visible_tokens(masked_pipe):
     with pytest.raises(ConfigError, match="correction.*p_uniform > 0"):
         masked_pipe.correct("Peace")
-    for how in ({"gibbs": 2}, {"correction": CorrectionOptions(calls=3)}):
-        with pytest.raises(ConfigError, match=f"{next(iter(how))}.*p_uniform > 0"):
+    for named, how in {
+        "gibbs_sweep": {"corrector_calls": 2},
+        "gibbs": {"corrector": "gibbs", "corrector_calls": 2},
+        "correction": {"correction": CorrectionOptions(calls=3)},
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{named} .*p_uniform > 0"):
             masked_pipe.generate(length=8, **how)
     assert masked_pipe.score("Peace", nodes=2, repeats=2).confidence is None
     (result,) = masked_pipe.generate(prompt="Peace", length=16, steps=4, record_frames=True)
@@ -272,14 +277,16 @@ def test_meshes(pipe):
 
 
 def test_manifests_describe_how_to_reproduce(pipe):
-    (result,) = pipe.generate(seed=3, start_index=2, length=8, steps=2, top_p=0.9, gibbs=1)
+    (result,) = pipe.generate(
+        seed=3, start_index=2, length=8, steps=2, top_p=0.9, corrector_calls=1
+    )
     manifest = json.loads(json.dumps(result.manifest))
     assert manifest["gidd"] == gidd.__version__
     assert manifest["model"]["sha256"]
     assert manifest["schedule"] == {"kind": "hybrid", "gamma": 1.0, "p_uniform": 0.2}
     assert manifest["plan"] == [
         {"step": "ancestral", "steps": 2, "from": 1.0, "to": 0.0},
-        {"step": "gibbs_sweep", "steps": 1, "from": 0.0, "to": 0.0},
+        {"step": "gibbs_sweep", "distance": 2, "steps": 1, "from": 0.0, "to": 0.0},
     ]
     assert manifest["processors"] == ["TopP(mass=0.9)"]
     assert (manifest["seed"], manifest["sample_index"], manifest["calls"]) == (3, 2, result.calls)
@@ -449,7 +456,7 @@ def test_any_network_can_be_a_pipeline(pipe):
         Denoiser(RecurrentBackbone(vocab.size), vocab), pipe.schedule, pipe.tokenizer, context=20
     )
     assert not any(p.requires_grad for p in other.denoiser.parameters())
-    (result,) = other.generate(prompt="Peace", suffix=" all.", steps=4, gibbs=1)
+    (result,) = other.generate(prompt="Peace", suffix=" all.", steps=4, corrector_calls=1)
     assert len(result.tokens) == 20
     assert result.text.startswith("Peace") and result.text.endswith(" all.")
     (filled,) = other.infill("Peace[MASK:3] all", steps=4)

@@ -19,6 +19,7 @@ import torch
 
 import gidd.planning
 from gidd.cli import main
+from gidd.common.parts import part
 from gidd.data.batch import Batch
 from gidd.data.corpora import CORPORA
 from gidd.data.preparation.prepare import prepare
@@ -30,17 +31,9 @@ from gidd.planning.cluster import CheckpointCost, checkpoint_cost, failures, tra
 from gidd.planning.memory import Collective
 from gidd.planning.step_trace import StepTrace, follow_cuda_autocast, trace_in_child
 from gidd.planning.vocab_size import vocab_size_of
-from gidd.runs.presets import PRESETS
+from gidd.runs.presets import PRESETS, hybrid
 from gidd.training.build import build_state
-from gidd.training.config import (
-    Autoregressive,
-    DataConfig,
-    Diffusion,
-    HybridNoise,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.parallel import DDP, FSDP, sync_gradients_if_last
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab
@@ -55,10 +48,15 @@ def run_of(
 ) -> RunConfig:
     recompute = train.pop("recompute", False)
     return RunConfig(
-        model=ModelConfig(
-            width=width, num_layers=layers, num_heads=4, checkpoint_activations=recompute
+        backbone=part(
+            "backbone",
+            "dit",
+            width=width,
+            num_layers=layers,
+            num_heads=4,
+            checkpoint_activations=recompute,
         ),
-        objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
+        objective=Diffusion(noise=hybrid(0.1)),
         data=DataConfig(sources=("sotu",), tokenizer=VOCAB_SIZE, length=length),
         train=TrainConfig(steps=100, global_batch=batch, ema_decay=ema_decay, **train),
         parallel=parallel or DDP(),
@@ -87,7 +85,7 @@ def test_collectives_are_those_of_the_fsdp_plan(small):
 
     The all-reduce over replicas runs after the last of the two micro-batches only.
     """
-    sizes = SMALL.model.build(VOCAB_SIZE, 16)
+    sizes = SMALL.network_config(VOCAB_SIZE)
     blocks, total = sizes.num_block_parameters, small.num_parameters
     flows = {flow.collective.kind: flow.collective for flow in small.traffic.flows}
     gathered, scattered, reduced = (
@@ -172,7 +170,7 @@ def test_attention_is_traced_in_bfloat16_and_norms_in_float32(monkeypatch):
         return attend(q, k, v)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    model = DiT(SMALL.model.build(64, 16))
+    model = DiT(SMALL.network_config(64))
     follow_cuda_autocast(model)
     norm = model.blocks[0].attention_norm
     norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -185,7 +183,7 @@ def test_activations_of_the_baseline_can_be_recomputed():
     """Only the inputs of the 4 layers are kept."""
     pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
     keep = replace(run_of(width=64, layers=4), objective=Autoregressive())
-    recompute = replace(keep, model=replace(keep.model, checkpoint_activations=True))
+    recompute = replace(keep, backbone=keep.backbone.changed(checkpoint_activations=True))
     before, after = (
         trace_in_child(run, Vocab(64), 1, "cpu").phases["forward"]["activations"]
         for run in (keep, recompute)
@@ -422,8 +420,8 @@ def resident(field: str) -> int:
 def measure(run: RunConfig) -> int:
     """Return the peak growth of this process in bytes, after its libraries are loaded and warm."""
     with open_world("cpu", 120.0) as world:
-        warm = replace(run.model, width=64, num_layers=1)
-        steps(replace(run, model=warm, data=replace(run.data, length=8)), world, 1)
+        warm = run.backbone.changed(width=64, num_layers=1)
+        steps(replace(run, backbone=warm, data=replace(run.data, length=8)), world, 1)
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         steps(run, world, 3)  # DDP has rebuilt its buckets by the third

@@ -59,13 +59,13 @@ def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tm
 
 def test_dropout_is_off_in_an_evaluation(data):
     run = tiny_run(data, generate_samples=2)
-    run = replace(run, model=replace(run.model, dropout=0.5))
+    run = replace(run, backbone=run.backbone.changed(dropout=0.5))
     tokenizer = Tokenizer.load(data)
     with open_world("cpu") as world, Watchdog(world, 60).on() as watchdog:
         state = build_state(run, tokenizer.vocab, world)
         for parameter in state.objective.parameters():  # the head of a new model is zero
             torch.nn.init.normal_(parameter, std=0.3)
-        evaluate = build_evaluation(run, data, tokenizer, world, watchdog)
+        evaluate = build_evaluation(run, open_split(data, "validation"), tokenizer, world, watchdog)
         assert evaluate(state) == evaluate(state)
         assert state.objective.training
 

@@ -52,22 +52,22 @@ def seal(folder: Path, **changes: object) -> None:
 
 
 def changed(plain: object, names: str, value: object) -> object:
-    """The same settings with another value of one, named by a path such as model.width."""
+    """The same settings with another value of one, named by a path such as backbone.width."""
     first, _, rest = names.partition(".")
     return plain | {first: changed(plain[first], rest, value) if rest else value}
 
 
 SETTINGS = [
-    ("model.num_layers", 10**9, "model.num_layers must be 2"),
-    ("model.num_layers", 10**5, "model.num_layers must be 2"),
-    ("model.num_layers", -1, "num_layers"),
-    ("model.num_layers", "two", "model.num_layers must be int"),
-    ("model.width", 8 * 10**9, STEP),
-    ("model.width", 8 * 10**30, STEP),
-    ("model.width", 64, "holds another model"),
-    ("model.time_width", 10**12, STEP),
-    ("model.num_heads", 10**9, "num_heads"),
-    ("model", [], "model"),
+    ("backbone.num_layers", 10**9, "backbone.num_layers must be 2"),
+    ("backbone.num_layers", 10**5, "backbone.num_layers must be 2"),
+    ("backbone.num_layers", -1, "num_layers"),
+    ("backbone.num_layers", "two", "backbone.num_layers must be int"),
+    ("backbone.width", 8 * 10**9, STEP),
+    ("backbone.width", 8 * 10**30, STEP),
+    ("backbone.width", 64, "holds another model"),
+    ("backbone.time_width", 10**12, STEP),
+    ("backbone.num_heads", 10**9, "num_heads"),
+    ("backbone", [], "backbone"),
     ("data.length", 10**10, "data.length"),
     ("data.length", 10**400, "data.length"),
     ("train.ema_decay", 0.9, "ema."),

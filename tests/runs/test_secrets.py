@@ -18,7 +18,7 @@ import pytest
 import yaml
 from support.training_runs import speeches, tiny_run, train_here
 
-from gidd.common.codec import from_plain, to_yaml
+from gidd.common.codec import to_yaml
 from gidd.errors import ConfigError
 from gidd.models import push_to_hub
 from gidd.runs.export import export
@@ -31,6 +31,7 @@ from gidd.training.checkpoints.folder import (
 )
 from gidd.training.config import RunConfig
 from gidd.training.resume import require_same_training
+from gidd.training.run_records import run_from_plain
 from gidd.training.world import open_world
 
 USER, PASSWORD, SIGNATURES = "somebody7", "open%2Fsesame%40", ("signed-once", "signed-again")
@@ -40,7 +41,7 @@ DOCUMENTS = "".join(json.dumps({"text": f"Document {i} of thirty. " * 9}) + "\n"
 TRAIN = (
     ("train", "nano", "--data.tokenizer", "300", "--data.validation", "4", "--data.length", "32")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--device", "cpu")
-    + ("--model.width", "32", "--model.num-layers", "1", "--model.num-heads", "2")
+    + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
     + ("--tracker", "tensorboard", "wandb", "trackio", "--out", "run")
 )  # fmt: skip
 RECORDER = '''\
@@ -268,7 +269,7 @@ def test_secrets_in_an_older_checkpoint_stay_there(tmp_path):
     assert "https://a.b/c.txt" in (tmp_path / "model" / "gidd.json").read_text()
     require_clean_files(tmp_path / "model")
 
-    saved = from_plain(RunConfig, record["run"])
+    saved = run_from_plain(record["run"])
     data_now = replace(saved.data, sources=(f"https://a.b/c.txt?sig={SIGNATURES[1]}",))
     assert require_same_training(saved, replace(saved, data=data_now)) == []
     assert train_here(tiny_run(data, steps=2, keep=1), tmp_path / "run")

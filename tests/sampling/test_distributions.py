@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from support.sampling_worlds import VOCAB, chi_square_p, counts, exact, sampled, tabulated, world_of
 from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
 
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.categorical import at, at_token
 from gidd.diffusion.process import marginal, marginal_at, posterior, transition
 from gidd.diffusion.schedules import (
@@ -114,7 +115,7 @@ def test_more_steps_come_closer_to_the_data(name, step):
     """Total variation to the data at 1, 4 and 32 steps, 20,000 samples: noise floor 0.007."""
     fills_masks = step in MASK_FILLING_STEPS
     world = world_of(SCHEDULES[name])
-    step = partial(threshold, fill=1.0) if step is threshold else step
+    step = partial(threshold, fill=1.0) if step == "threshold" else builtin_parts("step")[step]
     errors = []
     for num_steps in (1, 4, 32):
         observed = counts(
@@ -189,6 +190,7 @@ def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name
     canvas = Canvas.blank(world.schedule, num, 3)
     start = torch.multinomial(expected, num, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
+    corrector = builtin_parts("corrector")[corrector]
     step = partial(corrector, distance=3 if time else 2)
     engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
     engine.run(canvas, corrector_plan(step, 3, time))

@@ -6,12 +6,11 @@ import pytest
 import torch
 from support.sampling_worlds import random_denoiser
 
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_mesh, sine_mesh
 from gidd.errors import ConfigError, DataError
 from gidd.sampling import (
-    CORRECTORS,
-    STEPS,
     CachedFeatures,
     Canvas,
     Engine,
@@ -35,6 +34,7 @@ from gidd.sampling.spaced import top_spaced
 from gidd.sampling.steps import MASK_FILLING_STEPS
 from gidd.vocab import Vocab
 
+STEPS, CORRECTORS = builtin_parts("step"), builtin_parts("corrector")
 VOCAB = Vocab(65, mask_id=64)
 HYBRID = HybridSchedule(VOCAB, 0.2)
 MASKED = MaskedSchedule(VOCAB)
@@ -208,7 +208,7 @@ def test_cached_features_are_evicted_oldest_first():
 
 UNIFORM = UniformSchedule(VOCAB)
 EVERYWHERE = [
-    pytest.param(step, schedule, id=f"{step.__name__}-{type(schedule).__name__}")
+    pytest.param(step, schedule, id=f"{step}-{type(schedule).__name__}")
     for step in (*STEPS, *CORRECTORS)
     for schedule in (HYBRID, MASKED, UNIFORM)
     if not (step in MASK_FILLING_STEPS and schedule is UNIFORM)  # refused: nothing to fill
@@ -228,11 +228,14 @@ def test_protected_positions_do_not_change(step, schedule):
     canvas.protected[:] = torch.rand(num, length, generator=generator) < 0.5
     before, protected = canvas.tokens.clone(), canvas.protected.clone()
     mesh = even_mesh(3)
-    corrector = step in CORRECTORS
     engine = Engine(
         FunctionNetwork(lambda z, t: table[z.roll(1, -1)]), schedule, rows_per_call=2500
     )
-    engine.run(canvas, corrector_plan(step, 3, 0.3) if corrector else sampling_plan(mesh, step))
+    if step in CORRECTORS:
+        plan = corrector_plan(CORRECTORS[step], 3, 0.3)
+    else:
+        plan = sampling_plan(mesh, STEPS[step])
+    engine.run(canvas, plan)
     assert (canvas.tokens == before)[protected].all()
     assert (canvas.tokens != before)[~protected].any()
     assert (canvas.protected == protected).all()
@@ -307,7 +310,9 @@ def test_times_end_where_the_plan_ends():
 def test_one_step_and_one_token(step):
     """The smallest request: one token, one step; no mask is left."""
     engine = Engine(random_denoiser(VOCAB), MASKED)
-    (sample,) = engine.sample([Request(tokens=blanks(1), plan=sampling_plan(even_mesh(1), step))])
+    (sample,) = engine.sample(
+        [Request(tokens=blanks(1), plan=sampling_plan(even_mesh(1), STEPS[step]))]
+    )
     assert 0 <= sample.tokens[0] < 64
     assert sample.calls == 1
 
@@ -316,7 +321,8 @@ def test_one_step_and_one_token(step):
 def test_no_mask_is_left_at_time_zero(step):
     engine = Engine(random_denoiser(VOCAB), HYBRID)
     requests = [
-        Request(tokens=blanks(16), plan=sampling_plan(even_mesh(5), step), seed=s) for s in range(8)
+        Request(tokens=blanks(16), plan=sampling_plan(even_mesh(5), STEPS[step]), seed=s)
+        for s in range(8)
     ]
     assert all(64 not in sample.tokens for sample in engine.sample(requests))
 
@@ -397,7 +403,7 @@ def test_impossible_requests_are_refused():
 @pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
 def test_mask_filling_steps_refuse_other_schedules(step, vocab):
     engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
-    request = Request(tokens=blanks(4), plan=sampling_plan(even_mesh(3), step))
+    request = Request(tokens=blanks(4), plan=sampling_plan(even_mesh(3), STEPS[step]))
     if step in MASK_FILLING_STEPS:
         with pytest.raises(ConfigError, match="masks at t = 1, got .*% masks"):
             engine.sample([request])

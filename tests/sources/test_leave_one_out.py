@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from support.strategies import as_times, schedule_from_unit_cube, schedules, unit
+from support.strategies import SCHEDULE_TYPES, as_times, schedule_from_unit_cube, schedules, unit
 
 from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.schedules import (
-    SCHEDULES,
     Cosine,
     FunctionalSchedule,
     HybridSchedule,
@@ -122,7 +121,7 @@ def test_tight_weights_keep_the_minimiser(schedule, time, concentration, seed):
     torch.testing.assert_close(minimiser[reachable], expected[reachable], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(st.tuples(unit, unit, unit), st.floats(1e-3, 1 - 1e-3))
 def test_the_minimiser_is_where_the_gradient_vanishes(schedule_type, cube, time):
     """Not by formula: the gradient of the expected weighted loss in the logits is zero there."""

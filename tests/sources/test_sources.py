@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from support.strategies import schedule_from_unit_cube, unit
+from support.strategies import SCHEDULE_TYPES, schedule_from_unit_cube, unit
 
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedules import SCHEDULES, HybridSchedule, MaskedSchedule
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.errors import DataError
 from gidd.sources import SOURCES, HiddenMarkovSource, MarkovSource, Source
 from gidd.sources.base import stationary_distribution
@@ -98,7 +98,7 @@ def test_hidden_markov_entropy_rate():
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("schedule_type", SCHEDULES)
+@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(cube=st.tuples(unit, unit, unit), time=st.floats(0.01, 0.99), seed=st.integers(0, 9))
 def test_posteriors_equal_enumeration(kind, schedule_type, cube, time, seed):
     """Forward-backward against enumeration, ordinary and leave-one-out, for any schedule."""

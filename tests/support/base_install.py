@@ -21,7 +21,7 @@ COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "plot", "p
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
-    + ("--model.width", "32", "--model.num-layers", "1", "--model.num-heads", "2")
+    + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
 )  # fmt: skip
 SCORE = """
 import gidd

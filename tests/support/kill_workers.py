@@ -25,7 +25,7 @@ WORDS = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--device", "cpu")
     + ("--train.steps", "1000000", "--train.global-batch", "4", "--train.evaluate-samples", "4")
     + ("--train.report-every", "1", "--data.workers", str(WORKERS), "--quiet")
-    + ("--model.width", "32", "--model.num-layers", "1", "--model.num-heads", "2")
+    + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
 )  # fmt: skip
 
 

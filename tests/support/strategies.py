@@ -1,6 +1,6 @@
 """Random schedules, weightings and inputs for property tests.
 
-`SCHEDULE_BUILDERS` and `WEIGHTING_BUILDERS` say how to build each listed class. A new schedule or
+`SCHEDULE_BUILDERS` and `WEIGHTING_BUILDERS` say how to build each built-in class. A new schedule or
 weighting needs an entry there; then all property tests cover it.
 """
 
@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    SCHEDULES,
     Bump,
     Component,
     Cosine,
@@ -39,6 +39,12 @@ from gidd.diffusion.weighting import (
     Weighting,
 )
 from gidd.vocab import Vocab
+
+SCHEDULE_TYPES: list[type[MixingSchedule]] = [
+    *builtin_parts("schedule").values(),
+    FunctionalSchedule,  # has no name, since Python functions cannot be saved
+]
+WEIGHTING_TYPES: list[type[Weighting]] = [*builtin_parts("weighting").values()]
 
 unit = st.floats(0, 1)
 times = st.lists(st.floats(1e-3, 1 - 1e-3), min_size=1, max_size=4)
@@ -117,7 +123,7 @@ def schedule_from_unit_cube(
     kind: type[MixingSchedule], vocab: Vocab, u: Sequence[float]
 ) -> MixingSchedule:
     assert kind in SCHEDULE_BUILDERS, (
-        f"{kind.__name__} is in SCHEDULES but not in SCHEDULE_BUILDERS of tests/support/"
+        f"{kind.__name__} is a built-in schedule but not in SCHEDULE_BUILDERS of tests/support/"
         "strategies.py: add a function that builds one from a vocabulary and three numbers in "
         "[0, 1], so that the property tests cover it."
     )
@@ -126,7 +132,7 @@ def schedule_from_unit_cube(
 
 def default_weighting(kind: type[Weighting], schedule: MixingSchedule) -> Weighting:
     assert kind in WEIGHTING_BUILDERS, (
-        f"{kind.__name__} is in WEIGHTINGS but not in WEIGHTING_BUILDERS of tests/support/"
+        f"{kind.__name__} is a built-in weighting but not in WEIGHTING_BUILDERS of tests/support/"
         "strategies.py: add a function that builds it for a schedule, so that the property tests "
         "cover it."
     )
@@ -135,10 +141,10 @@ def default_weighting(kind: type[Weighting], schedule: MixingSchedule) -> Weight
 
 @st.composite
 def schedules(draw: st.DrawFn) -> MixingSchedule:
-    """Any listed schedule, any parameters; the mask anywhere, or none where that is allowed."""
+    """Any built-in schedule, any parameters; the mask anywhere, or none where that is allowed."""
     size = draw(st.integers(3, 6))
     with_mask = draw(st.booleans())
-    kinds = SCHEDULES if with_mask else (UniformSchedule, MixtureSchedule, FunctionalSchedule)
+    kinds = SCHEDULE_TYPES if with_mask else [UniformSchedule, MixtureSchedule, FunctionalSchedule]
     vocab = Vocab(size, mask_id=draw(st.integers(0, size - 1)) if with_mask else None)
     kind = draw(st.sampled_from(kinds))
     return schedule_from_unit_cube(kind, vocab, draw(st.tuples(unit, unit, unit)))

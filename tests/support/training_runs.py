@@ -6,13 +6,14 @@ from pathlib import Path
 
 import torch
 
+from gidd.common.parts import part
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_state
 from gidd.training.checkpoints import Checkpoints
-from gidd.training.config import ModelConfig, RunConfig
+from gidd.training.config import RunConfig
 from gidd.training.parallel import DDP, Parallel
 from gidd.training.world import open_world
 
@@ -50,15 +51,15 @@ def small_run(data: Path, *, size: str = "micro", steps: int = 50, **changes: ob
 def tiny_run(data: Path, **changes: object) -> RunConfig:
     """A run of a model so small that a step takes milliseconds."""
     run = small_run(data, **{"steps": 20, **changes})
-    model = ModelConfig(width=32, num_layers=2, num_heads=2, time_width=16)
-    return replace(run, model=model, data=replace(run.data, length=16))
+    backbone = part("backbone", "dit", width=32, num_layers=2, num_heads=2, time_width=16)
+    return replace(run, backbone=backbone, data=replace(run.data, length=16))
 
 
 def train_here(run: RunConfig, out: Path, parallel: Parallel | None = None) -> bool:
     """Train as this process's rank of the world that the environment describes."""
     torch.set_num_threads(1)
     with open_world("cpu", 60) as world:
-        return fit(replace(run, parallel=parallel or DDP()), out, world, quiet=True)
+        return fit(replace(run, parallel=parallel or DDP()), out, world, quiet=True).complete
 
 
 def reported(out: Path) -> list[dict[str, object]]:

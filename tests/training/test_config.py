@@ -9,27 +9,21 @@ import torch
 
 from gidd.cli.run_options import parse_run
 from gidd.cli.train import TrainOptions
-from gidd.common.codec import from_yaml, to_plain, to_yaml
+from gidd.common.codec import to_plain, to_yaml
+from gidd.common.parts import part
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
 from gidd.errors import ConfigError, ScheduleError
+from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_objective
-from gidd.training.config import (
-    Autoregressive,
-    ClampedWeights,
-    Diffusion,
-    DynamicWeights,
-    HybridNoise,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    UniformNoise,
-)
+from gidd.training.config import Autoregressive, Diffusion, RunConfig, TrainConfig
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
 from gidd.training.resume import require_same_training
+from gidd.training.run_records import run_from_yaml
+from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
 GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
@@ -37,15 +31,15 @@ GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
 
 def test_all_problems_are_reported_at_once():
     run = RunConfig(
-        model=ModelConfig(width=30, num_layers=2, num_heads=4),
-        objective=Diffusion(noise=HybridNoise(p_uniform=1.5)),
+        backbone=part("backbone", "dit", width=30, num_layers=2, num_heads=4),
+        objective=Diffusion(noise=part("schedule", "hybrid", p_uniform=1.5)),
         optim=OptimConfig(learning_rate=-1, beta2=1.0),
         train=TrainConfig(steps=0, global_batch=4, accumulate=8, seed=-1),
     )
     with pytest.raises(ConfigError) as caught:
         run.check(num_ranks=2)
     expected = ["--data.folder", "optim.learning_rate must be at least 0, got -1", "optim.beta2"]
-    expected += ["train.steps", "train.seed", "model.width", "objective.noise.p_uniform"]
+    expected += ["train.steps", "train.seed", "backbone.width", "noise.p_uniform"]
     expected += ["train.accumulate = 8"]
     for field in expected:
         assert field in str(caught.value)
@@ -61,21 +55,25 @@ def test_every_rank_has_something_to_evaluate():
 
 
 def hybrid(p_uniform: float, gamma: float = 1.0) -> Diffusion:
-    return Diffusion(noise=HybridNoise(p_uniform=p_uniform, gamma=gamma))
+    return Diffusion(noise=part("schedule", "hybrid", p_uniform=p_uniform, gamma=gamma))
+
+
+def weighted(name: str, **options: float) -> Diffusion:
+    return Diffusion(weighting=part("weighting", name, **options))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"objective": Diffusion(eps=0.7)}, r"objective.eps .* got 0.7"),
-        ({"objective": hybrid(-0.1)}, r"objective.noise.p_uniform .* got -0.1"),
-        ({"objective": hybrid(1.0)}, r"objective.noise.p_uniform .* got 1.0"),
-        ({"objective": hybrid(math.nan)}, r"objective.noise.p_uniform .* got nan"),
-        ({"objective": hybrid(0.1, gamma=0.0)}, r"objective.noise.gamma .* got 0.0"),
-        ({"objective": hybrid(0.1, gamma=2.1)}, r"objective.noise.gamma .* got 2.1"),
-        ({"objective": Diffusion(weights=ClampedWeights(w_max=0.0))}, r"weights.w_max .* got 0.0"),
-        ({"objective": Diffusion(weights=DynamicWeights(w_max=-1.0))}, r"weights.w_max .* got -1"),
-        ({"objective": Diffusion(noise=UniformNoise())}, "DynamicWeights .* UniformNoise"),
+        ({"objective": hybrid(-0.1)}, r"noise.p_uniform .* got -0.1"),
+        ({"objective": hybrid(1.0)}, r"noise.p_uniform .* got 1.0"),
+        ({"objective": hybrid(math.nan)}, r"noise.p_uniform .* got nan"),
+        ({"objective": hybrid(0.1, gamma=0.0)}, r"noise.gamma .* got 0.0"),
+        ({"objective": hybrid(0.1, gamma=2.1)}, r"noise.gamma .* got 2.1"),
+        ({"objective": weighted("clamp", w_max=0.0)}, r"weighting.w_max .* got 0.0"),
+        ({"objective": weighted("dynamic", w_max=-1.0)}, r"weighting.w_max .* got -1"),
+        ({"objective": weighted("tight", w_max=math.nan)}, r"weighting.w_max .* got nan"),
         ({"optim": OptimConfig(max_grad_norm=0.0)}, r"optim.max_grad_norm .* got 0.0"),
         ({"optim": OptimConfig(learning_rate=math.nan)}, r"optim.learning_rate .* got nan"),
     ],
@@ -85,13 +83,23 @@ def test_invalid_settings_are_refused_before_data_is_prepared(change, message):
         replace(PRESETS["nano"], **change).check()
 
 
+def test_weights_that_do_not_fit_the_noise_are_refused_before_data_is_prepared(tmp_path):
+    run = replace(PRESETS["nano"], objective=Diffusion(noise=part("schedule", "uniform")))
+    with (
+        open_world("cpu") as world,
+        pytest.raises(ScheduleError, match="dynamic .* UniformSchedule.*--weighting tight"),
+    ):
+        fit(run, tmp_path, world, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("p_uniform", [-0.1, 0.0, 0.1, 0.999, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 1e-3, 1.0, 2.0, 2.1])
 def test_settings_are_valid_if_and_only_if_they_can_be_built(p_uniform, gamma):
     """The checks of a configuration build nothing, so they must agree with the schedule's own."""
     objective = hybrid(p_uniform, gamma)
     try:
-        objective.weights.build(objective.noise.build(Vocab(3, mask_id=2)))
+        objective.weighting.build(schedule=objective.noise.build(vocab=Vocab(3, mask_id=2)))
     except ScheduleError:
         assert list(objective.problems())
     else:
@@ -101,16 +109,16 @@ def test_settings_are_valid_if_and_only_if_they_can_be_built(p_uniform, gamma):
 @pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
 def test_a_number_for_a_tokenizer_is_a_number(word, expected):
     words = ["nano", "--data.tokenizer", word]
-    _, options = parse_run(TrainOptions, words, "gidd train", "")
-    assert options.run.data.tokenizer == expected
-    assert from_yaml(RunConfig, to_yaml(options.run)).data.tokenizer == expected
+    _, _, run = parse_run(TrainOptions, words, "gidd train", "")
+    assert run.data.tokenizer == expected
+    assert run_from_yaml(to_yaml(run)).data.tokenizer == expected
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid_and_comes_back_from_yaml(name):
     run = PRESETS[name]
     run.check(num_ranks=8)
-    assert from_yaml(RunConfig, to_yaml(run)) == run
+    assert run_from_yaml(to_yaml(run)) == run
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,7 @@ def test_every_preset_is_valid_and_comes_back_from_yaml(name):
         (lambda plain: plain | {"train": {"kind": "TrainConfig"}}, "lacks .*'steps'"),
         (lambda plain: plain | {"train": 3}, "run.train"),
         (lambda plain: plain | {"objective": {"kind": "Gan"}}, "run.objective"),
-        (lambda plain: plain | {"kind": "Other"}, "run.kind must be one of RunConfig, got 'Other'"),
+        (lambda plain: plain | {"kind": "Other"}, "run.kind must be RunConfig, got 'Other'"),
     ],
 )
 def test_a_damaged_record_is_refused(edit, message):
@@ -129,12 +137,12 @@ def test_a_damaged_record_is_refused(edit, message):
 
     text = yaml.safe_dump(edit(to_plain(PRESETS["nano"])))
     with pytest.raises(ConfigError, match=message):
-        from_yaml(RunConfig, text)
+        run_from_yaml(text)
 
 
 def test_yaml_is_data_and_nothing_is_run():
     with pytest.raises(ConfigError):
-        from_yaml(RunConfig, "!!python/object/apply:os.system ['touch pwned']")
+        run_from_yaml("!!python/object/apply:os.system ['touch pwned']")
     assert not Path("pwned").exists()
 
 
@@ -197,8 +205,7 @@ def test_presets_are_the_papers_rows(name):
     blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
     assert blocks == BLOCKS[size]
     assert isinstance(objective.weighting, weighting)
-    expected = HybridSchedule(GPT2, p_uniform) if p_uniform else MaskedSchedule(GPT2)
-    assert objective.schedule == expected
+    assert objective.schedule == HybridSchedule(GPT2, p_uniform)
     assert run.optim.weight_decay == decay
     tokens = run.train.steps * run.train.global_batch * run.data.length
     assert math.floor(tokens / 1e9) == billions
@@ -206,6 +213,15 @@ def test_presets_are_the_papers_rows(name):
     assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.99, 1e-9)
     assert (optim.learning_rate, optim.warmup, optim.max_grad_norm) == (5e-4, 10_000, 1.0)
     assert run.train.autocast
+
+
+def test_noise_without_a_uniform_part_is_masked_diffusion_to_the_last_bit():
+    """What the presets of masked diffusion train with."""
+    vocab, t = Vocab(5, mask_id=4), torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    ours, masked = HybridSchedule(vocab, 0.0), MaskedSchedule(vocab)
+    assert torch.equal(ours.alpha(t), masked.alpha(t))
+    assert torch.equal(ours.beta_pi(t), masked.beta_pi(t))
+    assert torch.equal(ours.inflow(t), masked.inflow(t))
 
 
 def test_the_baseline_is_a_llama_of_as_many_parameters():

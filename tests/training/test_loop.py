@@ -14,22 +14,17 @@ from support.training_runs import final_tensors, losses, reported, speeches, tin
 
 import gidd.runs.fit
 from gidd.cli import main
+from gidd.common.parts import part
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, TrainingDiverged
 from gidd.models import load_pretrained
 from gidd.runs.data import ensure_prepared
 from gidd.runs.export import export
+from gidd.runs.presets import hybrid
 from gidd.training.build import build_state
 from gidd.training.checkpoints import Checkpoints, checkpoints
 from gidd.training.checkpoints.tensors import write_tensors
-from gidd.training.config import (
-    Autoregressive,
-    ClampedWeights,
-    DataConfig,
-    Diffusion,
-    HybridNoise,
-    UniformNoise,
-)
+from gidd.training.config import Autoregressive, DataConfig, Diffusion
 from gidd.training.loop import dropout_seed
 from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
@@ -41,9 +36,11 @@ def data(tmp_path_factory):
 
 
 OBJECTIVES = {
-    "masked": Diffusion(noise=HybridNoise(p_uniform=0.0)),
-    "hybrid": Diffusion(noise=HybridNoise(p_uniform=0.2)),
-    "uniform": Diffusion(noise=UniformNoise(), weights=ClampedWeights()),
+    "masked": Diffusion(noise=hybrid(0.0)),
+    "hybrid": Diffusion(noise=hybrid(0.2)),
+    "uniform": Diffusion(
+        noise=part("schedule", "uniform"), weighting=part("weighting", "clamp", w_max=1.0)
+    ),
     "autoregressive": Autoregressive(),
 }
 

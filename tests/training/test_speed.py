@@ -25,18 +25,18 @@ def counted(model, *inputs):
 
 @pytest.mark.parametrize("size", ["nano", "micro", "tiny"])
 def test_flops_of_a_token_are_those_that_torch_counts(size):
-    config = SIZES[size](VOCAB_SIZE, LENGTH)
+    network = DiT(SIZES[size](VOCAB_SIZE, LENGTH))
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
-    expected = counted(DiT(config), tokens, torch.zeros(2))
-    assert training_flops_per_token(config, LENGTH) == pytest.approx(expected, rel=0.02)
+    expected = counted(network, tokens, torch.zeros(2))
+    assert training_flops_per_token(network, LENGTH) == pytest.approx(expected, rel=0.02)
 
 
 def test_flops_of_a_token_of_the_baseline():
     """It is not conditioned on the time: every token uses all of its weights."""
     pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
-    config = SIZES["micro"](VOCAB_SIZE, LENGTH)
-    expected = counted(AutoregressiveModel(config), torch.zeros(2, LENGTH, dtype=torch.int64))
-    found = training_flops_per_token(config, LENGTH, timed=False)
+    network = AutoregressiveModel(SIZES["micro"](VOCAB_SIZE, LENGTH))
+    expected = counted(network, torch.zeros(2, LENGTH, dtype=torch.int64))
+    found = training_flops_per_token(network, LENGTH)
     assert found == pytest.approx(expected, rel=0.02)
 
 

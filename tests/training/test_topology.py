@@ -58,7 +58,7 @@ def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_
 def test_recomputed_activations_change_nothing(data, tmp_path):
     run = tiny_run(data)
     run_ranks(train_here, 1, run, tmp_path / "kept")
-    run = replace(run, model=replace(run.model, checkpoint_activations=True))
+    run = replace(run, backbone=run.backbone.changed(checkpoint_activations=True))
     run_ranks(train_here, 2, run, tmp_path / "recomputed", FSDP())
     kept, recomputed = losses(tmp_path / "kept"), losses(tmp_path / "recomputed")
     torch.testing.assert_close(recomputed, kept, rtol=1e-4, atol=0)

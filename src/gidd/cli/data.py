@@ -22,7 +22,7 @@ from gidd.cli.console import CliConsole, plain
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse_subcommand
 from gidd.common.urls import redacted_argument
-from gidd.data.corpora import CORPORA, Files, corpora_of, texts
+from gidd.data.corpora import Files, corpora_of, named_corpora, texts
 from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation import (
     TRAIN,
@@ -159,8 +159,8 @@ def _tokenizer(sources: Sequence[str], name: str | None) -> Tokenizer:
 def list_command() -> None:
     """List the corpora that can be prepared by name."""
     table = Table("corpus", "description")
-    for corpus in CORPORA.values():
-        table.add_row(corpus.name, corpus.description)
+    for name, corpus in named_corpora().items():
+        table.add_row(name, corpus.description)
     table.add_row("PATH or URL", Files.description)
     table.add_row(
         "hf:ORG/NAME", "a dataset on the Hugging Face hub; ?config=...&split=...&text=..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
 import tyro
@@ -11,6 +11,7 @@ import tyro
 from gidd.cli.messages import print_message
 from gidd.cli.output import OutputOptions, SampleOutputOptions
 from gidd.cli.parsing import parse
+from gidd.cli.sampling_form import SamplingForm
 from gidd.common.allowed import SEED, field_problems, integer
 from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions
@@ -93,13 +94,18 @@ _T = TypeVar("_T", bound=_ModelCommandOptions)
 
 def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed."""
+    has_sampling = issubclass(kind, TextCommandOptions)
+    form = SamplingForm(arguments) if has_sampling else None
     options = parse(
-        kind,
+        kind if form is None else form.added_to(kind),
         arguments,
         prog=prog,
         description=doc,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+    if form is not None:
+        values = {part.name: getattr(options, part.name) for part in fields(kind)}  # pyright: ignore[reportArgumentType]
+        options = kind(**values | {"sampling": form.sampling(values["sampling"])})
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     options.output.check()

@@ -18,7 +18,7 @@ import tyro
 from rich.table import Column, Table
 
 from gidd.cli.console import CliConsole
-from gidd.cli.run_options import ParallelKind, RunOption, parse_run
+from gidd.cli.run_options import RunCommand, parse_run
 from gidd.planning.assumptions import Assumptions
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(RunCommand):
     """Options of `gidd plan`."""
-
-    run: RunOption
 
     ranks: int = 1
     """Number of processes, with one device each."""
@@ -41,9 +39,6 @@ class PlanOptions:
     vocab_size: int | None = None
     """Vocabulary size, needed if it does not follow from the run."""
 
-    parallel_kind: ParallelKind = None
-    """Replicate the model on every rank (ddp) or shard it over ranks (fsdp: FSDP2)."""
-
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
 
     json: bool = False
@@ -52,11 +47,11 @@ class PlanOptions:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse the options, plan the run and print tables or JSON."""
-    name, options = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
+    name, options, run = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
     from gidd.planning import named_device, plan_run
 
     plan = plan_run(
-        options.run,
+        run,
         options.ranks,
         named_device(options.device),
         options.assumptions,
@@ -96,11 +91,11 @@ def _table(
 
 
 def _memory_table(plan: RunPlan) -> Table:
-    from gidd.planning.memory import KINDS
+    from gidd.planning.memory import MEMORY_USES
 
     memory, phases = plan.memory, plan.memory.phases
     rows = [("memory per rank, GiB", *phases)]
-    for kind in KINDS:
+    for kind in MEMORY_USES:
         sizes = [held.get(kind, 0) / 2**30 for held in phases.values()]
         if max(sizes) >= 0.0005:
             rows.append((kind, *(f"{size:.3f}" if size >= 0.0005 else "" for size in sizes)))

@@ -3,6 +3,9 @@
 Examples:
   gidd train nano
   gidd train nano --dry-run
+  gidd train nano --noise uniform --weighting tight
+  gidd train nano --init-from models/nano --data.sources my.txt --out runs/mine
+  gidd train runs/nano/checkpoints/step-000003000/run.yaml --train.seed 1 --out runs/nano-1
   gidd train small-gidd-plus-0.1 --data.folder data/owt --train.accumulate 16 --out runs/small
   torchrun --nproc-per-node 8 -m gidd.cli train small-gidd-plus-0.1 --data.folder data/owt
 """
@@ -20,7 +23,7 @@ import tyro
 
 from gidd.cli.console import CliConsole, plain
 from gidd.cli.output import print_text
-from gidd.cli.run_options import ParallelKind, RunOption, parse_run
+from gidd.cli.run_options import RunCommand, parse_run
 from gidd.common.codec import to_plain, to_yaml
 
 if TYPE_CHECKING:
@@ -34,16 +37,11 @@ _GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(RunCommand):
     """Options of `gidd train`."""
-
-    run: RunOption
 
     out: Path | None = None
     """Folder of the run; None is runs/PRESET. A run that is already there is resumed."""
-
-    parallel_kind: ParallelKind = None
-    """Replicate the model on every rank (ddp) or shard it (fsdp, FSDP2); None is the preset's."""
 
     device: Literal["cpu", "cuda", "mps"] | None = None
     """Device to train on; None is the fastest available."""
@@ -62,8 +60,8 @@ class TrainOptions:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, build, train."""
-    name, options = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
-    run, out = options.run, options.out or Path("runs") / name
+    name, options, run = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
+    out = options.out or Path("runs") / name
     run.check(int(os.environ.get("WORLD_SIZE", "1")))
     if options.dry_run:
         _print_settings(run, out)
@@ -73,8 +71,8 @@ def main(arguments: Sequence[str]) -> None:
     from gidd.training.world import open_world
 
     with open_world(options.device, run.train.timeout + _GRACE_SECONDS) as world:
-        trackers = partial(_trackers, options, out)
-        complete = fit(run, out, world, quiet=options.quiet, trackers=trackers)
+        trackers = partial(_trackers, options, run, out)
+        complete = fit(run, out, world, quiet=options.quiet, trackers=trackers).complete
         is_rank_zero = world.is_rank_zero
     if not complete:
         if is_rank_zero:
@@ -82,32 +80,27 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(STOPPED)
 
 
-def _trackers(options: TrainOptions, out: Path, start: int) -> Trackers:
+def _trackers(options: TrainOptions, run: RunConfig, out: Path, start: int) -> Trackers:
     """Return the trackers of --tracker; those given must be installed, the default need not be."""
     from gidd.training.reporting import trackers
 
     if options.tracker is None:
         return trackers.default_trackers(out, start)
-    make = {
-        "tensorboard": trackers.tensorboard_tracker,
-        "wandb": trackers.wandb_tracker,
-        "trackio": trackers.trackio_tracker,
-    }
-    config = to_plain(options.run)
-    return [make[name](out, start, config=config) for name in options.tracker], []
+    return trackers.open_trackers(options.tracker, out, start, to_plain(run)), []
 
 
 def _print_settings(run: RunConfig, out: Path) -> None:
     """Print the size of the model and every setting."""
     from rich.table import Table
 
+    from gidd.models.networks import blocks_of
     from gidd.planning.vocab_size import vocab_size_of
     from gidd.training.build import build_objective
     from gidd.vocab import Vocab
 
     vocab_size = vocab_size_of(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
-    blocks = sum(p.numel() for block in objective.network.blocks for p in block.parameters())
+    blocks = sum(p.numel() for block in blocks_of(objective.network) for p in block.parameters())
     total = sum(p.numel() for p in objective.parameters())
     train, length = run.train, run.data.length
     table = Table(show_header=False, box=None)

@@ -6,9 +6,9 @@ require_arguments(seed=(seed, SEED), repeats=(repeats, integer(2)))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
@@ -52,10 +52,9 @@ def number(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allo
     return Allowed(contains, f"a number {text}", fix)
 
 
-def choice(names: object, fix: str = "") -> Allowed:
-    """Allow the strings of a `Literal`."""
-    allowed = get_args(names)
-    return Allowed(allowed.__contains__, f"one of {', '.join(allowed)}", fix)
+def choice(names: Sequence[str], fix: str = "") -> Allowed:
+    """Allow some strings."""
+    return Allowed(names.__contains__, f"one of {', '.join(names)}", fix)
 
 
 def optional(allowed: Allowed) -> Allowed:

@@ -1,8 +1,9 @@
 """Dataclasses as plain data (dictionaries, lists, strings, numbers), JSON or YAML, and back.
 
-A dataclass becomes a dictionary of its fields and a `kind`: the name of its class, or the name that
-a table of `parts` gives it. Reading refuses unknown and missing fields and values of another type,
-and builds only classes that the declared types or the table name: no file can name a class to
+A dataclass becomes a dictionary of its fields and a `kind`, the name of its class. A part becomes
+its options, the name under which it is registered as `kind` and, unless it is one of gidd's, the
+`package` that registered it. Reading refuses unknown and missing fields and values of another type,
+and builds only classes that the declared types or the registry name: no file can name a class to
 import.
 """
 
@@ -10,49 +11,63 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
 from gidd.common.limits import MAX_DEPTH, YAML_BYTES
+from gidd.common.options import REQUIRED, options_of
+from gidd.common.parts import PART_OF, Part
+from gidd.common.registry import KINDS, UNREGISTERED, find_part, kind_of_base, name_of
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, ScheduleError
 
 _T = TypeVar("_T")
-_NO_PARTS: Mapping[str, type] = types.MappingProxyType({})
 
-KIND = "kind"
+KIND, PACKAGE = "kind", "package"
 
 RECORDED_AS = "recorded as"
 """Key in the metadata of a field: a function that returns the value to write, without secrets."""
 
 
-def to_plain(value: Any, parts: Mapping[str, type] = _NO_PARTS, omit: str = "") -> Any:
-    """Convert a dataclass to plain data.
-
-    Args:
-        value: The dataclass, or a value of one of its fields.
-        parts: Classes by the name to write. If given, other classes are refused.
-        omit: Name of a field to leave out.
-    """
+def to_plain(value: Any) -> Any:
+    """Convert a dataclass, a `Part` or a value of one of its fields to plain data."""
+    if isinstance(value, Part):
+        options = {name: to_plain(option) for name, option in value.options.items()}
+        registered = None if value.name == UNREGISTERED else find_part(value.kind, value.name)
+        return _part(value.name, registered.package if registered else "", options)
     if dataclasses.is_dataclass(value):
-        names = {part: name for name, part in parts.items()}
-        if parts and type(value) not in names:
-            raise ConfigError(
-                f"{type(value).__name__} cannot be saved: a Python function has no form that "
-                f"another program could read. Use one of {', '.join(parts)}."
-            )
         fields = {
-            field.name: to_plain(_recorded(field, getattr(value, field.name)), parts)
+            field.name: to_plain(_recorded(field, getattr(value, field.name)))
             for field in dataclasses.fields(value)
-            if field.init and field.name != omit
+            if field.init
         }
-        return {KIND: names.get(type(value), type(value).__name__)} | fields
+        if (found := name_of(type(value))) is None:
+            for base in type(value).__mro__:
+                if kind := kind_of_base(base):
+                    raise cannot_be_saved(value, kind)
+            return {KIND: type(value).__name__} | fields
+        kind, name, package = found
+        supplied = KINDS[kind].supplied if kind != "backbone" else ()  # sizes are saved
+        options = {name: plain for name, plain in fields.items() if name not in supplied}
+        return _part(name, package, options)
     if isinstance(value, tuple):
-        return [to_plain(part, parts) for part in cast("tuple[Any, ...]", value)]
+        return [to_plain(item) for item in cast("tuple[Any, ...]", value)]
     return str(value) if isinstance(value, Path) else value
+
+
+def cannot_be_saved(value: object, kind: str) -> ConfigError:
+    """Return the error for a part of a kind that is not registered."""
+    return ConfigError(
+        f"{type(value).__name__} cannot be saved: it is not registered, so that no program could "
+        f'load it. Decorate the class with @gidd.register("{kind}", NAME); options that are Python '
+        "functions cannot be saved."
+    )
+
+
+def _part(name: str, package: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {KIND: name} | ({PACKAGE: package} if package else {}) | options
 
 
 def _recorded(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -60,76 +75,109 @@ def _recorded(field: dataclasses.Field[Any], value: Any) -> Any:
     return value if change is None else change(value)
 
 
-def from_plain(
-    kind: type[_T],
-    plain: Any,
-    where: str = "run",
-    parts: Mapping[str, type] = _NO_PARTS,
-    **given: Any,
-) -> _T:
+def from_plain(kind: type[_T], plain: Any, where: str = "run") -> _T:
     """Build a dataclass from plain data.
 
     Args:
-        kind: The class to build, or a base class of some of the `parts`.
+        kind: The class to build.
         plain: What `to_plain` returned.
         where: How errors name this value.
-        parts: Classes by name, as for `to_plain`.
-        **given: Fields that are not part of the data.
     """
+    values = _object(plain, where)
+    if (name := values.pop(KIND, None)) != kind.__name__:
+        raise ConfigError(f"{where}.{KIND} must be {kind.__name__}, got {shorten(name)}.")
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # pyright: ignore[reportArgumentType]
+    _require_fields(values, set(fields), set(fields), where, "gidd")
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        inside, part_kind = f"{where}.{name}", fields[name].metadata.get(PART_OF)
+        values[name] = (
+            _decode(hints[name], value, inside)
+            if part_kind is None
+            else part_from_plain(part_kind, value, inside)
+        )
+    return _build(kind, where, values)
+
+
+def part_from_plain(kind: str, plain: Any, where: str) -> Part:
+    """Return the part that plain data describes; options that it lacks have their defaults."""
+    values = _object(plain, where)
+    name, package = values.pop(KIND, None), values.pop(PACKAGE, "")
+    if name == UNREGISTERED:
+        given = str(values.get("class"))
+        return Part(kind, UNREGISTERED, {"class": given if given.isidentifier() else "?"})
+    try:
+        declared = options_of(kind, cast(str, name), cast(str, package))
+    except ConfigError as error:
+        raise type(error)(f"{where}: {error}") from error
+    required = {name for name, option in declared.items() if option.default is REQUIRED}
+    _require_fields(values, set(declared), required, where, shorten(package) if package else "gidd")
+    for option, value in values.items():
+        values[option] = _decode(declared[option].hint, value, f"{where}.{option}")
+    return _build(Part, where, {"kind": kind, "name": name, "options": values})
+
+
+def object_from_plain(kind: str, plain: Any, where: str, **supplied: Any) -> Any:
+    """Build a part of a kind from plain data and what the library supplies."""
+    chosen = part_from_plain(kind, plain, where)
+    return _build(chosen.build, where, supplied)
+
+
+def _object(plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise ConfigError(f"{where} must be an object with a `{KIND}`, got {shorten(plain)}.")
-    values = dict(cast("dict[str, Any]", plain))
-    name = values.pop(KIND, None)
-    allowed = {n: part for n, part in parts.items() if issubclass(part, kind)}
-    allowed = allowed or {kind.__name__: kind}
-    if not isinstance(name, str) or name not in allowed:
-        raise ConfigError(
-            f"{where}.{KIND} must be one of {', '.join(allowed)}, got {shorten(name)}."
-        )
-    chosen = allowed[name]
-    names = set(_field_names(chosen)) - given.keys()
-    unknown = sorted(map(str, values.keys() - names))  # in YAML, keys may have any type
-    missing = sorted(names - values.keys())
+    return dict(cast("dict[str, Any]", plain))
+
+
+def _require_fields(
+    values: dict[str, Any], known: set[str], required: set[str], where: str, package: str
+) -> None:
+    unknown = sorted(map(str, values.keys() - known))  # in YAML, keys may have any type
+    missing = sorted(required - values.keys())
     if unknown or missing:
         raise ConfigError(
             f"{where} has unknown fields {shorten(unknown)} and lacks {missing}. "
-            "It was written by another version of gidd; use that version."
+            f"It was written by another version of {package}; use that version."
         )
-    hints = get_type_hints(chosen)
-    for field, value in values.items():
-        given[field] = _decode(hints[field], value, f"{where}.{field}", parts)
+
+
+def _build(make: Any, where: str, values: dict[str, Any]) -> Any:
     try:
-        return chosen(**given)
+        return make(**values)
     except (ConfigError, ScheduleError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _field_names(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.init]
-
-
-def _decode(hint: Any, plain: Any, where: str, parts: Mapping[str, type]) -> Any:
+def _decode(hint: Any, plain: Any, where: str) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for choice in cast("tuple[Any, ...]", choices):
-        if dataclasses.is_dataclass(cast(object, choice)) or choice in _bases(parts):
+        if dataclasses.is_dataclass(cast(object, choice)):
             name = plain.get(KIND) if isinstance(plain, dict) else None
             if len(choices) == 1 or name == choice.__name__:
-                return from_plain(choice, plain, where, parts)
+                return from_plain(choice, plain, where)
+        elif (kind := kind_of_base(choice)) is not None:
+            return object_from_plain(kind, plain, where)
         elif get_origin(choice) is tuple:
             if isinstance(plain, list):
                 item = get_args(choice)[0]
-                return tuple(_decode(item, part, where, parts) for part in cast("list[Any]", plain))
+                return tuple(_decode(item, part, where) for part in cast("list[Any]", plain))
+        elif get_origin(choice) is Literal:
+            if plain in get_args(choice):
+                return plain
         elif choice is Path:
             if isinstance(plain, str):
                 return Path(plain)
-        elif type(plain) is choice or (choice is float and type(plain) is int):
+        elif _is_a(choice, plain):
             return plain
     names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
     raise ConfigError(f"{where} must be {names}, got {shorten(plain)}.")
 
 
-def _bases(parts: Mapping[str, type]) -> set[type]:
-    return {base for part in parts.values() for base in part.__mro__ if base is not object}
+def _is_a(hint: Any, plain: Any) -> bool:
+    """Whether plain data is a value of a type; of any type, if none is declared."""
+    if hint is Any:
+        return plain is None or isinstance(plain, str | int | float | bool)
+    return type(plain) is hint or (hint is float and type(plain) is int)
 
 
 def to_yaml(value: Any) -> str:
@@ -137,14 +185,13 @@ def to_yaml(value: Any) -> str:
     return yaml.safe_dump(to_plain(value), sort_keys=False)
 
 
-def from_yaml(kind: type[_T], text: str) -> _T:
-    """Build a dataclass from the YAML of `to_yaml`; the text is not trusted."""
+def plain_from_yaml(text: str) -> Any:
+    """Return the plain data of YAML; the text is not trusted."""
     YAML_BYTES.require(len(text), "a YAML configuration", ConfigError)
     try:
-        plain = yaml.load(text, _PlainLoader)
+        return yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"this is not YAML: {error}") from error
-    return from_plain(kind, plain)
+        raise ConfigError(f"the configuration is not valid YAML: {error}") from error
 
 
 class _PlainLoader(yaml.SafeLoader):

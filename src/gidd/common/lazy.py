@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -14,7 +15,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], li
 
     The exports are the imports of the package's `if TYPE_CHECKING:` block: they are written once,
     for type checkers and for Python. `import package` executes none of them; `package.name`
-    executes the one that defines `name`. `__all__` is set to the exported names.
+    executes the one that defines `name`. `__all__` is set to the exported names. An export wins
+    over a module of the package with the same name.
     """
     module = sys.modules[package]
     exports = {
@@ -25,6 +27,12 @@ def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], li
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+
+    class LazyPackage(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            # Python makes every imported submodule an attribute of its package
+            if not (name in exports and isinstance(value, ModuleType)):
+                super().__setattr__(name, value)
 
     def __getattr__(name: str) -> object:
         if name not in exports:
@@ -37,4 +45,5 @@ def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], li
         return sorted({*exports, *(name for name in vars(module) if name.startswith("__"))})
 
     module.__dict__["__all__"] = sorted(exports)
+    module.__class__ = LazyPackage
     return __getattr__, __dir__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -46,6 +47,13 @@ def read_tokenizer(path: Path) -> Any:
             inner = Inner.from_buffer(data)
             require_fast(inner, patterns(definition), name, COPY_TOKENIZER)
             return inner
+
+
+def settings_file(end: str, mask: str, pad: str) -> dict[str, str]:
+    """Return name and text of the file with the names of the special tokens."""
+    settings = {"eos_token": end, "mask_token": mask, "pad_token": pad}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {TOKENIZER_SETTINGS: json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
 
 
 def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:

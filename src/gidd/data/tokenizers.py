@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from gidd.common.files import explain_damage, read_json, read_regular, write_json, write_text
+from gidd.common.files import explain_damage, read_json, read_regular, write_text
 from gidd.common.limits import TOKENIZER_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.pieces import can_cut, cut
@@ -29,11 +29,11 @@ from gidd.data.tokenizer_checks import require_vocabulary
 from gidd.data.tokenizer_files import (
     COPY_TOKENIZER,
     TOKENIZER_FILE,
-    TOKENIZER_SETTINGS,
     download,
     find_tokenizer,
     read_special_tokens,
     read_tokenizer,
+    settings_file,
 )
 from gidd.data.tokenizer_objects import FastTokenizer, copy_of
 from gidd.errors import ConfigError, DataError
@@ -183,10 +183,12 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and the names of the special tokens to a folder."""
-        write_text(Path(folder) / TOKENIZER_FILE, self._canonical)
-        settings = {"eos_token": self.end, "mask_token": self.mask, "pad_token": self.pad}
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_json(Path(folder) / TOKENIZER_SETTINGS, settings)
+        for name, text in self.files().items():
+            write_text(Path(folder) / name, text)
+
+    def files(self) -> dict[str, str]:
+        """Return the texts of the files of a saved tokenizer by name."""
+        return {TOKENIZER_FILE: self._canonical} | settings_file(self.end, self.mask, self.pad)
 
     def _id(self, token: str) -> int:
         return self._inner.token_to_id(token)

@@ -2,7 +2,8 @@
 
 Reading order: `schedule` (the interface), `schedules/`, `process` (marginals, noising, reverse
 step), `elbo` (the loss), `weighting/`, `times`, `randomness`, `categorical`; `fused` is the
-memory-efficient loss for training. docs/paper-to-code.md maps equations to functions.
+memory-efficient loss for training, `loss` the loss of a batch. docs/paper-to-code.md maps equations
+to functions.
 
 The names below are imported on first use, so importing this package does not import torch.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         reconstruction as reconstruction,
     )
     from gidd.diffusion.fused import fused_loss as fused_loss
+    from gidd.diffusion.loss import DiffusionLoss as DiffusionLoss, diffusion_loss as diffusion_loss
     from gidd.diffusion.process import (
         marginal as marginal,
         noise as noise,

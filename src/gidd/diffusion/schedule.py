@@ -6,18 +6,16 @@ is noisier, and `s <= t`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from gidd.diffusion.times import sine_mesh
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from torch import Tensor
 
 TINY = 1e-30
 """Lower limit of probabilities before a logarithm or a division; the only one in the library.
@@ -38,8 +36,8 @@ class MixingSchedule(ABC):
     derived from them in `process.py`, `elbo.py` and `weighting/`.
 
     To add one, subclass this in a new file under `schedules/`, call `check(self)` at the end of
-    its constructor, list it in `schedules/__init__.py` and add it to `SCHEDULE_BUILDERS` in
-    tests/support/strategies.py.
+    its constructor, give it a name in `PARTS` of `schedules/__init__.py` and add it to
+    `SCHEDULE_BUILDERS` in tests/support/strategies.py.
     """
 
     vocab: Vocab
@@ -68,6 +66,8 @@ def check(schedule: MixingSchedule) -> None:
     sufficient: the transition from s to t adds beta_t pi_t - (alpha_t/alpha_s) beta_s pi_s to every
     token, and a probability cannot be negative. So inflow must be non-negative on every token.
     """
+    from gidd.diffusion.times import sine_mesh
+
     name = type(schedule).__name__
     times = sine_mesh(_CHECK_STEPS).flip(0)
     _check_alpha(name, times, schedule.alpha(times))
@@ -87,7 +87,7 @@ def _check_alpha(name: str, times: Tensor, alpha: Tensor) -> None:
         )
     rise = alpha.diff()
     if not (rise < _CHECK_TOLERANCE).all():
-        i = int(rise.nan_to_num(nan=torch.inf).argmax())
+        i = int(rise.nan_to_num(nan=math.inf).argmax())
         raise ScheduleError(
             f"{name}: alpha must decrease from 1 to 0, got alpha({times[i]:.4f}) = {alpha[i]:.6g} "
             f"and then alpha({times[i + 1]:.4f}) = {alpha[i + 1]:.6g}. "

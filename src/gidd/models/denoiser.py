@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 
 class Backbone(Protocol):
-    """A network for a `Denoiser`: hidden states of noisy tokens, and a head over tokens."""
+    """A network for a `Denoiser`: hidden states of noisy tokens, and a head over tokens.
+
+    A network may also have
+
+    - `blocks`, a list of modules: sharded and compiled one by one; otherwise the whole network;
+    - `reset_parameters(initial)`, which fills all parameters with a `gidd.models.init.Initializer`:
+      no rank then holds the complete network; otherwise every rank builds it;
+    - `uses_time = False`, if hidden states do not depend on t: samplers then cache them;
+    - `config`, the registered dataclass that built it: the network can then be saved.
+    """
 
     head: nn.Linear
     """Hidden states to logits; may have more rows than the vocabulary, as padding."""

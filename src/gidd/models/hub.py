@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from gidd.common.codec import to_plain
 from gidd.common.files import explain_damage, read_json, sha256, write_json
 from gidd.common.limits import CONTEXT_TOKENS
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
-from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.denoiser import Denoiser
+from gidd.models.denoiser import Backbone, Denoiser
 from gidd.models.importers import IMPORTERS, read_foreign
 from gidd.models.importers.checkpoint import CONFIG
-from gidd.models.record import PARTS, part_from, record_schedule, schedule_from
+from gidd.models.importers.hf import is_hf_folder, read_hf
+from gidd.models.networks import network_from_tensors, require_network
+from gidd.models.record import (
+    network_config_from,
+    record_network,
+    record_schedule,
+    record_vocab,
+    schedule_from,
+    vocab_from,
+)
 from gidd.models.weights import (
     COPY_AGAIN,
     WEIGHTS,
@@ -36,7 +42,6 @@ from gidd.models.weights import (
     require_tensors,
     write_safetensors,
 )
-from gidd.vocab import Vocab
 
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
@@ -57,29 +62,25 @@ def save(
 
     `gidd.json` holds the SHA-256 of the tensor files: loading detects an interrupted overwrite.
     """
-    folder, backbone = Path(folder), denoiser.backbone
-    if not isinstance(backbone, DiT):
-        raise ConfigError(
-            f"denoiser.backbone must be a DiT to be saved, got {type(backbone).__name__}. "
-            "Save the state_dict of other backbones with safetensors.torch.save_file."
-        )
+    folder, backbone = Path(folder), cast(nn.Module, denoiser.backbone)
+    model = record_network(getattr(backbone, "config", backbone))  # raises if it cannot be saved
     if schedule.vocab != denoiser.vocab:
         raise ConfigError(
             f"schedule.vocab must be the denoiser's {denoiser.vocab}, got {schedule.vocab}. "
             "Build both from one Vocab."
         )
-    noise = record_schedule(schedule)  # first: it raises if the schedule cannot be saved
+    noise = record_schedule(schedule)
     folder.mkdir(parents=True, exist_ok=True)
-    files = {WEIGHTS: backbone.state_dict()}
+    files: dict[str, dict[str, Tensor]] = {WEIGHTS: dict(backbone.named_parameters())}
     if noise.tensors:
         files[SCHEDULE_TENSORS] = noise.tensors
     for name, tensors in files.items():
         write_safetensors(folder / name, tensors)
     record = {
         "format": MODEL_FORMAT,
-        "model": to_plain(backbone.config, PARTS),
+        "model": model,
         "schedule": noise.json,
-        "vocabulary": to_plain(denoiser.vocab, PARTS),
+        "vocabulary": record_vocab(denoiser.vocab),
         "files": {name: sha256(folder / name) for name in files},
         "training": summary or {},
     }
@@ -116,10 +117,40 @@ def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrai
         p_uniform: Fraction of uniform noise that a published checkpoint was trained with; by
             default taken from the end of the name.
     """
-    if p_uniform is None and (suffix := re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))):
-        p_uniform = float(suffix[1])
     folder = Path(name) if Path(name).is_dir() else _download(str(name))
-    return load(folder, p_uniform)
+    return load(folder, _p_uniform_in(name) if p_uniform is None else p_uniform)
+
+
+class NetworkSource(NamedTuple):
+    """A network with trained weights, without the noise that it was trained with."""
+
+    network: nn.Module
+    """Has a `config` that is registered."""
+
+    sha256: str
+    num_tokens: int
+    """Rows of the embedding and the head that have a token."""
+
+    mask_id: int | None
+    notes: tuple[str, ...] = ()
+
+
+def load_network(name: str | Path) -> NetworkSource:
+    """Load the network of any model: ours, another project's, or one of `transformers`."""
+    folder = Path(name) if Path(name).is_dir() else _download(str(name))
+    if not (folder / MODEL_RECORD).is_file() and is_hf_folder(folder):
+        config, tensors, digest = read_hf(folder)
+        network = network_from_tensors(config, tensors)
+        return NetworkSource(network, digest, config.vocab_size, None)
+    loaded = load(folder, _p_uniform_in(name))
+    vocab, network = loaded.denoiser.vocab, cast(nn.Module, loaded.denoiser.backbone)
+    return NetworkSource(network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
+
+
+def _p_uniform_in(name: str | Path) -> float | None:
+    """Return the fraction of uniform noise at the end of the name of a published checkpoint."""
+    suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
+    return float(suffix[1]) if suffix else None
 
 
 def _download(name: str) -> Path:
@@ -167,10 +198,10 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
 def _load_gidd(folder: Path) -> Pretrained:
     path = folder / MODEL_RECORD
     record = _read_record(path)
-    config = part_from(DiTConfig, record["model"], f"{path}: model")
-    vocab = part_from(Vocab, record["vocabulary"], f"{path}: vocabulary")
+    config = network_config_from(record["model"], f"{path}: model")
+    vocab = vocab_from(record["vocabulary"], f"{path}: vocabulary")
     digests = record["files"]
-    require_dit(config, _read_shapes(folder / WEIGHTS, digests[WEIGHTS]), folder / WEIGHTS)
+    require_network(config, _read_shapes(folder / WEIGHTS, digests[WEIGHTS]), folder / WEIGHTS)
     if vocab.size > config.vocab_size:
         raise CheckpointError(
             f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the "
@@ -184,9 +215,9 @@ def _load_gidd(folder: Path) -> Pretrained:
         require_tensors({name: (vocab.size,) for name in shapes}, shapes, file)
         noise = read_safetensors(file)
     schedule = schedule_from(record["schedule"], noise, vocab, f"{path}: schedule")
-    backbone = dit_from_tensors(config, read_safetensors(folder / WEIGHTS))
+    network = network_from_tensors(config, read_safetensors(folder / WEIGHTS))
     return Pretrained(
-        denoiser=Denoiser(backbone, vocab),
+        denoiser=Denoiser(cast(Backbone, network), vocab),
         schedule=schedule,
         summary=record["training"],
         sha256=digests[WEIGHTS],

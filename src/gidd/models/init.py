@@ -35,7 +35,7 @@ class Initializer:
         self, parameter: Tensor, draw: Callable[[Tensor, torch.Generator | None], Tensor]
     ) -> None:
         # imported here: it takes 0.65 s
-        from torch.distributed.tensor import DTensor, distribute_tensor
+        from torch.distributed.tensor import DTensor
 
         generator = None
         if self._seed is not None:
@@ -48,6 +48,16 @@ class Initializer:
             draw(parameter, generator)
             return
         full = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        copy_full(parameter, draw(full, generator))
+
+
+@torch.no_grad()
+def copy_full(parameter: Tensor, full: Tensor) -> None:
+    """Copy a complete tensor to a parameter, of which this rank may have a shard."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
-        draw(full, generator)
-        parameter.copy_(distribute_tensor(full, mesh, placements, src_data_rank=None))
+        full = full.to(parameter.device, parameter.dtype)
+        full = distribute_tensor(full, mesh, placements, src_data_rank=None)
+    parameter.copy_(full)

@@ -5,36 +5,22 @@ Noise distributions of a mixture have one entry per token: they go into a tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
-from gidd.common.codec import KIND, from_plain, to_plain
+from gidd.common.codec import KIND, cannot_be_saved, from_plain, object_from_plain, to_plain
+from gidd.common.registry import name_of
 from gidd.common.terminal import shorten
 from gidd.diffusion import schedules
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import CheckpointError, ConfigError, ScheduleError
-from gidd.models.backbones.dit_config import DiTConfig, TimeMappedConfig
+from gidd.errors import CheckpointError, ConfigError, PartNotInstalled, ScheduleError
 from gidd.vocab import Vocab
 
 _T = TypeVar("_T")
-
-PARTS: dict[str, type] = {
-    "dit": DiTConfig,
-    "time_mapped_dit": TimeMappedConfig,
-    "vocabulary": Vocab,
-    "masked": schedules.MaskedSchedule,
-    "uniform": schedules.UniformSchedule,
-    "hybrid": schedules.HybridSchedule,
-    "first_release": schedules.FirstReleaseSchedule,
-    "linear": schedules.Linear,
-    "cosine": schedules.Cosine,
-    "polynomial": schedules.Polynomial,
-    "ramp": schedules.Ramp,
-    "bump": schedules.Bump,
-}
-"""Everything that a model's record can hold, by its kind."""
+_VOCABULARY = "vocabulary"
+"""The kind of a vocabulary in a record."""
 
 _MIXTURE = "mixture"
 _MAX_COMPONENTS = 16
@@ -51,18 +37,58 @@ class ScheduleRecord(NamedTuple):
     """Noise distributions of a mixture, by the names that the JSON uses."""
 
 
-def part_from(kind: type[_T], record: object, where: str, **given: Any) -> _T:
-    """Build a part from plain data; what is wrong with it is an error of the file."""
+def record_network(config: object) -> dict[str, Any]:
+    """Convert the configuration of a network to plain data; it must be registered."""
+    return to_plain(_registered(config, "backbone"))
+
+
+def network_config_from(record: object, where: str) -> Any:
+    """Build the configuration of a network from plain data."""
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{where} must be an object, got {shorten(record)}. {_AGAIN}")
+    fields, sizes = {**cast("dict[str, Any]", record)}, dict[str, int]()
+    for name in ("vocab_size", "max_length"):
+        value = fields.pop(name, None)
+        if type(value) is not int:
+            raise CheckpointError(f"{where}.{name} must be int, got {shorten(value)}. {_AGAIN}")
+        sizes[name] = value
+    return _from_file(object_from_plain, "backbone", fields, where, **sizes)
+
+
+def record_vocab(vocab: Vocab) -> dict[str, Any]:
+    """Convert a vocabulary to plain data."""
+    return to_plain(vocab) | {KIND: _VOCABULARY}
+
+
+def vocab_from(record: object, where: str) -> Vocab:
+    """Build a vocabulary from plain data."""
+    fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+    if fields.get(KIND) == _VOCABULARY:
+        record = fields | {KIND: Vocab.__name__}
+    return _from_file(from_plain, Vocab, record, where)
+
+
+def _from_file(read: Callable[..., _T], *arguments: Any, **supplied: Any) -> _T:
+    """Call a function; what is wrong with the data is an error of the file."""
     try:
-        return from_plain(kind, record, where, PARTS, **given)
+        return read(*arguments, **supplied)
+    except PartNotInstalled as error:
+        raise CheckpointError(str(error)) from error
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{error} {_AGAIN}") from error
+
+
+def _registered(value: object, kind: str) -> object:
+    found = name_of(type(value))
+    if found is None or found[0] != kind:
+        raise cannot_be_saved(value, kind)
+    return value
 
 
 def record_schedule(schedule: MixingSchedule) -> ScheduleRecord:
     """Convert a schedule to plain data, without its vocabulary, which is saved beside it."""
     if not isinstance(schedule, schedules.MixtureSchedule):
-        return ScheduleRecord(to_plain(schedule, PARTS, omit="vocab"), {})
+        return ScheduleRecord(to_plain(_registered(schedule, "schedule")), {})
     if len(schedule.components) > _MAX_COMPONENTS:
         raise ConfigError(
             f"a saved mixture can have at most {_MAX_COMPONENTS} components, got "
@@ -70,7 +96,7 @@ def record_schedule(schedule: MixingSchedule) -> ScheduleRecord:
         )
     tensors = {f"noise.{k}": noise for k, (noise, _) in enumerate(schedule.components)}
     components = [
-        {"noise": name, "amount": to_plain(amount, PARTS)}
+        {"noise": name, "amount": to_plain(_registered(amount, "amount"))}
         for name, (_, amount) in zip(tensors, schedule.components, strict=True)
     ]
     return ScheduleRecord({KIND: _MIXTURE, "components": components}, tensors)
@@ -81,7 +107,7 @@ def schedule_from(
 ) -> MixingSchedule:
     """Build a schedule from plain data and the tensors beside it; the constructor checks it."""
     if not isinstance(record, dict) or cast("dict[str, Any]", record).get(KIND) != _MIXTURE:
-        return part_from(MixingSchedule, record, where, vocab=vocab)
+        return _from_file(object_from_plain, "schedule", record, where, vocab=vocab)
     entries = _fields(record, {KIND, "components"}, where)["components"]
     if not isinstance(entries, list):
         raise CheckpointError(
@@ -110,7 +136,7 @@ def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> sch
             f"{where}.noise must name a tensor of {shorten(sorted(tensors))}, got {shorten(name)}. "
             f"{_AGAIN}"
         )
-    amount = part_from(schedules.Amount, fields["amount"], f"{where}.amount")
+    amount = _from_file(object_from_plain, "amount", fields["amount"], f"{where}.amount")
     return schedules.Component(tensors[name], amount)
 
 

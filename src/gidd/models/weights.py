@@ -188,9 +188,23 @@ def assign_tensors(model: _Module, tensors: Mapping[str, Tensor]) -> _Module:
 
     Tensors are not copied, unless their types differ: then the narrower ones are converted.
     """
-    model.load_state_dict(tensors, assign=True)
+    with keep_tied(model):
+        model.load_state_dict(tensors, assign=True)
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     return model.to(widest).requires_grad_(True)
+
+
+@contextmanager
+def keep_tied(model: nn.Module) -> Generator[None]:
+    """Tie again what was tied before: torch replaces a parameter once for each of its names."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    yield
+    for first, *others in groups.values():
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
 
 
 def _wrong_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> Iterator[str]:

@@ -13,8 +13,7 @@ from gidd.data.tokenizer_objects import FastTokenizer
 from gidd.data.tokenizers import Tokenizer, as_tokenizer
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.models import Denoiser, DiT, Pretrained, load_pretrained
-from gidd.models.backbones.bidirectional import BidirectionalTransformer
+from gidd.models import Denoiser, Pretrained, load_pretrained
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
@@ -59,13 +58,12 @@ def from_pretrained(
     loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
-    backbone = loaded.denoiser.backbone
-    assert isinstance(backbone, DiT | BidirectionalTransformer)  # the only kinds that are loaded
+    network: Any = loaded.denoiser.backbone  # every network that is loaded has a `config`
     return Pipeline(
         loaded.denoiser,
         loaded.schedule,
         chosen,
-        context=backbone.config.max_length,
+        context=network.config.max_length,
         device=chosen_device,
         precision=precision,
         rows_per_call=rows_per_call,

@@ -5,23 +5,23 @@ The options are checked without torch, so that the command line reports mistakes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
 from gidd.common.allowed import Allowed, choice, field_problems, integer, number, optional
+from gidd.common.parts import Part
+from gidd.common.registry import part_names
+from gidd.common.terminal import shorten
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.sampling.defaults import MAX_TEMPERATURE, THRESHOLD_FILL, THRESHOLD_REPLACE
+from gidd.sampling.defaults import MAX_TEMPERATURE
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
-
-SamplerName = Literal["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
-"""The names of `gidd.sampling.STEPS`."""
 
 MeshName = Literal["even", "sine"]
 ScoreName = Literal["likelihood", "gain"]
@@ -78,7 +78,7 @@ class CorrectionOptions:
             patience=integer(1),
             tokens_per_call=integer(1),
             distance=integer(1),
-            score=choice(ScoreName),
+            score=choice(get_args(ScoreName)),
             error_rate=optional(number(lambda rate: 0 < rate < 1, "in (0, 1)", rate)),
         )
 
@@ -123,14 +123,11 @@ class SamplingOptions:
     """Spacing of the steps in time: even (the paper), or sine, with shorter steps at both ends.
     With uniform noise, sine samples closer to the data distribution."""
 
-    sampler: SamplerName = "ancestral"
+    sampler: str = "ancestral"
     """Denoising step. All draw samples, except greedy, which searches for a likely text."""
 
-    fill: float = THRESHOLD_FILL
-    """Sampler threshold: fill masks whose most likely token has at least this probability."""
-
-    replace: float = THRESHOLD_REPLACE
-    """Sampler threshold: replace a token if another has at least this probability."""
+    sampler_options: Mapping[str, Any] = field(default_factory=lambda: {})
+    """Options of the sampler, e.g. {"fill": 0.5} for threshold."""
 
     temperature: float = 1.0
     """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
@@ -147,8 +144,14 @@ class SamplingOptions:
     cut_off: float | None = None
     """Drop tokens below this absolute probability (App. G)."""
 
-    gibbs: int = 0
-    """Forward passes of a final Gibbs phase, each of which resamples every other token."""
+    corrector: str = "gibbs_sweep"
+    """Corrector of the finished text; gibbs_sweep redraws every other token in a forward pass."""
+
+    corrector_options: Mapping[str, Any] = field(default_factory=lambda: {})
+    """Options of the corrector, e.g. {"distance": 4} for gibbs_sweep."""
+
+    corrector_calls: int = 0
+    """Forward passes of the corrector."""
 
     correction: CorrectionOptions = field(default_factory=lambda: CorrectionOptions(calls=0))
     """Self-correction of the finished text (App. C); off unless correction.calls is set."""
@@ -156,39 +159,38 @@ class SamplingOptions:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the option's name."""
         keep_all = "Omit it to keep all tokens."
-        probability = number(lambda p: 0 <= p <= 1, "in [0, 1]")
         cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", keep_all))
-        custom = "For a custom step give a plan: gidd.sampling.sampling_plan(mesh, step)."
+        own = "Register your own with @gidd.register({!r}, NAME)."
         yield from field_problems(
             self,
             steps=integer(1, _MAX_STEPS, "16 to 512 are common."),
-            mesh=choice(MeshName),
-            sampler=choice(SamplerName, custom),
-            fill=probability,
-            replace=probability,
+            mesh=choice(get_args(MeshName)),
+            sampler=choice(part_names("step"), own.format("step")),
+            corrector=choice(part_names("corrector"), own.format("corrector")),
             temperature=_TEMPERATURE,
             top_k=optional(integer(1, fix=keep_all)),
             top_p=optional(number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common.")),
             min_p=cut,
             cut_off=cut,
-            gibbs=integer(0, _MAX_STEPS),
+            corrector_calls=integer(0, _MAX_STEPS),
         )
+        yield from _part_problems("sampler", "step", self.sampler, self.sampler_options)
+        yield from _part_problems("corrector", "corrector", self.corrector, self.corrector_options)
         correction = Allowed(_is_correction, "a CorrectionOptions")
         found = list(field_problems(self, correction=correction))
         yield from found or self.correction.problems("correction.")
 
     def plan(self) -> Plan:
-        """Return the steps from t = 1 to 0, then Gibbs, then self-correction."""
+        """Return the steps from t = 1 to 0, then those of the corrector, then self-correction."""
         from gidd.diffusion.times import even_mesh, sine_mesh
-        from gidd.sampling import STEPS, corrector_plan, gibbs_sweep, sampling_plan, threshold
+        from gidd.sampling import corrector_plan, sampling_plan
 
         _require_none(self.problems())
-        step = {step.__name__: step for step in STEPS}[self.sampler]
-        if step is threshold:
-            step = partial(threshold, fill=self.fill, replace=self.replace)
+        step = Part("step", self.sampler, self.sampler_options).build()
+        corrector = Part("corrector", self.corrector, self.corrector_options).build()
         mesh = {"even": even_mesh, "sine": sine_mesh}[self.mesh](self.steps)
-        sampled = sampling_plan(mesh, step)
-        return sampled + corrector_plan(gibbs_sweep, self.gibbs) + self.correction.plan()
+        corrected = corrector_plan(corrector, self.corrector_calls) + self.correction.plan()
+        return sampling_plan(mesh, step) + corrected
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the processors of x_theta: temperature first, then the cut-offs."""
@@ -202,6 +204,19 @@ class SamplingOptions:
             None if self.cut_off is None else CutOff(self.cut_off),
         )
         return tuple(processor for processor in processors if processor is not None)
+
+
+def _part_problems(flag: str, kind: str, name: object, options: object) -> Iterable[str]:
+    """Yield one message per invalid option of a part; without options it is not imported."""
+    if not isinstance(options, Mapping):
+        yield f"{flag}_options must be a mapping of names to values, got {shorten(options)}."
+    elif options and name in part_names(kind):
+        try:
+            chosen = Part(kind, cast(str, name), cast("Mapping[str, Any]", options))
+        except ConfigError as error:
+            yield f"{flag}_options must be options of {name}: {error}"
+        else:
+            yield from (f"{flag}.{problem}" for problem in chosen.problems())
 
 
 _Options = TypeVar("_Options", SamplingOptions, CorrectionOptions)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,7 +17,7 @@ from gidd.data.tokenizer_objects import FastTokenizer
 from gidd.data.tokenizers import Tokenizer, as_tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
-from gidd.models import Denoiser
+from gidd.models import Denoiser, save
 from gidd.pipeline.confidence import can_score_visible_tokens, score_tokens
 from gidd.pipeline.correct import Corrector, Span
 from gidd.pipeline.describe import describe_schedule
@@ -31,7 +32,7 @@ from gidd.pipeline.options import (
 from gidd.pipeline.precision import Precision, in_precision
 from gidd.pipeline.results import Correction, Generation, ResultManifest, Scores
 from gidd.pipeline.text import TokenTexts
-from gidd.sampling import Engine, OnStep, Plan, Request, Tokens, ban, parse_template
+from gidd.sampling import CachedFeatures, Engine, OnStep, Plan, Request, Tokens, ban, parse_template
 from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING = SamplingOptions()
@@ -70,7 +71,9 @@ class Pipeline:
         self.source, self.notes = source or {}, tuple(notes)
         default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
         rows = default if rows_per_call is None else rows_per_call
-        self.network = in_precision(denoiser, precision)
+        network = in_precision(denoiser, precision)
+        uses_time = getattr(denoiser.backbone, "uses_time", True)
+        self.network = network if uses_time else CachedFeatures(network)
         self.engine = Engine(
             self.network, schedule, rows_per_call=rows, max_length=context, device=self.device
         )
@@ -87,6 +90,11 @@ class Pipeline:
             f"{self.schedule.vocab.size:,} tokens, context of {self.context:,} tokens, "
             f"{self.device}, {self.precision}>"
         )
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and tokenizer to a folder that `gidd.from_pretrained` loads."""
+        save(folder, self.denoiser, self.schedule, {"source": self.source})
+        self.tokenizer.save(folder)
 
     def generate(
         self,
@@ -114,7 +122,7 @@ class Pipeline:
             seed: With the index of a sample, determines all its random numbers.
             start_index: Index of the first sample; `generate(1, start_index=5)` returns the sixth
                 sample of `generate(6)`.
-            plan: Custom plan of steps; replaces the options steps, sampler, gibbs and correction.
+            plan: Custom plan of steps; replaces steps, sampler, corrector and correction.
             on_step: Called after each step of the batch.
             record_frames: Record the prediction before every step in `trace.frames`.
             options: Sampling options.
@@ -270,8 +278,9 @@ class Pipeline:
             start_index=(start_index, SEED),
         )
         if plan is None:
-            if options.gibbs or options.correction.calls:
-                self._require_visible_scores("gibbs" if options.gibbs else "correction")
+            if options.corrector_calls or options.correction.calls:
+                named = options.corrector if options.corrector_calls else "correction"
+                self._require_visible_scores(named)
             plan = options.plan()
         processors = options.processors()
         if not stop:

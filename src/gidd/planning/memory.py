@@ -22,7 +22,7 @@ aten, profiler = torch.ops.aten, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005
 """A new peak is broken down by kind only if it exceeds the last breakdown by this factor."""
 
-KINDS = (
+MEMORY_USES = (
     "parameters",
     "gradients",
     "optimiser",
@@ -200,7 +200,7 @@ class MemoryTracker(TorchDispatchMode):
             size, kind = self._entries[key]
             held[kind] -= size
             held["gradients"] += size
-        return {kind: held[kind] for kind in KINDS if held[kind]}
+        return {kind: held[kind] for kind in MEMORY_USES if held[kind]}
 
 
 def _key(storage: torch.UntypedStorage) -> int:

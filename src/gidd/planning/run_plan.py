@@ -7,7 +7,9 @@ checkpoints and failures are arithmetic from `Assumptions`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, cast, final
+
+from torch import nn
 
 from gidd.diffusion.fused import CHUNK_TOKENS
 from gidd.errors import ConfigError
@@ -23,6 +25,7 @@ from gidd.planning.cluster import (
 from gidd.planning.hardware import Device
 from gidd.planning.step_trace import RankBatch, rank_batch, trace_in_child
 from gidd.planning.vocab_size import vocab_size_of
+from gidd.training.build import build_objective
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.parallel import FSDP
 from gidd.training.reporting.speed import training_flops_per_token
@@ -136,7 +139,7 @@ def plan_run(
         usable=usable,
         fits=peak <= usable,
     )
-    throughput = _throughput(run, ranks, device, assumptions.mfu, size)
+    throughput = _throughput(run, ranks, device, assumptions.mfu, vocab)
     num_shards = run.parallel.shard_size or ranks if isinstance(run.parallel, FSDP) else 1
     hidden_seconds = (run.train.max_steps_ahead_of_save + 1) * throughput.step_seconds
     checkpoint = checkpoint_cost(traced, num_shards, hidden_seconds, assumptions)
@@ -156,18 +159,16 @@ def plan_run(
     )
 
 
-def _throughput(
-    run: RunConfig, ranks: int, device: Device, mfu: float, vocab_size: int
-) -> Throughput:
-    sizes, length = run.model.build(vocab_size, run.data.length), run.data.length
-    flops = training_flops_per_token(sizes, length, timed=isinstance(run.objective, Diffusion))
+def _throughput(run: RunConfig, ranks: int, device: Device, mfu: float, vocab: Vocab) -> Throughput:
+    network, length = build_objective(run, vocab).network, run.data.length
+    flops = training_flops_per_token(network, length)
     peak = device.flops if run.train.autocast else device.float32_flops
-    blocks = flops - 6 * sizes.width * sizes.vocab_size
+    blocks = flops - 6 * cast(nn.Linear, network.head).weight.numel()
     # a forward pass of the blocks is a third of forward and backward
-    recomputed = blocks / 3 if run.model.checkpoint_activations else 0.0
+    recomputed = blocks / 3 if run.backbone.options.get("checkpoint_activations") else 0.0
     per_step = run.train.global_batch * length
     per_second = ranks * peak * mfu / flops
-    tokens, bytes_each = run.train.steps * per_step, 2 if vocab_size <= 1 << 16 else 4
+    tokens, bytes_each = run.train.steps * per_step, 2 if vocab.size <= 1 << 16 else 4
     return Throughput(
         flops_per_token=flops,
         precision="bf16" if run.train.autocast else "float32",

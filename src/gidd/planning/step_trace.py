@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gidd.data.batch import Batch
 from gidd.models.backbones.layers import Attention
+from gidd.models.networks import blocks_of
 from gidd.planning.memory import Collective, MemoryTracker
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
@@ -144,7 +145,7 @@ def _sharded_objective(run: RunConfig, vocab: Vocab, ranks: int) -> Objective:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
-    run.parallel.place(objective, objective.network, world, precision)
+    run.parallel.place(objective, blocks_of(objective.network), world, precision)
     return objective
 
 

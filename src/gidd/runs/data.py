@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
 
 from gidd.common.files import read_json, write_json
 from gidd.common.urls import without_credentials
 from gidd.data import corpora, tokenizers
-from gidd.data.loading.loader import LoaderConfig, import_grain
+from gidd.data.batch import Batch
+from gidd.data.loading.loader import Loader, LoaderConfig, import_grain, open_split
+from gidd.data.loading.shards import ShardSet
 from gidd.data.manifest import DataManifest
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
@@ -53,6 +59,113 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
     return folder
 
 
+class RunData(Protocol):
+    """The data of a run: batches for training, and held-out text."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the data was encoded with."""
+        ...
+
+    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
+        """Return this rank's batches, from step `start` on."""
+        ...
+
+    def validation_split(self) -> ShardSet | None:
+        """Return the text that evaluations use, if there is any."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """Return warnings that affect how to read the metrics."""
+        ...
+
+
+class ClosableBatches(Protocol):
+    """An iterator over batches that is closed when training ends."""
+
+    def __next__(self) -> Batch:
+        """Return the next batch."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return itself."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        ...
+
+
+@final
+class PreparedData:
+    """Token shards: a prepared folder, or the run's own `data/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tokenizer = folder, Tokenizer.load(folder)
+
+    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
+        """Return this rank's batches, from step `start` on."""
+        return Loader(
+            open_split(self.folder),
+            loader_config(run, self.tokenizer),
+            rank=world.rank,
+            num_ranks=world.size,
+            start=start,
+            num_workers=run.data.workers,
+        )
+
+    def validation_split(self) -> ShardSet:
+        """Return the validation split, or the training text if there is none."""
+        return open_split(self.folder, "train" if self.warnings() else "validation")
+
+    def warnings(self) -> list[str]:
+        """Return warnings about the data that affect how to read the metrics."""
+        if "validation" in DataManifest.read(self.folder).splits:
+            return []
+        return [
+            "no validation split: validation metrics are computed on training text. Hold out N "
+            "documents with --data.validation N (for a --data.folder: `gidd data prepare "
+            "--validation N`)"
+        ]
+
+
+@final
+class TokenStream:
+    """Batches of tokens from Python, without a validation split."""
+
+    def __init__(self, batches: Iterable[Tensor], tokenizer: Tokenizer) -> None:
+        """`batches` are int64 [global batch, length], the same on all ranks in the same order."""
+        self._batches, self.tokenizer = batches, tokenizer
+
+    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
+        """Yield this rank's rows of each batch; the first `start` batches are skipped."""
+        expected, size = [run.train.global_batch, run.data.length], self.tokenizer.vocab.size
+        for step, tokens in enumerate(self._batches):
+            if step < start:
+                continue
+            if tokens.dtype != torch.int64 or list(tokens.shape) != expected:
+                raise DataError(
+                    f"batch {step} must be int64 of shape {expected} (global batch, length), got "
+                    f"{tokens.dtype} of shape {list(tokens.shape)}."
+                )
+            if not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+                raise DataError(f"batch {step} has token ids outside [0, {size}).")
+            index = step * len(tokens) + torch.arange(len(tokens))
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+            whole = Batch(tokens.cpu(), valid, index)
+            yield Batch(*(part[world.rank :: world.size] for part in whole))
+        raise DataError(
+            f"the data has ended before step {run.train.steps}. Give more batches, or fewer steps."
+        )
+
+    def validation_split(self) -> None:
+        """Return None: there is no held-out text."""
+
+    def warnings(self) -> list[str]:
+        """Return a warning that nothing is held out."""
+        return ["no validation split: a stream of batches is not evaluated"]
+
+
 def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
     """Return the settings of the loader that turns the documents of a run into batches."""
     vocab = tokenizer.vocab
@@ -63,17 +176,6 @@ def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
         vocab_size=vocab.size,
         seed=run.train.seed,
     )
-
-
-def data_warnings(folder: Path) -> list[str]:
-    """Return warnings about the data that affect how to read the metrics."""
-    if "validation" in DataManifest.read(folder).splits:
-        return []
-    return [
-        "no validation split: validation metrics are computed on training text. Hold out N "
-        "documents with --data.validation N (for a --data.folder: `gidd data prepare "
-        "--validation N`)"
-    ]
 
 
 def _data_settings(data: DataConfig) -> dict[str, Any]:

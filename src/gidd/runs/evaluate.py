@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from gidd.data.batch import Batch
-from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
+from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.shards import ShardSet, invalid_tokens
-from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.times import even_mesh
 from gidd.runs.data import loader_config
@@ -31,11 +29,19 @@ SAMPLE_STEPS = 32
 
 
 def build_evaluation(
-    run: RunConfig, folder: Path, tokenizer: Tokenizer, world: World, watchdog: Watchdog
+    run: RunConfig,
+    shards: ShardSet | None,
+    tokenizer: Tokenizer,
+    world: World,
+    watchdog: Watchdog,
 ) -> Callable[[TrainState], Evaluation]:
-    """Return the function that evaluates a state on held-out text. All ranks call it."""
-    split = "validation" if "validation" in DataManifest.read(folder).splits else "train"
-    shards, config = open_split(folder, split), loader_config(run, tokenizer)
+    """Return the function that evaluates a state on held-out text. All ranks call it.
+
+    Without shards it generates samples only.
+    """
+    if shards is None:
+        return lambda state: Evaluation({}, _samples(run, state, tokenizer, world, watchdog))
+    config = loader_config(run, tokenizer)
     train, num_samples = run.train, run.train.evaluate_samples
     baseline = unigram_entropy(shards, tokenizer.vocab.size)
 
@@ -45,16 +51,24 @@ def build_evaluation(
                 watchdog.phase(state.step, "evaluation")
                 yield batch
 
-        state.objective.eval()
         with state.ema_weights():
             metrics = validate(
                 state.objective, batches(), num_samples, world, autocast=train.autocast
             )
-            samples = generate_samples(run, state, tokenizer, world, watchdog)
-        state.objective.train()
+        samples = _samples(run, state, tokenizer, world, watchdog)
         return Evaluation(metrics | {"unigram_entropy": baseline}, samples)
 
     return evaluate
+
+
+def _samples(
+    run: RunConfig, state: TrainState, tokenizer: Tokenizer, world: World, watchdog: Watchdog
+) -> list[str]:
+    state.objective.eval()
+    with state.ema_weights():
+        samples = generate_samples(run, state, tokenizer, world, watchdog)
+    state.objective.train()
+    return samples
 
 
 @torch.no_grad()

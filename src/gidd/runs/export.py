@@ -5,36 +5,43 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gidd.common.codec import from_yaml, to_plain
+from gidd.common.codec import to_plain
 from gidd.common.files import explain_damage, read_regular
 from gidd.common.limits import CONTEXT_TOKENS, YAML_BYTES
+from gidd.common.registry import find_part
+from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import CheckpointError, GiddError
+from gidd.errors import CheckpointError, GiddError, PartNotInstalled
 from gidd.models import save
-from gidd.models.init import Initializer
+from gidd.models.lora import merge_lora
+from gidd.models.networks import initialize
+from gidd.models.weights import keep_tied
 from gidd.training.build import build_objective
 from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
-from gidd.training.checkpoints.folder import read_manifest
+from gidd.training.checkpoints.folder import read_manifest, read_record
 from gidd.training.config import RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
+from gidd.training.run_records import run_from_yaml
 from gidd.training.world import World
 
 RUN_FILE = "run.yaml"
 """File of a checkpoint with the configuration of its run."""
 
 _REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
-_BLOCK = re.compile(r"\.(?:blocks|layers)\.(\d+)\.")
-"""Number of a block in the name of a tensor, of a DiT or a Llama."""
+_BLOCK = re.compile(r"\.(?:blocks|layers|layer)\.(\d+)\.")
+"""Number of a block in the name of a tensor, of a DiT or a network of `transformers`."""
 
 
 class _Trained(NamedTuple):
     run: RunConfig
     tokenizer: Tokenizer
     objective: Objective
+    source: Any
+    """Of the initial weights, as recorded; None if they were random."""
 
 
 def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
@@ -55,8 +62,10 @@ def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
             f"{checkpoints.folder} contains no checkpoint. Use the folder of a run (--out of "
             "`gidd train`) that has saved at least once."
         )
-    checkpoint, (run, tokenizer, objective) = found
+    checkpoint, (run, tokenizer, objective, source) = found
     summary = {"steps": checkpoint.step, "run": to_plain(run)}
+    if source is not None:
+        summary["init_from"] = source
     if isinstance(objective, DiffusionObjective):
         save(out, objective.denoiser, objective.schedule, summary)
     else:
@@ -72,21 +81,29 @@ def _read(checkpoints: Checkpoints, step: int) -> _Trained:
     try:
         with explain_damage(str(folder), _REMEDY, CheckpointError):
             text = read_regular(folder / RUN_FILE, CheckpointError, YAML_BYTES)
-            run = from_yaml(RunConfig, text.decode())
+            run = run_from_yaml(text.decode())
+            source = read_record(folder).get("init_from")
             run.check()
             tokenizer = Tokenizer.load(folder)
+            run.network_config(tokenizer.vocab.size)  # raises if it is not registered
             _require_sizes(run, tokenizer, folder, step)
             objective = build_objective(run, tokenizer.vocab)
             # compared on the meta device first: nothing larger than the files is allocated
             checkpoints.require_same_model(step, _weights(run, objective), partial=True)
-            objective = objective.to_empty(device="cpu")
-            objective.network.reset_parameters(Initializer())  # for the rotary buffers of a Llama
+            with keep_tied(objective):
+                objective = objective.to_empty(device="cpu")
+            vocab_size = tokenizer.vocab.size
+            initialize(objective.network, 0, lambda: run.network_config(vocab_size).build())
             checkpoints.read(step, _weights(run, objective), partial=True)
+            if run.lora.rank:
+                merge_lora(objective.network)
     except CheckpointError:
         raise
+    except PartNotInstalled as error:
+        raise CheckpointError(f"{folder / RUN_FILE}: {error}") from error
     except GiddError as error:  # of run.yaml or of the tokenizer
-        raise CheckpointError(f"{folder}: {error}") from error
-    return _Trained(run, tokenizer, objective)
+        raise CheckpointError(f"{folder}: {error} {_REMEDY}") from error
+    return _Trained(run, tokenizer, objective, source)
 
 
 def _weights(run: RunConfig, objective: Objective) -> Mapping[str, Tensor]:
@@ -99,10 +116,15 @@ def _require_sizes(run: RunConfig, tokenizer: Tokenizer, folder: Path, step: int
     """Refuse sizes that the tensors do not have, before a module per layer is built."""
     tensors = read_manifest(folder, step).tensors
     blocks = {found[1] for name in tensors if (found := _BLOCK.search(name))}
-    if run.model.num_layers != len(blocks):
+    is_own = not find_part("backbone", run.backbone.name).package
+    # another package may name its blocks otherwise, but has a tensor for each of them
+    most = len(blocks) if is_own else len(tensors)
+    num_layers: object = run.backbone.options.get("num_layers")
+    if isinstance(num_layers, int) and (num_layers > most or (is_own and num_layers != most)):
         raise CheckpointError(
-            f"{folder / RUN_FILE}: model.num_layers must be {len(blocks)}, the number of blocks "
-            f"among the tensors, got {run.model.num_layers}. {_REMEDY}"
+            f"{folder / RUN_FILE}: backbone.num_layers must be {'' if is_own else 'at most '}"
+            f"{most}, the number of {'blocks among the tensors' if is_own else 'tensors'}, got "
+            f"{shorten(num_layers)}. {_REMEDY}"
         )
     shapes = [text.partition(" ")[2] for text in tensors.values()]
     sizes = {int(size) for shape in shapes for size in re.findall(r"\d+", shape)}

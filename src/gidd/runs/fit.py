@@ -11,32 +11,48 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from gidd.common.codec import from_plain, to_yaml
+from gidd.common.codec import to_yaml
 from gidd.common.terminal import shorten
-from gidd.data.loading.loader import Loader, open_split
-from gidd.data.tokenizers import TOKENIZER_FILE, TOKENIZER_SETTINGS, Tokenizer
-from gidd.errors import CheckpointError, DataError
-from gidd.runs.data import data_warnings, ensure_prepared, loader_config
+from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
+from gidd.errors import CheckpointError, DataError, PartNotInstalled
+from gidd.runs.data import PreparedData, TokenStream, ensure_prepared
 from gidd.runs.evaluate import build_evaluation
-from gidd.training.build import build_state
+from gidd.runs.export import RUN_FILE
+from gidd.runs.init_from import with_source
+from gidd.training.build import GivenParts, build_state
 from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.checkpoints.folder import RECORD, folder_name, read_record, steps_in
 from gidd.training.config import Diffusion, RunConfig
-from gidd.training.loop import train
+from gidd.training.loop import training_loop
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
 from gidd.training.reporting.trackers import Tracker
 from gidd.training.resume import require_same_training
+from gidd.training.run_records import run_from_plain
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
+from gidd.vocab import Vocab
 
 Trackers = tuple[Sequence[Tracker], Sequence[str]]
 """Trackers to log metrics to, and notes about them for the report."""
+
+
+class FitResult(NamedTuple):
+    """The state of a run when `fit` returns."""
+
+    complete: bool
+    """If False, the run was asked to stop and has been saved."""
+
+    run: RunConfig
+    """The configuration; with `init_from`, its network is that of the source."""
+
+    state: TrainState
+    tokenizer: Tokenizer
 
 
 def fit(
@@ -46,19 +62,27 @@ def fit(
     *,
     quiet: bool = False,
     trackers: Callable[[int], Trackers] = lambda start: ((), ()),
-) -> bool:
+    given: GivenParts | None = None,
+    stream: TokenStream | None = None,
+) -> FitResult:
     """Train, resuming from the newest checkpoint in `out` if there is one. All ranks call this.
 
-    `out` is on a file system that all ranks share. `quiet` prints nothing; `metrics.jsonl` is still
-    written. `trackers` returns more trackers, given the first step of this process.
-
-    Returns:
-        Whether the run is complete; if not, it was asked to stop and has been saved.
+    Args:
+        run: The configuration.
+        out: Folder of the run, on a file system that all ranks share.
+        world: The processes.
+        quiet: Print nothing; `metrics.jsonl` is still written.
+        trackers: Returns more trackers, given the first step of this process.
+        given: Network, noise or weighting as Python objects.
+        stream: Batches of tokens, in place of the data of the configuration.
     """
+    run, source = with_source(run, out)
     run.check(world.size)
-    require_same_run(run, out)  # before any data is prepared
-    folder = ensure_prepared(run.data, out, world, quiet)
-    tokenizer = Tokenizer.load(folder)
+    given = given or GivenParts()
+    check_parts(run, given)  # before any data is prepared
+    require_same_run(run, out)
+    data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
+    tokenizer = data.tokenizer
     with (
         Watchdog(world, run.train.timeout).on() as watchdog,
         Checkpoints(
@@ -66,20 +90,16 @@ def fit(
         ) as checkpoints,
     ):
         num_bytes = torch.tensor(tokenizer.num_bytes())  # all 0 for a tokenizer without text
-        state = build_state(run, tokenizer.vocab, world, num_bytes if num_bytes.any() else None)
-        resume_notes = restore(run, state, checkpoints, tokenizer)
-        loader = Loader(
-            open_split(folder),
-            loader_config(run, tokenizer),
-            rank=world.rank,
-            num_ranks=world.size,
-            start=state.step,
-            num_workers=run.data.workers,
-        )
-        evaluate = build_evaluation(run, folder, tokenizer, world, watchdog)
+        num_bytes = num_bytes if num_bytes.any() else None
+        state = build_state(run, tokenizer.vocab, world, num_bytes, given)
+        notes = restore(run, state, checkpoints, tokenizer)
+        if source is not None and not state.step:
+            notes += source.initialize(state, tokenizer)
+        batches = data.batches(run, world, state.step)
+        evaluate = build_evaluation(run, data.validation_split(), tokenizer, world, watchdog)
         used, tracker_notes = trackers(state.step) if world.is_rank_zero else ((), ())
         with (
-            closing(loader),
+            closing(batches),
             Report(
                 out,
                 num_steps=run.train.steps,
@@ -89,20 +109,33 @@ def fit(
                 trackers=used,
             ) as report,
         ):
-            for note in (*resume_notes, *tracker_notes, *data_warnings(folder)):
+            for note in (*notes, *tracker_notes, *data.warnings()):
                 report.note(note)
-            speed, files = build_speed(run, tokenizer, world), checkpoint_files(run, folder)
-            return train(
-                run, world, state, loader, evaluate, checkpoints, report, watchdog, speed, files
+            speed = build_speed(run, state, world)
+            files = tokenizer.files() | {RUN_FILE: to_yaml(run)}
+            complete = training_loop(
+                run, world, state, batches, evaluate, checkpoints, report, watchdog, speed, files
             )
+    return FitResult(complete, run, state, tokenizer)
+
+
+def check_parts(run: RunConfig, given: GivenParts) -> None:
+    """Build noise and weighting once, over a tiny vocabulary: their constructors check them."""
+    objective = run.objective
+    if isinstance(objective, Diffusion):
+        schedule = given.schedule or objective.noise.build(vocab=Vocab(3, mask_id=2))
+        if given.weighting is None:
+            objective.weighting.build(schedule=schedule)
 
 
 def require_same_run(run: RunConfig, out: Path) -> None:
     """Refuse settings that differ from those of the newest checkpoint in `out`."""
     folder = out / "checkpoints"
     try:
-        record = read_record(folder / folder_name(steps_in(folder)[-1]))
-        saved = from_plain(RunConfig, record.get("run"))
+        newest = folder / folder_name(steps_in(folder)[-1])
+        saved = run_from_plain(read_record(newest).get("run"), f"{newest / RECORD}: run")
+    except PartNotInstalled:
+        raise
     except (IndexError, OSError, ValueError):
         return  # no checkpoint, or a damaged one: `restore` reports it
     require_same_training(saved, run)
@@ -116,7 +149,7 @@ def restore(
     if restored is None:
         return []
     checkpoint, record = checkpoints.path(restored.step), restored.record
-    saved = from_plain(RunConfig, record.get("run"), f"{checkpoint / RECORD}: run")
+    saved = run_from_plain(record.get("run"), f"{checkpoint / RECORD}: run")
     changed = require_same_training(saved, run)
     require_same_tokenizer(checkpoint, tokenizer)
     require_valid_progress(checkpoint / RECORD, restored.step, record)
@@ -150,21 +183,11 @@ def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def build_speed(run: RunConfig, tokenizer: Tokenizer, world: World) -> Speed:
+def build_speed(run: RunConfig, state: TrainState, world: World) -> Speed:
     """Build the clock that measures tokens per second and MFU."""
-    sizes = run.model.build(tokenizer.vocab.size, run.data.length)
     dtype = torch.bfloat16 if run.train.autocast else torch.float32
     return Speed(
         tokens_per_step=run.train.global_batch * run.data.length,
-        flops_per_token=training_flops_per_token(
-            sizes, run.data.length, timed=isinstance(run.objective, Diffusion)
-        ),
+        flops_per_token=training_flops_per_token(state.objective.network, run.data.length),
         peak=matmul_rate(world.device, dtype) * world.size,
     )
-
-
-def checkpoint_files(run: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the text files saved with every checkpoint: the configuration and the tokenizer."""
-    names = (TOKENIZER_FILE, TOKENIZER_SETTINGS)
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names}
-    return texts | {"run.yaml": to_yaml(run)}

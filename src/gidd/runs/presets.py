@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gidd.training.config import (
-    PAPER_ELBO,
-    Autoregressive,
-    ClampedWeights,
-    DataConfig,
-    Diffusion,
-    DynamicWeights,
-    HybridNoise,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from gidd.common.parts import Part, part
+from gidd.diffusion.constants import PAPER_CEILING
+from gidd.models.backbones.dit_config import SIZES
+from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
 
@@ -27,13 +19,26 @@ STEPS_131B = 500_000
 WEB = "hf:HuggingFaceFW/fineweb"
 """FineWeb has 15T tokens: prepare the part you need and pass it as --data.folder."""
 
+PAPER_ELBO = part("weighting", "clamp", w_max=PAPER_CEILING)
+"""The weights of the paper's plain GIDD: the ELBO's, clamped for stability."""
+
+
+def dit(size: str) -> Part:
+    """Return the diffusion transformer of a named size."""
+    return part("backbone", "dit", **SIZES[size]._asdict())
+
+
+def hybrid(p_uniform: float) -> Part:
+    """Return masking mixed with uniform noise."""
+    return part("schedule", "hybrid", p_uniform=p_uniform)
+
 
 def paper(
     size: str, objective: Diffusion | Autoregressive, *, weight_decay: float = 0.0, rounds: int = 1
 ) -> RunConfig:
     """Return the training of the paper (App. E): `rounds` x 131B tokens, batch 512, bf16."""
     return RunConfig(
-        model=ModelConfig.named(size),
+        backbone=dit(size),
         objective=objective,
         data=OPENWEBTEXT_DATA,
         optim=OptimConfig(weight_decay=weight_decay),
@@ -43,7 +48,7 @@ def paper(
 
 def gidd_plus(size: str, p_uniform: float, *, rounds: int = 1) -> RunConfig:
     """Return GIDD+, the best setting of the paper: dynamic weights and weight decay."""
-    objective = Diffusion(noise=HybridNoise(p_uniform=p_uniform), weights=DynamicWeights())
+    objective = Diffusion(noise=hybrid(p_uniform))
     return paper(size, objective, weight_decay=0.02, rounds=rounds)
 
 
@@ -52,7 +57,7 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
     base = gidd_plus(size, 0.1)
     return replace(
         base,
-        model=replace(base.model, checkpoint_activations=True),
+        backbone=base.backbone.changed(checkpoint_activations=True),
         data=DataConfig(sources=(WEB,), tokenizer="gpt2", validation=100_000, length=length),
         optim=replace(base.optim, learning_rate=learning_rate, warmup=2_000),
         train=replace(
@@ -70,8 +75,8 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
 def laptop(size: str, *, steps: int, length: int, learning_rate: float) -> RunConfig:
     """Return a run for two CPU cores: 249 speeches, vocabulary size 1,024, a short context."""
     return RunConfig(
-        model=ModelConfig.named(size),
-        objective=Diffusion(noise=HybridNoise(p_uniform=0.1)),
+        backbone=dit(size),
+        objective=Diffusion(noise=hybrid(0.1)),
         data=replace(SPEECHES, length=length),
         optim=OptimConfig(learning_rate=learning_rate, warmup=steps // 20, weight_decay=0.02),
         train=TrainConfig(
@@ -87,16 +92,16 @@ def laptop(size: str, *, steps: int, length: int, learning_rate: float) -> RunCo
 def _paper_rows() -> dict[str, RunConfig]:
     rows: dict[str, RunConfig] = {}
     for p in (0.0, 0.1, 0.2):
-        noise = HybridNoise(p_uniform=p)
-        rows[f"small-gidd-{p}"] = paper("small", Diffusion(noise=noise, weights=PAPER_ELBO))
-        clipped = Diffusion(noise=noise, weights=ClampedWeights(w_max=1.0))
+        noise = hybrid(p)
+        rows[f"small-gidd-{p}"] = paper("small", Diffusion(noise=noise, weighting=PAPER_ELBO))
+        clipped = Diffusion(noise=noise, weighting=part("weighting", "clamp", w_max=1.0))
         rows[f"small-gidd-clip-{p}"] = paper("small", clipped)
         rows[f"small-gidd-dynamic-{p}"] = paper("small", Diffusion(noise=noise))
     for size in ("tiny", "small", "base"):
         for p in (0.0, 0.1, 0.2):
             rows[f"{size}-gidd-plus-{p}"] = gidd_plus(size, p)
     rows["small-gidd-plus-0.0-262b"] = gidd_plus("small", 0.0, rounds=2)
-    mdm = Diffusion(noise=HybridNoise(p_uniform=0.0), weights=PAPER_ELBO)
+    mdm = Diffusion(noise=hybrid(0.0), weighting=PAPER_ELBO)
     rows["small-mdm"] = paper("small", mdm)
     rows["small-mdm-262b"] = paper("small", mdm, rounds=2)
     rows["small-llama-262b"] = paper("small", Autoregressive(), rounds=2)

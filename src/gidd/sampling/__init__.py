@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         StepOutput as StepOutput,
     )
     from gidd.sampling.correctors import (
-        CORRECTORS as CORRECTORS,
         gain as gain,
         gibbs_sweep as gibbs_sweep,
         likelihood as likelihood,
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
         prompt as prompt,
     )
     from gidd.sampling.steps import (
-        STEPS as STEPS,
         ancestral as ancestral,
         ancestral_reference as ancestral_reference,
         confidence as confidence,

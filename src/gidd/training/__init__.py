@@ -14,18 +14,12 @@ if TYPE_CHECKING:
     from gidd.training.build import build_objective as build_objective, build_state as build_state
     from gidd.training.config import (
         Autoregressive as Autoregressive,
-        ClampedWeights as ClampedWeights,
         DataConfig as DataConfig,
         Diffusion as Diffusion,
-        DynamicWeights as DynamicWeights,
-        HybridNoise as HybridNoise,
-        ModelConfig as ModelConfig,
         RunConfig as RunConfig,
-        TightWeights as TightWeights,
         TrainConfig as TrainConfig,
-        UniformNoise as UniformNoise,
     )
-    from gidd.training.loop import train as train
+    from gidd.training.loop import training_loop as training_loop
     from gidd.training.objective import (
         AutoregressiveObjective as AutoregressiveObjective,
         DiffusionObjective as DiffusionObjective,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import cast, final
 
-from gidd.models import AutoregressiveModel, Denoiser, DiT
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.weighting import Weighting
+from gidd.errors import ConfigError
+from gidd.models import AutoregressiveModel, Backbone, Denoiser
 from gidd.models.init import Initializer
+from gidd.models.lora import add_lora, reset_lora
+from gidd.models.networks import blocks_of, initialize, require_no_buffers
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.state import EMA, TrainState
@@ -14,40 +23,79 @@ from gidd.training.world import World
 from gidd.vocab import Vocab
 
 
-def build_objective(run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None) -> Objective:
+@final
+@dataclass(frozen=True, kw_only=True)
+class GivenParts:
+    """Objects that a run uses in place of those that its configuration describes."""
+
+    network: nn.Module | None = None
+    """With its initial weights."""
+
+    schedule: MixingSchedule | None = None
+    weighting: Weighting | None = None
+
+
+_NONE = GivenParts()
+
+
+def build_objective(
+    run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None, given: GivenParts = _NONE
+) -> Objective:
     """Build model and objective on the meta device: shapes without memory."""
-    sizes = run.model.build(vocab.size, run.data.length)
     objective = run.objective
     with torch.device("meta"):
         if not isinstance(objective, Diffusion):
-            return AutoregressiveObjective(AutoregressiveModel(sizes), token_bytes=token_bytes)
-        denoiser = Denoiser(DiT(sizes), vocab)
-    schedule = objective.noise.build(vocab)
+            model = AutoregressiveModel(run.network_config(vocab.size))
+            return AutoregressiveObjective(model, token_bytes=token_bytes)
+        network = given.network or run.network_config(vocab.size).build()
+        require_no_buffers(network)
+        if run.lora.rank:
+            add_lora(network, run.lora)
+    schedule = given.schedule or objective.noise.build(vocab=vocab)
+    if schedule.vocab != vocab:
+        raise ConfigError(
+            f"schedule.vocab must be that of the tokenizer, {vocab}, got {schedule.vocab}. Build "
+            "the schedule with tokenizer.vocab, or give its name."
+        )
     return DiffusionObjective(
-        denoiser,
+        Denoiser(cast(Backbone, network), vocab),
         schedule,
-        objective.weights.build(schedule),
+        given.weighting or objective.weighting.build(schedule=schedule),
         seed=run.train.seed,
         eps=objective.eps,
         token_bytes=token_bytes,
         compiled=run.train.compile,
+        p_uniform_warmup=objective.p_uniform_warmup,
     )
 
 
 def build_state(
-    run: RunConfig, vocab: Vocab, world: World, token_bytes: Tensor | None = None
+    run: RunConfig,
+    vocab: Vocab,
+    world: World,
+    token_bytes: Tensor | None = None,
+    given: GivenParts = _NONE,
 ) -> TrainState:
     """Build the state at step 0. All ranks enter.
 
-    A rank never holds more than its shard of the state and one full parameter.
+    A rank never holds more than its shard of the state and one full parameter, if the network can
+    fill its own parameters.
     """
-    objective = build_objective(run, vocab, token_bytes)
+    objective = build_objective(run, vocab, token_bytes, given)
+    network = objective.network
+    blocks = blocks_of(network)
     if run.train.compile:
-        for block in objective.network.blocks:
+        for block in blocks:
             block.compile(fullgraph=True)  # one short compilation that all blocks share
     precision = torch.bfloat16 if run.train.autocast else torch.float32
-    run.parallel.place(objective, objective.network, world, precision)
-    objective.network.reset_parameters(Initializer(run.train.seed))
+    if given.network is not None and world.size > 1:
+        for tensor in (*network.parameters(), *network.buffers()):
+            dist.broadcast(tensor.detach(), 0)  # ranks may have built other weights
+    run.parallel.place(objective, blocks, world, precision)
+    if given.network is None:
+        initialize(network, run.train.seed, lambda: run.network_config(vocab.size).build())
+    if run.lora.rank:
+        reset_lora(network, Initializer(run.train.seed))
     decay = run.train.ema_decay
     return TrainState(
         objective=objective,

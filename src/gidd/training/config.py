@@ -1,133 +1,25 @@
 """Configuration of a training run as typed dataclasses; imports no torch.
 
-A choice between kinds is a union of classes, each with a `build`. `RunConfig.check` reports all
+Noise, weighting and network are parts of the registry, by name. `RunConfig.check` reports all
 problems of a run at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, final
+from typing import Any, final
 
-from gidd import diffusion  # imports its names, and torch, on first use
 from gidd.common.codec import RECORDED_AS
+from gidd.common.parts import PART_OF, Part, part
+from gidd.common.registry import UNREGISTERED
 from gidd.common.urls import without_credentials
-from gidd.diffusion.constants import PAPER_CEILING, TRAINING_EPS
+from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import SIZES, DiTConfig
+from gidd.models.lora import LoraConfig
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import DDP, Parallel
-from gidd.vocab import Vocab
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Sizes of the network. The vocabulary size is that of the tokenizer."""
-
-    width: int
-    """Hidden size (d_model)."""
-
-    num_layers: int
-    """Number of transformer blocks."""
-
-    num_heads: int
-    """Number of attention heads; the hidden size must be an even multiple of it."""
-
-    time_width: int = 128
-    """Width of the time embedding that conditions every block (adaLN)."""
-
-    dropout: float = 0.0
-    """Dropout rate in training; the paper uses 0."""
-
-    checkpoint_activations: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more compute."""
-
-    @classmethod
-    def named(cls, size: str) -> Self:
-        """Return one of `gidd.models.SIZES`."""
-        sizes = SIZES[size](vocab_size=2)
-        return cls(**{part.name: getattr(sizes, part.name) for part in fields(cls)})
-
-    def build(self, vocab_size: int, max_length: int) -> DiTConfig:
-        """Return the sizes of a network for this vocabulary and context."""
-        return DiTConfig(vocab_size=vocab_size, max_length=max_length, **asdict(self))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class HybridNoise:
-    """Masking mixed with uniform noise (Sec. 4)."""
-
-    p_uniform: float = 0.0
-    """Fraction of uniformly random tokens at t = 1/2 (p_u); 0 is masked diffusion exactly."""
-
-    gamma: float = 1.0
-    """Shape exponent of the uniform noise; the paper uses 1."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid setting."""
-        if not 0 <= self.p_uniform < 1:
-            yield (
-                f"objective.noise.p_uniform must be in [0, 1), got {self.p_uniform}. "
-                "The paper uses 0.0, 0.1 and 0.2."
-            )
-        if self.p_uniform and not 0 < self.gamma <= 2:
-            yield f"objective.noise.gamma must be in (0, 2], got {self.gamma}. The paper uses 1."
-
-    def build(self, vocab: Vocab) -> diffusion.MixingSchedule:
-        """Return the schedule over a vocabulary."""
-        if self.p_uniform == 0:
-            return diffusion.MaskedSchedule(vocab)
-        return diffusion.HybridSchedule(vocab, p_uniform=self.p_uniform, gamma=self.gamma)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class UniformNoise:
-    """Uniform noise without a mask token."""
-
-    def build(self, vocab: Vocab) -> diffusion.MixingSchedule:
-        """Return the schedule over a vocabulary."""
-        return diffusion.UniformSchedule(vocab)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ClampedWeights:
-    """The ELBO's weights, clamped (Eq. 19)."""
-
-    w_max: float = 1.0
-    """Maximum weight: 1 for the paper's "+ weight clipping", 1e4 for its plain ELBO."""
-
-    def build(self, schedule: diffusion.MixingSchedule) -> diffusion.Weighting:
-        """Return the weighting for a schedule."""
-        return diffusion.ClampWeighting(schedule, w_max=self.w_max)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class DynamicWeights:
-    """The paper's dynamic weights (Eq. 20), for hybrid and masking noise."""
-
-    w_max: float = 1.0
-    """Factor on all weights."""
-
-    def build(self, schedule: diffusion.MixingSchedule) -> diffusion.Weighting:
-        """Return the weighting for a schedule."""
-        return diffusion.DynamicWeighting(schedule, w_max=self.w_max)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class TightWeights:
-    """Bounded weights with the ELBO's minimiser, for any noise."""
-
-    def build(self, schedule: diffusion.MixingSchedule) -> diffusion.Weighting:
-        """Return the weighting for a schedule."""
-        return diffusion.TightWeighting(schedule)
 
 
 @final
@@ -135,24 +27,31 @@ class TightWeights:
 class Diffusion:
     """Train a denoiser with the (reweighted) NELBO."""
 
-    noise: HybridNoise | UniformNoise = field(default_factory=HybridNoise)
-    weights: ClampedWeights | DynamicWeights | TightWeights = field(default_factory=DynamicWeights)
+    noise: Part = field(
+        default_factory=lambda: part("schedule", "hybrid", p_uniform=0.0),
+        metadata={PART_OF: "schedule"},
+    )
+    weighting: Part = field(
+        default_factory=lambda: part("weighting", "dynamic"), metadata={PART_OF: "weighting"}
+    )
     eps: float = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
 
+    p_uniform_warmup: int = 0
+    """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid setting."""
-        noise, weights = self.noise, self.weights
-        if isinstance(noise, HybridNoise):
-            yield from noise.problems()
-        if isinstance(weights, ClampedWeights | DynamicWeights) and not weights.w_max > 0:
-            yield f"objective.weights.w_max must be > 0, got {weights.w_max}. The paper uses 1."
+        for name, chosen in (("noise", self.noise), ("weighting", self.weighting)):
+            yield from (f"{name}.{problem}" for problem in chosen.problems())
         if not 0 <= self.eps < 0.5:
             yield f"objective.eps must be in [0, 0.5), got {self.eps}. The paper uses 1e-4."
-        if isinstance(noise, UniformNoise) and isinstance(weights, DynamicWeights):
+        if self.p_uniform_warmup < 0:
+            yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
+        if self.p_uniform_warmup and self.noise.name != "hybrid":
             yield (
-                "objective.weights must not be DynamicWeights with UniformNoise: Eq. 20 is defined "
-                "for hybrid and masking noise. Use TightWeights: bounded, and the ELBO's minimiser."
+                f"objective.p_uniform_warmup must be 0 with {self.noise.name} noise, got "
+                f"{self.p_uniform_warmup}: only hybrid noise has p_uniform."
             )
 
 
@@ -279,21 +178,22 @@ class TrainConfig:
 class RunConfig:
     """Everything that determines a run. Saved as run.yaml with every checkpoint."""
 
-    model: ModelConfig
+    backbone: Part = field(metadata={PART_OF: "backbone"})
     objective: Diffusion | Autoregressive = field(default_factory=Diffusion)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    init_from: str | None = None
+    """Model whose weights are the initial ones: a folder, or a name on the Hugging Face hub."""
+
     parallel: Parallel = field(default_factory=DDP)
 
     def check(self, num_ranks: int = 1) -> None:
         """Raise one `ConfigError` that lists all problems."""
-        parts = (self.data, self.optim, self.train, self.objective)
-        problems = [problem for part in parts for problem in part.problems()]
-        try:
-            self.model.build(3, self.data.length)  # checks the sizes; any vocabulary will do
-        except ConfigError as error:
-            problems.append(str(error))
+        groups = (self.data, self.optim, self.train, self.objective, self.lora)
+        problems = [problem for group in groups for problem in group.problems()]
+        problems += self._backbone_problems()
         samples_per_rank = self.train.global_batch // num_ranks
         if samples_per_rank < self.train.accumulate:
             problems.append(
@@ -309,6 +209,14 @@ class RunConfig:
         if problems:
             raise ConfigError("\n".join(problems))
 
+    def network_config(self, vocab_size: int) -> Any:
+        """Return the configuration of the network over a vocabulary; it has a `build`."""
+        return self.backbone.build(vocab_size=vocab_size, max_length=self.data.length)
 
-PAPER_ELBO = ClampedWeights(w_max=PAPER_CEILING)
-"""The weights of the paper's plain GIDD: the ELBO's, clamped for stability."""
+    def _backbone_problems(self) -> Iterable[str]:
+        if self.backbone.name == UNREGISTERED:
+            return
+        try:
+            self.network_config(3)  # checks the sizes; any vocabulary will do
+        except ConfigError as error:
+            yield from (f"backbone.{line}" for line in str(error).splitlines())

@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
     """Generated samples, if any."""
 
 
-def train(
+def training_loop(
     run: RunConfig,
     world: World,
     state: TrainState,
@@ -124,8 +124,7 @@ def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_requested: bool = False
 ) -> Gradients:
     """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
-    if run.model.dropout:
-        torch.manual_seed(dropout_seed(run.train.seed, state.step, world.rank))
+    torch.manual_seed(dropout_seed(run.train.seed, state.step, world.rank))
     sums = torch.zeros(len(state.objective.names), device=world.device)
     micros = batch.split(run.train.accumulate)
     for k, micro in enumerate(micros):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gidd.data.batch import Batch
-from gidd.diffusion.fused import CHUNK_TOKENS, fused_loss
-from gidd.diffusion.process import noise
+from gidd.diffusion.fused import CHUNK_TOKENS
+from gidd.diffusion.loss import loss_at
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratified_times
 from gidd.diffusion.weighting import Weighting
 from gidd.models import AutoregressiveModel, Denoiser
-from gidd.training.parallel import ShardableNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -33,6 +34,9 @@ Metrics = dict[str, float]
 
 _KINDS = ("masked", "replaced", "kept")
 """Kinds of noisy tokens: the mask, a random token, the clean token."""
+
+_WARMUP_LEVELS = 32
+"""Values of p_uniform while it grows."""
 
 
 class ObjectiveOutput(NamedTuple):
@@ -53,7 +57,7 @@ class Objective(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def network(self) -> ShardableNetwork:
+    def network(self) -> nn.Module:
         """The network whose blocks are sharded over ranks."""
 
     @abstractmethod
@@ -88,16 +92,30 @@ class DiffusionObjective(Objective):
         eps: float = TRAINING_EPS,
         token_bytes: Int[Tensor, " V"] | None = None,
         compiled: bool = False,
+        p_uniform_warmup: int = 0,
     ) -> None:
-        """`token_bytes`: UTF-8 bytes of each token; `compiled`: as in `fused_loss`."""
+        """Take a model, its noise and its weights.
+
+        Args:
+            denoiser: The model.
+            schedule: The noise.
+            weighting: The weights of the loss.
+            seed: Of times and noise.
+            eps: Times are in [eps, 1 - eps].
+            token_bytes: UTF-8 bytes of each token.
+            compiled: As in `fused_loss`.
+            p_uniform_warmup: Training steps in which p_uniform of hybrid noise grows from 0.
+        """
         super().__init__()
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
         self.seed, self.eps, self.token_bytes, self.compiled = seed, eps, token_bytes, compiled
+        self.p_uniform_warmup = p_uniform_warmup
+        self._noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = {}
 
     @property
-    def network(self) -> ShardableNetwork:
+    def network(self) -> nn.Module:
         """The denoiser's backbone."""
-        return cast(ShardableNetwork, self.denoiser.backbone)
+        return cast(nn.Module, self.denoiser.backbone)
 
     def num_targets(self, length: int) -> int:
         """Return `length`: padding is part of the loss, but not of the NELBO (App. E)."""
@@ -106,15 +124,13 @@ class DiffusionObjective(Objective):
     def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
         """Draw t and z_t from (seed, sample) and compute the loss of the prediction (Eq. 14)."""
         x = batch.tokens
+        schedule, weighting = self._noise_at(step)
         slot = batch.sample_index % num_samples
         t = stratified_times(self.seed, step, slot, num_samples, self.eps)
         position = torch.arange(x.shape[1], device=x.device)
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
-        z = noise(self.schedule, t, x, u)
-        loss_weight = self.weighting(t, x, z)
-        hidden, head = self.denoiser.hidden(z, t), self.denoiser.head()
-        loss, weight, kl, itakura_saito = fused_loss(
-            self.schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=self.compiled
+        z, (loss, weight, kl, itakura_saito) = loss_at(
+            self.denoiser, schedule, weighting, t, x, u, scale, compiled=self.compiled
         )
         with torch.no_grad():
             weight, valid = weight * batch.valid, batch.valid
@@ -133,6 +149,20 @@ class DiffusionObjective(Objective):
                 *(part for k in kinds for part in (nelbo[k].sum(), (k & valid).sum())),
             )
             return ObjectiveOutput(loss, torch.stack([part.to(loss) for part in sums]))
+
+    def _noise_at(self, step: int) -> tuple[MixingSchedule, Weighting]:
+        """Return noise and weights of a training step, while p_uniform grows; in few levels.
+
+        Evaluations have the noise that training ends with.
+        """
+        if not self.training or step >= self.p_uniform_warmup:
+            return self.schedule, self.weighting
+        level = _WARMUP_LEVELS * step // self.p_uniform_warmup
+        if level not in self._noise_by_level:  # checking a schedule takes time
+            schedule = cast(HybridSchedule, self.schedule)
+            schedule = replace(schedule, p_uniform=schedule.p_uniform * level / _WARMUP_LEVELS)
+            self._noise_by_level[level] = schedule, replace(self.weighting, schedule=schedule)
+        return self._noise_by_level[level]
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute metrics per non-padding token; `nelbo_*` of the three kinds add up to `nelbo`."""
@@ -160,9 +190,9 @@ class AutoregressiveObjective(Objective):
         self.model, self.token_bytes, self.chunk_tokens = model, token_bytes, chunk_tokens
 
     @property
-    def network(self) -> ShardableNetwork:
+    def network(self) -> nn.Module:
         """The model itself."""
-        return cast(ShardableNetwork, self.model)
+        return self.model
 
     def num_targets(self, length: int) -> int:
         """Return the number of tokens after the first."""

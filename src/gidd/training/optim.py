@@ -72,7 +72,7 @@ class OptimConfig:
         import torch
 
         optimizer = torch.optim.AdamW(
-            parameters,
+            [parameter for parameter in parameters if parameter.requires_grad],
             lr=self.learning_rate,
             betas=(self.beta1, self.beta2),
             eps=self.eps,

@@ -5,11 +5,11 @@ torch is imported by the methods and functions that need it: configurations name
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gidd.errors import ConfigError
 
@@ -17,21 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from gidd.models.init import Initializer
     from gidd.training.world import World
-
-
-class ShardableNetwork(Protocol):
-    """A network that can be sharded over ranks: a `DiT`, an `AutoregressiveModel`."""
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """Modules that are gathered, used and resharded one at a time."""
-        ...
-
-    def reset_parameters(self, initial: Initializer) -> None:
-        """Initialise all weights."""
-        ...
 
 
 @final
@@ -40,11 +26,11 @@ class DDP:
     """Model and optimiser state replicated on every rank: for models that fit one device."""
 
     def place(
-        self, module: nn.Module, network: ShardableNetwork, world: World, precision: torch.dtype
+        self, module: nn.Module, blocks: Sequence[nn.Module], world: World, precision: torch.dtype
     ) -> nn.Module:
-        """Allocate a module of the meta device on this rank, with uninitialised weights."""
-        del network, precision
-        return module.to_empty(device=world.device)
+        """Move a module to this rank's device; one of the meta device gets uninitialised memory."""
+        del blocks, precision
+        return _allocate(module, world.device)
 
     def connect(self, module: nn.Module, world: World) -> nn.Module:
         """Wrap an initialised module so that its backward pass sums gradients over ranks."""
@@ -72,9 +58,12 @@ class FSDP:
     """Free the parameters of a block after its forward pass; gather them again for the backward."""
 
     def place(
-        self, module: nn.Module, network: ShardableNetwork, world: World, precision: torch.dtype
+        self, module: nn.Module, blocks: Sequence[nn.Module], world: World, precision: torch.dtype
     ) -> nn.Module:
-        """Shard a module of the meta device and allocate this rank's part, uninitialised."""
+        """Shard a module; the part of this rank is moved or, of the meta device, uninitialised.
+
+        `blocks` are modules inside it that are gathered, used and resharded one at a time.
+        """
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -91,10 +80,10 @@ class FSDP:
             cast_forward_inputs=False,
         )
         shard = partial(fully_shard, mesh=mesh, mp_policy=policy)
-        for block in network.blocks:
+        for block in blocks:
             shard(block, reshard_after_forward=self.reshard_after_forward)
         shard(module, reshard_after_forward=False)
-        return module.to_empty(device=world.device)
+        return _allocate(module, world.device)
 
     def connect(self, module: nn.Module, world: World) -> nn.Module:
         """Return the module: a sharded one reduces its own gradients."""
@@ -103,6 +92,15 @@ class FSDP:
 
 
 Parallel = DDP | FSDP
+
+
+def _allocate(module: nn.Module, device: torch.device) -> nn.Module:
+    from gidd.models.weights import keep_tied
+
+    if not any(parameter.is_meta for parameter in module.parameters()):
+        return module.to(device)
+    with keep_tied(module):
+        return module.to_empty(device=device)
 
 
 def sync_gradients_if_last(module: nn.Module, last: bool) -> AbstractContextManager[object]:

@@ -24,7 +24,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.timeout",
         "data.folder",
         "data.workers",
-        "model.checkpoint_activations",
+        "backbone.checkpoint_activations",
         # to recover a run that has diverged
         "optim.learning_rate",
         "optim.warmup",

@@ -32,6 +32,9 @@ class TrainState:
     pending: dict[str, float] = field(default_factory=lambda: {})
     """Sums over all ranks since the last report."""
 
+    source: dict[str, str] | None = None
+    """Name and SHA-256 of the model whose weights were the initial ones, if any."""
+
     def add(self, sums: Mapping[str, float]) -> None:
         """Add the sums of one step to the next report.
 
@@ -60,21 +63,23 @@ class TrainState:
         """Return all tensors by name, not copied: filling them restores the run."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.objective.named_parameters():
-            moments = self.optimizer.state[parameter]
             tensors[f"model.{name}"] = parameter.detach()
-            tensors[f"mean.{name}"] = moments["exp_avg"]
-            tensors[f"square.{name}"] = moments["exp_avg_sq"]
+            if moments := self.optimizer.state.get(parameter):  # frozen ones have none
+                tensors[f"mean.{name}"] = moments["exp_avg"]
+                tensors[f"square.{name}"] = moments["exp_avg_sq"]
         if self.ema:
             tensors |= {f"ema.{name}": value for name, value in self.ema.values.items()}
         return tensors
 
     def record(self) -> dict[str, Any]:
         """Return everything else as JSON-serialisable values."""
-        return {"step": self.step, "pending": self.pending}
+        source = {} if self.source is None else {"init_from": self.source}
+        return {"step": self.step, "pending": self.pending} | source
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Load a record after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
+        self.source = record.get("init_from")
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.step)
         if self.ema:

@@ -13,8 +13,8 @@ from support.small_model import TEXT, random_denoiser
 
 TRAIN = (
     ["train", "nano", "--data.length", "16", "--train.steps", "2", "--train.global-batch", "4"]
-    + ["--train.evaluate-samples", "4", "--train.generate-samples", "1", "--model.width", "32"]
-    + ["--model.num-layers", "2", "--model.num-heads", "2", "--model.time-width", "16"]
+    + ["--train.evaluate-samples", "4", "--train.generate-samples", "1", "--backbone.width", "32"]
+    + ["--backbone.num-layers", "2", "--backbone.num-heads", "2", "--backbone.time-width", "16"]
 )
 LETTER = "I embrace with great satisfaction the opportunity, eeeeeeeeeeeeeeeeeeeeeeeeeeeee; aaaa."
 COMMANDS: dict[str, list[list[str]]] = {

@@ -89,10 +89,13 @@ def _nan(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 _SIZES = (-1, 0, 1.5, 10**5, 10**9, 10**30, "x", None)
 _SETTINGS: dict[tuple[str, ...], tuple[Any, ...]] = {
-    **{("model", name): _SIZES for name in ("width", "num_layers", "num_heads", "time_width")},
-    ("model", "kind"): ("os.system", None, ESCAPE),
+    **{("backbone", name): _SIZES for name in ("width", "num_layers", "num_heads", "time_width")},
+    ("backbone", "kind"): ("os.system", None, ESCAPE, [], "unregistered"),
+    ("backbone", "package"): (ESCAPE, None, 5),
+    ("model",): ({"kind": "ModelConfig"}, {"kind": "ModelConfig", "width": 10**9}, None),
     ("objective",): (None, [], {"kind": "Autoregressive"}, {"kind": "os.system"}),
-    ("objective", "noise"): ({"kind": "UniformNoise"}, {"kind": "x"}, None),
+    ("objective", "noise"): ({"kind": "uniform"}, {"kind": "UniformNoise"}, {"kind": "x"}, None),
+    ("objective", "weighting"): ({"kind": "hybrid"}, {"kind": ["x"]}, {"kind": "unregistered"}, 5),
     ("objective", "noise", "p_uniform"): (-1, 2, 1e308, "x"),
     ("objective", "noise", "gamma"): (-1, 0, 1e308, None),
     ("data", "length"): (-1, 0, 10**10, 10**30, "x"),
@@ -122,7 +125,7 @@ ATTACKS: dict[str, Attack] = {
         for name, text in {
             "empty": "",
             "aliases": _ALIASES,
-            "aliases in place of a field": "kind: RunConfig\nmodel: &a [*a, *a]\n",
+            "aliases in place of a field": "kind: RunConfig\nbackbone: &a [*a, *a]\n",
             "tags": "!!python/object/apply:os.system ['touch executed']",
             "a module": "kind: !!python/module:os\n",
             "nested": "[" * 50_000,
@@ -142,7 +145,7 @@ ATTACKS: dict[str, Attack] = {
             ("step",): (None, -1, "x", 10**30, 1.5),
             ("pending",): (None, [], {"x": "y"}, {ESCAPE: 1}),
             ("run",): (None, [], {}, {"kind": "os.system"}),
-            ("run", "model", "num_layers"): (10**9, -1),
+            ("run", "backbone", "num_layers"): (10**9, -1),
             ("run", "data", "sources"): ([ESCAPE], None),
             (): ([], 5, {}),
         }.items()

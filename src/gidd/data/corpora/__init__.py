@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gidd.common.registry import find_part, part_names
 from gidd.common.urls import is_url
 from gidd.data.corpora.base import Corpus
 from gidd.data.corpora.documents import Documents
@@ -20,16 +21,31 @@ from gidd.data.corpora.hub_corpora import HUB_CORPORA
 from gidd.data.corpora.sotu import SOTU
 from gidd.errors import ConfigError
 
+CorpusSource = str | Path | Corpus
+"""A corpus, or the name of a file, a URL, a folder, a dataset or a corpus."""
+
 _ALL: tuple[Corpus, ...] = (*HUB_CORPORA, SOTU, MARKOV, HIDDEN_MARKOV)
 CORPORA = {corpus.name: corpus for corpus in _ALL}
+"""The corpora of this package by name."""
 
 
-def corpora_of(sources: str | Path | Sequence[str | Path]) -> list[Corpus]:
+def named_corpora() -> dict[str, Corpus]:
+    """Return all corpora by name, those that others registered too."""
+    return {name: named_corpus(name) for name in part_names("corpus")}
+
+
+def named_corpus(name: str) -> Corpus:
+    """Return a corpus by its registered name."""
+    corpus = find_part("corpus", name).make
+    return corpus() if isinstance(corpus, type) else corpus
+
+
+def corpora_of(sources: CorpusSource | Sequence[CorpusSource]) -> list[Corpus]:
     """Return the corpora, datasets, files and folders with the given names.
 
     A file or a folder takes precedence over a corpus of the same name.
     """
-    sources = [sources] if isinstance(sources, str | Path) else sources
+    sources = [sources] if isinstance(sources, str | Path | Corpus) else sources
     if not sources:
         raise ConfigError("sources must contain at least one file, folder or corpus, got none.")
     corpora = [_corpus(source) for source in sources]
@@ -42,20 +58,22 @@ def corpora_of(sources: str | Path | Sequence[str | Path]) -> list[Corpus]:
     return corpora
 
 
-def _corpus(source: str | Path) -> Corpus:
+def _corpus(source: CorpusSource) -> Corpus:
+    if isinstance(source, Corpus):
+        return source
     if isinstance(source, Path) or is_url(source) or Path(source).exists():
         return Files(str(source))
     if source.startswith(PREFIX):
         return HubCorpus.from_source(source)
-    return CORPORA.get(source) or Files(source)
+    return named_corpus(source) if source in part_names("corpus") else Files(source)
 
 
-def resolve(sources: str | Path | Sequence[str | Path]) -> list[Documents]:
+def resolve(sources: CorpusSource | Sequence[CorpusSource]) -> list[Documents]:
     """Return all documents of the sources, in order."""
     return [part for corpus in corpora_of(sources) for part in corpus.documents()]
 
 
-def texts(sources: str | Path | Sequence[str | Path]) -> Iterator[str]:
+def texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     """Yield the text of every document."""
     for source in resolve(sources):
         yield from source.read(0, source.count())
@@ -67,7 +85,10 @@ __all__ = [
     "ExactCorpus",
     "Files",
     "HubCorpus",
+    "CorpusSource",
     "corpora_of",
+    "named_corpora",
+    "named_corpus",
     "resolve",
     "texts",
 ]

@@ -11,8 +11,8 @@ from gidd.data.tokenizers import Tokenizer
 class Corpus(ABC):
     """A named source of documents for `gidd data prepare`.
 
-    To add one, list it in `hub_corpora.py`, or write a module in this folder and list it in
-    `__init__.py`.
+    To add one, subclass this and register it: docs/extending.md. One of this package is listed in
+    `hub_corpora.py`, or is a module in this folder that `__init__.py` lists.
     """
 
     name: str

@@ -21,7 +21,7 @@ from typing import final
 
 from gidd.common.files import file_lock, remove_leftovers
 from gidd.common.urls import without_credentials
-from gidd.data.corpora import corpora_of, resolve
+from gidd.data.corpora import CorpusSource, corpora_of, resolve
 from gidd.data.corpora.documents import Documents
 from gidd.data.manifest import DataManifest, Split
 from gidd.data.preparation.progress import show_preparation_progress
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def prepare(
-    sources: str | Path | Sequence[str | Path],
+    sources: CorpusSource | Sequence[CorpusSource],
     tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,
@@ -139,7 +139,7 @@ class Preparation:
 
 @contextmanager
 def start_preparation(
-    sources: str | Path | Sequence[str | Path],
+    sources: CorpusSource | Sequence[CorpusSource],
     tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,

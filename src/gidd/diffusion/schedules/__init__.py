@@ -1,43 +1,55 @@
-"""Noise schedules, one per file. Every test of schedules covers the classes in `SCHEDULES`."""
+"""Noise schedules, one per file. Every test of schedules covers the classes that `PARTS` names.
 
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.schedules.amounts import Amount, Bump, FunctionAmount, Ramp
-from gidd.diffusion.schedules.curves import Cosine, Curve, FunctionCurve, Linear, Polynomial
-from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
-from gidd.diffusion.schedules.first_release import FirstReleaseSchedule
-from gidd.diffusion.schedules.functional import FunctionalSchedule
-from gidd.diffusion.schedules.hybrid import HybridSchedule
-from gidd.diffusion.schedules.masked import MaskedSchedule
-from gidd.diffusion.schedules.mixture import Component, MixtureSchedule
-from gidd.diffusion.schedules.uniform import UniformSchedule
+The exports are imported on first use, and no module of this package imports torch until a schedule
+is built: help texts list the schedules and their options without it.
+"""
 
-SCHEDULES: tuple[type[MixingSchedule], ...] = (
-    MaskedSchedule,
-    UniformSchedule,
-    HybridSchedule,
-    MixtureSchedule,
-    FunctionalSchedule,
-    FirstReleaseSchedule,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SCHEDULES",
-    "Amount",
-    "Bump",
-    "Component",
-    "Cosine",
-    "Curve",
-    "FirstReleaseSchedule",
-    "FunctionAmount",
-    "FunctionCurve",
-    "FunctionalSchedule",
-    "HybridSchedule",
-    "Linear",
-    "MaskedSchedule",
-    "MixtureSchedule",
-    "Polynomial",
-    "Ramp",
-    "UniformSchedule",
-    "mask_noise",
-    "uniform_noise",
-]
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.diffusion.schedule import MixingSchedule as MixingSchedule
+    from gidd.diffusion.schedules.amounts import (
+        Amount as Amount,
+        Bump as Bump,
+        FunctionAmount as FunctionAmount,
+        Ramp as Ramp,
+    )
+    from gidd.diffusion.schedules.curves import (
+        Cosine as Cosine,
+        Curve as Curve,
+        FunctionCurve as FunctionCurve,
+        Linear as Linear,
+        Polynomial as Polynomial,
+    )
+    from gidd.diffusion.schedules.distributions import (
+        mask_noise as mask_noise,
+        uniform_noise as uniform_noise,
+    )
+    from gidd.diffusion.schedules.first_release import FirstReleaseSchedule as FirstReleaseSchedule
+    from gidd.diffusion.schedules.functional import FunctionalSchedule as FunctionalSchedule
+    from gidd.diffusion.schedules.hybrid import HybridSchedule as HybridSchedule
+    from gidd.diffusion.schedules.masked import MaskedSchedule as MaskedSchedule
+    from gidd.diffusion.schedules.mixture import (
+        Component as Component,
+        MixtureSchedule as MixtureSchedule,
+    )
+    from gidd.diffusion.schedules.uniform import UniformSchedule as UniformSchedule
+
+PARTS: dict[str, str] = {
+    "masked": "MaskedSchedule",
+    "uniform": "UniformSchedule",
+    "hybrid": "HybridSchedule",
+    "mixture": "MixtureSchedule",
+    "first_release": "FirstReleaseSchedule",
+}
+"""Class of each schedule by its name. `FunctionalSchedule` has none: functions cannot be saved."""
+
+CURVES: dict[str, str] = {"linear": "Linear", "cosine": "Cosine", "polynomial": "Polynomial"}
+"""Class of each mixing rate by its name."""
+
+AMOUNTS: dict[str, str] = {"ramp": "Ramp", "bump": "Bump"}
+"""Class of each amount of a mixture by its name."""
+
+__getattr__, __dir__ = lazy_exports(__name__)

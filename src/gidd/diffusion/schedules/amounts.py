@@ -16,14 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-import torch
-from torch import Tensor
-
 from gidd.diffusion.schedules.autodiff import value_and_slope
 from gidd.errors import ScheduleError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from torch import Tensor
 
 
 class Amount(ABC):
@@ -59,7 +57,7 @@ class Ramp(Amount):
 
     def gain(self, t: Tensor) -> Tensor:
         """weight * (t + (1 - t)) = weight."""
-        return torch.full_like(t, self.weight)
+        return t.new_full(t.shape, self.weight)
 
 
 @final

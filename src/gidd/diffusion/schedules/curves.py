@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
-
-import torch
-from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.autodiff import value_and_slope
@@ -17,6 +15,7 @@ from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from torch import Tensor
 
 
 class Curve(ABC):
@@ -64,15 +63,15 @@ class Cosine(Curve):
 
     def alpha(self, t: Tensor) -> Tensor:
         """cos(pi t / 2), as a sine of 1 - t for precision near t = 1."""
-        return torch.sin(torch.pi / 2 * (1 - t))
+        return (math.pi / 2 * (1 - t)).sin()
 
     def beta(self, t: Tensor) -> Tensor:
         """1 - cos(pi t / 2), by the half-angle formula."""
-        return 2 * torch.sin(torch.pi / 4 * t).square()
+        return 2 * (math.pi / 4 * t).sin().square()
 
     def hazard(self, t: Tensor) -> Tensor:
         """(pi / 2) tan(pi t / 2)."""
-        return torch.pi / 2 * torch.sin(torch.pi / 2 * t) / self.alpha(t)
+        return math.pi / 2 * (math.pi / 2 * t).sin() / self.alpha(t)
 
 
 @final
@@ -92,7 +91,7 @@ class Polynomial(Curve):
 
     def alpha(self, t: Tensor) -> Tensor:
         """1 - t^power, accurate near t = 1."""
-        return -torch.expm1(self.power * t.log())
+        return -(self.power * t.log()).expm1()
 
     def beta(self, t: Tensor) -> Tensor:
         """t^power."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from torch import Tensor
 
 
 def mask_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
@@ -36,6 +34,8 @@ def uniform_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V
 
 def _zeros(vocab: Vocab, like: Tensor | None) -> Tensor:
     """Zeros [V] with the device and type of `like` (float64 on CPU if None)."""
+    import torch
+
     if like is None:
         return torch.zeros(vocab.size, dtype=torch.float64)
     return like.new_zeros(vocab.size)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.distributions import mask_noise
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SMALLEST_LOG_B = -20.0
 
@@ -83,4 +83,4 @@ class FirstReleaseSchedule(MixingSchedule):
     def _noise(self, t: Tensor, mask: Tensor, other: Tensor) -> Tensor:
         """`mask` on the mask token, `other` on each other token."""
         is_mask = mask_noise(self.vocab, t).bool()
-        return torch.where(is_mask, mask[:, None], other[:, None])
+        return mask[:, None].where(is_mask, other[:, None])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.autodiff import value_and_slope
 from gidd.vocab import Vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.amounts import Bump
 from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
 from gidd.vocab import Vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final
@@ -27,6 +29,14 @@ class HybridSchedule(MixingSchedule):
 
     gamma: float = 1.0
     """Shape exponent of c_t, at most 2; the paper uses 1."""
+
+    @staticmethod
+    def problems(p_uniform: float, gamma: float) -> Iterable[str]:
+        """Yield one message per invalid option, without torch."""
+        if not 0 <= p_uniform < 1:
+            yield f"p_uniform must be in [0, 1), got {p_uniform}. The paper uses 0.0, 0.1 and 0.2."
+        if not 0 < gamma <= 2:
+            yield f"gamma must be in (0, 2], got {gamma}. The paper uses 1."
 
     def __post_init__(self) -> None:
         check(self)

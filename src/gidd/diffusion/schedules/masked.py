@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedules.curves import ConstantMixing
 from gidd.diffusion.schedules.distributions import mask_noise
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import torch
-from torch import Tensor
-
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules.amounts import Amount
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Float
+    from torch import Tensor
 
 
 class Component(NamedTuple):
@@ -25,6 +24,12 @@ class Component(NamedTuple):
 
     amount: Amount
     """Amount over time: `Ramp` (part of the prior), `Bump` (0 at both ends), or any function."""
+
+
+class _NoiseCache(dict["tuple[torch.device, torch.dtype]", "list[Tensor]"]):
+    """The distributions P_k for each device and type."""
+
+    # a class, since get_type_hints of MixtureSchedule must resolve without importing torch
 
 
 @final
@@ -42,10 +47,9 @@ class MixtureSchedule(MixingSchedule):
 
     vocab: Vocab
     components: tuple[Component, ...]
-    _noises: dict[tuple[torch.device, torch.dtype], list[Tensor]] = field(
-        default_factory=lambda: {}, init=False, repr=False
-    )
-    """The distributions P_k, cached for each device and type."""
+    """Noise distributions and their amounts over time."""
+
+    _noises: _NoiseCache = field(default_factory=_NoiseCache, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -73,10 +77,14 @@ class MixtureSchedule(MixingSchedule):
 
     def _total(self, t: Tensor) -> Tensor:
         """C_t = 1 - t + sum_k a_k(t)."""
+        import torch
+
         return 1 - t + torch.stack([amount.value(t) for _, amount in self.components]).sum(0)
 
     def _combine(self, coefficients: list[Tensor]) -> Tensor:
         """sum_k coefficient_k P_k. Not a matrix product, since autocast would round it to bf16."""
+        import torch
+
         first = coefficients[0]
         key = (first.device, first.dtype)
         if key not in self._noises:

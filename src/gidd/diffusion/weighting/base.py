@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Weighting(ABC):
     of the visible token: its minimiser is p(x_i | Z without z_i). A weighting with other ratios has
     another minimiser, which gives the visible token too much or too little probability.
 
-    To add one, subclass this in a new file under `weighting/`, list it in `weighting/__init__.py`
-    and add it to `WEIGHTING_BUILDERS` in tests/support/strategies.py.
+    To add one, subclass this in a new file under `weighting/`, give it a name in `PARTS` of
+    `weighting/__init__.py` and add it to `WEIGHTING_BUILDERS` in tests/support/strategies.py.
     """
 
     schedule: MixingSchedule
@@ -37,7 +37,13 @@ class Weighting(ABC):
         """Return the weight of each token's `ElboTerms.divergence`."""
 
 
+def positive_problems(field: str, value: float) -> Iterable[str]:
+    """Yield a message for a value that is not positive."""
+    if not value > 0:
+        yield f"{field} must be positive, got {value}. The paper uses 1."
+
+
 def require_positive(field: str, value: float) -> None:
     """Raise `ConfigError` for a value that is not positive."""
-    if not value > 0:
-        raise ConfigError(f"{field} must be positive, got {value}. The paper uses 1.")
+    for problem in positive_problems(field, value):
+        raise ConfigError(problem)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.weighting.base import Weighting, require_positive
+from gidd.diffusion.weighting.base import Weighting, positive_problems, require_positive
 from gidd.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final
@@ -26,17 +27,25 @@ class DynamicWeighting(Weighting):
     w_max: float = 1.0
     """Factor on all weights."""
 
+    @staticmethod
+    def problems(w_max: float) -> Iterable[str]:
+        """Yield one message per invalid option, without torch."""
+        return positive_problems("w_max", w_max)
+
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, HybridSchedule | MaskedSchedule):
             raise ScheduleError(
                 "dynamic weighting is defined for HybridSchedule and MaskedSchedule, got "
-                f"{type(self.schedule).__name__}. Use TightWeighting: it is bounded in the same "
-                "way, defined for every schedule, and has the same minimiser as the ELBO."
+                f"{type(self.schedule).__name__}. Use TightWeighting (--weighting tight): it "
+                "is bounded in the same way, defined for every schedule, and has the same "
+                "minimiser as the ELBO."
             )
         require_positive("dynamic.w_max", self.w_max)
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """The three cases of Eq. 20; exp(-lambda_t/2) is sqrt((1 - alpha) / alpha)."""
+        import torch
+
         vocab = self.schedule.vocab
         noise_to_signal = self.schedule.beta_pi(t).sum(-1) / self.schedule.alpha(t)
         B = self.schedule.c.B if isinstance(self.schedule, HybridSchedule) else 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from torch import Tensor
-
-from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.weighting.base import Weighting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final
@@ -19,4 +19,6 @@ class ElboWeighting(Weighting):
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """inflow(z_t) / q_t(z_t | x)."""
+        from gidd.diffusion.elbo import elbo_weight
+
         return elbo_weight(self.schedule, t, x, z)

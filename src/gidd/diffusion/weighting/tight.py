@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
-import torch
-from torch import Tensor
-
-from gidd.diffusion.categorical import at_token
-from gidd.diffusion.process import marginal_at
 from gidd.diffusion.schedule import TINY
-from gidd.diffusion.weighting.base import Weighting, require_positive
+from gidd.diffusion.weighting.base import Weighting, positive_problems, require_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @final
@@ -27,11 +26,21 @@ class TightWeighting(Weighting):
     w_max: float = 1.0
     """Weight of a token that noise has replaced."""
 
+    @staticmethod
+    def problems(w_max: float) -> Iterable[str]:
+        """Yield one message per invalid option, without torch."""
+        return positive_problems("w_max", w_max)
+
     def __post_init__(self) -> None:
         require_positive("tight.w_max", self.w_max)
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """The fraction of q_t(z | x) that is noise, times w_max, times 2 on the mask."""
+        import torch
+
+        from gidd.diffusion.categorical import at_token
+        from gidd.diffusion.process import marginal_at
+
         q_z = marginal_at(self.schedule, t, z, (z == x).to(t.dtype))
         noise_fraction = at_token(self.schedule.beta_pi(t), z) / q_z.clamp_min(TINY)
         if self.schedule.vocab.mask_id is not None:

@@ -1,1 +1,27 @@
-"""Networks that map noisy tokens to hidden states. Import each from its own module."""
+"""Networks for a `Denoiser`, registered by their configurations, dataclasses with a `build`."""
+
+from typing import TYPE_CHECKING
+
+from gidd.common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gidd.models.backbones.bidirectional import BidirectionalConfig as BidirectionalConfig
+    from gidd.models.backbones.dit_config import (
+        DiTConfig as DiTConfig,
+        TimeMappedConfig as TimeMappedConfig,
+    )
+    from gidd.models.backbones.hf_config import (
+        BidirectionalLMConfig as BidirectionalLMConfig,
+        MaskedLMConfig as MaskedLMConfig,
+    )
+
+PARTS = {
+    "dit": "DiTConfig",
+    "time_mapped_dit": "TimeMappedConfig",
+    "bidirectional": "BidirectionalConfig",
+    "llama-bidirectional": "BidirectionalLMConfig",
+    "masked-lm": "MaskedLMConfig",
+}
+"""Configurations by name."""
+
+__getattr__, __dir__ = lazy_exports(__name__)

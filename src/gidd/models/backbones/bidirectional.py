@@ -29,17 +29,31 @@ class BidirectionalConfig:
     """Sizes and constants of a `BidirectionalTransformer`."""
 
     vocab_size: int
+    """Rows of the embedding and of the head."""
+
     max_length: int
+    """Longest sequence, in tokens."""
+
     width: int
+    """Hidden size."""
+
     mlp_width: int
+    """Size of the hidden layer of every MLP."""
+
     num_layers: int
+    """Number of layers."""
+
     num_heads: int
+    """Attention heads."""
 
     num_kv_heads: int
     """Heads of keys and values, each shared by num_heads / num_kv_heads heads of queries."""
 
     rotary_base: float
+    """Base of the wavelengths of rotary position embedding; 10,000 is common."""
+
     norm_eps: float
+    """Added to the mean square in every RMS norm."""
 
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias (Qwen2)."""
@@ -68,10 +82,16 @@ class BidirectionalConfig:
                 f"keys, {shorten(self.num_kv_heads)}."
             )
 
+    def build(self) -> BidirectionalTransformer:
+        """Build the network."""
+        return BidirectionalTransformer(self)
+
 
 @final
 class BidirectionalTransformer(nn.Module):
     """From noisy tokens to hidden states and logits; the time is ignored."""
+
+    uses_time = False
 
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
@@ -82,6 +102,11 @@ class BidirectionalTransformer(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embed_tokens.weight
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers, under the attribute name of `DiT`."""
+        return self.layers
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
         """Hidden states before the head, shifted to the position that they predict."""

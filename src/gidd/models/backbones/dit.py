@@ -39,6 +39,7 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.config = config
+        self.uses_time = config.uses_time
         width, time_width = config.width, config.time_width
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.time = TimeEmbedding(time_width)

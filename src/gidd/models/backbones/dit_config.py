@@ -12,12 +12,14 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gidd.models.backbones.dit import DiT
+
 _LEAST_ALPHA = 1e-3
 """Of the log-linear noise alpha = 1 - (1 - 1e-3) t, which MDLM, SEDD and Duo were trained with."""
 
 
 class NamedSize(NamedTuple):
-    """A function from the vocabulary size to a `DiTConfig`."""
+    """The options of a size, and a function from the vocabulary size to a `DiTConfig`."""
 
     width: int
     num_layers: int
@@ -76,19 +78,30 @@ class DiTConfig:
         values: dict[str, object] = {field: getattr(self, field) for field in positive}
         wrong = {field: v for field, v in values.items() if type(v) is not int or v < 1}
         for field, value in wrong.items():
-            yield f"model.{field} must be an integer of at least 1, got {shorten(value)}."
+            yield f"{field} must be an integer of at least 1, got {shorten(value)}."
         if not wrong and self.width % (2 * self.num_heads):
             example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
             yield (
-                f"model.width must be an even multiple of model.num_heads = "
-                f"{shorten(self.num_heads)}, got {shorten(self.width)}. Rotary embedding needs an "
+                f"width must be an even multiple of num_heads = {shorten(self.num_heads)}, got "
+                f"{shorten(self.width)}. Rotary embedding needs an "
                 f"even head size, width / num_heads; use {shorten(example)}, for example."
             )
         if not 0 <= self.dropout < 1:
             yield (
-                f"model.dropout must be in [0, 1), got {self.dropout}. "
+                f"dropout must be in [0, 1), got {self.dropout}. "
                 "It is the dropout rate in training; the paper uses 0."
             )
+
+    def build(self) -> DiT:
+        """Build the network."""
+        from gidd.models.backbones.dit import DiT
+
+        return DiT(self)
+
+    @property
+    def uses_time(self) -> bool:
+        """Whether hidden states depend on t."""
+        return True
 
     def time_input(self, t: Tensor) -> Tensor:
         """Return what the time embedding gets at times t [B]."""
@@ -113,7 +126,12 @@ class TimeMappedConfig(DiTConfig):
     def _problems(self) -> Iterable[str]:
         yield from super()._problems()
         if self.time not in ("zero", "sigma"):
-            yield f"model.time must be zero or sigma, got {shorten(self.time)}."
+            yield f"time must be zero or sigma, got {shorten(self.time)}."
+
+    @property
+    def uses_time(self) -> bool:
+        """Whether hidden states depend on t."""
+        return self.time != "zero"
 
     def time_input(self, t: Tensor) -> Tensor:
         """Return 0, or sigma = -log alpha of linear noise, alpha = 1 - t."""

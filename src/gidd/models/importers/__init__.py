@@ -1,7 +1,8 @@
 """Readers of other projects' checkpoints, one module per layout.
 
 `checkpoint` reads configurations and weights; `dit_family` and `transformer_family` build the
-networks. Every other module is a layout: `matches` tells it by its configuration, `read` loads it.
+networks. `hf` reads networks that are not diffusion models, to fine-tune them. Every other module
+is a layout: `matches` tells it by its configuration, `read` loads it.
 """
 
 from __future__ import annotations

@@ -124,14 +124,17 @@ class ForeignCheckpoint:
 
     def weights(self) -> Weights:
         """Return the weights: safetensors, in one or several files, or else a plain pickle."""
-        if (self.folder / WEIGHTS).exists():
-            return _open_safetensors(self.folder / WEIGHTS)
-        if (self.folder / _INDEX).is_file():
-            return _open_shards(self.folder / _INDEX)
         pickles = sorted(path for pattern in _PICKLES for path in self.folder.glob(pattern))
-        if len(pickles) == 1:
+        has_safetensors = (self.folder / WEIGHTS).exists() or (self.folder / _INDEX).is_file()
+        if len(pickles) == 1 and not has_safetensors:
             return _open_pickle(pickles[0])
-        return _open_safetensors(self.folder / WEIGHTS)  # raises: it does not exist
+        return self.safetensors()
+
+    def safetensors(self) -> Weights:
+        """Return the weights of one safetensors file, or of the files of an index."""
+        if not (self.folder / WEIGHTS).exists() and (self.folder / _INDEX).is_file():
+            return _open_shards(self.folder / _INDEX)
+        return _open_safetensors(self.folder / WEIGHTS)
 
 
 def read_checkpoint(folder: Path, p_uniform: float | None = None) -> ForeignCheckpoint:

@@ -22,6 +22,14 @@ def gibbs_sweep(
 
     The next call starts one position later, so `distance` calls are one sweep. Like `gibbs`, it
     leaves the distribution of Z_t invariant, but visits all positions before any is visited twice.
+
+    Args:
+        schedule: Noise.
+        s: Time after the step, equal to t.
+        t: Time of the canvas.
+        canvas: The sequences.
+        prediction: x_theta at t.
+        distance: Distance in tokens between positions that are redrawn together.
     """
     require_distance(distance)
     chosen = every_nth(distance, canvas.step_index % distance, canvas.tokens.shape[1])

@@ -70,10 +70,21 @@ def self_correction(
     change has not been scored and is never returned. Each state's self-accuracy comes from its own
     prediction.
 
-    `num_tokens` changes are committed per call, any two at least `distance` apart; the paper
-    commits 1. Algorithm 1 replaces every token that is drawn differently. With `error_rate`, the
-    expected fraction of wrong tokens, a token is replaced only if it is more likely wrong than
-    right.
+    Algorithm 1 replaces every token that is drawn differently. With `error_rate`, a token is
+    replaced only if it is more likely wrong than right.
+
+    Args:
+        schedule: Noise.
+        s: Time after the step, equal to t.
+        t: Time of the canvas.
+        canvas: The sequences.
+        prediction: x_theta at t.
+        temperature: Softmax temperature of the tokens that are drawn.
+        patience: Calls without a higher self-accuracy after which to stop.
+        num_tokens: Changes to commit per call; the paper commits 1.
+        distance: Least distance in tokens between changes of one call.
+        score: Ranks the changes: `likelihood` or `gain`.
+        error_rate: Expected fraction of wrong tokens; None replaces as Algorithm 1 does.
     """
     require_temperature("self-correction's temperature", temperature)
     require_distance(distance)

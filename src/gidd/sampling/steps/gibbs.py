@@ -37,7 +37,15 @@ def gibbs(
     redrawn in one step should be independent given the rest; `distance` is the distance from which
     they are assumed to be (2 is exact for first-order Markov text).
 
-    Without `num_positions`, every `distance`-th position is redrawn, from a random offset.
+    Args:
+        schedule: Noise.
+        s: Time after the step, equal to t.
+        t: Time of the canvas.
+        canvas: The sequences.
+        prediction: x_theta at t.
+        distance: Least distance in tokens between positions that are redrawn together.
+        num_positions: Number of positions to redraw; None is every `distance`-th one, from a random
+            offset.
     """
     require_distance(distance)
     u = canvas.random(Stream.PLACE)

@@ -58,7 +58,8 @@ class PlainView:
 
     def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
         """Print a line, and one for each of the first samples."""
-        self.note(f"validation at step {step:,}  {format_metrics(metrics)}")
+        what = "validation" if metrics else "samples"
+        self.note(f"{what} at step {step:,}  {format_metrics(metrics)}".rstrip())
         for sample in samples[:_SAMPLES]:
             self.note(f"  sample: {excerpt(sample)}")
 

@@ -9,25 +9,40 @@ from statistics import median
 from typing import final
 
 import torch
+from torch import nn
 
-from gidd.models import DiTConfig
+from gidd.models import DiT, DiTConfig
 
 
-def training_flops_per_token(model: DiTConfig, length: int, *, timed: bool = True) -> float:
+def training_flops_per_token(network: nn.Module, length: int) -> float:
     """Return the FLOPs of a token's forward (2 per weight) and backward pass (4 per weight).
 
     To the weights of blocks and head, attention adds two products with `length` tokens in every
-    layer (scores and values). Recomputed activations are not counted, as usual for MFU.
-
-    `timed`: whether the model is conditioned on the time t, as a DiT is: its modulation is computed
-    once per sample, not per token. The autoregressive baseline is not.
+    layer (scores and values). The modulation of a DiT is computed once per sample, not per token.
+    Recomputed activations are not counted, as usual for MFU. Of networks of other kinds only the
+    weights are counted, without embeddings.
     """
+    model = getattr(network, "config", None)
+    if not isinstance(model, DiTConfig):
+        return 6.0 * _num_multiplied(network)
     weights = model.num_block_parameters + model.width * model.vocab_size
-    if timed:
+    if isinstance(network, DiT):  # the autoregressive baseline has no time
         one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
         blocks, last = 6 * model.num_layers * one, 2 * one
         weights += (blocks + last) / length - blocks
     return 6 * weights + 12 * model.num_layers * model.width * length
+
+
+def _num_multiplied(network: nn.Module) -> int:
+    """Return the number of weights that a token is multiplied with: all but embeddings."""
+    tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
+    looked_up = {id(table.weight) for table in tables} - {id(w) for w in _head_of(network)}
+    return sum(weight.numel() for weight in network.parameters() if id(weight) not in looked_up)
+
+
+def _head_of(network: nn.Module) -> list[nn.Parameter]:
+    head = getattr(network, "head", None)
+    return list(head.parameters()) if isinstance(head, nn.Module) else []
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -11,13 +11,15 @@ import importlib.util
 import json
 import textwrap
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
 from gidd.common import files
 from gidd.common.optional import optional_package
+from gidd.common.terminal import shorten
+from gidd.errors import ConfigError
 
 _FLUSH_SECONDS = 1
 """A kill loses the points of the last second; metrics.jsonl loses none."""
@@ -59,6 +61,21 @@ def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]
             'Install it with `pip install "gidd[train]"`.'
         ]
     return [tensorboard_tracker(folder, start)], []
+
+
+def open_trackers(
+    names: Sequence[str], folder: Path, start: int, config: Mapping[str, object]
+) -> list[Tracker]:
+    """Return the trackers with these names: "tensorboard", "wandb" and "trackio"."""
+    make = {
+        "tensorboard": tensorboard_tracker,
+        "wandb": wandb_tracker,
+        "trackio": trackio_tracker,
+    }
+    for name in names:
+        if name not in make:
+            raise ConfigError(f"trackers must be among {', '.join(make)}, got {shorten(name)}.")
+    return [make[name](folder, start, config=config) for name in names]
 
 
 def tensorboard_tracker(

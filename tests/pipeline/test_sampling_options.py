@@ -17,11 +17,11 @@ pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 NO_INTEGERS = [1.5, True, "1", None, math.nan, 10**30, -1, [1]]
 NO_NUMBERS = [True, "1", None, math.nan, math.inf, 1e39, 10**400, -0.1, [1]]
 INTEGERS = {
-    SamplingOptions: ["steps", "top_k", "gibbs"],
+    SamplingOptions: ["steps", "top_k", "corrector_calls"],
     CorrectionOptions: ["calls", "patience", "tokens_per_call", "distance"],
 }
 NUMBERS = {
-    SamplingOptions: ["fill", "replace", "temperature", "top_p", "min_p", "cut_off"],
+    SamplingOptions: ["temperature", "top_p", "min_p", "cut_off"],
     CorrectionOptions: ["temperature", "error_rate"],
 }
 NONE_ALLOWED = {"top_k", "top_p", "min_p", "cut_off", "error_rate"}
@@ -42,7 +42,24 @@ def test_an_option_of_the_wrong_type_or_range_is_the_only_problem(kind, name, va
     assert len(problem) < 300
 
 
-@pytest.mark.parametrize("name", ["mesh", "sampler", "correction"])
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("name", ["fill", "replace"])
+def test_an_option_of_a_sampler_of_the_wrong_type_or_range_is_the_only_problem(name, value):
+    options = SamplingOptions(sampler="threshold", sampler_options={name: value})
+    (problem,) = options.problems()
+    assert problem.startswith(f"sampler.{name} must be ")
+    with pytest.raises(ConfigError, match=f"sampler.{name}"):
+        options.plan()
+
+
+@pytest.mark.parametrize("part", ["sampler", "corrector"])
+@pytest.mark.parametrize("value", [None, 3, "fill", [("fill", 0.5)], {"flil": 0.5}, {3: 0.5}])
+def test_options_that_a_part_does_not_have_are_the_only_problem(part, value):
+    (problem,) = SamplingOptions(**{f"{part}_options": value}).problems()
+    assert problem.startswith(f"{part}_options must be ")
+
+
+@pytest.mark.parametrize("name", ["mesh", "sampler", "corrector", "correction"])
 @pytest.mark.parametrize("value", [None, 3, "x", ["even"]])
 def test_a_choice_that_does_not_exist_is_the_only_problem(name, value):
     (problem,) = replace(SamplingOptions(), **{name: value}).problems()

@@ -1,0 +1,9 @@
+"""One part of each kind; importing the package registers them.
+
+The entry point in pyproject.toml names this module: gidd imports it when it lists names of parts,
+or looks for one that it does not know.
+"""
+
+from gidd_example import corpus, network, noise, sampler, weighting
+
+__all__ = ["corpus", "network", "noise", "sampler", "weighting"]

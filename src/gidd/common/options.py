@@ -1,0 +1,111 @@
+"""The options of a part: its parameters, except those that the library supplies.
+
+They are declared once, by the part itself: as the fields of a dataclass with attribute docstrings,
+or as the parameters of a function with an `Args:` section.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from gidd.common.registry import KINDS, RESERVED_OPTIONS, find_part
+from gidd.errors import ConfigError
+
+REQUIRED = inspect.Parameter.empty
+"""Default of an option that must be given."""
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Option(NamedTuple):
+    """An option of a part."""
+
+    name: str
+    hint: Any
+    """Its type."""
+
+    default: Any
+    """Its default value, or `REQUIRED`."""
+
+    help: str
+    """What it is, in a line or a few."""
+
+
+def options_of(kind: str, name: str, package: str = "") -> dict[str, Option]:
+    """Return the options of a part by name, in the order of their declaration."""
+    make = find_part(kind, name, package).make
+    if not callable(make):
+        return {}
+    defaults = _defaults(make)
+    helps, options = _helps(make), dict[str, Option]()
+    for parameter in inspect.signature(make).parameters.values():
+        key = parameter.name
+        if key in KINDS[kind].supplied or parameter.kind in _VARIADIC:
+            continue
+        if key in RESERVED_OPTIONS:
+            raise ConfigError(
+                f"the {kind} {name!r} has an option {key!r}, a key of saved parts. Rename it."
+            )
+        default = defaults.get(key, parameter.default)
+        options[key] = Option(key, _hint(make, parameter), default, helps.get(key, ""))
+    return options
+
+
+def _defaults(make: Any) -> dict[str, Any]:
+    """Return the values of default factories: a signature does not have them."""
+    if not dataclasses.is_dataclass(make):
+        return {}
+    return {
+        field.name: field.default_factory()
+        for field in dataclasses.fields(make)
+        if field.default_factory is not dataclasses.MISSING
+    }
+
+
+def _hint(make: Any, parameter: inspect.Parameter) -> Any:
+    if isinstance(make, type):
+        of = make if dataclasses.is_dataclass(make) else make.__init__
+        return get_type_hints(of).get(parameter.name, Any)
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # other parameters may have types for type checkers only
+        return eval(annotation, getattr(inspect.unwrap(make), "__globals__", {}))
+    return Any if annotation is REQUIRED else annotation
+
+
+def _helps(make: Any) -> dict[str, str]:
+    """Return the descriptions of parameters: attribute docstrings, or the `Args:` section."""
+    found = _arguments_section(inspect.getdoc(make) or "")
+    for part in reversed(make.__mro__[:-1]) if isinstance(make, type) else ():
+        found |= _attribute_docstrings(part)
+    return found
+
+
+@cache  # reading source takes milliseconds, and presets have many parts
+def _attribute_docstrings(part: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
+    except (OSError, SyntaxError, TypeError):  # typed at a prompt
+        return {}
+    found: dict[str, str] = {}
+    definition = tree.body[0]
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    for field, after in zip(body, body[1:], strict=False):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                found[name] = inspect.cleandoc(str(text))
+            case _:
+                pass
+    return found
+
+
+def _arguments_section(doc: str) -> dict[str, str]:
+    _, _, section = doc.partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    entries = re.findall(r"^    (\w+): (.+(?:\n {6,}.+)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

@@ -1,0 +1,98 @@
+"""`Part`: a part that a run uses, by its name, with a value for each of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, final
+
+from gidd.common.options import REQUIRED, options_of
+from gidd.common.registry import UNREGISTERED, find_part, name_of
+from gidd.common.terminal import shorten
+from gidd.errors import ConfigError, PartNotInstalled
+
+PART_OF = "part of"
+"""Key in the metadata of a dataclass field that holds a `Part`: its kind."""
+
+
+@final
+@dataclass(frozen=True)
+class Part:
+    """A registered part and its options; `part("schedule", "hybrid", p_uniform=0.1)` makes one."""
+
+    kind: str
+    """One of `gidd.common.registry.KINDS`."""
+
+    name: str
+
+    options: Mapping[str, Any] = field(default_factory=lambda: {})
+    """Complete: options that were not given have their defaults."""
+
+    def __post_init__(self) -> None:
+        if self.name == UNREGISTERED:
+            return
+        declared = options_of(self.kind, self.name)
+        for name in self.options:
+            if name not in declared:
+                near = get_close_matches(str(name), declared, 1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise ConfigError(
+                    f"the {self.kind} {self.name} has no option {name!r}.{hint} It has "
+                    f"{', '.join(declared) or 'no options'}."
+                )
+        full = {name: option.default for name, option in declared.items()} | {**self.options}
+        if missing := [name for name, value in full.items() if value is REQUIRED]:
+            raise ConfigError(f"the {self.kind} {self.name} needs {', '.join(missing)}.")
+        object.__setattr__(self, "options", full)
+
+    def changed(self, **options: Any) -> Part:
+        """Return the part with other values of some options."""
+        return Part(self.kind, self.name, {**self.options, **options})
+
+    def renamed(self, name: str) -> Part:
+        """Return the part `name` of the same kind; options that both have keep their values."""
+        if name == self.name:
+            return self
+        shared = options_of(self.kind, name)
+        return Part(self.kind, name, {k: v for k, v in self.options.items() if k in shared})
+
+    def build(self, **supplied: Any) -> Any:
+        """Call the part with its options and what the library supplies.
+
+        A function that the library calls later, such as a step, is returned with its options.
+        """
+        if self.name == UNREGISTERED:
+            raise PartNotInstalled(
+                f"the {self.kind} {shorten(self.options.get('class'))} was given as a Python "
+                "object, and a file cannot describe it. Pass the object again, or register its "
+                f'class before training: @gidd.register("{self.kind}", NAME).'
+            )
+        make = find_part(self.kind, self.name).make
+        if isinstance(make, type) or supplied:
+            return make(**supplied, **self.options)
+        return partial(make, **self.options) if self.options else make
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each beginning with its name.
+
+        A part reports them by a function `problems` with the options as parameters: a static
+        method of a class, an attribute of a function.
+        """
+        if self.name != UNREGISTERED:
+            check = getattr(find_part(self.kind, self.name).make, "problems", None)
+            yield from check(**self.options) if check else ()
+
+
+def part(kind: str, name: str, /, **options: Any) -> Part:
+    """Return a part by name; options that are not given have their defaults."""
+    return Part(kind, name, options)
+
+
+def part_of(kind: str, value: Any, options: Mapping[str, Any]) -> Part:
+    """Return the part that a Python object is an instance of; its class need not be registered."""
+    found = name_of(type(value))
+    if found is None or found[0] != kind:
+        return Part(kind, UNREGISTERED, {"class": type(value).__name__})
+    return Part(kind, found[1], options)

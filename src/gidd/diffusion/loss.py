@@ -1,0 +1,103 @@
+"""The training loss of a batch, for a plain PyTorch loop.
+
+for step, tokens in enumerate(batches):
+    diffusion_loss(denoiser, schedule, tokens, step=step).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.fused import FusedLoss, fused_loss
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.times import stratified_times
+from gidd.diffusion.weighting import TightWeighting, Weighting
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+class HiddenAndHead(Protocol):
+    """x_theta in two parts, as in `gidd.models.Denoiser`."""
+
+    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
+        """Compute hidden states of noisy tokens."""
+        ...
+
+    def head(self) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"]]:
+        """Return weight and bias of the output layer; the bias is -inf for the mask."""
+        ...
+
+
+class DiffusionLoss(NamedTuple):
+    """The loss of a batch."""
+
+    loss: Float[Tensor, ""]
+    """Mean over all tokens of the weighted divergence; call `backward` on it, once."""
+
+    nelbo: Float[Tensor, ""]
+    """The NELBO per token in nats, whatever the weighting: an estimate, without a gradient."""
+
+
+def diffusion_loss(
+    denoiser: HiddenAndHead,
+    schedule: MixingSchedule,
+    tokens: Int[Tensor, "B L"],
+    *,
+    weighting: Weighting | None = None,
+    seed: int = 0,
+    step: int,
+    eps: float = TRAINING_EPS,
+) -> DiffusionLoss:
+    """Noise a batch at one random time per sequence and return its loss (Eq. 14).
+
+    Times and noise are functions of (seed, step, row, position): the same (seed, step) gives the
+    same noise, so count `step` up from batch to batch. Processes that train together need other
+    seeds.
+
+    Args:
+        denoiser: The model, e.g. `gidd.models.Denoiser(network, vocab)`.
+        schedule: The noise.
+        tokens: Clean tokens, int64.
+        weighting: Weights of the loss; by default `TightWeighting`, bounded, with the minimiser of
+            the ELBO.
+        seed: Of times and noise.
+        step: Number of the batch.
+        eps: Times are in [eps, 1 - eps].
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    t = stratified_times(seed, step, rows, len(tokens), eps)
+    u = random_integers(seed, Stream.NOISE, step, rows, position)
+    weighting = weighting or TightWeighting(schedule)
+    scale = 1 / tokens.numel()
+    _, (loss, weight, kl, itakura_saito) = loss_at(
+        denoiser, schedule, weighting, t, tokens, u, scale
+    )
+    return DiffusionLoss(loss, (weight * (kl + itakura_saito)).mean())
+
+
+def loss_at(
+    denoiser: HiddenAndHead,
+    schedule: MixingSchedule,
+    weighting: Weighting,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    u: Int[Tensor, "B L"],
+    scale: float,
+    *,
+    compiled: bool = False,
+) -> tuple[Int[Tensor, "B L"], FusedLoss]:
+    """Return z_t, made of x and random numbers u, and the loss of its prediction times `scale`."""
+    z = noise(schedule, t, x, u)
+    loss_weight = weighting(t, x, z)
+    hidden, head = denoiser.hidden(z, t), denoiser.head()
+    return z, fused_loss(schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=compiled)

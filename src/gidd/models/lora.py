@@ -1,0 +1,144 @@
+"""LoRA: train a product of two narrow matrices per linear layer, and keep the network's weights.
+
+    add_lora(network, config)       # on the meta device or off it
+    reset_lora(network, initial)    # after the weights have been loaded
+    merge_lora(network)             # before saving: a network without LoRA
+
+torch and peft are imported by the functions that need them: configurations name `LoraConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from gidd.common.allowed import field_problems, integer, number
+from gidd.common.optional import optional_package
+from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gidd.models.init import Initializer
+
+_ALL = "all-linear"
+_ADAPTER = "default"
+"""Name that peft gives to the matrices."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters of the linear layers in the blocks; everything else is frozen."""
+
+    rank: int = 0
+    """Rank of the trained matrices; 0: no LoRA, all weights are trained."""
+
+    alpha: float = 16.0
+    """Scale: the product of the matrices is multiplied by alpha / rank."""
+
+    dropout: float = 0.0
+    """Dropout rate of the inputs of the trained matrices."""
+
+    targets: str = _ALL
+    """Layers to adapt: all-linear for all linear layers of the blocks, or their names, separated
+    by commas, for example q_proj,v_proj."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield one message per invalid setting."""
+        positive = number(lambda x: 0 < x < float("inf"), "above 0")
+        rate = number(lambda x: 0 <= x < 1, "in [0, 1)")
+        yield from field_problems(self, "lora.", rank=integer(0), alpha=positive, dropout=rate)
+        if not all(name.strip() for name in self.targets.split(",")):
+            yield (
+                f"lora.targets must be {_ALL} or names of layers separated by commas, got "
+                f"{self.targets!r}."
+            )
+
+
+def add_lora(network: nn.Module, config: LoraConfig) -> None:
+    """Add adapters to the linear layers of the blocks, in place, and freeze everything else.
+
+    Modules that the pretrained network does not have (`added_modules` of the network) stay
+    trainable. With rank 0 nothing changes.
+    """
+    if config.rank == 0:
+        return
+    peft = optional_package("peft", "hf")
+    adapters = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=_target_names(network, config.targets),
+    )
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    peft.inject_adapter_in_model(adapters, network, _ADAPTER)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(_is_adapter(name))
+    for module in getattr(network, "added_modules", ()):
+        module.requires_grad_(True)
+
+
+def reset_lora(network: nn.Module, initial: Initializer) -> None:
+    """Initialise all adapters: the first matrix uniform, the second 0, so that they do nothing."""
+    import torch
+
+    with torch.no_grad():
+        for _, layer in _adapted_layers(network):
+            # Kaiming, as peft and torch's linear layers
+            initial.uniform(layer.lora_A[_ADAPTER].weight, layer.in_features**-0.5)
+            layer.lora_B[_ADAPTER].weight.zero_()
+
+
+def merge_lora(network: nn.Module) -> None:
+    """Add the product of the matrices to the weights and remove the adapters, in place.
+
+    Parameters then have the names of a network without LoRA, and all are trainable.
+    """
+    for name, layer in list(_adapted_layers(network)):
+        layer.merge()
+        parent, _, attribute = name.rpartition(".")
+        setattr(network.get_submodule(parent), attribute, layer.get_base_layer())
+    if hasattr(network, "peft_config"):
+        del network.peft_config
+    network.requires_grad_(True)
+
+
+def name_without_lora(name: str) -> str | None:
+    """Return a parameter's name in the network without LoRA; None for a parameter of an adapter."""
+    return None if _is_adapter(name) else name.replace(".base_layer.", ".")
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield names and layers with an adapter."""
+    for name, module in network.named_modules():
+        if hasattr(module, "lora_A"):
+            yield name, module
+
+
+def _target_names(network: nn.Module, targets: str) -> list[str]:
+    """Return the full names of the linear layers to adapt."""
+    from torch import nn
+
+    blocks = {id(module) for block in network.blocks for module in block.modules()}  # pyright: ignore
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if id(module) in blocks and isinstance(module, nn.Linear)
+    ]
+    if targets == _ALL:
+        return linear
+    wanted = [name.strip() for name in targets.split(",")]
+    known = {name.rpartition(".")[2] for name in linear}
+    if unknown := sorted(set(wanted) - known):
+        raise ConfigError(
+            f"lora.targets has {', '.join(unknown)}, but the linear layers of the blocks are "
+            f"{', '.join(sorted(known))}. Use some of these, or {_ALL}."
+        )
+    return [name for name in linear if name.rpartition(".")[2] in wanted]

@@ -1,0 +1,164 @@
+"""Fine-tuning: the weights of a model as the initial weights of a run.
+
+The network is that of the source. Its noise may be another one, and its vocabulary may lack tokens
+at the end, such as a mask: their rows start as the mean of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from gidd.common.codec import to_plain
+from gidd.common.parts import Part
+from gidd.common.registry import name_of
+from gidd.data.tokenizer_files import TOKENIZER_FILE
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.models.hub import NetworkSource, load_network
+from gidd.models.init import copy_full
+from gidd.models.lora import name_without_lora
+from gidd.training.checkpoints.folder import folder_name, read_record, steps_in
+from gidd.training.config import RunConfig
+from gidd.training.run_records import run_from_plain
+from gidd.training.state import TrainState
+
+_OF_THE_RUN = ("dropout", "checkpoint_activations")
+"""Options of a network that have no influence on its weights."""
+
+
+@final
+@dataclass(frozen=True)
+class InitialWeights:
+    """A model whose weights a run starts from."""
+
+    name: str
+    source: NetworkSource
+
+    def initialize(self, state: TrainState, tokenizer: Tokenizer) -> list[str]:
+        """Copy the weights into a state at step 0, which may be sharded; return notes."""
+        self._require_tokenizer(tokenizer)
+        tensors = {name: value.detach() for name, value in self.source.network.named_parameters()}
+        network, known, missing = state.objective.network, self.source.num_tokens, list[str]()
+        tables = _token_tables(network)
+        new_modules: Iterable[nn.Module] = getattr(network, "added_modules", ())
+        added = {id(weight) for module in new_modules for weight in module.parameters()}
+        for name, parameter in network.named_parameters():
+            key = name_without_lora(name)
+            if key is None:
+                continue  # an adapter: it has its own initial value
+            if key in tensors:
+                tensor = tensors[key]
+                if id(parameter) in tables:
+                    tensor = _with_rows(tensor, parameter.shape[0], known)
+                _require_shape(name, tensor, parameter.shape)
+                copy_full(parameter, tensor)
+            elif id(parameter) not in added:
+                missing.append(name)
+        if missing:
+            raise CheckpointError(
+                f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network. Use "
+                "the network of the source: leave out --backbone."
+            )
+        if state.ema:
+            for name, parameter in state.objective.named_parameters():
+                state.ema.values[name].copy_(parameter.detach())
+        state.source = {"name": self.name, "sha256": self.source.sha256}
+        notes = [f"initial weights of {self.name} (SHA-256 {self.source.sha256[:12]})"]
+        if tokenizer.vocab.size > known:
+            added = tokenizer.vocab.size - known
+            notes.append(f"{added} tokens at the end, such as the mask, are new to the model")
+        return notes + list(self.source.notes)
+
+    def _require_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse data of another tokenizer than that of the source, if it has one."""
+        path, known = Path(self.name) / TOKENIZER_FILE, self.source.num_tokens
+        if path.is_file():
+            own = Tokenizer.load(self.name)
+            is_same = (own.fingerprint, own.vocab) == (tokenizer.fingerprint, tokenizer.vocab)
+        else:
+            is_same = tokenizer.vocab.size >= known and self.source.mask_id in (
+                None,
+                tokenizer.vocab.mask_id,
+            )
+        if not is_same:
+            raise DataError(
+                f"the data has a tokenizer of {tokenizer.vocab.size:,} tokens that is not that of "
+                f"{self.name}, with {known:,}. Prepare the data with `--tokenizer {self.name}`."
+            )
+
+
+def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | None]:
+    """Return the run with the network and tokenizer of its source, and the source.
+
+    A run that has a checkpoint needs no source: its network is in the record.
+    """
+    if run.init_from is None:
+        return run, None
+    saved = _saved_run(out)
+    if saved is not None and saved.init_from == run.init_from:
+        data = run.data
+        if data.folder is None:
+            data = replace(data, tokenizer=saved.data.tokenizer)
+        return replace(run, backbone=_with_own(run.backbone, saved.backbone), data=data), None
+    source = load_network(run.init_from)
+    config: Any = source.network.config
+    found = name_of(type(config))
+    assert found is not None  # every network that is loaded is registered
+    options = {
+        name: getattr(config, name)
+        for name in to_plain(config)
+        if name not in ("kind", "package", "vocab_size", "max_length")
+    }
+    backbone, data = _with_own(run.backbone, Part("backbone", found[1], options)), run.data
+    if data.folder is None and (Path(run.init_from) / TOKENIZER_FILE).is_file():
+        data = replace(data, tokenizer=run.init_from)
+    return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
+
+
+def _saved_run(out: Path) -> RunConfig | None:
+    folder = out / "checkpoints"
+    try:
+        return run_from_plain(read_record(folder / folder_name(steps_in(folder)[-1])).get("run"))
+    except (IndexError, OSError, ValueError):
+        return None  # no checkpoint, or a damaged one, which is reported later
+
+
+def _with_own(run: Part, source: Part) -> Part:
+    """Return the source's network with those options of the run's that have no weights."""
+    own = {k: v for k, v in run.options.items() if k in _OF_THE_RUN and k in source.options}
+    return source.changed(**own)
+
+
+def _token_tables(network: nn.Module) -> set[int]:
+    """Return the ids of the parameters with a row for each token: embedding and head."""
+    config: Any = network.config
+    tables = [m for m in network.modules() if isinstance(m, nn.Embedding)]
+    tables = [table for table in tables if table.num_embeddings == config.vocab_size]
+    modules = [cast(nn.Module, network.head), *tables]
+    return {id(weight) for module in modules for weight in module.parameters(recurse=False)}
+
+
+def _with_rows(table: Tensor, num_rows: int, num_tokens: int) -> Tensor:
+    """Return a table with `num_rows` rows; those of new tokens are the mean of the others.
+
+    Rows of the source after its `num_tokens` are padding.
+    """
+    kept = table[: min(num_tokens, num_rows)]
+    if len(kept) == num_rows:
+        return kept
+    mean = kept.float().mean(0, keepdim=True).to(kept.dtype)
+    return torch.cat([kept, mean.expand(num_rows - len(kept), *kept.shape[1:])])
+
+
+def _require_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise ConfigError(
+            f"{name} must have shape {list(shape)}, got {list(tensor.shape)} in the source. Use a "
+            "data.length within the context of the source."
+        )

@@ -1,0 +1,80 @@
+"""One list of names: the registry, the command line, files and docs/extending.md agree on it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.registrations import run_gidd
+
+from gidd.common.codec import part_from_plain
+from gidd.common.registry import KINDS, builtin_parts, part_names
+from gidd.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+FLAGS = {
+    "schedule": ("train", "--noise"),
+    "weighting": ("train", "--weighting"),
+    "backbone": ("train", "--backbone"),
+    "step": ("sample", "--sampler"),
+    "corrector": ("sample", "--corrector"),
+}
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What the commands print."""
+    commands = {
+        "train": ("train", "nano", "--help"),
+        "sample": ("sample", "--help"),
+        "list": ("data", "list"),
+    }
+    done = {name: run_gidd(*words) for name, words in commands.items()}
+    assert all(one.returncode == 0 for one in done.values())
+    return {name: one.stdout for name, one in done.items()}
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_help_offers_the_registered_names(kind, printed):
+    command, flag = FLAGS[kind]
+    (choices,) = re.findall(rf"{flag} \{{([^}}]*)\}}", printed[command])
+    assert choices.split(",") == part_names(kind)
+
+
+def test_the_list_of_corpora_has_the_registered_names(printed):
+    rows = re.findall(r"^│ (\S+) ", printed["list"], re.M)
+    assert rows == [*part_names("corpus"), "PATH", "hf:ORG/NAME"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_may_have_the_registered_names(kind):
+    with pytest.raises(ConfigError) as refused:
+        part_from_plain(kind, {"kind": "no such name"}, "part")
+    (names,) = re.findall(r"must be one of (.*), got", str(refused.value))
+    assert names.split(", ") == part_names(kind)
+    for name in part_names(kind):
+        try:
+            part_from_plain(kind, {"kind": name}, "part")
+        except ConfigError as error:
+            assert "lacks" in str(error)  # an option without a default
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_lists_the_parts_of_gidd(kind):
+    """A part that is added without a row here is not documented."""
+    _, _, after = PAGE.read_text().partition(f"(`{kind}`)\n")
+    rows = re.findall(r"^\| `([^`]+)` \| \S", after.partition("\n## ")[0], re.M)
+    assert rows == list(builtin_parts(kind))
+
+
+def test_the_page_lists_the_kinds():
+    rows = re.findall(r"^\| \[`(\w+)`\]", PAGE.read_text(), re.M)
+    assert rows == list(KINDS)
+
+
+def test_every_kind_has_an_example_of_a_few_lines():
+    """They are run by tests/test_package.py."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    for kind in KINDS:
+        (example,) = [block for block in blocks if f'register("{kind}"' in block]
+        lines = example.partition("@gidd.register")[2].partition("\n\n\n")[0].splitlines()
+        assert len([line for line in lines if line.strip()]) <= 12, kind

@@ -1,0 +1,423 @@
+"""Networks of transformers as backbones: bidirectional, trained, and read from their own files."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.small_networks import MARKOV_VOCAB, markov_losses
+from torch import nn
+
+from gidd.errors import CheckpointError, ConfigError
+from gidd.models.backbones.bidirectional import BidirectionalConfig, BidirectionalTransformer
+from gidd.models.backbones.hf_config import CAUSAL, SETTINGS, hf_config_type
+from gidd.models.denoiser import Denoiser
+from gidd.models.init import Initializer
+from gidd.models.weights import write_safetensors
+from gidd.vocab import Vocab
+
+transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
+
+hf = pytest.importorskip("gidd.models.importers.hf")
+
+FAMILIES = tuple(SETTINGS)
+ROWS, LENGTH = 13, 12
+WIDE = json.dumps({"initializer_range": 0.3})
+"""Weights large enough that every layer matters in the comparisons."""
+
+
+def config_of(family="llama", **changes):
+    kv = {"num_kv_heads": 2} if family in CAUSAL else {}
+    sizes = {"vocab_size": ROWS, "max_length": LENGTH, "width": 32, "num_layers": 4}
+    fields = {"num_heads": 4, "mlp_width": 48, "settings": WIDE, **sizes, **kv, **changes}
+    return hf_config_type(family)(family=family, **fields)
+
+
+def network_of(family="llama", seed=0, **changes):
+    network = config_of(family, **changes).build()
+    network.reset_parameters(Initializer(seed))
+    return network.eval()
+
+
+def tokens(num=2, length=LENGTH, seed=0):
+    return torch.randint(ROWS, (num, length), generator=torch.Generator().manual_seed(seed))
+
+
+T = torch.tensor([0.2, 0.9])
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_network_has_the_interface_of_a_backbone(family, tied):
+    network = network_of(family, tied_head=tied)
+    z = tokens()
+    with torch.no_grad():
+        hidden, logits = network.hidden(z, T), network(z, T)
+        torch.testing.assert_close(network.head(hidden), logits)
+        rows = Denoiser(network, Vocab(ROWS - 1, mask_id=3))(z, T)
+    assert hidden.shape == (2, LENGTH, 32) and logits.shape == (2, LENGTH, ROWS)
+    assert isinstance(network.head, nn.Linear) and network.head.out_features == ROWS
+    assert isinstance(network.blocks, nn.ModuleList) and len(network.blocks) == 4
+    torch.testing.assert_close(rows.sum(-1), torch.ones(2, LENGTH))
+    assert not network.uses_time
+    assert network.config == type(network.config)(**json.loads(json.dumps(asdict(network.config))))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_position_sees_every_token(family):
+    network, z = network_of(family), tokens(1)
+    with torch.no_grad():
+        before = network(z, T[:1])
+        for changed in (0, LENGTH - 1):
+            other = z.clone()
+            other[0, changed] = (z[0, changed] + 1) % ROWS
+            difference = (network(other, T[:1]) - before).abs().amax(-1)[0]
+            assert difference.min() > 1e-6, changed
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_causal_network_is_our_bidirectional_transformer(family, tied):
+    network, z = network_of(family, tied_head=tied), tokens()
+    ours = BidirectionalTransformer(
+        BidirectionalConfig(
+            vocab_size=ROWS,
+            max_length=LENGTH,
+            width=32,
+            mlp_width=48,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            rotary_base=10_000.0,
+            norm_eps=1e-6,
+            qkv_bias=family == "qwen2",
+            tied_head=tied,
+        )
+    )
+    weights = {name.removeprefix("body."): p for name, p in network.state_dict().items()}
+    ours.load_state_dict({"head.weight": network.head.weight, **weights})
+    with torch.no_grad():
+        torch.testing.assert_close(network(z, T), ours(z, T), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_time_embedding_starts_without_effect(family):
+    plain, timed = network_of(family), network_of(family, time_embedding=True)
+    added = {n for n in timed.state_dict() if n.startswith(("time.", "time_projection."))}
+    assert plain.state_dict().keys() == timed.state_dict().keys() - added
+    timed.load_state_dict(plain.state_dict(), strict=False)
+    z = tokens()
+    assert timed.uses_time
+    with torch.no_grad():
+        assert torch.equal(plain(z, T), timed(z, T))
+    timed(z, T).square().sum().backward()
+    assert timed.time_projection.weight.grad.abs().max() > 0
+    with torch.no_grad():
+        Initializer(3).normal(timed.time_projection.weight, 1.0)
+        difference = (timed(z, T) - timed(z, 1 - T)).abs().amax(-1)
+    assert difference.min() > 1e-4  # at every position
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_lowers_the_loss(family):
+    config = hf_config_type(family)(
+        vocab_size=MARKOV_VOCAB.size,
+        max_length=16,
+        family=family,
+        width=32,
+        num_layers=2,
+        num_heads=2,
+        time_embedding=True,
+    )
+    network = config.build()
+    network.reset_parameters(Initializer(0))
+    losses = markov_losses(network, steps=50)
+    assert losses[-10:].mean() < 0.85 * losses[:10].mean()
+    assert network.time_projection.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_network_of_the_meta_device_is_initialised_completely(family, tied):
+    """Parameters and buffers hold anything after `to_empty`."""
+    config = config_of(family, tied_head=tied, time_embedding=True)
+    with torch.device("meta"):
+        network = config.build()
+    network.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 7)
+    network.reset_parameters(Initializer(5))
+    network.eval()
+    same = network_of(family, seed=5, tied_head=tied, time_embedding=True)
+    other = network_of(family, seed=6, tied_head=tied, time_embedding=True)
+    z = tokens()
+    with torch.no_grad():
+        assert torch.equal(network(z, T), same(z, T))
+        assert not torch.equal(network(z, T), other(z, T))
+    for (name, left), (_, right) in zip(network.named_buffers(), same.named_buffers(), strict=True):
+        assert torch.equal(left, right), name
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_tied_head_stays_tied_and_is_saved_once(family, tmp_path):
+    network = network_of(family, tied_head=True)
+    assert "head.weight" not in network.state_dict()
+    write_safetensors(tmp_path / "model.safetensors", network.state_dict())
+    with torch.device("meta"):
+        loaded = network.config.build()
+    loaded.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=True)
+    assert loaded.head.weight is loaded.embedding.weight
+    loaded.to(torch.float64)
+    assert loaded.head.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_constants_survive_any_conversion(family):
+    """Rotary frequencies in bf16 would rotate tokens by other angles."""
+    network = network_of(family)
+    expected = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with torch.device("meta"):
+        loaded = network.config.build()
+    loaded.load_state_dict(network.state_dict(), assign=True)
+    for converted in (network.to(torch.bfloat16), network.float(), loaded.float()):
+        found = dict(converted.named_buffers())
+        assert found.keys() == expected.keys()
+        for name, buffer in found.items():
+            assert buffer.dtype == expected[name].dtype and torch.equal(buffer, expected[name])
+
+
+def test_recomputed_activations_change_no_gradient(capfd):
+    z = tokens()
+    for family in ("llama", "bert", "modernbert"):
+        kept = network_of(family).train()
+        again = network_of(family, checkpoint_activations=True).train()
+        calls = []
+        again.blocks[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append("forward"))
+        for network in (kept, again):
+            network(z, T).square().sum().backward()
+        assert len(calls) == 2  # in the forward pass, and again in the backward pass
+        for (name, one), two in zip(kept.named_parameters(), again.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, two.grad, msg=name)
+    assert capfd.readouterr() == ("", "")  # transformers has nothing to warn about
+
+
+def test_sequence_longer_than_the_context_is_refused():
+    with pytest.raises(ConfigError, match=r"max_length = 12.*got 13"):
+        network_of()(tokens(length=LENGTH + 1), T)
+
+
+def test_all_problems_of_a_config_are_reported():
+    with pytest.raises(ConfigError) as caught:
+        config_of("gpt", width=0, num_kv_heads=-1, tied_head=5)
+    message = str(caught.value)
+    for problem in ("family", "'gpt'", "modernbert", "width", "num_kv_heads", "tied_head"):
+        assert problem in message
+    with pytest.raises(ConfigError, match=r"(?s)auto_map.*cannot be set.*width.*divide"):
+        config_of(width=30, num_kv_heads=3, settings='{"auto_map": {}}')
+    with pytest.raises(ConfigError, match=r"settings must be a JSON object"):
+        config_of(settings="[1]")
+    with pytest.raises(ConfigError, match=r"head_dim of settings must be an even number, got 7"):
+        config_of(settings='{"head_dim": 7}')
+    with pytest.raises(ConfigError, match=r"num_kv_heads must not be set for bert"):
+        config_of("bert", num_kv_heads=2)
+    with pytest.raises(ConfigError, match=r"max_position_embeddings = 8.*got 12"):
+        config_of(settings='{"max_position_embeddings": 8}')
+    with pytest.raises(ConfigError, match=r"settings.*no-such-activation"):
+        config_of(settings='{"hidden_act": "no-such-activation"}').build()
+
+
+def test_config_needs_neither_torch_nor_transformers():
+    code = (
+        "import sys; from gidd.models.backbones.hf_config import BidirectionalLMConfig; "
+        "BidirectionalLMConfig(vocab_size=9, max_length=4); "
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_missing_transformers_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r'pip install "gidd\[hf\]"'):
+        config_of().build()
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+SAVED = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
+    "mistral": {"rms_norm_eps": 1e-3, "sliding_window": 8},
+    "qwen2": {"tie_word_embeddings": True, "hidden_act": "gelu"},
+    "qwen3": {"head_dim": 6, "attention_bias": True},
+    "bert": {"type_vocab_size": 3, "layer_norm_eps": 1e-3, "pad_token_id": 5},
+    "modernbert": {"local_attention": 4, "norm_bias": True, "classifier_activation": "silu"},
+}
+"""Fields in which the saved networks differ from what the options of `HFConfig` give."""
+
+
+def saved_network(family, folder, max_shard_size="5GB", **changes):
+    """Save a network with transformers, as a user has it."""
+    fields = {"vocab_size": ROWS, "hidden_size": 32, "intermediate_size": 48}
+    fields |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 16}
+    fields |= {"initializer_range": 0.3, "pad_token_id": None}
+    if family in CAUSAL:
+        fields["num_key_value_heads"] = 2
+    config = transformers.AutoConfig.for_model(family, **fields | SAVED[family] | changes)
+    is_causal = family in CAUSAL
+    kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMaskedLM
+    torch.manual_seed(1)
+    model = kind.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def loaded_network(folder, **changes):
+    config, tensors, digest = hf.read_hf(folder)
+    assert len(digest) == 64
+    with torch.device("meta"):
+        network = replace(config, **changes).build()
+    network.to_empty(device="cpu")
+    network.reset_parameters(Initializer(0))
+    network.load_state_dict(tensors)
+    return network.eval()
+
+
+def their_logits(model, z):
+    no_mask = torch.zeros(1, 1, z.shape[1], z.shape[1])
+    is_causal = model.config.model_type in CAUSAL
+    with torch.no_grad():
+        return model(input_ids=z, attention_mask=no_mask if is_causal else None).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_network_saved_by_transformers_gives_the_same_logits(family, tmp_path):
+    model = saved_network(family, tmp_path)
+    network, z = loaded_network(tmp_path), tokens(length=8)
+    with torch.no_grad():
+        torch.testing.assert_close(network(z, T), their_logits(model, z), rtol=0, atol=1e-5)
+    assert network.config.max_length == (8 if family == "mistral" else 16)  # its window
+    shorter = loaded_network(tmp_path, max_length=4)
+    with torch.no_grad():
+        z = tokens(length=4)
+        torch.testing.assert_close(shorter(z, T), their_logits(model, z), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_and_untied_heads_are_read(family, tmp_path):
+    for tied in (False, True):
+        folder = tmp_path / str(tied)
+        model = saved_network(family, folder, tie_word_embeddings=tied)
+        network, z = loaded_network(folder), tokens(length=8)
+        assert network.config.tied_head == tied
+        with torch.no_grad():
+            torch.testing.assert_close(network(z, T), their_logits(model, z), rtol=0, atol=1e-5)
+
+
+def test_several_files_are_read(tmp_path):
+    model = saved_network("llama", tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    z = tokens()
+    with torch.no_grad():
+        logits = loaded_network(tmp_path)(z, T)
+    torch.testing.assert_close(logits, their_logits(model, z), rtol=0, atol=1e-5)
+
+
+def test_old_names_and_unused_tensors_of_bert_are_read(tmp_path):
+    model, z = saved_network("bert", tmp_path), tokens()
+    weights = load_file(tmp_path / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for now, before in old.items():
+        weights = {name.replace(now, before): tensor for name, tensor in weights.items()}
+    weights |= {"bert.pooler.dense.weight": torch.ones(32, 32)}
+    weights |= {"cls.seq_relationship.bias": torch.ones(2)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        logits = loaded_network(tmp_path)(z, T)
+    torch.testing.assert_close(logits, their_logits(model, z), rtol=0, atol=1e-5)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_fields_without_a_meaning_for_the_network_are_ignored(tmp_path):
+    model, z = saved_network("llama", tmp_path), tokens()
+    code = {"auto_map": {"AutoModelForCausalLM": "owner/name--module.Class"}}
+    labels = {"num_labels": 10**9, "id2label": {"0": "zero"}}
+    change_config(tmp_path, **code, **labels, attn_implementation="owner/kernel", unknown=[1])
+    with torch.no_grad():
+        logits = loaded_network(tmp_path)(z, T)
+    torch.testing.assert_close(logits, their_logits(model, z), rtol=0, atol=1e-5)
+
+
+def test_fields_of_older_versions_are_read(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    theta = {"rope_type": "default", "rope_theta": 500.0}
+    for family in ("llama", "modernbert"):
+        per_layer = {"full_attention": theta, "sliding_attention": theta}
+        rope = {"rope_parameters": theta if family == "llama" else per_layer}
+        for folder in (old, new):
+            saved_network(family, folder, **rope)
+        fields = json.loads((old / "config.json").read_text())
+        del fields["rope_parameters"]
+        names = ("rope_theta",) if family == "llama" else ("global_rope_theta", "local_rope_theta")
+        fields |= dict.fromkeys(names, 500.0)
+        (old / "config.json").write_text(json.dumps(fields))
+        assert hf.read_hf(old).config == hf.read_hf(new).config
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {"model_type": "gpt2"}, r"model_type must be one of llama.*'gpt2'"),
+        ("llama", {"num_hidden_layers": 10**9}, r"num_hidden_layers must be at most \d+"),
+        ("llama", {"num_hidden_layers": 3}, r"layers.3.*not part of this model"),
+        ("llama", {"vocab_size": 14}, r"embed_tokens.*must have shape \[14, 32\]"),
+        ("llama", {"hidden_size": 10**12}, r"width must be an integer"),
+        ("llama", {"hidden_act": "no-such"}, r"config.json.*no-such"),
+        ("llama", {"quantization_config": {"bits": 4}}, r"quantization_config"),
+        ("llama", {"max_position_embeddings": 10**8}, r"GIDD_MAX_CONTEXT_TOKENS"),
+        ("llama", {"rope_parameters": {"rope_type": "no-such"}}, r"config.json"),
+        ("mistral", {"rope_parameters": LINEAR}, r"sliding_window = 8 with rope_parameters"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, r"layer_types"),
+        ("bert", {"is_decoder": True}, r"is_decoder must be \[False\]"),
+        ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type"),
+    ],
+)
+def test_network_that_would_not_be_reproduced_is_refused(family, changes, message, tmp_path):
+    saved_network(family, tmp_path)
+    if family == "qwen2":
+        path = tmp_path / "config.json"
+        fields = json.loads(path.read_text())
+        del fields["layer_types"]  # it follows from the other fields
+        path.write_text(json.dumps(fields | {"sliding_window": 4}))
+    change_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        hf.read_hf(tmp_path)
+
+
+def test_pickles_are_not_read(tmp_path):
+    model = saved_network("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "model.ckpt")
+    with pytest.raises(CheckpointError, match=r"model.ckpt in the same folder is a pickle"):
+        hf.read_hf(tmp_path)
+
+
+def test_matches_tells_supported_families():
+    assert hf.matches({"model_type": "qwen3"}) and hf.matches({"model_type": "modernbert"})
+    assert not hf.matches({"model_type": "Dream"}) and not hf.matches({})

@@ -1,0 +1,225 @@
+"""The example package, as its users meet it: installed by pip, used by the commands."""
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.registrations import (
+    EXAMPLE,
+    environment_with,
+    install_example,
+    run_gidd,
+    temporary_registrations,
+    write_package,
+)
+from support.training_runs import reported
+
+from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule
+from gidd.diffusion.times import sine_mesh
+from gidd.sampling.canvas import Canvas
+from gidd.sampling.prediction import Prediction
+from gidd.training.checkpoints.folder import steps_in
+from gidd.vocab import Vocab
+
+LAST = "checkpoints/step-000000010"
+TRAIN = (
+    ("train", "nano", "--noise", "drifting", "--weighting", "faded", "--weighting.power", "0.5")
+    + ("--backbone", "conv", "--backbone.width", "16", "--backbone.num-layers", "2")
+    + ("--data.sources", "sums", "--data.tokenizer", "270", "--data.length", "32", "--quiet")
+    + ("--train.steps", "10", "--train.save-every", "4", "--train.report-every", "1")
+    + ("--train.global-batch", "4", "--train.evaluate-samples", "4")
+)  # fmt: skip
+STOP_IN_STEP_6 = """
+import sys
+from gidd.cli import main
+from gidd.training import loop
+from support.kill_training import stop_at
+
+stop_at(loop, "update", calls=6, after=True)
+main(sys.argv[1:])
+"""
+USE = """
+import gidd
+pipe = gidd.from_pretrained("model")
+options = {"sampler": "left-to-right", "sampler_options": {"at_least": 2}}
+assert len(pipe.generate(2, length=16, steps=4, **options)) == 2
+print(pipe.score("12 + 7 = 19", nodes=2, repeats=2).nelbo)
+"""
+
+
+REQUIRED_OPTION = """
+import gidd
+
+@gidd.register("step", "works")
+def works(schedule, s, t, canvas, prediction, *, width: int): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the installed example."""
+    return install_example(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The modules of the example in this process, which forgets its parts afterwards."""
+    monkeypatch.syspath_prepend(EXAMPLE / "src")
+    with temporary_registrations():
+        yield importlib.import_module("gidd_example")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gidd_example"]:
+            del sys.modules[name]
+
+
+def ran(*words, site=None, cwd=None) -> str:
+    done = run_gidd(*words, site=site, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*words, cwd) -> str:
+    """What a command without the example prints; it must be one message, without a traceback."""
+    done = run_gidd(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("gidd: ") and "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_help_shows_the_parts_and_their_options(site):
+    """Without the package it shows none of them: tests/common/test_parts_by_name.py."""
+    shown = ran("train", "nano", "--noise", "drifting", "--help", site=site)
+    for name in ("drifting", "faded", "conv", "--noise.random-fraction"):
+        assert re.search(rf"(?<!\w){name}\b", shown), name
+    assert "Fraction r of random tokens in the noise at t = 0" in shown
+    assert "left-to-right" in ran("sample", "--help", site=site)
+
+
+def test_the_corpus_is_listed_if_and_only_if_the_package_is_installed(site):
+    assert re.search(r"\bsums\b.*additions", ran("data", "list", site=site))
+    assert "sums" not in ran("data", "list")
+
+
+@pytest.mark.slow
+def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_without_them(
+    site, tmp_path
+):
+    ran(*TRAIN, "--out", "undisturbed", site=site, cwd=tmp_path)
+    command = [sys.executable, "-c", STOP_IN_STEP_6, *TRAIN, "--out", "killed"]
+    with subprocess.Popen(command, env=environment_with(site), cwd=tmp_path) as child:
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    assert steps_in(killed / "checkpoints") == [4]
+    refuse_resume(killed, tmp_path)
+    ran(*TRAIN, "--out", "killed", site=site, cwd=tmp_path)
+    assert reported(killed) == reported(undisturbed)
+    ours, theirs = (saved_tensors(run / LAST) for run in (killed, undisturbed))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    ran("export", "killed", "--out", "model", site=site, cwd=tmp_path)
+    words = ("sample", "model", "--length", "16", "--steps", "4", "--sampler", "left-to-right")
+    assert ran(*words, "--sampler.at-least", "2", site=site, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", USE], env=environment_with(site), cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+
+    message = refused("export", "killed", "--out", "other", cwd=tmp_path)
+    assert "backbone 'conv'" in message and "gidd-example 0.1.0" in message
+    assert "delete" not in message  # the checkpoint is not damaged
+    message = refused("sample", "model", cwd=tmp_path)
+    assert "model/gidd.json" in message and "backbone 'conv'" in message
+    assert "gidd-example 0.1.0" in message
+
+
+def saved_tensors(checkpoint):
+    """Weights and optimiser state."""
+    (file,) = checkpoint.glob("*.safetensors")
+    return load_file(file)
+
+
+def refuse_resume(run, cwd):
+    """Without the package a run is not resumed, by any of the commands that could."""
+    yaml = str(run / "checkpoints" / "step-000000004" / "run.yaml")
+    message = refused("train", yaml, "--out", str(run), cwd=cwd)
+    assert "backbone 'conv'" in message and "gidd-example 0.1.0" in message
+    message = refused("train", "nano", "--data.folder", f"{run}/data", "--out", str(run), cwd=cwd)
+    assert "record.json" in message and "gidd-example 0.1.0" in message
+    assert "'drifting'" in refused(*TRAIN, "--out", str(run), cwd=cwd)
+
+
+def test_a_package_that_cannot_be_imported_is_reported_once_and_left_out(tmp_path):
+    write_package(tmp_path, "broken", "raise RuntimeError('no such device')")
+    write_package(tmp_path, "works", REQUIRED_OPTION)
+    done = run_gidd("sample", "--help", site=tmp_path)
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    for part in ("gidd: warning", "broken 1.0", "RuntimeError", "no such device"):
+        assert part in warning
+    assert "works" in done.stdout
+
+
+def test_a_required_option_is_asked_for_by_the_command(tmp_path):
+    write_package(tmp_path, "works", REQUIRED_OPTION)
+    shown = ran("sample", "--sampler", "works", "--help", site=tmp_path)
+    assert re.search(r"--sampler.width INT.*required", shown)
+    done = run_gidd("sample", "model", "--sampler", "works", site=tmp_path)
+    assert done.returncode == 2 and "--sampler.width" in done.stderr + done.stdout
+
+
+def test_a_name_that_is_not_installed_is_refused_with_its_option(tmp_path):
+    for words in (("train", "nano", "--noise", "drifting"), ("sample", "m", "--sampler", "drift")):
+        message = refused(*words, cwd=tmp_path)
+        assert words[2] in message and f"got '{words[3]}'" in message
+        assert "package" in message
+
+
+def test_two_packages_with_one_name_are_reported(tmp_path):
+    code = "import gidd\n@gidd.register('step', 'same')\ndef {}(): ...\n"
+    for name in ("first", "second"):
+        write_package(tmp_path, name, code.format(name))
+    done = run_gidd("sample", "--help", site=tmp_path)
+    assert done.returncode == 0 and "same" in done.stdout
+    assert "'same' of first 1.0" in done.stderr or "'same' of second 1.0" in done.stderr
+
+
+def test_the_inflow_of_drifting_noise_is_that_of_its_marginals(example):
+    vocab, t = Vocab(5, mask_id=4), sine_mesh(20)[1:-1]
+    for fraction in (0.0, 0.3, 1.0):
+        schedule = example.noise.DriftingSchedule(vocab, fraction)
+        derived = FunctionalSchedule(vocab, schedule.alpha, schedule.beta_pi)
+        torch.testing.assert_close(schedule.inflow(t), derived.inflow(t), rtol=1e-10, atol=1e-12)
+
+
+def test_left_to_right_fills_the_leftmost_masks(example):
+    class Network:
+        uses_time = True
+
+        def hidden(self, z, t):
+            return torch.zeros(*z.shape, 1)
+
+        def distribution(self, hidden):
+            return torch.tensor([1.0, 0.0, 0.0]).expand(len(hidden), 3)
+
+    vocab = Vocab(3, mask_id=2)
+    canvas = Canvas.blank(MaskedSchedule(vocab), 2, 8)
+    canvas.protected[1, 0] = True
+    canvas.tokens[1, 0] = 1
+    t = canvas.time
+    prediction = Prediction(Network(), t, canvas.tokens, vocab.size)
+    output = example.sampler.left_to_right(MaskedSchedule(vocab), 0.5 * t, t, canvas, prediction)
+    # masks expected at s = 1/2: 4 of 8 free positions, 3.5 -> 4 of 7
+    assert output.tokens.tolist() == [[0, 0, 0, 0, 2, 2, 2, 2], [1, 0, 0, 0, 2, 2, 2, 2]]
+    assert output.probability[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    late = example.sampler.left_to_right(
+        MaskedSchedule(vocab), t, t, canvas, prediction, at_least=1
+    )
+    assert late.tokens[:, :2].tolist() == [[0, 2], [1, 0]]

@@ -1,0 +1,245 @@
+"""Fine-tuning: runs that start from the weights of another model."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
+from tokenizers import Tokenizer as InnerTokenizer, models, pre_tokenizers
+
+import gidd
+from gidd.data.preparation.prepare import prepare
+from gidd.data.tokenizers import Tokenizer, character_level
+from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.models.hub import load_network
+from gidd.runs.export import export
+from gidd.runs.init_from import with_source
+from gidd.runs.presets import hybrid
+from gidd.training.build import build_state
+from gidd.training.checkpoints.folder import read_record
+from gidd.training.config import Diffusion
+from gidd.training.parallel import FSDP
+from gidd.training.world import open_world
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TEXT = "I embrace with great satisfaction the opportunity which now presents itself. " * 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return speeches(tmp_path_factory.mktemp("data"), documents=12)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, data):
+    """A model of a few steps with masks only."""
+    out = tmp_path_factory.mktemp("source")
+    run = replace(tiny_run(data, steps=4), objective=Diffusion(noise=hybrid(0.0)))
+    train_here(run, out)
+    with open_world("cpu", 60) as world:
+        export(out, out / "model", world)
+    return out / "model"
+
+
+def tuned(data, source, **changes):
+    run = tiny_run(data, steps=6, save_every=3, **changes)
+    # another size: the network is that of the source
+    return replace(run, backbone=run.backbone.changed(width=64), init_from=str(source))
+
+
+def initial(run, out, vocab):
+    """The weights of a run before its first step, by their names in the network."""
+    with open_world("cpu", 60) as world:
+        run, source = with_source(run, out)
+        state = build_state(run, vocab, world)
+        notes = source.initialize(state, Tokenizer.load(run.data.folder))
+        network = state.objective.network
+        return {name: value.detach().clone() for name, value in network.named_parameters()}, notes
+
+
+def test_a_run_starts_from_the_weights_and_network_of_its_source(data, source, tmp_path):
+    found, notes = initial(tuned(data, source), tmp_path, Tokenizer.load(data).vocab)
+    weights = gidd.from_pretrained(source).denoiser.backbone.state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in found)
+    assert str(source) in notes[0]
+
+
+def test_the_source_is_in_every_checkpoint_and_in_the_exported_model(data, source, tmp_path):
+    run = tuned(data, source, keep=9)
+    train_here(run, tmp_path)
+    expected = {
+        "name": str(source),
+        "sha256": json.loads((source / "gidd.json").read_text())["files"]["model.safetensors"],
+    }
+    folders = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert len(folders) == 2
+    for folder in folders:
+        assert read_record(folder)["init_from"] == expected
+    with open_world("cpu", 60) as world:
+        export(tmp_path, tmp_path / "model", world)
+    assert (
+        json.loads((tmp_path / "model" / "gidd.json").read_text())["training"]["init_from"]
+        == expected
+    )
+    # the noise is that of the run, not that of the source
+    assert gidd.from_pretrained(tmp_path / "model").schedule.p_uniform == 0.1
+
+
+@pytest.mark.slow
+def test_a_sharded_run_starts_from_the_same_weights(data, source, tmp_path):
+    run = tuned(data, source)
+    run_ranks(train_here, 1, run, tmp_path / "alone")
+    run_ranks(train_here, 2, run, tmp_path / "sharded", FSDP())
+    torch.testing.assert_close(
+        losses(tmp_path / "sharded"), losses(tmp_path / "alone"), rtol=1e-4, atol=0
+    )
+
+
+def test_a_run_resumes_bit_for_bit_without_its_source(data, source, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(source, moved)
+    run = tuned(data, moved)
+    train_here(run, tmp_path / "undisturbed")
+    part = replace(run, train=replace(run.train, steps=3))
+    train_here(part, tmp_path / "resumed")
+    shutil.rmtree(moved)
+    train_here(run, tmp_path / "resumed")
+    assert reported(tmp_path / "resumed")[-1] == reported(tmp_path / "undisturbed")[-1]
+    ours, theirs = (
+        final_tensors(with_source(run, tmp_path / name)[0], tmp_path / name)
+        for name in ("resumed", "undisturbed")
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_data_of_another_tokenizer_is_refused(source, tmp_path):
+    other = speeches(tmp_path / "data", vocab_size=300, documents=6)
+    with pytest.raises(DataError, match=r"300 tokens .*--tokenizer .*model"):
+        train_here(tuned(other, source), tmp_path / "out")
+
+
+def test_sources_are_prepared_with_the_tokenizer_of_the_source(source, tmp_path):
+    (tmp_path / "my.txt").write_text(TEXT)
+    run = tuned(None, source)
+    run = replace(run, data=replace(run.data, sources=(str(tmp_path / "my.txt"),), validation=0.0))
+    train_here(run, tmp_path / "out")
+    used, own = Tokenizer.load(tmp_path / "out" / "data"), Tokenizer.load(source)
+    assert (used.fingerprint, used.vocab) == (own.fingerprint, own.vocab)
+
+
+def test_a_folder_without_a_model_is_refused(data, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="gidd.json"):
+        train_here(tuned(data, tmp_path / "empty"), tmp_path / "out")
+
+
+def words_tokenizer(words):
+    """A tokenizer without a mask, as a causal language model has one."""
+    vocabulary = {word: i for i, word in enumerate(["<|endoftext|>", "[UNK]", *words])}
+    inner = InnerTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A causal Llama as `save_pretrained` writes it, and data of its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("llama")
+    inner = words_tokenizer(sorted(set(TEXT.split())))
+    size = inner.get_vocab_size()
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=64, bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = transformers.LlamaForCausalLM(config)
+    network.save_pretrained(folder / "network")
+    (folder / "text.txt").write_text(TEXT)
+    tokenizer = Tokenizer(inner)
+    prepare(folder / "text.txt", tokenizer, folder / "data", quiet=True)
+    return folder / "network", folder / "data", network, tokenizer
+
+
+def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
+    folder, data, network, tokenizer = llama
+    size = network.config.vocab_size
+    assert tokenizer.vocab.size > size  # the mask was added
+    found, notes = initial(tuned(data, folder), tmp_path, tokenizer.vocab)
+    table = network.get_input_embeddings().weight.detach()
+    (name,) = [name for name in found if "embed_tokens" in name]
+    assert torch.equal(found[name][:size], table)
+    torch.testing.assert_close(found[name][size:], table.mean(0).expand_as(found[name][size:]))
+    head = network.get_output_embeddings().weight.detach()
+    assert torch.equal(found["head.weight"][:size], head)
+    assert "new to the model" in notes[1]
+    run, _ = with_source(tuned(data, folder), tmp_path)
+    assert run.backbone.name == "llama-bidirectional"
+    assert run.backbone.options["width"] == 32
+
+
+def test_a_causal_network_trains_and_generates(llama, tmp_path):
+    folder, data, _, _ = llama
+    train_here(tuned(data, folder), tmp_path)
+    with open_world("cpu", 60) as world:
+        export(tmp_path, tmp_path / "model", world)
+    pipe = gidd.from_pretrained(tmp_path / "model", device="cpu")
+    assert set(pipe.generate(length=8, steps=4)[0].text.split()) <= set(TEXT.split()) | {"[UNK]"}
+
+
+@pytest.mark.parametrize(("project", "symbols"), [("mdlm", 63), ("sedd_absorb", 63), ("duo", 64)])
+def test_checkpoints_of_other_projects_are_continued(project, symbols, tmp_path):
+    """The network keeps its own time input; Duo, which has no mask, gets one."""
+    folder = GOLDEN / "foreign" / project
+    alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + symbols)))
+    (tmp_path / "text.txt").write_text(alphabet * 20)
+    tokenizer = character_level(alphabet)
+    prepare(tmp_path / "text.txt", tokenizer, tmp_path / "data", quiet=True)
+    run = tuned(tmp_path / "data", folder)
+    train_here(run, tmp_path / "out")
+    assert len(losses(tmp_path / "out")) == 6
+    with open_world("cpu", 60) as world:
+        export(tmp_path / "out", tmp_path / "model", world)
+    pipe = gidd.from_pretrained(tmp_path / "model", device="cpu")
+    theirs, ours = load_network(folder).network.config, pipe.denoiser.backbone.config
+    assert (type(ours), ours.time) == (type(theirs), theirs.time)
+    assert pipe.schedule.vocab.mask_id == symbols + 1
+    assert pipe.generate(length=8, steps=2)
+
+
+def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, source):
+    run = tuned(data, source)
+    objective = Diffusion(noise=hybrid(0.2), p_uniform_warmup=64)
+    run = replace(run, objective=objective, init_from=None)
+    with open_world("cpu", 60) as world:
+        made = build_state(run, Tokenizer.load(data).vocab, world).objective
+    made.train()
+    grown = [made._noise_at(step)[0].p_uniform for step in range(66)]
+    assert grown[0] == 0
+    assert grown == sorted(grown)
+    assert grown[64:] == [0.2, 0.2]
+    assert grown[32] == pytest.approx(0.1)
+    assert all(made._noise_at(step)[1].schedule is made._noise_at(step)[0] for step in (0, 40))
+    made.eval()
+    assert made._noise_at(0)[0].p_uniform == 0.2
+
+
+def test_p_uniform_grows_for_hybrid_noise_only(data):
+    objective = Diffusion(noise=gidd.part("schedule", "masked"), p_uniform_warmup=4)
+    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 with masked noise, got 4"):
+        replace(tiny_run(data), objective=objective).check()
+
+
+def test_a_network_with_other_shapes_is_refused(llama, tmp_path):
+    """A context longer than that of the source, whose positions are learnt."""
+    folder, _, _, _ = llama
+    assert load_network(folder).network.config.max_length == 64
+    run = tuned(llama[1], folder)
+    run = replace(run, data=replace(run.data, length=65))
+    with pytest.raises(ConfigError, match="max_position_embeddings = 64"):
+        train_here(run, tmp_path)
