@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 
 
 def run_of(data, backbone, **changes):
-    run = tiny_run(data, steps=STEPS, global_batch=32, **changes)
+    run = tiny_run(data, steps=STEPS, global_batch=32, generate_samples=0, **changes)
     return replace(run, backbone=backbone, optim=replace(run.optim, learning_rate=1e-2))
 
 
@@ -52,9 +52,8 @@ def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, data, tm
     alone = losses(tmp_path / "alone")
     assert len(alone) == STEPS
     assert alone[-10:].mean() < alone[:10].mean()
-    for layout, parallel in (("ddp", DDP()), ("fsdp", FSDP())):
-        run_ranks(train_here, 2, run, tmp_path / layout, parallel, timeout=200)
-        torch.testing.assert_close(losses(tmp_path / layout), alone, rtol=1e-4, atol=0)
+    run_ranks(train_here, 2, run, tmp_path / "fsdp", FSDP(), timeout=200)
+    torch.testing.assert_close(losses(tmp_path / "fsdp"), alone, rtol=1e-4, atol=0)
     pipe = gidd.from_pretrained(exported(tmp_path / "fsdp"), device="cpu")
     assert type(pipe.denoiser.backbone.config).__name__ in (
         "BidirectionalLMConfig",

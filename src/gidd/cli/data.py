@@ -73,6 +73,10 @@ def prepare_command(
     /,
     *,
     tokenizer: str | None = None,
+    mask: str | None = None,
+    end: str | None = None,
+    pad: str | None = None,
+    revision: str | None = None,
     out: Path,
     validation: int | float | None = None,
     validation_order: ValidationOrder = "last",
@@ -106,6 +110,10 @@ def prepare_command(
             Documents keep this order; the files of a folder are sorted by name.
         tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), a tokenizer.json, a folder with
             one, or a name on the Hugging Face hub. Not needed for exact sources.
+        mask: Mask token of the tokenizer, such as "<|mdm_mask|>", if it is not found by itself.
+        end: End-of-text token, if it is not found by itself.
+        pad: Padding token, if it is not found by itself.
+        revision: Branch, tag or commit of a tokenizer on the Hugging Face hub.
         out: Output folder.
         validation: Number of documents to hold out, or a fraction below 1.
         validation_order: Which documents to hold out: the last ones, or the last ones of every
@@ -117,7 +125,7 @@ def prepare_command(
         slurm: Options of the Slurm jobs.
         ray: Resources of the Ray cluster.
     """
-    chosen = _tokenizer(sources, tokenizer)
+    chosen = _tokenizer(sources, tokenizer, mask=mask, end=end, pad=pad, revision=revision)
     if executor == "slurm":
         require_submittable(sources, out, slurm)  # before documents are counted
     with start_preparation(
@@ -143,10 +151,10 @@ def prepare_command(
         print_text(f"{out / name}: {split.documents:,} documents, {split.tokens:,} tokens")
 
 
-def _tokenizer(sources: Sequence[str], name: str | None) -> Tokenizer:
+def _tokenizer(sources: Sequence[str], name: str | None, **options: str | None) -> Tokenizer:
     """Return the tokenizer of that name, or by default the sources' own."""
     if name is not None:
-        return tokenizer_by_name(name)
+        return tokenizer_by_name(name, **options)
     own = corpora_of(sources)[-1].tokenizer()
     if own is None:
         raise ConfigError(

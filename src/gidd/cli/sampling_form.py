@@ -38,8 +38,9 @@ class SamplingForm:
             typed.append((flag, names, field(default=getattr(SamplingOptions, flag))))
             hint, default = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
             if flag in self._chosen:
-                default = self._chosen[flag].default
-                hint = Annotated[type(default), tyro.conf.arg(name=flag)]
+                default, name = self._chosen[flag].default, self._chosen[flag].name
+                of_part = tyro.conf.arg(name=flag, help=f"Options of {name}.")
+                hint = Annotated[type(default), of_part]
             typed.append((f"{flag}_options", hint, field(default=default)))
         sampling = make_dataclass(
             SamplingOptions.__name__, typed, bases=(SamplingOptions,), frozen=True, kw_only=True
