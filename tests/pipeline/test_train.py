@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from threading import Thread
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
 from gidd.runs.presets import PRESETS
 from gidd.training.config import Autoregressive
+from gidd.training.reporting.report import Report
 
 SMALL = {"length": 16, "global_batch": 4, "evaluate_samples": 4, "generate_samples": 0}
 TINY = gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8)
@@ -208,6 +211,32 @@ def test_fine_tuning_from_python(data, tmp_path):
     train(tmp_path / "first", data).save(tmp_path / "model")
     pipe = train(tmp_path / "second", data, init_from=tmp_path / "model", model=None)
     assert pipe.denoiser.backbone.config.width == 16
+
+
+def test_training_works_in_a_thread_and_never_ends_the_process(data, tmp_path):
+    found = []
+    thread = Thread(target=lambda: found.append(train(tmp_path, data)))
+    thread.start()
+    thread.join()
+    assert found[0].source["steps"] == 3
+    (record,) = (tmp_path / "checkpoints").glob("step-000000003/record.json")
+    assert json.loads(record.read_text())["run"]["train"]["timeout"] > 1e8
+
+
+def test_an_interrupted_run_returns_the_model_as_it_is(data, tmp_path, monkeypatch):
+    """SIGINT, as a notebook sends it, after the second step; the same call goes on."""
+    steps = iter(range(1, 9))
+
+    def interrupt_at_2(self, step, metrics):
+        if next(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Report, "training", interrupt_at_2)
+    settings = {"steps": 6, "report_every": 1, "warmup": 0}
+    pipe = train(tmp_path, data, **settings)
+    assert pipe.source["steps"] == 3  # the step that had begun is finished and saved
+    assert "stopped at step 3" in pipe.notes[0]
+    assert train(tmp_path, data, **settings).source["steps"] == 6
 
 
 def test_mistakes_are_named(data, tmp_path):

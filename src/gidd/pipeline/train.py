@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -35,6 +36,9 @@ from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import FSDP
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world
+
+_NEVER = 1e9
+"""Seconds."""
 
 Batches = Iterable[Tensor]
 """Batches of tokens, int64 [global batch, length]."""
@@ -95,6 +99,9 @@ def train(
     source = None if init_from is None else str(init_from)
     backbone = _part(model, run.backbone)
     run = replace(run, backbone=backbone, objective=objective, init_from=source)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # no other rank can hang, and a notebook must not end because its laptop has slept
+        settings = {"timeout": _NEVER} | settings
     run, stream = _with_data(_with_settings(run, settings), data, tokenizer, out)
     given = GivenParts(
         network=network,

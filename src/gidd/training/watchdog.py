@@ -62,11 +62,13 @@ class Watchdog:
 
     @contextmanager
     def on(self) -> Generator[Watchdog]:
-        """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout."""
-        previous = {
-            number: signal.signal(number, self._handle_signal)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout.
+
+        Python delivers signals to the main thread: a run in another thread does not handle them.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        previous = {number: signal.signal(number, self._handle_signal) for number in numbers}
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         thread.start()
         try:
