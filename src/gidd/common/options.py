@@ -70,12 +70,16 @@ def _defaults(make: Any) -> dict[str, Any]:
 
 def _hint(make: Any, parameter: inspect.Parameter) -> Any:
     if isinstance(make, type):
-        of = make if dataclasses.is_dataclass(make) else make.__init__
-        return get_type_hints(of).get(parameter.name, Any)
+        return _class_hints(make).get(parameter.name, Any)
     annotation = parameter.annotation
     if isinstance(annotation, str):  # other parameters may have types for type checkers only
         return eval(annotation, getattr(inspect.unwrap(make), "__globals__", {}))
     return Any if annotation is REQUIRED else annotation
+
+
+@cache  # takes a millisecond, and presets have many parts
+def _class_hints(make: type) -> dict[str, Any]:
+    return get_type_hints(make if dataclasses.is_dataclass(make) else make.__init__)
 
 
 def _helps(make: Any) -> dict[str, str]:
@@ -86,7 +90,7 @@ def _helps(make: Any) -> dict[str, str]:
     return found
 
 
-@cache  # reading source takes milliseconds, and presets have many parts
+@cache  # reads the source, which takes milliseconds
 def _attribute_docstrings(part: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
