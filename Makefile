@@ -17,7 +17,7 @@ test:  ## the fast tests
 	$(PYTHON) -m pytest -m "not slow and not perf"
 
 test-all:  ## all tests, on two cores, a file at a time on each
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --durations=10
 
 test-lowest:  ## tests with the lower bounds of all dependencies, those of the extras included
 	$(PYTHON) -m venv lowest

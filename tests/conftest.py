@@ -1,5 +1,4 @@
 import os
-from collections import Counter
 from pathlib import Path
 
 # before torch starts its threads: spinning ones slow everything down when tests share the cores
@@ -17,13 +16,6 @@ import torch
 
 hypothesis.settings.register_profile("gidd", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("gidd")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with slow tests first: the last file then keeps one core busy for a short time."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
-
 
 DEVICES = ["cpu"]
 if torch.cuda.is_available():
