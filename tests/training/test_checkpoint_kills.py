@@ -101,7 +101,7 @@ def _wait_until_begun(begun: Any, step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 80), (2, 20)])
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 50), (2, 20)])
 def test_no_kill_leaves_a_visible_checkpoint_that_is_incomplete(tmp_path, ranks, kills):
     folder = tmp_path / "run"
     folder.mkdir()

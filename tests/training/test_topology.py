@@ -21,7 +21,6 @@ LAYOUTS = {
     "accumulate-2": (1, DDP(), 2),
     "accumulate-4": (1, DDP(), 4),
     "ddp-2-accumulate-2": (2, DDP(), 2),
-    "fsdp-2-accumulate-2": (2, FSDP(), 2),
 }
 STEPS = 50
 
