@@ -24,6 +24,7 @@ MISTAKES = [
     ["correct", "model", "--text", "a", "--error-rate", "2"],
     ["correct", "model"],
     ["train", "nnano"],
+    ["train", "missing.yaml"],
     ["train", "nano", "--train.steps", "0"],
     ["train", "nano", "--noise.p-uniform", "1", "--backbone.width", "30"],
     ["train", "nano", "--steps", "3"],

@@ -26,7 +26,7 @@ class Options(MixingSchedule):
 
     vocab: Vocab
     rate: float
-    curve: Curve = Linear()  # noqa: RUF009
+    curve: Curve = Linear()
     places: tuple[int, ...] = (1, 2)
     mode: Literal["a", "b"] = "a"
     limit: int | None = None

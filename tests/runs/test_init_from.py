@@ -12,6 +12,7 @@ from support.training_runs import final_tensors, losses, reported, speeches, tin
 from tokenizers import Tokenizer as InnerTokenizer, models, pre_tokenizers
 
 import gidd
+from gidd.cli import main
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, character_level
 from gidd.errors import CheckpointError, ConfigError, DataError
@@ -181,6 +182,22 @@ def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
     run, _ = with_source(tuned(data, folder), tmp_path)
     assert run.backbone.name == "llama-bidirectional"
     assert run.backbone.options["width"] == 32
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_dry_run_and_a_plan_have_the_network_of_the_source(command, llama, tmp_path, capsys):
+    folder, data, _, _ = llama
+    words = ["nano", "--init-from", str(folder), "--data.folder", str(data)]
+    own = {
+        "train": ["--dry-run", "--out", str(tmp_path)],
+        "plan": ["--device", "h100", "--json"],
+    }[command]
+    main([command, *words, *own])
+    shown = capsys.readouterr().out
+    _, source = with_source(tuned(data, folder), tmp_path)
+    added = Tokenizer.load(data).vocab.size - source.source.num_tokens
+    total = sum(p.numel() for p in source.source.network.parameters()) + 2 * 32 * added
+    assert (f"{total:,}" if command == "train" else f'"num_parameters": {total}') in shown
 
 
 def test_a_causal_network_trains_and_generates(llama, tmp_path):

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str]) -> None:
     """Parse the options, plan the run and print tables or JSON."""
     name, options, run = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
     from gidd.planning import named_device, plan_run
+    from gidd.runs.init_from import with_source
 
+    run, _ = with_source(run, Path("runs") / name)  # the network of --init-from
     plan = plan_run(
         run,
         options.ranks,

@@ -183,6 +183,8 @@ def _unknown_preset(name: str, prog: str) -> str:
             "files, give them as --data.sources. To start from the weights of a model, give it as "
             f"--init-from. To repeat a run, give its run.yaml. {see}"
         )
+    if Path(name).suffix in _YAML:
+        return f"{name} does not exist. Check the path. {see}"
     near = difflib.get_close_matches(name, PRESETS, 3, 0.3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"there is no preset {name!r}.{hint} {see}"

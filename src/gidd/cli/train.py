@@ -95,9 +95,11 @@ def _print_settings(run: RunConfig, out: Path) -> None:
 
     from gidd.models.networks import blocks_of
     from gidd.planning.vocab_size import vocab_size_of
+    from gidd.runs.init_from import with_source
     from gidd.training.build import build_objective
     from gidd.vocab import Vocab
 
+    run, _ = with_source(run, out)  # the network of --init-from
     vocab_size = vocab_size_of(run)
     objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
     blocks = sum(p.numel() for block in blocks_of(objective.network) for p in block.parameters())
