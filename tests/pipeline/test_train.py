@@ -295,6 +295,18 @@ def test_the_loss_of_a_loop_trains_and_is_a_function_of_seed_and_step():
     assert same.loss == again[0]
 
 
+def test_every_step_has_its_own_noise():
+    """With the same random numbers, the masks at a smaller t would be a part of those at a larger."""
+    vocab, masks = gidd.Vocab(12, mask_id=11), []
+    denoiser = Denoiser(Network(12), vocab)
+    denoiser.backbone.hidden = lambda z, t: masks.append(z == 11) or denoiser.backbone.embedding(z)
+    for step in (0, 1):
+        gidd.diffusion_loss(denoiser, MaskedSchedule(vocab), torch.ones(8, 64).long(), step=step)
+    first, second = masks
+    is_nested = ~(first & ~second).any(-1) | ~(second & ~first).any(-1)
+    assert not is_nested.all()
+
+
 def test_the_nelbo_of_the_loss_is_that_of_the_definition():
     """The mean over many steps is the NELBO of a denoiser that knows nothing: log 11."""
     vocab = gidd.Vocab(12, mask_id=11)
