@@ -296,7 +296,7 @@ def test_the_loss_of_a_loop_trains_and_is_a_function_of_seed_and_step():
 
 
 def test_every_step_has_its_own_noise():
-    """With the same random numbers, the masks at a smaller t would be a part of those at a larger."""
+    """With equal random numbers, the masks at a smaller t would be some of those at a larger."""
     vocab, masks = gidd.Vocab(12, mask_id=11), []
     denoiser = Denoiser(Network(12), vocab)
     denoiser.backbone.hidden = lambda z, t: masks.append(z == 11) or denoiser.backbone.embedding(z)
