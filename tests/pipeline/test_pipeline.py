@@ -1,7 +1,6 @@
 """`gidd.from_pretrained`: generate, infill, correct and score."""
 
 import dataclasses
-import itertools
 import json
 import re
 import subprocess
@@ -21,13 +20,11 @@ from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
-from gidd.models import Denoiser, Head
+from gidd.models import Denoiser
 from gidd.pipeline import CorrectionOptions, Pipeline
 from gidd.pipeline.correct import protected_tokens
-from gidd.pipeline.likelihood import estimate
 from gidd.pipeline.text import windows
 from gidd.sampling import Request, TopK, blanks, sampling_plan
-from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
@@ -390,36 +387,6 @@ def test_bf16_is_close_to_float32_and_not_equal(tmp_path, pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [HybridSchedule, MaskedSchedule])
-def test_the_estimate_of_the_bound_is_the_entropy_for_the_best_denoiser(schedule):
-    """Averaged over all texts of a small source; few nodes, as the estimate is unbiased."""
-    vocab = Vocab(4, mask_id=3)
-    noise = HybridSchedule(vocab, 0.2) if schedule is HybridSchedule else MaskedSchedule(vocab)
-    source = MarkovSource.random(3, 0.3, rng=1)
-
-    class Logits:
-        def hidden(self, z, t):
-            t = t.double().clamp_max(1 - 1e-9)
-            return source.leave_one_out(noise, t, z).float().clamp_min(1e-30).log()
-
-        def distribution(self, hidden):
-            return hidden.softmax(-1)
-
-    head = Head(torch.eye(4), torch.zeros(4))
-    texts = torch.tensor(list(itertools.product(range(3), repeat=3)))
-    log_p = source.log_prob(texts)
-    total, variance = 0.0, 0.0
-    for number, (x, weight) in enumerate(zip(texts, log_p.exp().tolist(), strict=True)):
-        found = estimate(
-            Logits(), head, noise, [x[None]], seed=number, nodes=4, repeats=int(20 + 400 * weight)
-        )
-        total += weight * found.nelbo
-        variance += (weight * found.standard_error) ** 2
-    entropy = -(log_p.exp() * log_p).sum().item()
-    assert variance**0.5 < 0.07
-    assert total == pytest.approx(entropy, abs=4 * variance**0.5)
-
-
 def test_scores_of_long_texts_add_up(pipe):
     tokens = pipe.tokenizer.encode(TEXT)
     assert len(tokens) > CONTEXT
@@ -428,10 +395,33 @@ def test_scores_of_long_texts_add_up(pipe):
     assert scores.nelbo == again.nelbo
     assert len(scores.confidence) == len(scores.tokens) == len(tokens)
     assert scores.standard_error > 0
-    assert scores.calls == -(-len(tokens) // CONTEXT) * 3 * 10
+    assert scores.calls == -(-len(tokens) // CONTEXT) * (1 + 3 * 9)
     assert scores.nats_per_token == pytest.approx(scores.nelbo / len(tokens))
     uniform = torch.tensor(float(pipe.schedule.vocab.size)).log().item()
     assert 0.5 * uniform < scores.nats_per_token < 2 * uniform
+    assert 0 < scores.prior < scores.reconstruction < scores.nelbo
+
+
+def test_scores_of_several_texts_are_those_of_each(pipe):
+    """Times and noise belong to a part of a text, counted through all texts."""
+    texts = [TEXT, "Peace", TEXT[:40]]
+    together = pipe.score(texts, nodes=2, repeats=2)
+    assert [scores.text for scores in together] == texts
+    assert pipe.score(texts[:1], nodes=2, repeats=2)[0].nelbo == pytest.approx(together[0].nelbo)
+    assert sum(scores.calls for scores in together) == sum(s.manifest["calls"] for s in together)
+    assert pipe.score([]) == []
+    seen = []
+    pipe.score("Peace", nodes=2, repeats=2, on_calls=lambda *n: seen.append(n), confidence=False)
+    assert seen[-1] == (7, 7)
+
+
+def test_scores_reach_the_error_that_is_asked_for(pipe):
+    rough = pipe.score(TEXT[:60], nodes=2, repeats=2, confidence=False)
+    fine = pipe.score(TEXT[:60], nodes=2, repeats=2, max_se=0.05, confidence=False)
+    assert fine.standard_error / len(fine.tokens) <= 0.05
+    assert fine.calls >= rough.calls and fine.manifest["max_se"] == 0.05
+    with pytest.raises(ConfigError, match="max_se must be a number above 0, got 0"):
+        pipe.score("Peace", max_se=0)
 
 
 class RecurrentBackbone(nn.Module):

@@ -6,20 +6,37 @@ Examples:
   gidd sample models/nano --live
   gidd sample models/nano --html sample.html --correction.calls 64
   gidd sample models/nano --num-samples 100 --jsonl > samples.jsonl
+  gidd sample models/nano --num-samples 100000 --out samples/nano
+  gidd sample models/nano --num-samples 100000 --out samples/nano --executor ray --ray.num-gpus 1
+
+With --out, the same command resumes what was interrupted, and a larger --num-samples adds samples.
+On a Ray cluster all machines must see the model and --out under the same paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gidd.cli.messages import print_message
 from gidd.cli.model_options import TextCommandOptions, parse_options
-from gidd.cli.output import sample_and_show
+from gidd.cli.output import print_text, sample_and_show
+from gidd.common.actors import ActorOptions
 from gidd.common.allowed import field_problems, integer, optional
+
+if TYPE_CHECKING:
+    from gidd.pipeline.bulk import OnBlock
+
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +52,114 @@ class SampleOptions(TextCommandOptions):
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
 
+    out: Annotated[Path | None, tyro.conf.DisallowNone] = None
+    """Folder to write many samples to, as JSONL files; resumes if it exists."""
+
+    executor: Literal["local", "ray"] = "local"
+    """With --out: sample in this process, or on the actors of a Ray cluster."""
+
+    samples_per_file: int = 64
+    """With --out: samples per file; an interruption loses the unfinished files only."""
+
+    rows_per_call: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """With --out: batch size of a forward pass; None is 1 on a CPU, 16 on other devices. Samples
+    are identical only for equal values."""
+
+    threads: int = 1
+    """With --out: CPU threads per process or actor; several actors use cores better."""
+
+    ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
+    """Actors on a Ray cluster, for --executor ray."""
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
-        yield from field_problems(self, length=optional(integer(1)))
+        yield from field_problems(
+            self,
+            length=optional(integer(1)),
+            samples_per_file=integer(1, 65_536),
+            rows_per_call=optional(integer(1)),
+            threads=integer(1, 1024),
+        )
+        yield from self.ray.problems("ray.")
+        output = self.output
+        if self.out is None and self.executor == "ray":
+            yield "executor ray needs --out FOLDER to write the samples to."
+        if self.out is not None and (output.live or output.html or output.jsonl):
+            yield "out writes files: omit --live, --html and --jsonl."
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, show."""
     options = parse_options(SampleOptions, "gidd sample", __doc__, arguments)
+    if options.out is not None:
+        _sample_to_folder(options, options.out)
+        return
     pipe = options.runtime.load(options.model)
     generate = partial(
         pipe.generate, prompt=options.prompt, suffix=options.suffix, length=options.length
     )
     title = f"{options.prompt} …" if options.prompt else "Text from noise"
     sample_and_show(options, pipe, generate, action="sampling", title=title)
+
+
+def _sample_to_folder(options: SampleOptions, out: Path) -> None:
+    from gidd.pipeline.bulk import BulkJob, sample_to_folder
+
+    job = BulkJob(
+        model=options.model,
+        num_samples=options.num_samples,
+        seed=options.seed,
+        start_index=options.start_index,
+        prompt=options.prompt,
+        suffix=options.suffix,
+        length=options.length,
+        sampling=options.sampling,
+        tokenizer=options.runtime.tokenizer,
+        device=options.runtime.device,
+        precision=options.runtime.precision,
+        rows_per_call=options.rows_per_call,
+        block_size=options.samples_per_file,
+        threads=options.threads,
+    )
+    actors = options.ray if options.executor == "ray" else None
+    with _show_samples() as on_block:
+        try:
+            folder = sample_to_folder(job, out, actors=actors, on_block=on_block)
+        except KeyboardInterrupt:
+            print_message(f"finished files in {out} are kept; the same command resumes.")
+            raise
+    print_text(f"{out}: {folder.num_samples:,} samples in {sum(1 for _ in folder.blocks):,} files")
+
+
+@contextmanager
+def _show_samples() -> Generator[OnBlock]:
+    """Yield a callback that shows finished samples: a bar on a terminal, lines elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("sampling"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("samples, left"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    marks: list[tuple[int, float]] = []  # at the start, and after the first block
+    next_line = 0.0
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(done: int, total: int) -> None:
+            nonlocal next_line
+            now = time.monotonic()
+            progress.update(task, completed=done, total=total)
+            if len(marks) < 2:
+                marks.append((done, now))
+                if len(marks) == 1 and done:
+                    print_message(f"{done:,} of {total:,} samples are finished.")
+            elif not console.is_terminal and now >= next_line:
+                next_line = now + _SECONDS_BETWEEN_LINES
+                first, since = marks[1]  # starting Ray and its actors takes long
+                left = (now - since) * (total - done) / (done - first)
+                print_message(f"{done:,} of {total:,} samples, {left:,.0f} s left.")
+
+        yield show

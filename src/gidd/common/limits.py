@@ -56,6 +56,9 @@ YAML_BYTES = Limit(variable="GIDD_MAX_YAML_BYTES", default=1 << 17, unit="bytes"
 MANIFEST_BYTES = Limit(variable="GIDD_MAX_MANIFEST_BYTES", default=1 << 26, unit="bytes")
 """Of a JSON file with an entry per file or tensor: the manifests of data and of checkpoints."""
 
+RESULT_BYTES = Limit(variable="GIDD_MAX_RESULT_BYTES", default=1 << 28, unit="bytes")
+"""Of a JSON file with the result of an evaluation, which may have a row per document."""
+
 TOKENIZER_BYTES = Limit(variable="GIDD_MAX_TOKENIZER_BYTES", default=1 << 26, unit="bytes")
 """Of tokenizer.json."""
 

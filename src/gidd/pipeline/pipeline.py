@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Unpack, final, overload
 
 import torch
 
@@ -15,14 +15,14 @@ import gidd
 from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.data.tokenizer_objects import FastTokenizer
 from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.diffusion.nelbo import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, save
-from gidd.pipeline.confidence import can_score_visible_tokens, score_tokens
+from gidd.pipeline.confidence import can_score_visible_tokens
 from gidd.pipeline.correct import Corrector, Span
 from gidd.pipeline.describe import describe_schedule
 from gidd.pipeline.generate import build_generations
-from gidd.pipeline.likelihood import ESTIMATOR, estimate
 from gidd.pipeline.options import (
     EXTERNAL_TEXT_DEFAULTS,
     CorrectionOptions,
@@ -31,6 +31,7 @@ from gidd.pipeline.options import (
 )
 from gidd.pipeline.precision import Precision, in_precision
 from gidd.pipeline.results import Correction, Generation, ResultManifest, Scores
+from gidd.pipeline.score import ScoreSettings, score_texts
 from gidd.pipeline.text import TokenTexts
 from gidd.sampling import CachedFeatures, Engine, OnStep, Plan, Request, Tokens, ban, parse_template
 from gidd.sampling.request import prompt as with_blanks
@@ -71,9 +72,9 @@ class Pipeline:
         self.source, self.notes = source or {}, tuple(notes)
         default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
         rows = default if rows_per_call is None else rows_per_call
-        network = in_precision(denoiser, precision)
+        self._network = in_precision(denoiser, precision)
         uses_time = getattr(denoiser.backbone, "uses_time", True)
-        self.network = network if uses_time else CachedFeatures(network)
+        self.network = self._network if uses_time else CachedFeatures(self._network)
         self.engine = Engine(
             self.network, schedule, rows_per_call=rows, max_length=context, device=self.device
         )
@@ -175,7 +176,7 @@ class Pipeline:
         record_frames: bool = False,
     ) -> list[Generation]:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
-        manifest = partial(self._manifest, time.perf_counter())
+        manifest = partial(self.manifest, time.perf_counter())
         samples = self.engine.sample(requests, on_step=on_step, record_frames=record_frames)
         return build_generations(self.engine, self.token_texts, requests, samples, manifest)
 
@@ -204,7 +205,7 @@ class Pipeline:
         other arguments are those of `generate`.
         """
         require_arguments(seed=(seed, SEED))
-        manifest = partial(self._manifest, time.perf_counter())
+        manifest = partial(self.manifest, time.perf_counter())
         plan = with_changes(options, changes, self.correct).plan()
         self._require_visible_scores("correction")
         tokens = self._encode(text, "the text to correct")
@@ -213,38 +214,50 @@ class Pipeline:
         )
         return corrector.correct(text, tokens, protected, manifest)
 
-    def score(self, text: str, *, nodes: int = 32, repeats: int = 4, seed: int = 0) -> Scores:
+    @overload
+    def score(self, text: str, **settings: Unpack[ScoreSettings]) -> Scores: ...
+
+    @overload
+    def score(self, text: list[str], **settings: Unpack[ScoreSettings]) -> list[Scores]: ...
+
+    def score(
+        self, text: str | list[str], **settings: Unpack[ScoreSettings]
+    ) -> Scores | list[Scores]:
         """Return an upper bound on -log p(text), and the confidence in every token.
 
+        Several texts share forward passes. A text longer than the context is split into parts that
+        are scored independently and added up. `gidd.diffusion.likelihood` describes the estimator.
+
         Args:
-            text: A text that the tokenizer restores exactly.
-            nodes: Number of times t at which the bound is evaluated in each repetition.
-            repeats: Number of repetitions, at least 2; the standard error is proportional to the
-                inverse of its square root.
-            seed: Determines times and noise.
+            text: A text that the tokenizer restores exactly, or a list of texts.
+            **settings: `nodes`, `repeats`, `max_se`, `max_calls`, `seed`, `grid`, as in
+                `gidd.diffusion.likelihood`; `confidence=False` saves a forward pass per text;
+                `on_calls(done, expected)` is called as forward passes are done.
         """
-        start, tokens = time.perf_counter(), self._encode(text, "the text to score")
-        nelbo, error, calls = estimate(
-            self.network,
-            self.denoiser.head(),
-            self.schedule,
-            torch.tensor([tokens], device=self.device).split(self.context, dim=1),
-            seed=seed,
-            nodes=nodes,
-            repeats=repeats,
-        )
-        confidence = None
-        if self.can_score_visible_tokens:
-            confidence = tuple(score_tokens(self.engine, self.context, tokens).probability.tolist())
-        task = {"task": "score", "seed": seed, "nodes": nodes, "repeats": repeats}
-        return Scores(
-            text=text,
-            tokens=tuple(tokens),
-            confidence=confidence,
-            nelbo=nelbo,
-            standard_error=error,
-            calls=calls,
-            manifest=self._manifest(start, task | {"estimator": ESTIMATOR}, calls),
+        start = time.perf_counter()
+        texts = [text] if isinstance(text, str) else text
+        tokens = [self._encode(each, "the text to score") for each in texts]
+        manifest = partial(self.manifest, start)
+        found = score_texts(self, texts, tokens, manifest, **settings)
+        return found[0] if isinstance(text, str) else found
+
+    def nelbo_estimator(
+        self,
+        *,
+        grid: str = "sine",
+        nodes: int = NUM_NODES,
+        seed: int = 0,
+        tokens_per_call: int | None = None,
+        ranks: RankGroup | None = None,
+    ) -> NelboEstimator:
+        """Return the estimator of likelihoods under this model; see `estimate_nelbo`.
+
+        By default a forward pass has 2,048 tokens on a CPU and 32,768 on other devices.
+        """
+        default = TOKENS_PER_CALL if self.device.type == "cpu" else 16 * TOKENS_PER_CALL
+        rows = default if tokens_per_call is None else tokens_per_call
+        return NelboEstimator(
+            self._network, self.schedule, grid, nodes, seed, rows, ranks, self.device
         )
 
     def _require_visible_scores(self, what: str) -> None:
@@ -289,7 +302,8 @@ class Pipeline:
         first = Request(tokens=tokens, plan=plan, seed=seed, processors=processors, stop=stop)
         return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
 
-    def _manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
+    def manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
+        """Return what identifies the model, its settings and a task that began at `start`."""
         return {
             "gidd": gidd.__version__,
             "torch": str(torch.__version__),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, Protocol, final
 
 import torch
 from torch import Tensor
 
+from gidd.diffusion.loss import HiddenAndHead
 from gidd.errors import ConfigError
-from gidd.models import Denoiser
+from gidd.models import Denoiser, Head
 from gidd.sampling import DenoisingNetwork
 
 Precision = Literal["float32", "bf16"]
 
 
-def in_precision(denoiser: Denoiser, precision: Precision) -> DenoisingNetwork:
+class PipelineNetwork(DenoisingNetwork, HiddenAndHead, Protocol):
+    """A network for samplers and likelihoods."""
+
+
+def in_precision(denoiser: Denoiser, precision: Precision) -> PipelineNetwork:
     """Return the denoiser with its backbone computing in `precision`."""
     if precision not in ("float32", "bf16"):
         raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
@@ -36,6 +41,9 @@ class _Bfloat16:
     def hidden(self, z: Tensor, t: Tensor) -> Tensor:
         with torch.autocast(z.device.type, torch.bfloat16):
             return self.denoiser.hidden(z, t)
+
+    def head(self) -> Head:
+        return self.denoiser.head()
 
     def distribution(self, hidden: Tensor) -> Tensor:
         return self.denoiser.distribution(hidden)

@@ -167,7 +167,13 @@ class Scores:
     """Estimate of NELBO >= -log p(text), in nats; `manifest["estimator"]` describes it."""
 
     standard_error: float
-    """Standard error of `nelbo` over independent repetitions."""
+    """Standard error of `nelbo`, from independent repeats."""
+
+    reconstruction: float
+    """The part of `nelbo` below the smallest time."""
+
+    prior: float
+    """The part of `nelbo` above the largest time."""
 
     calls: int
     """Forward passes of the estimate."""

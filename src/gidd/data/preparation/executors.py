@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
+from gidd.common.actors import ray_session
 from gidd.common.files import remove_leftovers
 from gidd.common.optional import optional_package
 from gidd.common.urls import has_inline_secrets, without_credentials
@@ -91,9 +92,7 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
     left = preparation.unfinished()
     if left:
         executors = optional_package("datatrove.executor.ray", "cluster")
-        ray = optional_package("ray", "cluster")
-        ray.init(address=options.address, ignore_reinit_error=True, log_to_driver=False)
-        try:
+        with ray_session(options.address):
             executors.RayPipelineExecutor(
                 [_Step(partial(_run_task, left, options.cpus_per_task))],
                 tasks=len(left),
@@ -103,8 +102,6 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
                 logging_dir=str(_logs(preparation, "ray")),
                 skip_completed=False,
             ).run()
-        finally:
-            ray.shutdown()
     return preparation.finish()
 
 

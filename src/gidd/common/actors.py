@@ -1,0 +1,168 @@
+"""Work on many actors of a Ray cluster, on one machine or many.
+
+    for position, result in map_on_ray(Worker, ("models/nano",), items, ActorOptions(num_actors=8)):
+        ...
+
+`Worker("models/nano")` runs once per actor and loads what is expensive; calling it with an item
+returns the result. Items and results are plain data: what JSON can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, final
+
+from gidd import errors
+from gidd.common.allowed import field_problems, integer, number, optional
+from gidd.common.optional import optional_package
+from gidd.errors import ConfigError, DataError, GiddError
+
+_MOST_BLOCKS = 10_000
+"""Tasks that Ray Data schedules; each has one or more items."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ActorOptions:
+    """Actors on a Ray cluster."""
+
+    address: str | None = None
+    """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
+
+    num_actors: int | None = None
+    """Number of actors, each with its own copy of the model. None: as many as the cluster has
+    resources for."""
+
+    num_cpus: float = 1
+    """CPU cores per actor."""
+
+    num_gpus: float = 0
+    """GPUs per actor; below 1, several actors share one."""
+
+    def problems(self, prefix: str = "") -> Iterable[str]:
+        """Yield one message per invalid option; `prefix` goes before the option's name."""
+        return field_problems(
+            self,
+            prefix,
+            num_actors=optional(integer(1)),
+            num_cpus=number(lambda n: 0 < n < 1e6, "above 0"),
+            num_gpus=number(lambda n: 0 <= n < 1e6, "of at least 0", "0 runs on the CPU."),
+        )
+
+    def actors_on(self, resources: Mapping[str, float]) -> int:
+        """Return the number of actors to start on a cluster with these resources."""
+        needed = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        fit = min(int(resources.get(name, 0) / n) for name, n in needed.items() if n)
+        can_grow = self.address or os.environ.get("RAY_ADDRESS")  # a cluster may autoscale
+        if not fit and not (can_grow and self.num_actors):
+            found = ", ".join(f"{resources.get(name, 0):g} {name}s" for name in needed)
+            raise ConfigError(
+                f"ray.num_cpus {self.num_cpus:g} and ray.num_gpus {self.num_gpus:g} per actor must "
+                f"be available on the Ray cluster, which has {found}. Reduce them, or set "
+                "ray.num_actors on a cluster that adds machines on demand."
+            )
+        return self.num_actors or fit
+
+
+@contextmanager
+def ray_session(address: str | None) -> Generator[ModuleType]:
+    """Connect to a Ray cluster, or start Ray on this machine; disconnect or stop it at the end.
+
+    A session that the program has already opened is used, and stays open.
+    """
+    ray = optional_package("ray", "cluster")
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"ray.address must be that of a running Ray cluster, got {address!r}: {error} Start "
+            "one with `ray start --head`, or omit the address to start Ray on this machine."
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def map_on_ray(
+    worker: Callable[..., Callable[[Any], Any]],
+    arguments: tuple[Any, ...],
+    items: Sequence[Any],
+    options: ActorOptions,
+) -> Generator[tuple[int, Any]]:
+    """Yield the position and the result of each item, in the order in which actors finish them.
+
+    Args:
+        worker: Makes a function of an item, once per actor; defined at the top level of a module
+            that all machines can import.
+        arguments: Its arguments. Files they name must have the same path on all machines.
+        items: Plain data. An item is computed again if its actor dies, so the result must not
+            depend on the actor, and what is written must be written atomically.
+        options: Address of the cluster and resources of an actor.
+
+    A `GiddError` of an actor is raised here with its message.
+    """
+    if not items:
+        return
+    optional_package("pandas", "cluster")  # Ray Data fails late without it
+    with ray_session(options.address) as ray:
+        ray_data = optional_package("ray.data", "cluster")
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        # the caller shows progress; Ray Data warns that it shows none
+        logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+        ray_data.DataContext.get_current().enable_progress_bars = False
+        rows = [{"position": i, "item": json.dumps(item)} for i, item in enumerate(items)]
+        results = ray_data.from_items(
+            rows, override_num_blocks=min(len(rows), _MOST_BLOCKS)
+        ).map_batches(
+            _Actor,
+            fn_constructor_args=(worker, arguments),
+            batch_size=1,
+            compute=ray_data.ActorPoolStrategy(size=options.actors_on(ray.cluster_resources())),
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus or None,
+        )
+        for row in results.iter_rows():
+            if row["error"]:
+                raise getattr(errors, row["error"])(row["result"])
+            yield int(row["position"]), json.loads(row["result"])
+
+
+@final
+class _Actor:
+    """Calls a worker on batches of one item; its errors are results, so that Ray does not retry."""
+
+    def __init__(
+        self, worker: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]
+    ) -> None:
+        self._worker: Callable[[Any], Any] | None = None
+        self._failure: GiddError | None = None
+        try:
+            self._worker = worker(*arguments)
+        except GiddError as error:
+            self._failure = error
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        (item,) = batch["item"]
+        try:
+            if self._worker is None:
+                raise self._failure or ConfigError("the worker was not made.")
+            result, error = json.dumps(self._worker(json.loads(item))), ""
+        except (GiddError, OSError) as failure:
+            result, error = str(failure), _public_name(failure)
+        return {"position": list(batch["position"]), "result": [result], "error": [error]}
+
+
+def _public_name(error: GiddError | OSError) -> str:
+    """Return the name of the class in `gidd.errors` to raise: that of the error, if it has one."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return next((name for name in names if hasattr(errors, name)), DataError.__name__)
