@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from correction import correction_rates, held_out, with_mistakes
 
 import gidd
 from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
+from gidd.evaluation.correction_settings import RecoveryOptions
+from gidd.evaluation.recovery import recovery
 from gidd.pipeline.options import CLEAN_TIME, CorrectionOptions
 from gidd.runs.data import PreparedData
 from gidd.runs.evaluate import build_evaluation
@@ -105,13 +106,14 @@ def correction(model: Path) -> dict[str, Any]:
     after = pipe.generate(
         64, length=64, steps=64, correction=CorrectionOptions(calls=128, tokens_per_call=4)
     )
-    good = held_out(pipe.tokenizer, 240, pipe.context)
-    given = with_mistakes(good, 0.05, pipe.tokenizer.end_id)
-    options = CorrectionOptions(error_rate=0.05, tokens_per_call=4)
-    rates = correction_rates(pipe.engine, good, given, options)
+    options = RecoveryOptions(
+        error_rate=(0.05,), num_texts=240, correction=CorrectionOptions(tokens_per_call=4)
+    )
+    rates = recovery(pipe, ["sotu"], options).rows[-1]
     accuracy = [self_accuracy(pipe, [one.tokens for one in some]) for some in (before, after)]
     names = ("sampled", "corrected")
-    return {"self_accuracy": dict(zip(names, accuracy, strict=True)), **rates._asdict()}
+    rates = {name: rates[name] for name in ("found", "restored", "damaged")}
+    return {"self_accuracy": dict(zip(names, accuracy, strict=True)), **rates}
 
 
 def self_accuracy(pipe: gidd.Pipeline, texts: list[tuple[int, ...]]) -> float:

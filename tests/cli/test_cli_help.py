@@ -9,9 +9,11 @@ import sys
 import pytest
 
 from gidd.cli import COMMANDS
+from gidd.cli.eval import EVALUATIONS
 
 HELP = [[], ["--help"], *([command, "--help"] for command in COMMANDS)]
 HELP += [["train", "nano", "--help"], ["plan", "nano", "--help"]]
+HELP += [["eval", command, "--help"] for command in EVALUATIONS]
 HELP += [["data", command, "--help"] for command in ("tokenizer", "prepare", "show", "verify")]
 
 MISTAKES = [
@@ -30,6 +32,17 @@ MISTAKES = [
     ["train", "nano", "--steps", "3"],
     ["export", "runs/nano"],
     ["plot"],
+    ["score", "model"],
+    ["compare", "a.json"],
+    ["eval", "pll"],
+    ["eval", "ppl", "model"],
+    ["eval", "samples", "model", "--num-samples", "0"],
+    ["eval", "frontier", "model", "--steps", "0"],
+    ["eval", "recovery", "model", "sotu", "--rate", "2"],
+    ["eval", "correction", "model", "--calls", "1"],
+    ["eval", "tasks", "model"],
+    ["eval", "scaling"],
+    ["eval", "judge"],
     ["plan", "nnano"],
     ["data", "prepare"],
 ]

@@ -290,3 +290,26 @@ def test_memory_at_full_size(dtype):
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
         del sys.modules["loss"]
+
+
+@pytest.mark.parametrize("p_uniform", [0.0, 0.2])
+def test_terms_without_gradients_are_those_of_training(p_uniform):
+    """Blocks of several samples, tokens that are not scored, and no gradients."""
+    torch.manual_seed(0)
+    schedule = HybridSchedule(Vocab(13, mask_id=12), p_uniform)
+    t = torch.tensor([0.05, 0.4, 0.9])
+    x = torch.randint(12, (3, 7))
+    z = torch.where(torch.rand(3, 7) < 0.5, x, torch.tensor(12))
+    hidden, weight = torch.randn(3, 7, 4), torch.randn(13, 4, requires_grad=True)
+    bias = torch.zeros(13).index_fill(0, torch.tensor([12]), -torch.inf)
+    arguments = schedule, t, x, z, hidden, weight, bias, torch.ones(3, 7)
+    expected = fused_loss(*arguments)
+    scored = torch.rand(3, 7) < 0.6
+    with torch.no_grad():
+        found = fused_loss(*arguments)
+        some = fused_loss(*arguments, scored=scored)
+    assert expected.loss.requires_grad and not found.loss.requires_grad
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-6)
+    assert not some.kl[~scored].any() and not some.itakura_saito[~scored].any()
+    torch.testing.assert_close(some.kl[scored], found.kl[scored], rtol=1e-6, atol=1e-6)

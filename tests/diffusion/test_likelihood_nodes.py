@@ -68,7 +68,10 @@ def test_ends_are_the_reconstruction_and_the_first_step():
     [(1.6, 0.1, 0.29), (1.6, 0.2, 0.58), (1.0, 0.1, 0.92), (1.0, 0.2, 1.93)],
 )
 def test_sine_nodes_are_right_and_the_even_grid_is_biased(exponent, p_uniform, bias):
-    """V = 50,258, T = 128: within 1e-4 nats of the entropy, against +0.29 and +0.58 (and more)."""
+    """V = 50,258, T = 128: within 1e-3 nats of the entropy, against +0.29 and +0.58 (and more).
+
+    The mean over shifts, which is what a random shift has as its expectation, is within 5e-5.
+    """
     schedule, distribution = HybridSchedule(VOCAB, p_uniform), zipf(50257, exponent)
     entropy = float(torch.special.entr(distribution).sum())
     ends = sum(
@@ -76,7 +79,10 @@ def test_sine_nodes_are_right_and_the_even_grid_is_biased(exponent, p_uniform, b
         for interval in ((0.0, EPS), (1 - EPS, 1.0))
     )
     measured = unigram_nelbo(schedule, distribution, sine_midpoints(128)) + ends
-    assert measured == pytest.approx(entropy, abs=1e-4)
+    assert measured == pytest.approx(entropy, abs=1e-3)
+    shifted = [sine_midpoints(128, shift=(k + 0.5) / 8) for k in range(8)]
+    mean = sum(unigram_nelbo(schedule, distribution, nodes) for nodes in shifted) / 8 + ends
+    assert mean == pytest.approx(entropy, abs=5e-5)
     biased = unigram_nelbo(schedule, distribution, paper_nodes(128)) + ends
     assert biased - entropy == pytest.approx(bias, abs=0.01)
     assert unigram_nelbo(schedule, distribution) == pytest.approx(entropy, abs=1e-9)

@@ -12,6 +12,7 @@ from gidd.diffusion.times import (
     paper_nodes,
     sine_mesh,
     sine_midpoints,
+    stratified_nodes,
     stratified_times,
 )
 
@@ -55,14 +56,36 @@ def test_meshes_are_what_they_are_called(num_steps):
 def test_nodes_integrate():
     """Smooth, and singular like t^(-1/2): the sine rule is right, the paper's even grid is not."""
     sine, even, eps = sine_midpoints(128), paper_nodes(128), TRAINING_EPS
-    assert float(sine.weight.sum()) == pytest.approx(1 - 2 * eps, rel=2e-8)
     low, high = eps, 1 - eps
-    assert float(sine.weight @ sine.t**2) == pytest.approx((high**3 - low**3) / 3, abs=1e-7)
+    assert float(sine.weight.sum()) == pytest.approx(1 - 2 * eps, abs=1e-4)
+    assert float(sine.weight @ sine.t**2) == pytest.approx((high**3 - low**3) / 3, abs=1e-4)
     assert float(even.weight @ even.t**2) == pytest.approx(1 / 3, abs=5e-3)
     singular = 2 * (high**0.5 - low**0.5)
-    assert float(sine.weight @ sine.t**-0.5) == pytest.approx(singular, abs=1e-7)
+    assert float(sine.weight @ sine.t**-0.5) == pytest.approx(singular, abs=3e-4)
     assert float(even.weight @ even.t**-0.5) > singular + 0.5
     for nodes in (sine, even):
         assert eps <= nodes.t.min() and nodes.t.max() <= 1 - eps
-    for few in (5, 6, 7, 16):
-        assert float(sine_midpoints(few, eps=0.0).weight.sum()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("rule", [sine_midpoints, stratified_nodes])
+@pytest.mark.parametrize("num_nodes", [1, 3, 8])
+def test_randomly_shifted_nodes_are_unbiased(rule, num_nodes):
+    """The mean over all shifts is the integral, for any number of nodes."""
+    eps, shifts = TRAINING_EPS, (torch.arange(100_000).double() + 0.5) / 100_000
+    nodes = rule(num_nodes, eps, shifts)
+    for power, expected in ((0, 1 - 2 * eps), (2, ((1 - eps) ** 3 - eps**3) / 3)):
+        mean = float((nodes.weight * nodes.t**power).sum(-1).mean())
+        assert mean == pytest.approx(expected, abs=1e-8)
+
+
+def test_folded_nodes_have_a_second_order_error():
+    """Over all shifts, twice the nodes have a quarter of the error; not so without folding."""
+
+    def worst(rule, num_nodes):
+        shifts = (torch.arange(64).double() + 0.5) / 64
+        nodes = rule(num_nodes, 0.0, shifts)
+        return float(((nodes.weight * nodes.t).sum(-1) - 0.5).abs().max())
+
+    for num_nodes in (8, 16, 32):
+        assert worst(sine_midpoints, 2 * num_nodes) < 0.27 * worst(sine_midpoints, num_nodes)
+        assert worst(stratified_nodes, 2 * num_nodes) > 0.45 * worst(stratified_nodes, num_nodes)

@@ -1,7 +1,6 @@
 """Evaluations: every sample once, on any number of ranks, deterministic."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from gidd.data.loading.loader import open_split
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
 from gidd.runs.data import loader_config
-from gidd.runs.evaluate import build_evaluation, validation_batches
+from gidd.runs.evaluate import build_evaluation, validation_samples
 from gidd.training.build import build_state
+from gidd.training.config import Autoregressive
 from gidd.training.parallel import FSDP
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import open_world
@@ -25,25 +25,10 @@ def data(tmp_path_factory):
     return speeches(tmp_path_factory.mktemp("data"), vocab_size=300, documents=20)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("num_samples", [5, 7, 16])
-@pytest.mark.parametrize(("global_batch", "accumulate"), [(5, 1), (16, 1), (16, 3), (64, 2)])
-def test_ranks_have_equally_many_batches_and_every_sample_occurs_once(
-    num_ranks, num_samples, global_batch, accumulate, data
-):
-    """Ranks of a sharded model wait for each other in every forward pass."""
-    run = tiny_run(data, global_batch=global_batch)
-    shards, config = open_split(data), loader_config(run, Tokenizer.load(data))
-    worlds = [SimpleNamespace(rank=rank, size=num_ranks) for rank in range(num_ranks)]
-    parts = [
-        list(validation_batches(shards, config, num_samples, accumulate, world)) for world in worlds
-    ]
-    assert len({len(part) for part in parts}) == 1
-    seen = [batch.sample_index.tolist() for part in parts for batch in part]
-    assert [index for batch in seen for index in batch] == list(range(num_samples))
-    micro_batch = global_batch // num_ranks // accumulate
-    # a rank that trains on single samples may evaluate two: no activations are kept here
-    assert all(0 < len(batch) <= max(2, micro_batch) for batch in seen)
+def test_samples_are_the_first_of_the_split(data):
+    run = tiny_run(data, global_batch=4)
+    batch = validation_samples(open_split(data), loader_config(run, Tokenizer.load(data)), 7)
+    assert batch.sample_index.tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("global_batch", [2, 4])
@@ -54,7 +39,17 @@ def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tm
     alone, sharded = (reported(tmp_path / name)[-1] for name in ("alone", "sharded"))
     assert alone["kind"] == sharded["kind"] == "evaluation"
     assert sharded["nelbo"] == pytest.approx(alone["nelbo"], rel=1e-4)
-    assert sharded["share_masked"] == alone["share_masked"]
+    assert sharded["nelbo_se"] == pytest.approx(alone["nelbo_se"], rel=1e-3)
+
+
+def test_ranks_of_an_autoregressive_model_share_the_evaluation(data, tmp_path):
+    run = replace(tiny_run(data, steps=1, evaluate_samples=5), objective=Autoregressive())
+    for size in (1, 2):
+        run_ranks(train_here, size, run, tmp_path / str(size))
+    alone, shared = (reported(tmp_path / name)[-1] for name in ("1", "2"))
+    assert alone["kind"] == "evaluation"
+    assert shared["nll"] == pytest.approx(alone["nll"], rel=1e-4)
+    assert alone["nll_se"] > 0
 
 
 def test_dropout_is_off_in_an_evaluation(data):

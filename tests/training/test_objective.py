@@ -138,10 +138,12 @@ def test_validation_is_the_same_however_it_is_batched():
     objective = DiffusionObjective(denoiser(), SCHEDULES[1], DynamicWeighting(SCHEDULES[1]))
     batch = random_batch()
     with open_world("cpu") as world:
-        whole = validate(objective, [batch], 8, world)
-        parts = validate(objective, batch.split(3), 8, world)
+        whole = validate(objective, batch, world, batch_size=8)
+        parts = validate(objective, batch, world, batch_size=3)
         assert objective.training
     assert parts == pytest.approx(whole, rel=1e-5)
+    assert 0 < whole["nelbo_se"] < whole["nelbo"]
+    assert whole["nelbo"] > whole["reconstruction"] > 0
 
 
 def test_unigram_entropy_is_that_of_the_first_tokens(tmp_path):

@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from gidd import __version__
@@ -25,6 +25,9 @@ COMMANDS = {
     "sample": "generate text with a model, with or without a prompt",
     "infill": "fill the blanks of a text",
     "correct": "find and fix tokens that are unlikely under a model",
+    "score": "compute the likelihood of a text and the confidence in its tokens",
+    "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
+    "compare": "compare two results of `gidd eval`: numbers, significance, settings",
     "plot": "plot the training curves of runs",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
 }
@@ -77,26 +80,41 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _run(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return
-    command = words[0]
-    if command == "--version":
+    if words[:1] == ["--version"]:
         print(f"gidd {__version__}")
         return
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f" Did you mean `gidd {near[0]}`?" if near else ""
-        print_message(f"there is no command {command!r}.{hint}\n\n{_help()}")
-        raise SystemExit(2)
+    command = choose_command("gidd", COMMANDS, words, _help)
+    if command is None:
+        return
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:  # otherwise keep the choice of the parent process
         signal.signal(signal.SIGINT, _on_interrupt)
     try:
-        importlib.import_module(f"gidd.cli.{command}").main(words[1:])
+        command(words[1:])
     finally:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def choose_command(
+    prog: str, commands: Mapping[str, str], words: Sequence[str], help_text: Callable[[], str]
+) -> Callable[[Sequence[str]], None] | None:
+    """Return the `main` of the command that the first word names.
+
+    Commands of `gidd x` are modules of `gidd.cli.x`. Without a word, or for --help, this prints the
+    help and returns None.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return None
+    name = words[0]
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, 1)
+        hint = f" Did you mean `{prog} {near[0]}`?" if near else ""
+        print_message(f"there is no command `{prog} {name}`.{hint}\n\n{help_text()}")
+        raise SystemExit(2)
+    package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
+    return importlib.import_module(f"{package}.{name}").main
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -219,6 +219,7 @@ def _show(
     if options.output.jsonl:
         print_json(
             text=correction.text,
+            original=correction.original,
             replacements=[r._asdict() for r in correction.replacements],
             tokens=correction.tokens,
             confidence=correction.confidence,

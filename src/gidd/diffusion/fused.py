@@ -1,14 +1,14 @@
 """Output head and NELBO fused, computed on chunks of tokens.
 
 Same values as the reference in `elbo.py`; docs/fused-loss.md derives it. The logits of a chunk are
-overwritten by their gradient, and the gradients of hidden states and head are accumulated in the
-forward pass: the logits of all tokens are never allocated at once, and the backward pass only
-scales the gradients.
+overwritten by their gradient, and those of hidden states and head accumulated in the forward pass:
+the logits of all tokens are never allocated at once; the backward pass only scales the gradients.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,19 +21,15 @@ from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 CHUNK_TOKENS = 1024
 """Tokens per chunk. A larger chunk is slightly faster and needs V more numbers per token."""
-
 LOSS_BLOCK_ENTRIES = 1 << 20
 """Logits processed at once within a chunk, few enough to stay in the cache of a core."""
-
 HEAD_AND_LOSS = "gidd::head_and_loss"
 """Label of the fused loss in profiles; `gidd plan` attributes memory by it."""
-
-_SLICE = 8192
-"""Rows of the head whose bf16 gradient is computed at once."""
+_SLICE = 8192  # rows of the head whose bf16 gradient is computed at once
 
 
 class FusedLoss(NamedTuple):
@@ -63,6 +59,7 @@ def fused_loss(
     loss_weight: Float[Tensor, "B L"],
     chunk_tokens: int = CHUNK_TOKENS,
     compiled: bool = False,
+    scored: Bool[Tensor, "B L"] | None = None,
 ) -> FusedLoss:
     """Sum of the weighted divergences of x_theta = softmax(hidden @ head_weight.T + head_bias).
 
@@ -70,9 +67,10 @@ def fused_loss(
     value for each token, times the scale of the reduction (1 / number of tokens for a mean); it
     gets no gradient. Hidden states may be bf16, and are cast to it under autocast; everything
     between the matrix products is float32 (float64 if `t` is). `compiled` runs that part through
-    `torch.compile`.
+    `torch.compile`. Tokens that are not `scored` have no terms; their logits are not computed.
 
-    The gradients are computed with the loss, so `backward` can be called only once.
+    The gradients are computed with the loss, so `backward` can be called only once. Under
+    `torch.no_grad` they are not computed.
     """
     if chunk_tokens < 1:
         raise ConfigError(
@@ -83,13 +81,16 @@ def fused_loss(
         weight = elbo_weight(schedule, t, x, z)
         # all other tokens need no logits: under mask-only noise, those that are not masked
         touched = (weight != 0) | (loss_weight != 0)
+        if scored is not None:
+            touched &= scored
         tokens = _Tokens.of(schedule, t, x, z, loss_weight, touched)
         device = hidden.device.type
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
+            states, is_training = hidden.flatten(0, 1), torch.is_grad_enabled()
             loss, kl, itakura_saito = _HeadLoss.apply(
-                hidden.flatten(0, 1), head_weight, head_bias, tokens, chunk_tokens, compiled
+                states, head_weight, head_bias, tokens, chunk_tokens, compiled, is_training
             )
         return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
 
@@ -144,7 +145,7 @@ class _Tokens(NamedTuple):
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Computes loss and gradients together; `backward` only scales the gradients."""
+    """Computes loss and gradients together."""
 
     @staticmethod
     def forward(
@@ -155,13 +156,16 @@ class _HeadLoss(torch.autograd.Function):
         tokens: _Tokens,
         chunk_tokens: int,
         compiled: bool,
+        is_training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = head_weight.to(hidden.dtype), head_bias.to(hidden.dtype)
-        needs_gradients = any(ctx.needs_input_grad)
-        kl, itakura_saito, d_hidden, d_weight, d_bias = _all_chunks(
-            hidden, weight, bias, tokens, chunk_tokens, compiled, needs_gradients
-        )
-        ctx.gradients = d_hidden, d_weight.to(head_weight.dtype), d_bias.to(head_bias.dtype)
+        needs_gradients = is_training and any(ctx.needs_input_grad)
+        gradients = _Gradients.empty(hidden, weight, bias, tokens) if needs_gradients else None
+        chunks = hidden, weight, bias, tokens, chunk_tokens, compiled
+        kl, itakura_saito = _all_chunks(*chunks, gradients)
+        if gradients is not None:
+            d_hidden, d_weight, d_bias = gradients
+            ctx.gradients = d_hidden, d_weight.to(head_weight.dtype), d_bias.to(head_bias.dtype)
         ctx.mark_non_differentiable(kl, itakura_saito)
         loss = tokens.loss_weight @ (kl + itakura_saito)[tokens.row]
         return loss, kl, itakura_saito
@@ -176,7 +180,22 @@ class _HeadLoss(torch.autograd.Function):
             )
         gradients, ctx.gradients = ctx.gradients, None
         # in place: a copy of the head's gradient would be the largest tensor
-        return *(gradient.mul_(outputs[0]) for gradient in gradients), None, None, None
+        return *(gradient.mul_(outputs[0]) for gradient in gradients), None, None, None, None
+
+
+class _Gradients(NamedTuple):
+    """Of the weighted sum; those of the head are float32, and the first chunk overwrites them."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def empty(cls, hidden: Tensor, weight: Tensor, bias: Tensor, tokens: _Tokens) -> _Gradients:
+        dtype = tokens.alpha.dtype
+        new = torch.empty_like if len(tokens.row) else torch.zeros_like
+        d_weight, d_bias = new(weight, dtype=dtype), torch.zeros_like(bias, dtype=dtype)
+        return cls(torch.zeros_like(hidden), d_weight, d_bias)
 
 
 def _all_chunks(
@@ -186,30 +205,22 @@ def _all_chunks(
     tokens: _Tokens,
     chunk_tokens: int,
     compiled: bool,
-    needs_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """KL and IS of all tokens and, if needed, d_hidden, d_weight and d_bias of their weighted sum.
-
-    The head's gradient is accumulated in float32; the first chunk overwrites it.
-    """
-    kl = tokens.alpha.new_zeros(len(hidden))
-    itakura_saito = torch.zeros_like(kl)
-    d_hidden = torch.zeros_like(hidden)
-    d_weight = torch.empty_like(weight, dtype=kl.dtype)
-    d_bias = torch.zeros_like(bias, dtype=kl.dtype)
-    if not len(tokens.row):
-        d_weight.zero_()
+    gradients: _Gradients | None,
+) -> tuple[Tensor, Tensor]:
+    """Return KL and IS of all tokens, and fill in the gradients."""
+    kl, itakura_saito = tokens.alpha.new_zeros(2, len(hidden))
     buffer = hidden.new_empty(min(chunk_tokens, len(tokens.row)), len(weight))
+    d_bias = gradients and gradients.bias
     for start in range(0, len(tokens.row), chunk_tokens):
         chunk = tokens.rows(slice(start, start + chunk_tokens))
         states = hidden[chunk.row]
         logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
         chunk_kl, chunk_is = _to_gradient(logits, chunk, d_bias, compiled)
         kl[chunk.row], itakura_saito[chunk.row] = chunk_kl, chunk_is
-        if needs_gradients:
-            d_hidden[chunk.row] = logits @ weight
-            _add_product(d_weight, logits, states, first=start == 0)
-    return kl, itakura_saito, d_hidden, d_weight, d_bias
+        if gradients is not None:
+            gradients.hidden[chunk.row] = logits @ weight
+            _add_product(gradients.weight, logits, states, first=start == 0)
+    return kl, itakura_saito
 
 
 def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -> None:
@@ -224,40 +235,48 @@ def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -
 
 
 def _to_gradient(
-    logits: Float[Tensor, "N V"], tokens: _Tokens, d_bias: Float[Tensor, " V"], compiled: bool
+    logits: Float[Tensor, "N V"],
+    tokens: _Tokens,
+    d_bias: Float[Tensor, " V"] | None,
+    compiled: bool,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Overwrite logits by the gradient of the weighted loss and add its sum to `d_bias`.
 
-    Works on blocks of rows of one sample, which share a row of noise. Returns KL and IS [N].
+    Works on blocks of rows; those of one sample share a row of noise. Returns KL and IS [N].
+    Without `d_bias` there is no gradient, and a block may have rows of several samples.
     """
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
     num_rows = max(1, LOSS_BLOCK_ENTRIES // logits.shape[-1])
     _, counts = tokens.sample.unique_consecutive(return_counts=True)
-    start = 0
-    for count in counts.tolist():
-        for first in range(start, start + count, num_rows):
-            rows = slice(first, min(first + num_rows, start + count))
+    ends = list(accumulate(counts.tolist()))
+    if mixes := d_bias is None and len(ends) * num_rows > len(logits):
+        ends = ends[-1:]  # several short samples in a block
+    for start, end in pairwise([0, *ends]):
+        for first in range(start, end, num_rows):
+            rows = slice(first, min(first + num_rows, end))
             block = tokens.rows(rows)
-            noise = tokens.noise[block.sample[0]]
-            kl[rows], itakura_saito[rows], gradient = terms(logits[rows], noise, block)
-            d_bias += gradient.sum(0)
-            logits[rows] = gradient
-        start += count
+            noise = tokens.noise[block.sample if mixes else block.sample[0]]
+            found = terms(logits[rows], noise, block, d_bias is not None)
+            kl[rows], itakura_saito[rows], gradient = found
+            if d_bias is not None:
+                d_bias += gradient.sum(0)
+                logits[rows] = gradient
     return kl, itakura_saito
 
 
 def token_terms(
-    logits: Float[Tensor, "N V"], noise: Float[Tensor, " V"], tokens: _Tokens
+    logits: Float[Tensor, "N V"], noise: Float[Tensor, "*N V"], tokens: _Tokens, with_gradient: bool
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, "N V"]]:
-    """KL, IS and the gradient of loss_weight * (KL + IS) in the logits, for tokens of one sample.
+    """KL, IS and the gradient of loss_weight * (KL + IS) in the logits, which is else unspecified.
+
+    Tokens of one sample have one row of noise.
 
     In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. Only S,
     sum(r) and the gradient involve the full vocabulary; all else is at x or at z alone.
     """
     alpha, b_x, b_z = tokens.alpha, tokens.noise_x, tokens.noise_z
     at_x, at_z = tokens.x[:, None], tokens.z[:, None]
-
     logits = logits.to(noise.dtype)
     top = logits.amax(-1, keepdim=True)
     x_theta = (logits - top).exp_()
@@ -268,10 +287,11 @@ def token_terms(
     x_theta /= total
 
     # one_plus = p / b;  S = sum_v b log(p / b);  r = x_theta b / p
-    one_plus = (x_theta * (alpha[0] / noise.clamp_min(TINY))).add_(1)
-    S = one_plus.log() @ noise
-    r = torch.div(x_theta, one_plus, out=one_plus)
-
+    kept = alpha[0] if noise.ndim == 1 else alpha[:, None]
+    one_plus = (x_theta * (kept / noise.clamp_min(TINY))).add_(1)
+    logs = one_plus.log() if with_gradient else one_plus.log_()
+    S = logs @ noise if noise.ndim == 1 else logs.mul_(noise).sum(-1)
+    del logs
     # in log space, for precision where x_theta underflows and b = 0
     log_p_x = torch.logaddexp(alpha.log() + log_x_theta_x, b_x.log())
     log_p_z = torch.logaddexp(alpha.log() + log_x_theta_z, b_z.log())
@@ -283,6 +303,10 @@ def token_terms(
     p_z = log_p_z.exp()
     itakura_saito = itakura_saito_term(q_z, p_z, gap_z)
 
+    if not with_gradient:
+        return kl, itakura_saito, x_theta
+    r = torch.div(x_theta, one_plus, out=one_plus)
+
     # x_theta dKL/dx_theta = -alpha r, plus g_x at x; x_theta dIS/dx_theta = g_z at z, else 0
     g_x = -alpha * (alpha.log() + log_x_theta_x - log_p_x).exp()
     g_z = -(alpha.log() + log_x_theta_z - log_p_z).exp() * gap_z / p_z.clamp_min(TINY)
@@ -293,6 +317,4 @@ def token_terms(
     return kl, itakura_saito, gradient
 
 
-@cache
-def _compiled_token_terms() -> Any:
-    return torch.compile(token_terms, dynamic=True)
+_compiled_token_terms = cache(lambda: torch.compile(token_terms, dynamic=True))

@@ -45,6 +45,7 @@ class Stream(IntEnum):
     RENOISE = 7  # whether a redrawn token is noise, and which token
     TOKEN = 8  # tokens drawn from x_theta
     PLACE = 9  # which positions a corrector selects
+    CORRUPTION = 10  # errors that an evaluation adds to a text
 
 
 def philox(

@@ -65,30 +65,50 @@ def sine_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
 class Nodes(NamedTuple):
     """A quadrature rule: an integral over t is approximated by the sum of weight * integrand(t)."""
 
-    t: Float[Tensor, " T"]
-    weight: Float[Tensor, " T"]
+    t: Float[Tensor, "*B T"]
+    weight: Float[Tensor, "*B T"]
 
 
-def sine_midpoints(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
-    """Midpoint rule in theta with t = sin^2(theta), over [eps, 1 - eps].
+MIDPOINTS = 0.25
+"""Shift at which folded times are the midpoints of equal intervals, if their number is even."""
 
-    For hybrid noise with gamma = 1 the NELBO's integrand grows like t^(-1/2) at 0, which the factor
-    dt = sin(2 theta) dtheta cancels. The cost outside [eps, 1 - eps] is `elbo.reconstruction` and
-    `elbo.prior_kl`: add both.
 
-    Three weights at each end include the first correction of the Euler-Maclaurin formula,
-    h^2/24 (F'(end) - F'(start)), with derivatives estimated from the nodes.
+def sine_midpoints(
+    num_nodes: int = 128,
+    eps: float = TRAINING_EPS,
+    shift: float | Float[Tensor, " B"] = MIDPOINTS,
+) -> Nodes:
+    """Nodes for likelihoods over [eps, 1 - eps]: t = sin^2(theta) with theta proportional to y^2.
+
+    y is uniform on [0, 1]. For hybrid noise with gamma = 1 the NELBO's integrand grows like
+    t^(-1/2) at 0, which dt = sin(2 theta) dtheta cancels. Noisy tokens are rare near 0 and have a
+    large weight there: the square places more nodes near 0, which for p_u > 0 reduces variance and
+    skewness. The cost outside [eps, 1 - eps] is `elbo.reconstruction` and `elbo.prior_kl`: add
+    both.
+
+    The default is the midpoint rule in y. With a uniform random `shift` in [0, 1) the sum is
+    unbiased for every integrand. Values of y are folded, y = |1 - 2 (k / num_nodes + shift mod 1)|,
+    which makes the integrand a periodic function of the shift: the error then decreases with the
+    square of the number of nodes, not with the number.
     """
     _require_eps(eps)
     start = math.asin(math.sqrt(eps))
-    width = (math.pi / 2 - 2 * start) / _require_steps(num_nodes)
-    theta = start + (torch.arange(num_nodes, dtype=torch.float64) + 0.5) * width
-    weight = (2 * theta).sin() * width
-    if num_nodes >= 6:
-        correction = weight.new_tensor([13 / 12, 7 / 8, 25 / 24])
-        weight[:3] *= correction
-        weight[-3:] *= correction.flip(0)
-    return Nodes(theta.sin().square(), weight)
+    y = (1 - 2 * _evenly_spaced(num_nodes, shift)).abs()
+    width = math.pi / 2 - 2 * start
+    theta = start + width * y.square()
+    return Nodes(theta.sin().square(), (2 * theta).sin() * (2 * width / num_nodes) * y)
+
+
+def stratified_nodes(
+    num_nodes: int, eps: float = TRAINING_EPS, shift: float | Float[Tensor, " B"] = 0.5
+) -> Nodes:
+    """Times of a training batch (App. E): evenly spaced in [eps, 1 - eps], with a common shift.
+
+    Unbiased for a uniform random shift. For p_u > 0 the variance is large.
+    """
+    _require_eps(eps)
+    t = eps + (1 - 2 * eps) * _evenly_spaced(num_nodes, shift)
+    return Nodes(t, torch.full_like(t, (1 - 2 * eps) / num_nodes))
 
 
 def paper_nodes(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
@@ -102,6 +122,14 @@ def paper_nodes(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
     _require_eps(eps)
     t = torch.linspace(eps, 1 - eps, _require_steps(num_nodes), dtype=torch.float64)
     return Nodes(t, torch.full_like(t, 1 / num_nodes))
+
+
+def _evenly_spaced(num_nodes: int, shift: float | Tensor) -> Tensor:
+    """Return (k + shift) / num_nodes modulo 1 in float64, [T] or [B, T]."""
+    k = torch.arange(_require_steps(num_nodes), dtype=torch.float64)
+    if isinstance(shift, Tensor):
+        k, shift = k.to(shift.device), shift.double()[:, None]
+    return (k + shift) / num_nodes % 1
 
 
 def _require_steps(number: int) -> int:

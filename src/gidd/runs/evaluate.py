@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from gidd.common.ratios import Ratio, ratio_of_sums
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.shards import ShardSet, invalid_tokens
 from gidd.data.tokenizers import Tokenizer
+from gidd.diffusion.nelbo import NelboEstimator
+from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.times import even_mesh
 from gidd.runs.data import loader_config
 from gidd.sampling import Engine, Request, blanks, sampling_plan
 from gidd.training.config import RunConfig
 from gidd.training.loop import Evaluation
-from gidd.training.objective import DiffusionObjective, Metrics, Objective
-from gidd.training.parallel import reshard, unsharded
+from gidd.training.objective import (
+    DiffusionObjective,
+    Metrics,
+    Objective,
+    num_bytes,
+    per_unit,
+)
+from gidd.training.parallel import unsharded
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
@@ -26,6 +37,11 @@ from gidd.training.world import World
 SAMPLE_LENGTH = 128
 SAMPLE_STEPS = 32
 """Of the samples generated at an evaluation: short, to take little time."""
+
+
+_MIN_BATCHES = 8
+_ENDS_EVERY = 8
+"""One sample in eight has the costs of both ends: they are small, and take forward passes."""
 
 
 def build_evaluation(
@@ -41,22 +57,23 @@ def build_evaluation(
     """
     if shards is None:
         return lambda state: Evaluation({}, _samples(run, state, tokenizer, world, watchdog))
-    config = loader_config(run, tokenizer)
-    train, num_samples = run.train, run.train.evaluate_samples
+    config, train = loader_config(run, tokenizer), run.train
     baseline = unigram_entropy(shards, tokenizer.vocab.size)
+    batch_size = max(1, config.global_batch // world.size // train.accumulate)
 
     def evaluate(state: TrainState) -> Evaluation:
-        def batches() -> Iterator[Batch]:
-            for batch in validation_batches(shards, config, num_samples, train.accumulate, world):
-                watchdog.phase(state.step, "evaluation")
-                yield batch
-
+        samples = validation_samples(shards, config, train.evaluate_samples)
         with state.ema_weights():
             metrics = validate(
-                state.objective, batches(), num_samples, world, autocast=train.autocast
+                state.objective,
+                samples,
+                world,
+                batch_size=batch_size,
+                autocast=train.autocast,
+                on_batch=lambda: watchdog.phase(state.step, "evaluation"),
             )
-        samples = _samples(run, state, tokenizer, world, watchdog)
-        return Evaluation(metrics | {"unigram_entropy": baseline}, samples)
+        texts = _samples(run, state, tokenizer, world, watchdog)
+        return Evaluation(metrics | {"unigram_entropy": baseline}, texts)
 
     return evaluate
 
@@ -74,28 +91,107 @@ def _samples(
 @torch.no_grad()
 def validate(
     objective: Objective,
-    batches: Iterable[Batch],
-    num_samples: int,
+    samples: Batch,
     world: World,
     *,
+    batch_size: int = 8,
     autocast: bool = False,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Return the metrics of held-out samples. All ranks call this, each with its own batches.
+    """Return the likelihood of held-out samples with its standard error. All ranks call this.
 
-    Times are stratified over all `num_samples` together, and times and noise are functions of the
-    sample: two evaluations differ by the weights alone. The NELBO is the integral of the objective
-    over [eps, 1 - eps], estimated with one time per sample; the ends are left out.
+    `samples` are the same on all ranks, and so is the result; ranks share the forward passes.
+    Times and noise are functions of the sample: two evaluations differ by the weights alone.
     """
     was_training = objective.training
     objective.eval()
-    sums = torch.zeros(len(objective.names), device=world.device)
-    for batch in batches:
-        with torch.autocast(world.device.type, torch.bfloat16, enabled=autocast):
-            sums += objective(batch.to(world.device), 0, num_samples, 1.0).sums
-    reshard(objective)
+    device = world.device
+    with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+        if isinstance(objective, DiffusionObjective):
+            metrics = _validate_diffusion(objective, samples, world, batch_size, on_batch)
+        else:
+            metrics = _validate_autoregressive(objective, samples, world, batch_size, on_batch)
     objective.train(was_training)
-    totals = world.sum(sums.tolist())
-    return objective.summary(dict(zip(objective.names, totals, strict=True)))
+    return metrics
+
+
+def _validate_diffusion(
+    objective: DiffusionObjective,
+    samples: Batch,
+    world: World,
+    batch_size: int,
+    on_batch: Callable[[], None],
+) -> Metrics:
+    """Estimate the NELBO with one time per sample; the times of all samples are evenly spaced."""
+    texts = [
+        TextTokens(tokens, number, valid=valid)
+        for number, (tokens, valid) in enumerate(zip(samples.tokens, samples.valid, strict=True))
+    ]
+    estimator = NelboEstimator(
+        objective.denoiser,
+        objective.schedule,
+        nodes=1,
+        seed=objective.seed,
+        tokens_per_call=batch_size * samples.tokens.shape[1],
+        ranks=world,
+        device=world.device,
+        strata=len(texts),
+    )
+    sizes = samples.valid.sum(-1).double()
+
+    def count(calls: int) -> None:
+        del calls
+        on_batch()
+
+    some = slice(None, None, _ENDS_EVERY)
+    parts = [
+        _ratio(estimator.integral(texts, 0, count), sizes),
+        _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some]),
+        _ratio(estimator.prior(texts[some], count), sizes[some]),
+    ]
+    nelbo = sum(part.value for part in parts)
+    metrics = {"nelbo": nelbo, "reconstruction": parts[1].value, "prior": parts[2].value}
+    if parts[0].standard_error is not None:
+        errors = (part.standard_error or 0.0 for part in parts)
+        metrics["nelbo_se"] = math.hypot(*errors)
+    return metrics | _per_unit(objective, samples, nelbo)
+
+
+def _validate_autoregressive(
+    objective: Objective,
+    samples: Batch,
+    world: World,
+    batch_size: int,
+    on_batch: Callable[[], None],
+) -> Metrics:
+    """Compute the NLL; all ranks run the same number of batches, some of them twice."""
+    count = len(samples.tokens)
+    # several batches, because the standard error comes from the differences between them
+    batches = samples.split(max(-(-count // batch_size), min(count, _MIN_BATCHES)))
+    found = torch.zeros(len(batches), len(objective.names), dtype=torch.float64)
+    for start in range(0, len(batches), world.size):
+        mine = start + world.rank
+        batch = batches[min(mine, len(batches) - 1)].to(world.device)
+        sums = objective(batch, 0, count, 1.0).sums
+        if mine < len(batches):
+            found[mine] = sums.double().cpu()
+        on_batch()
+    total = world.sum(found.flatten().tolist())
+    table = torch.tensor(total, dtype=torch.float64).view_as(found)
+    column = dict(zip(objective.names, table.unbind(-1), strict=True))
+    metrics = objective.summary({name: float(values.sum()) for name, values in column.items()})
+    error = _ratio(column["nll"], column["valid"]).standard_error
+    return metrics | ({} if error is None else {"nll_se": error})
+
+
+def _ratio(values: Tensor, sizes: Tensor) -> Ratio:
+    return ratio_of_sums(values.tolist(), sizes.tolist())
+
+
+def _per_unit(objective: DiffusionObjective, samples: Batch, nats_per_token: float) -> Metrics:
+    tokens = float(samples.valid.sum())
+    size = float(num_bytes(objective.token_bytes, samples.tokens, samples.valid))
+    return per_unit(nats_per_token * tokens, tokens, size)
 
 
 def generate_samples(
@@ -122,21 +218,11 @@ def generate_samples(
     return [tokenizer.decode(sample.text) for sample in samples]
 
 
-def validation_batches(
-    shards: ShardSet, config: LoaderConfig, num_samples: int, accumulate: int, world: World
-) -> Iterator[Batch]:
-    """Yield this rank's part of the first samples of a split, in batches of about training size.
-
-    All ranks get the same number of batches: with a sharded model a forward pass of one rank waits
-    for those of all others. Hence the number of batches is at most the smallest number of samples
-    on any rank, and a batch can hold one sample more than in training.
-    """
+def validation_samples(shards: ShardSet, config: LoaderConfig, num_samples: int) -> Batch:
+    """Return the first samples of a split, the same on all ranks."""
     everything = replace(config, global_batch=num_samples)
-    arrays = BatchSource(shards, everything, world.rank, world.size)[0]
-    batch = Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
-    batch_size = max(1, config.global_batch // world.size // accumulate)
-    most, fewest = -(-num_samples // world.size), num_samples // world.size
-    yield from batch.split(min(-(-most // batch_size), fewest))
+    arrays = BatchSource(shards, everything, 0, 1)[0]
+    return Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
 
 
 def unigram_entropy(shards: ShardSet, vocab_size: int, max_tokens: int = 1 << 24) -> float:

@@ -20,7 +20,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 
 class EntropyRate(NamedTuple):
@@ -86,10 +86,19 @@ class Source(ABC):
         return self._forward(self.emission_of(x))[1].sum(-1)
 
     def leave_one_out(
-        self, schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
+        self,
+        schedule: MixingSchedule,
+        t: Float[Tensor, " B"],
+        z: Int[Tensor, "B L"],
+        given: Bool[Tensor, " L"] | None = None,
     ) -> Float[Tensor, "B L V"]:
-        """p(x_i | Z_t without z_i) at every position: the minimiser of the ELBO."""
+        """p(x_i | Z_t without z_i) at every position: the minimiser of the ELBO.
+
+        Tokens at `given` positions are known to be clean.
+        """
         evidence = self._evidence(schedule, t, z)
+        if given is not None:
+            evidence = torch.where(given[:, None], self.emission_of(z), evidence)
         before, _ = self._forward(evidence)
         states = before * self._backward(evidence)
         tokens = self.tokens_of(states / states.sum(-1, keepdim=True))

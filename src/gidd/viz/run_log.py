@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -57,3 +58,58 @@ class RunLog:
         values = np.array([float(line[name]) for line in lines], dtype=np.float64)
         finite = np.abs(values) <= _LARGEST  # NaN is not
         return MetricSeries(steps[finite], values[finite])
+
+
+class MetricBand(NamedTuple):
+    """A metric over steps in several runs: mean, smallest and largest value."""
+
+    steps: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that are plotted as one curve, such as runs that differ by the seed only."""
+
+    name: str
+    runs: Sequence[RunLog]
+
+    def band(
+        self,
+        kind: metrics_log.LineKind,
+        name: str,
+        *,
+        smooth: bool = False,
+        log: bool = False,
+    ) -> MetricBand | None:
+        """Return a metric at the steps that all runs with this metric have; None without any.
+
+        With `log`, positive values are smoothed and averaged as logarithms.
+        """
+        curves = [run.curve(kind, name) for run in self.runs]
+        if log:
+            curves = [_positive_logs(curve) for curve in curves]
+        curves = [curve for curve in curves if len(curve.values)]
+        if not curves:
+            return None
+        if smooth:
+            curves = [curve._replace(values=curve.smooth()) for curve in curves]
+        steps = reduce(np.intersect1d, (curve.steps for curve in curves))
+        if not len(steps):
+            return None
+        rows = np.stack([_at_steps(curve, steps) for curve in curves])
+        parts = (rows.mean(0), rows.min(0), rows.max(0))
+        return MetricBand(steps, *(map(np.exp, parts) if log else parts))
+
+
+def _positive_logs(curve: MetricSeries) -> MetricSeries:
+    positive = curve.values > 0
+    return MetricSeries(curve.steps[positive], np.log(curve.values[positive]))
+
+
+def _at_steps(curve: MetricSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    unique, first = np.unique(curve.steps, return_index=True)
+    return curve.values[first[np.searchsorted(unique, steps)]]

@@ -9,8 +9,9 @@ from gidd.cli import main
 from gidd.errors import ConfigError
 from gidd.training.reporting.log import METRICS_FILE
 from gidd.training.reporting.report import Report
-from gidd.viz.plots import COLOURS, plot_runs
-from gidd.viz.run_log import MetricSeries, RunLog
+from gidd.viz.figure import COLOURS
+from gidd.viz.run_log import MetricSeries, RunGroup, RunLog
+from gidd.viz.training_plot import plot_runs
 
 
 def write_run(folder, *, floor=3.0, num_steps=60, likelihood="nelbo"):
@@ -211,3 +212,60 @@ def test_no_run_and_a_folder_as_output_are_refused(tmp_path, capsys):
         assert message in capsys.readouterr().err
     with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
         plot_runs([RunLog.read(tmp_path / "run")], tmp_path)
+
+
+def log_of(name, steps, values, kind="training", metric="nelbo", **others):
+    lines = [
+        {"kind": kind, "step": step, metric: value, **others}
+        for step, value in zip(steps, values, strict=True)
+    ]
+    return RunLog(name, lines)
+
+
+def test_a_group_has_the_mean_and_range_at_common_steps():
+    group = RunGroup("g", [log_of("a", [1, 2, 3], [1, 2, 3]), log_of("b", [2, 3, 4], [4, 7, 9])])
+    band = group.band("training", "nelbo")
+    assert band.steps.tolist() == [2, 3]
+    assert band.mean.tolist() == [3.0, 5.0]
+    assert band.low.tolist() == [2.0, 3.0] and band.high.tolist() == [4.0, 7.0]
+    assert group.band("training", "loss") is None
+    apart = RunGroup("g", [log_of("a", [1], [1]), log_of("b", [2], [4])])
+    assert apart.band("training", "nelbo") is None
+    logs = RunGroup("g", [log_of("a", [1, 2], [1, 0]), log_of("b", [1], [4])])
+    assert logs.band("training", "nelbo", log=True).mean.tolist() == [pytest.approx(2.0)]
+
+
+def errors_of(axes):
+    """Lengths of the vertical error bars, in the order of drawing."""
+    ends = [bars.get_segments() for bars in axes.collections if hasattr(bars, "get_segments")]
+    return [[float(low[1]), float(high[1])] for segments in ends for low, high in segments]
+
+
+@pytest.fixture
+def figures_made(monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure", reason="comes with gidd[viz]")
+    made, build = [], figures.Figure.__init__
+
+    def spy(figure, *args, **kwargs):
+        build(figure, *args, **kwargs)
+        made.append(figure)
+
+    monkeypatch.setattr(figures.Figure, "__init__", spy)
+    return made
+
+
+def test_validation_has_the_standard_errors_of_the_log(tmp_path, figures_made):
+    lines = [{"kind": "evaluation", "step": s, "nelbo": 4.0, "nelbo_se": 0.5} for s in (1, 2)]
+    plot_runs([RunLog("run", lines)], tmp_path / "a.png")
+    (axes,) = figures_made[0].subfigs[0].axes
+    assert errors_of(axes) == [[3.5, 4.5]] * 2
+    assert axes.get_title(loc="left").endswith("bars: ± 1 standard error")
+
+
+def test_runs_of_one_group_are_one_curve_with_their_range(tmp_path, figures_made):
+    runs = [log_of(str(i), [1, 2], [v, v], "evaluation") for i, v in enumerate((2.0, 3.0, 7.0))]
+    plot_runs([RunGroup("seeds", runs)], tmp_path / "a.png")
+    (axes,) = figures_made[0].subfigs[0].axes
+    assert errors_of(axes) == [[2.0, 7.0]] * 2
+    assert "mean and range of the runs" in axes.get_title(loc="left")
+    assert "validation NELBO 4.000" in axes.texts[0].get_text()

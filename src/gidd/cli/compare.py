@@ -1,0 +1,159 @@
+"""Compare two results of `gidd eval`: numbers, significance, and settings that differ.
+
+- Differences are B - A, with standard errors and two-sided p-values.
+- Results on the same documents, samples or questions are compared in pairs.
+- With several measurements, p-values are adjusted for their number (Holm).
+
+Examples:
+  gidd compare ppl-p0.json ppl-p0.1.json
+  gidd compare before.json after.json --json
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from gidd.cli.console import CliConsole, plain
+from gidd.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gidd.evaluation.compare import ComparedNumber, Comparison
+    from gidd.evaluation.results import Measurement
+
+_SMALLEST_P = 1e-16
+_NAME_WIDTH = 13
+"""Characters of "bits_per_byte", which fit beside the numbers in 80 columns."""
+
+_LONGEST = 120
+"""Characters of a setting that the table shows; --json prints all."""
+
+
+def compare_command(
+    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A.json")],
+    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B.json")],
+    /,
+    *,
+    json: bool = False,
+) -> None:
+    """Compare two results.
+
+    Args:
+        first: Result written by `gidd eval ... --out A.json`.
+        second: Result of the same evaluation of another model, or with other settings.
+        json: Print the comparison as JSON instead of tables.
+    """
+    from gidd.evaluation.compare import compare_results
+    from gidd.evaluation.results import EvaluationResult
+
+    comparison = compare_results(EvaluationResult.read(first), EvaluationResult.read(second))
+    if json:
+        print(json_module.dumps(comparison.to_dict(), allow_nan=False), flush=True)
+    else:
+        _show(comparison, first, second)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse and compare."""
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    parse(compare_command, arguments, prog="gidd compare", description=__doc__, config=flags)
+
+
+def _show(comparison: Comparison, first: Path, second: Path) -> None:
+    console = CliConsole(highlight=False)
+    console.print(plain(f"gidd eval {comparison.kind}\nA  {first}\nB  {second}\n"))
+    if comparison.numbers:
+        console.print(_numbers(comparison))
+        console.print(plain(_legend(comparison)))
+    for file, names in (("A", comparison.only_first), ("B", comparison.only_second)):
+        if names:
+            console.print(plain(f"Only in {file}: {', '.join(names)}."))
+    if comparison.settings:
+        console.print(plain("\nSettings that differ:"))
+        console.print(_settings(comparison))
+    else:
+        console.print(plain("\nAll recorded settings are equal."))
+
+
+def _numbers(comparison: Comparison) -> Table:
+    from rich.table import Table
+
+    is_adjusted = comparison.num_tests > 1
+    table = Table("", "A", "B", "B - A", "p", box=None, padding=(0, 1, 0, 0))
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    if is_adjusted:
+        table.add_column("Holm", justify="right", no_wrap=True)
+    table.add_column("5%", no_wrap=True)
+    table.columns[0].min_width = _NAME_WIDTH
+    for number in comparison.numbers:
+        p_values = [number.difference.p_value, *([number.adjusted_p_value] * is_adjusted)]
+        verdict = {True: "yes", False: "no", None: "-"}[number.is_significant]
+        cells = [number.name, _measured(number.first), _measured(number.second), _change(number)]
+        style = "bold" if number.is_significant else None
+        table.add_row(*map(plain, [*cells, *map(_p, p_values), verdict]), style=style)
+    return table
+
+
+def _change(number: ComparedNumber) -> str:
+    value, error = number.difference.value, number.difference.standard_error
+    sign = "+" if value > 0 else ""
+    return sign + _measured(number.first._replace(value=value, standard_error=error))
+
+
+def _measured(number: Measurement) -> str:
+    return str(number) if number.standard_error else f"{number.value:.4g}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < _SMALLEST_P:
+        return f"<{_SMALLEST_P:.0e}"
+    return f"{value:.2g}" if value >= 1e-3 else f"{value:.0e}"
+
+
+def _legend(comparison: Comparison) -> str:
+    paired = [number for number in comparison.numbers if number.difference.is_paired]
+    lines = ["± standard error; p: two-sided; 5%: whether p < 5%."]
+    if comparison.num_tests > 1:
+        adjusted = f"Holm: p adjusted for {comparison.num_tests} tests"
+        lines = [f"± standard error; p: two-sided; {adjusted}; 5%: Holm < 5%."]
+    if paired:
+        rows = paired[0].difference.num_pairs
+        which = (
+            "All tested numbers are"
+            if len(paired) == comparison.num_tests
+            else _names(paired) + ":"
+        )
+        lines.append(f"{which} compared in pairs, by the ids of {rows:,} rows (t-test).")
+    if len(paired) < comparison.num_tests:
+        which = "The others are" if paired else "The results are"
+        lines.append(f"{which} compared as independent (Welch's t-test).")
+    return "\n".join(lines)
+
+
+def _names(numbers: Iterable[ComparedNumber]) -> str:
+    return ", ".join(number.name for number in numbers)
+
+
+def _settings(comparison: Comparison) -> Table:
+    from rich.table import Table
+
+    table = Table("", "A", "B", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for setting in comparison.settings:
+        table.add_row(plain(setting.name), _value(setting.first), _value(setting.second))
+    return table
+
+
+def _value(value: Any) -> Any:
+    text = value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False)
+    return plain(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")

@@ -1,0 +1,41 @@
+"""`gidd eval`: measure a model. Each subcommand is a module of this package with `main`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gidd.cli import choose_command
+
+EVALUATIONS = {
+    "ppl": "likelihood, perplexity and bits per byte of texts",
+    "samples": "quality and diversity of samples: generative perplexity, entropy, self-accuracy",
+    "frontier": "quality against diversity of samples over steps, temperatures and correctors",
+    "correction": "effect of self-correction on samples: quality, diversity, changed tokens",
+    "recovery": "errors added to text that self-correction finds, restores and damages",
+    "tasks": "accuracy on tasks of lm-evaluation-harness",
+    "judge": "grades of samples by a language model behind an OpenAI-compatible API",
+    "scaling": "compute-efficient frontier and power law over training runs",
+}
+"""Module of this package: what it measures."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one evaluation."""
+    command = choose_command("gidd eval", EVALUATIONS, list(arguments), _help)
+    if command is not None:
+        command(arguments[1:])
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:11} {what}" for name, what in EVALUATIONS.items())
+    return (
+        "usage: gidd eval NAME ...\n\n"
+        "Measure a model. Every result has standard errors and a manifest of its settings;\n"
+        "--out FILE.json saves it for `gidd compare` and `gidd plot`.\n\n"
+        "examples:\n"
+        "  gidd eval ppl models/nano sotu\n"
+        "  gidd eval samples models/nano --grader smollm2\n"
+        "  gidd eval tasks models/nano arc_easy\n\n"
+        f"evaluations:\n{commands}\n\n"
+        "Run `gidd eval NAME --help` for the options of an evaluation."
+    )

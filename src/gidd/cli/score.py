@@ -1,0 +1,208 @@
+"""Compute the likelihood of a text, and the confidence in its tokens.
+
+- NELBO is an upper bound on -log p(text) in nats, estimated with a standard error.
+- Perplexity and bits per byte follow from it; `gidd eval ppl` measures a corpus.
+- A terminal shows the text with unlikely tokens coloured, if the model was trained with uniform
+  noise (p_uniform > 0).
+
+Examples:
+  gidd score models/nano letter.txt
+  gidd score models/nano letter.txt speech.txt
+  gidd score models/nano letter.txt --max-se 0.01  # nats per token
+  gidd score models/nano --text "We hold these truths to be self-evident." --jsonl
+  gidd score models/nano - < letter.txt
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from gidd.cli.console import CliConsole, plain
+from gidd.cli.eval.display import show_counts
+from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.output import decode_utf8, print_json
+from gidd.cli.parsing import parse
+from gidd.common.allowed import SEED, field_problems, integer, optional
+from gidd.common.terminal import printable
+from gidd.errors import ConfigError, DataError
+from gidd.evaluation.perplexity_settings import POSITIVE, GridName
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Pipeline
+    from gidd.pipeline.results import Scores
+
+_STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
+"""Confidence below which a token has a style."""
+
+_NUMBERS_WIDTH = 140
+"""Characters of a line besides the name of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreCommand:
+    """Options of `gidd score`."""
+
+    model: ModelName
+    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
+    """Text files in UTF-8, or - for standard input."""
+
+    text: Annotated[str | None, tyro.conf.DisallowNone] = None
+    """The text itself, instead of a file."""
+
+    nodes: int = 8
+    """Times per repeat at which the NELBO is evaluated."""
+
+    repeats: int = 6
+    """Independent estimates, for the standard error; with --max-se, the smallest number."""
+
+    max_se: Annotated[float | None, tyro.conf.DisallowNone] = None
+    """Add repeats until the standard error over all texts is at most this, in nats per token."""
+
+    max_calls: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """With --max-se: start no repeat that exceeds this number of forward passes."""
+
+    grid: GridName = "sine"
+    """Times: sine (unbiased, smallest error), stratified (unbiased, as in training), paper (without
+    reconstruction and prior; the paper uses --nodes 128)."""
+
+    seed: int = 0
+    """Random seed of times and noise."""
+
+    jsonl: bool = False
+    """Print one JSON object per text, with tokens, confidence and settings."""
+
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from field_problems(
+            self,
+            nodes=integer(1, 1_000_000),
+            repeats=integer(2, 1_000_000, "The standard error is computed from them."),
+            max_se=optional(POSITIVE),
+            max_calls=optional(integer(1)),
+            seed=SEED,
+        )
+        if self.max_calls is not None and self.max_se is None:
+            yield "max_calls needs --max-se; without it the number of forward passes is fixed."
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, score, show."""
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    options = parse(ScoreCommand, arguments, prog="gidd score", description=__doc__, config=flags)
+    if found := [problem.partition(" ") for problem in options.problems()]:
+        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    texts = _read(options)
+    pipe = options.runtime.load(options.model)
+    for name, text in texts:
+        if not pipe.token_texts.encode(text, name):
+            raise DataError(f"{name} must not be empty.")
+    with show_counts("scoring") as on_calls:
+        scores = pipe.score(
+            [text for _, text in texts],
+            nodes=options.nodes,
+            repeats=options.repeats,
+            max_se=options.max_se,
+            max_calls=options.max_calls,
+            grid=options.grid,
+            seed=options.seed,
+            on_calls=on_calls,
+        )
+    _show(options, pipe, [name for name, _ in texts], scores)
+
+
+def _read(options: ScoreCommand) -> list[tuple[str, str]]:
+    """Return name and content of each text."""
+    if bool(options.files) == (options.text is not None):
+        raise ConfigError(
+            "give either FILE (- for standard input) or --text TEXT. "
+            "Example: gidd score models/nano letter.txt"
+        )
+    if options.text is not None:
+        return [("the text", options.text)]
+    if options.files.count("-") > 1:
+        raise ConfigError("FILE must be - at most once: standard input is read once.")
+    return [_read_file(name) for name in options.files]
+
+
+def _read_file(name: str) -> tuple[str, str]:
+    if name == "-":
+        return "standard input", decode_utf8(sys.stdin.buffer.read(), "standard input")
+    try:
+        return name, decode_utf8(Path(name).read_bytes(), name)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}. Check the path.") from error
+
+
+def _show(
+    options: ScoreCommand, pipe: Pipeline, names: Sequence[str], scores: Sequence[Scores]
+) -> None:
+    if options.jsonl:
+        for name, score in zip(names, scores, strict=True):
+            _print_json(name, score)
+        return
+    console = CliConsole(highlight=False)
+    if len(scores) > 1:
+        # a narrow terminal breaks lines; names and numbers must not be cut
+        console.width = max(console.width, max(map(len, names)) + _NUMBERS_WIDTH)
+        console.print(_table(names, scores))
+        return
+    (score,) = scores
+    if score.confidence is not None and console.color_system and not console.no_color:
+        console.print(_coloured(pipe.token_texts(score.tokens), score.confidence), soft_wrap=True)
+        legend = (Text(f"below {limit:.0%}", style) for limit, style in _STYLES)
+        console.print(Text("\nconfidence: ") + Text("  ").join(legend) + Text("\n"))
+    for label, value in _lines(score).items():
+        console.print(f"{label:15} {value}")
+
+
+def _coloured(texts: Sequence[str], confidence: Sequence[float]) -> Text:
+    """Return a text whose unlikely tokens have a style."""
+    shown = Text()
+    for text, probability in zip(texts, confidence, strict=True):
+        style = next((style for limit, style in _STYLES if probability < limit), "")
+        shown.append(printable(text), style)
+    return shown
+
+
+def _lines(score: Scores) -> dict[str, str]:
+    """Return the numbers of a text by their labels."""
+    nelbo, error, tokens = score.nelbo, score.standard_error, len(score.tokens)
+    perplexity = score.perplexity
+    per_byte = len(score.text.encode()) * math.log(2)
+    return {
+        "NELBO": f"{nelbo:.2f} ± {error:.2f} nats",
+        "per token": f"{nelbo / tokens:.4f} ± {error / tokens:.4f} nats, {tokens:,} tokens",
+        "perplexity": f"{perplexity:.2f} ± {perplexity * error / tokens:.2f}",
+        "bits per byte": f"{nelbo / per_byte:.4f} ± {error / per_byte:.4f}",
+        "reconstruction": f"{score.reconstruction:.4f} nats of the NELBO",
+        "prior": f"{score.prior:.4f} nats of the NELBO",
+        "forward passes": f"{score.calls:,}",
+    }
+
+
+def _table(names: Sequence[str], scores: Sequence[Scores]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for label in ("file", *list(_lines(scores[0]))[:4]):
+        table.add_column(label, no_wrap=True)
+    for name, score in zip(names, scores, strict=True):
+        table.add_row(*map(plain, (name, *list(_lines(score).values())[:4])))
+    return table
+
+
+def _print_json(name: str, score: Scores) -> None:
+    fields = ("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior")
+    values = {key: getattr(score, key) for key in fields}
+    print_json(file=name, **values, calls=score.calls, manifest=score.manifest)

@@ -1,0 +1,275 @@
+"""Unbiased estimates of the NELBO of texts, in batches of pairs of a text and a time.
+
+Times and noise are functions of (seed, repeat, index of the text, position): an estimate does not
+depend on batches, order or ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, final
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.fused import CHUNK_TOKENS, FusedLoss, fused_loss
+from gidd.diffusion.loss import HiddenAndHead
+from gidd.diffusion.process import marginal_at, noise, sample_prior
+from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers, uniforms
+from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.text_rows import TextRows, TextTokens, row_batches
+from gidd.diffusion.time_grids import GRIDS
+from gidd.diffusion.times import Nodes
+from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+NUM_NODES = 12
+"""Default number of times per repeat."""
+
+TOKENS_PER_CALL = 2048
+"""Default number of tokens in a forward pass."""
+
+_WORD64 = 2**64 - 1
+
+OnCalls = Callable[[int], None]
+"""Called with the number of forward passes of each batch."""
+
+
+class RankGroup(Protocol):
+    """Processes that share the work; `gidd.training.World` is one."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        ...
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return each number summed over all processes in float64."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class NelboEstimator:
+    """Draws single unbiased estimates; `estimate_nelbo` averages them."""
+
+    model: HiddenAndHead
+    """The denoiser, in evaluation mode."""
+
+    schedule: MixingSchedule
+    grid: str = "sine"
+    """Name of the time grid, one of `GRIDS`."""
+
+    nodes: int = NUM_NODES
+    """Times per text and repeat."""
+
+    seed: int = 0
+    """Determines times and noise."""
+
+    tokens_per_call: int = TOKENS_PER_CALL
+    """Tokens in a forward pass."""
+
+    ranks: RankGroup | None = None
+    """Processes that share the forward passes; all of them call the same methods."""
+
+    device: torch.device | str = "cpu"
+    strata: int | None = None
+    """Number of texts of which each has few times: their times are then evenly spaced together,
+    in the order of their indices. By default the times of each text are independent."""
+
+    def __post_init__(self) -> None:
+        if self.grid not in GRIDS:
+            raise ConfigError(f"grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
+        if self.nodes < 1 or self.tokens_per_call < 1:
+            raise ConfigError(
+                f"nodes and tokens_per_call must be at least 1, got {self.nodes} and "
+                f"{self.tokens_per_call}. The defaults are {NUM_NODES} and {TOKENS_PER_CALL}."
+            )
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether reconstruction and prior are part of the estimate."""
+        return GRIDS[self.grid].has_ends
+
+    def calls_per_repeat(self, num_texts: int) -> int:
+        """Return the number of forward passes of single texts in a repeat."""
+        return num_texts * (self.nodes + self.has_ends)
+
+    def draw(
+        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+    ) -> Float[Tensor, "B 2"]:
+        """Return one estimate of the integral and of the reconstruction of each text."""
+        both = self.integral, self.reconstruction
+        return torch.stack([part(texts, repeat, on_calls) for part in both], dim=-1)
+
+    def integral(
+        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+    ) -> Float[Tensor, " B"]:
+        """Return one estimate of the integral of Eq. 14 over [eps, 1 - eps]."""
+        t, weight = self._times(texts, repeat)
+
+        def compute(rows: TextRows) -> Tensor:
+            return self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight)
+
+        return self._run(texts, range(self.nodes), compute, on_calls)
+
+    def reconstruction(
+        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+    ) -> Float[Tensor, " B"]:
+        """Return one estimate of the cost below eps; 0 if the grid has no ends."""
+        return self._end(texts, lambda rows: self._reconstruction(rows, repeat), on_calls)
+
+    def prior(
+        self, texts: Sequence[TextTokens], on_calls: OnCalls | None = None
+    ) -> Float[Tensor, " B"]:
+        """Return the KL of the first step, from one sample of the prior; 0 without ends."""
+        return self._end(texts, self._prior_kl, on_calls)
+
+    def _end(
+        self,
+        texts: Sequence[TextTokens],
+        compute: Callable[[TextRows], Tensor],
+        on_calls: OnCalls | None,
+    ) -> Tensor:
+        if not self.has_ends:
+            return torch.zeros(len(texts), dtype=torch.float64)
+        return self._run(texts, range(1), compute, on_calls)
+
+    def _times(self, texts: Sequence[TextTokens], repeat: int) -> Nodes:
+        """Return times and weights [B, T] in float64 on the CPU, in increasing order of t."""
+        index = torch.tensor([text.index for text in texts])
+        own = index if self.strata is None else torch.zeros_like(index)
+        shift = uniforms(self.seed, Stream.TIMES, repeat, own, index.new_zeros(1), torch.float64)
+        if self.strata is not None:
+            shift = (shift + index[:, None] / self.strata) % 1
+        nodes = GRIDS[self.grid].nodes(self.nodes, TRAINING_EPS, shift.squeeze(-1))
+        order = nodes.t.argsort(-1)
+        return Nodes(nodes.t.gather(-1, order), nodes.weight.gather(-1, order))
+
+    @torch.no_grad()
+    def _run(
+        self,
+        texts: Sequence[TextTokens],
+        nodes: range,
+        compute: Callable[[TextRows], Tensor],
+        on_calls: OnCalls | None,
+    ) -> Float[Tensor, " B"]:
+        """Sum a number over the nodes of each text, in batches shared by all ranks.
+
+        All ranks run the same number of batches, because in a sharded model they wait for each
+        other: one that has none left repeats the last.
+        """
+        found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
+        rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
+        results: list[tuple[TextRows, Tensor]] = []
+        batches = row_batches(texts, nodes, self.tokens_per_call, self.device)
+        for start in range(0, len(batches), size):
+            for batch in batches[start : start + size]:
+                if on_calls is not None:
+                    on_calls(len(batch))
+            mine = start + rank
+            rows = batches[min(mine, len(batches) - 1)].load()
+            values = compute(rows)
+            if mine < len(batches):
+                results.append((rows, values))
+        for rows, values in results:  # at the end: the host does not wait for each batch
+            found[rows.text, rows.node] = values.double().cpu()
+        if self.ranks is not None:
+            total = self.ranks.sum(found.flatten().tolist())
+            found = torch.tensor(total, dtype=torch.float64).view_as(found)
+        return found.sum(-1)
+
+    def _integrand(self, rows: TextRows, repeat: int, t: Tensor) -> Float[Tensor, " N"]:
+        """Eq. 14 at one time and one noisy text for each row, summed over the text."""
+        place = rows.node_on_device + 1
+        z = rows.keep_given(noise(self.schedule, t, rows.x, self._integers(rows, repeat, place)))
+        terms = self._terms(rows, t, z, self.model.hidden(z, t))
+        return (terms.weight * (terms.kl + terms.itakura_saito)).sum(-1)
+
+    def _reconstruction(self, rows: TextRows, repeat: int) -> Float[Tensor, " N"]:
+        """`elbo.reconstruction`, summed over the text, without the [N, L, V] tensor of x_theta."""
+        t = torch.full((len(rows.x),), TRAINING_EPS, device=rows.x.device)
+        u = self._integers(rows, repeat, torch.zeros_like(rows.index))
+        z = rows.keep_given(noise(self.schedule, t, rows.x, u))
+        log_x, log_z = _log_x_theta(self.model, self.model.hidden(z, t), rows.x, z)
+        q_z = marginal_at(self.schedule, t, z, (z == rows.x).to(t.dtype))
+        p_z = marginal_at(self.schedule, t, z, log_z.exp())
+        cost = p_z.clamp_min(TINY).log() - q_z.clamp_min(TINY).log() - log_x
+        return rows.only_scored(cost).sum(-1)
+
+    def _prior_kl(self, rows: TextRows) -> Float[Tensor, " N"]:
+        """`elbo.prior_kl`, summed over the text: the KL term at 1 - eps of a prediction at 1."""
+        one = torch.ones(len(rows.x), device=self.device)
+        u = random_integers(self.seed, Stream.PRIOR, 0, rows.index, rows.position)
+        z = rows.keep_given(sample_prior(self.schedule, u))
+        late = one - TRAINING_EPS
+        return self._terms(rows, late, z, self.model.hidden(z, one), force=True).kl.sum(-1)
+
+    def _terms(
+        self, rows: TextRows, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
+    ) -> FusedLoss:
+        loss_weight = torch.full(z.shape, float(force), device=z.device)
+        return fused_loss(
+            self.schedule, t, rows.x, z, hidden, *self.model.head(), loss_weight, scored=rows.scored
+        )
+
+    def _integers(self, rows: TextRows, repeat: int, place: Tensor) -> Int[Tensor, "N L"]:
+        """Random integers of the noise; `place` counts the times of a text, 0 is the early end.
+
+        On a coupled grid every position has one random number per repeat, and the number of each
+        time is that plus a multiple of the position's rotation, modulo 1. Positions stay
+        independent, so each noisy text has the right distribution, while the numbers of
+        neighbouring times are evenly spread: whether a token is noisy varies less between repeats.
+        """
+        if not GRIDS[self.grid].is_coupled:
+            step = repeat * (self.nodes + 1) + place
+            return random_integers(self.seed, Stream.NOISE, step, rows.index, rows.position)
+        first = random_integers(self.seed, Stream.NOISE, repeat, rows.index, rows.position)
+        step = _rotations(len(rows.position)).to(rows.x.device)
+        return (first + place[:, None] * step) & (2**UNIT_BITS - 1)
+
+
+@lru_cache(maxsize=64)
+def _rotations(length: int) -> Int[Tensor, " L"]:
+    """Return an irrational number for each position, in fixed point.
+
+    Its multiples are evenly spread on the circle, because its continued fraction has no other
+    entries than 1 and 2. Positions have different ones: with a common one, the difference between
+    the numbers of two positions would be the same at all times.
+    """
+    rotations: list[int] = []
+    for position in range(length):
+        bits = (position + 1) * 0x9E3779B97F4A7C15 & _WORD64  # the mixer of splitmix64
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _WORD64
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _WORD64
+        rotation = 0.5
+        for place in range(40):
+            rotation = 1 / (1 + (bits >> place & 1) + rotation)
+        rotations.append(round(rotation * 2**UNIT_BITS))
+    return torch.tensor(rotations)
+
+
+def _log_x_theta(
+    model: HiddenAndHead, hidden: Tensor, *tokens: Tensor
+) -> list[Float[Tensor, "N L"]]:
+    """Return log x_theta of some tokens at each position, in chunks: no [N, L, V] tensor."""
+    weight, bias = model.head()
+    parts: list[Tensor] = []
+    wanted = torch.stack([each.flatten() for each in tokens], dim=-1)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for states, columns in zip(
+            hidden.flatten(0, 1).split(CHUNK_TOKENS), wanted.split(CHUNK_TOKENS), strict=True
+        ):
+            logits = torch.addmm(bias.float(), states.float(), weight.float().T)
+            parts.append(logits.gather(-1, columns) - logits.logsumexp(-1, keepdim=True))
+    return [part.view_as(tokens[0]) for part in torch.cat(parts).unbind(-1)]

@@ -1,0 +1,226 @@
+"""Log-likelihoods of the choices of questions, with early stop once the ranking is decided.
+
+All choices of a question share times and noise (common random numbers), so that differences
+between them vary less than the log-likelihoods. After each repeat, a one-sided paired t-test
+compares the best choice with every other one, in log-likelihoods and in length-normalised ones. A
+question whose ranking is decided draws no further repeats. Whether a question is stopped depends on
+its own draws only: other questions, batches and order have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.nelbo import NelboEstimator
+from gidd.diffusion.text_rows import TextTokens
+from gidd.evaluation.significance import student_t_p_value
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+OnPasses = Callable[[int, int], None]
+"""Called with the forward passes done and expected."""
+
+
+class Choice(NamedTuple):
+    """A continuation of a question."""
+
+    parts: tuple[TextTokens, ...]
+    """Its texts to score; more than one if it does not fit into the context."""
+
+    lengths: tuple[float, ...] = ()
+    """Lengths that its log-likelihood is divided by, for length-normalised rankings."""
+
+
+@final
+@dataclass(frozen=True)
+class Question:
+    """Continuations that are compared with each other."""
+
+    choices: tuple[Choice, ...]
+
+    can_stop: bool = True
+    """Whether only the ranking of the choices matters, not their log-likelihoods."""
+
+
+@final
+@dataclass(frozen=True)
+class EarlyStop:
+    """When the ranking of the choices of a question is decided."""
+
+    confidence: float = 0.99
+    min_repeats: int = 3
+
+    def is_decided(
+        self, draws: Float[Tensor, "R C"], lengths: Sequence[Sequence[float]] = ()
+    ) -> bool:
+        """Whether the best choice is, for each list of lengths, significantly the best."""
+        if len(draws) < max(self.min_repeats, 2):
+            return False
+        scales = [torch.tensor(each, dtype=draws.dtype) for each in lengths]
+        return all(self._has_best(each) for each in [draws, *(draws / scale for scale in scales)])
+
+    def _has_best(self, draws: Float[Tensor, "R C"]) -> bool:
+        """Test the best mean against all others."""
+        best = int(draws.mean(0).argmax())
+        ahead = draws[:, best : best + 1] - draws
+        others = torch.arange(draws.shape[1]) != best
+        mean, deviation = ahead.mean(0)[others].tolist(), ahead.std(0)[others].tolist()
+        root, degrees = math.sqrt(len(draws)), len(draws) - 1
+        return all(
+            lead > 0
+            and (
+                spread == 0
+                or student_t_p_value(lead * root / spread, degrees) / 2 < 1 - self.confidence
+            )
+            for lead, spread in zip(mean, deviation, strict=True)
+        )
+
+
+@final
+@dataclass(frozen=True)
+class ChoiceScores:
+    """Estimated log-likelihoods of the choices of a question."""
+
+    loglikelihood: tuple[float, ...]
+    standard_error: tuple[float | None, ...]
+    """None after a single repeat."""
+
+    repeats: int
+    is_decided: bool
+    """Whether the question was stopped early."""
+
+    calls: int
+    """Forward passes of single texts; those of a text that questions share count for each."""
+
+
+@final
+@dataclass(frozen=True)
+class ScoredQuestions:
+    """Scores of questions in their order, and the forward passes of single texts."""
+
+    scores: list[ChoiceScores]
+    calls: int
+
+
+@final
+@dataclass
+class _State:
+    """A question whose repeats are being drawn."""
+
+    question: Question
+    texts: list[list[int]]
+    """Number of the text of each part of each choice."""
+
+    draws: list[list[float]] = field(default_factory=list[list[float]])
+    is_decided: bool = False
+
+    def add(self, value: dict[int, float]) -> None:
+        """Add a repeat, given minus the NELBO terms of each text."""
+        self.draws.append([sum(value[text] for text in parts) for parts in self.texts])
+
+    def decide(self, stop: EarlyStop) -> None:
+        """Test whether the ranking is decided."""
+        choices = self.question.choices
+        if self.question.can_stop and len(choices) > 1:
+            lengths = list(zip(*(choice.lengths for choice in choices), strict=True))
+            drawn = torch.tensor(self.draws, dtype=torch.float64)
+            self.is_decided = stop.is_decided(drawn, lengths)
+
+
+def score_questions(
+    estimator: NelboEstimator,
+    questions: Sequence[Question],
+    *,
+    repeats: int,
+    stop: EarlyStop | None = None,
+    on_passes: OnPasses | None = None,
+) -> ScoredQuestions:
+    """Estimate the log-likelihoods of all choices; equal texts are computed once.
+
+    Args:
+        estimator: The model, its noise and the time grid.
+        questions: The questions.
+        repeats: Maximum number of repeats.
+        stop: When to stop a question early; without it, all have `repeats` repeats.
+        on_passes: Called with the forward passes done and expected, as they are done.
+    """
+    texts, states = _number_texts(questions)
+    counter = _Counter(estimator, repeats, on_passes, len(texts))
+    prior = estimator.prior(texts, counter).tolist()
+    undecided = states
+    for repeat in range(repeats):
+        needed = sorted({i for state in undecided for parts in state.texts for i in parts})
+        counter.begin_repeat(repeat, len(needed))
+        drawn = estimator.draw([texts[i] for i in needed], repeat, counter).sum(-1).tolist()
+        value = {i: -each - prior[i] for i, each in zip(needed, drawn, strict=True)}
+        for state in undecided:
+            state.add(value)
+            if stop is not None and repeat + 1 < repeats:
+                state.decide(stop)
+        undecided = [state for state in undecided if not state.is_decided]
+        if not undecided:
+            break
+    return ScoredQuestions([_scores(state, estimator) for state in states], counter.done)
+
+
+class _Counter:
+    """Counts forward passes of single texts."""
+
+    def __init__(
+        self, estimator: NelboEstimator, repeats: int, on_passes: OnPasses | None, texts: int
+    ) -> None:
+        self.estimator, self.repeats, self.on_passes = estimator, repeats, on_passes
+        self.done, self.expected = 0, texts + repeats * estimator.calls_per_repeat(texts)
+
+    def begin_repeat(self, repeat: int, texts: int) -> None:
+        """Expect that all remaining repeats are drawn for this number of texts."""
+        self.expected = self.done + (self.repeats - repeat) * self.estimator.calls_per_repeat(texts)
+
+    def __call__(self, number: int) -> None:
+        self.done += number
+        if self.on_passes is not None:
+            self.on_passes(self.done, max(self.done, self.expected))
+
+
+def _number_texts(questions: Sequence[Question]) -> tuple[list[TextTokens], list[_State]]:
+    """Return the different texts, and the numbers of those of each question."""
+    number: dict[object, int] = {}
+    texts: list[TextTokens] = []
+
+    def find(text: TextTokens) -> int:
+        given = None if text.given is None else tuple(text.given.tolist())
+        key = (tuple(text.tokens.tolist()), text.index, given)
+        if key not in number:
+            number[key] = len(texts)
+            texts.append(text)
+        return number[key]
+
+    states = [
+        _State(question, [[find(part) for part in choice.parts] for choice in question.choices])
+        for question in questions
+    ]
+    return texts, states
+
+
+def _scores(state: _State, estimator: NelboEstimator) -> ChoiceScores:
+    draws = torch.tensor(state.draws, dtype=torch.float64)
+    repeats = len(draws)
+    errors: list[float | None] = [None] * len(state.texts)
+    if repeats > 1:
+        errors = (draws.std(0) / math.sqrt(repeats)).tolist()
+    num_texts = sum(map(len, state.texts))
+    first = num_texts if estimator.has_ends else 0
+    return ChoiceScores(
+        loglikelihood=tuple(draws.mean(0).tolist()),
+        standard_error=tuple(errors),
+        repeats=repeats,
+        is_decided=state.is_decided,
+        calls=first + repeats * estimator.calls_per_repeat(num_texts),
+    )

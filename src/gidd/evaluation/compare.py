@@ -1,0 +1,197 @@
+"""Compare two results: their numbers, whether these differ, and settings in which they differ.
+
+comparison = compare_results(EvaluationResult.read(a), EvaluationResult.read(b))
+for number in comparison.numbers:
+    print(number.name, number.difference.value, number.difference.p_value)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast, final
+
+from gidd.errors import ConfigError
+from gidd.evaluation.pairing import pair_rows, paired_by_rows
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.significance import (
+    SIGNIFICANCE_LEVEL,
+    Difference,
+    holm_p_values,
+    unpaired_difference,
+)
+
+ABSENT: Final = "(absent)"
+"""Shown for a setting that only the other result has."""
+
+_NOT_SETTINGS = ("seconds", "usage")
+"""Entries of a manifest that differ between equal evaluations: times, tokens paid for."""
+
+
+class ComparedNumber(NamedTuple):
+    """A measurement of both results."""
+
+    name: str
+    first: Measurement
+    second: Measurement
+    difference: Difference
+    """Second minus first."""
+
+    adjusted_p_value: float | None = None
+    """p-value adjusted for the number of tests of the comparison (Holm)."""
+
+    @property
+    def is_significant(self) -> bool | None:
+        """Whether the numbers differ at 5%, after adjustment; None if that cannot be tested."""
+        if self.adjusted_p_value is None:
+            return None
+        return self.adjusted_p_value < SIGNIFICANCE_LEVEL
+
+
+class ComparedSetting(NamedTuple):
+    """An entry of the manifests in which two results differ."""
+
+    name: str
+    """Keys from the outside in, joined by dots."""
+
+    first: Any
+    second: Any
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two results of one kind of evaluation."""
+
+    kind: str
+    numbers: Sequence[ComparedNumber]
+    settings: Sequence[ComparedSetting]
+    only_first: Sequence[str]
+    """Measurements that the second result does not have."""
+
+    only_second: Sequence[str]
+
+    @property
+    def num_tests(self) -> int:
+        """Number of measurements that were tested."""
+        return sum(number.adjusted_p_value is not None for number in self.numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; numbers that JSON cannot hold are None."""
+        return {
+            "kind": self.kind,
+            "significance_level": SIGNIFICANCE_LEVEL,
+            "num_tests": self.num_tests,
+            "measurements": {number.name: _number_dict(number) for number in self.numbers},
+            "only_first": list(self.only_first),
+            "only_second": list(self.only_second),
+            "settings": {
+                setting.name: {"first": setting.first, "second": setting.second}
+                for setting in self.settings
+            },
+        }
+
+
+def compare_results(first: EvaluationResult, second: EvaluationResult) -> Comparison:
+    """Compare the measurements that both results have, in pairs of rows where that is possible."""
+    if first.kind != second.kind:
+        raise ConfigError(
+            f"both results must be of one kind of evaluation, got {first.kind!r} and "
+            f"{second.kind!r}. Compare files written by the same `gidd eval` command."
+        )
+    pairs, left, right = pair_rows(first, second), _tested(first), _tested(second)
+    numbers: list[ComparedNumber] = []
+    for name, value in left.items():
+        if name in right:
+            values = value, right[name]
+            numbers.append(ComparedNumber(name, *values, _difference(name, values, pairs)))
+    return Comparison(
+        kind=first.kind,
+        numbers=_adjust(numbers),
+        settings=list(_differing(first.manifest, second.manifest)),
+        only_first=[name for name in left if name not in right],
+        only_second=[name for name in right if name not in left],
+    )
+
+
+def _difference(
+    name: str,
+    values: tuple[Measurement, Measurement],
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> Difference:
+    """Return the difference, without a test for numbers that have no random error."""
+    errors = [value.standard_error for value in values]
+    if None in errors or not any(errors):
+        return Difference(values[1].value - values[0].value)
+    paired = paired_by_rows(name, values, pairs) if pairs else None
+    return unpaired_difference(*values) if paired is None else paired
+
+
+def _tested(result: EvaluationResult) -> dict[str, Measurement]:
+    """Return the measurements without p-values: the difference of two says nothing."""
+    found = result.measurements.items()
+    return {name: value for name, value in found if not name.endswith("_p_value")}
+
+
+def _adjust(numbers: Sequence[ComparedNumber]) -> list[ComparedNumber]:
+    p_values = [number.difference.p_value for number in numbers]
+    adjusted = iter(holm_p_values([p_value for p_value in p_values if p_value is not None]))
+    return [
+        number._replace(adjusted_p_value=None if p_value is None else next(adjusted))
+        for number, p_value in zip(numbers, p_values, strict=True)
+    ]
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparedSetting]:
+    left, right = dict(_flat(first)), dict(_flat(second))
+    for name in [*left, *(name for name in right if name not in left)]:
+        values = left.get(name, ABSENT), right.get(name, ABSENT)
+        if values[0] != values[1]:
+            yield ComparedSetting(name, *values)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a manifest by dotted keys; a list of plain values is one entry."""
+    if any(name == word or name.endswith((f".{word}", f"_{word}")) for word in _NOT_SETTINGS):
+        return
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(cast("Mapping[Any, Any]", value).items())
+    elif isinstance(value, list):
+        items = list(enumerate(cast("list[Any]", value)))
+        if not any(isinstance(entry, dict | list) for _, entry in items):
+            items = []
+    if not items:
+        yield name, _plain_value(value)
+    for key, entry in items:
+        yield from _flat(entry, f"{name}.{key}" if name else str(key))
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value as JSON can hold it; files of others may contain NaN."""
+    if isinstance(value, list):
+        return [_plain_value(entry) for entry in cast("list[Any]", value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number_dict(number: ComparedNumber) -> dict[str, Any]:
+    difference = number.difference
+    values = {
+        **{side: getattr(number, side).value for side in ("first", "second")},
+        "first_standard_error": number.first.standard_error,
+        "second_standard_error": number.second.standard_error,
+        "difference": difference.value,
+        "standard_error": difference.standard_error,
+        "p_value": difference.p_value,
+        "adjusted_p_value": number.adjusted_p_value,
+    }
+    finite = {
+        key: value if value is not None and math.isfinite(value) else None
+        for key, value in values.items()
+    }
+    return finite | {
+        "is_significant": number.is_significant,
+        "is_paired": difference.is_paired,
+        "num_pairs": difference.num_pairs,
+    }

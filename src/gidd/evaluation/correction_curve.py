@@ -1,0 +1,245 @@
+"""The effect of self-correction on a model's own samples (Sec. 5.4).
+
+correction_curve(pipe, CurveOptions(num_samples=64), grader=load_grader("smollm2"))
+
+Samples are corrected once per temperature by Algorithm 1 (App. C). The result that each budget of
+forward passes would have had is read out while the correction runs: Algorithm 1 returns the state
+of highest self-accuracy among those it has scored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from gidd.errors import ConfigError
+from gidd.evaluation.correction_settings import CurveOptions, curve_problems
+from gidd.evaluation.grader import GradedText, generative_perplexity
+from gidd.evaluation.model_manifest import describe_pipeline
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.text_metrics import mean_of_defined, sequence_entropy
+from gidd.pipeline import Pipeline
+from gidd.pipeline.confidence import predict_frames
+from gidd.pipeline.describe import describe_plan, describe_processors
+from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+from gidd.sampling import Request, StepEvent
+
+OnSamples = Callable[[int, int], None]
+"""Called with the number of samples that are corrected and measured, and of all samples."""
+
+_SAMPLES_PER_BATCH = 4
+_DEFINITIONS = {
+    "calls": "budget of forward passes per sample; 0 is before correction",
+    "nfe": "mean number of forward passes that were used; fewer after convergence",
+    "num_changed": "mean number of tokens that differ from the sample before correction",
+    "changed_tokens": "mean fraction of tokens that differ from the sample before correction",
+    "self_accuracy": "mean fraction of tokens before end-of-text that are the most likely ones at "
+    "the lowest noise level (Sec. 5.4)",
+    "entropy": "mean unigram entropy of the tokens before end-of-text, in nats",
+}
+_MASKED = (
+    "the network was trained with masking alone: its predictions at visible tokens, and so "
+    "self-accuracy and correction, are not trained (Sec. 5.4)"
+)
+
+
+class TextGrader(Protocol):
+    """What the curve needs of a `gidd.evaluation.grader.Grader`."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything about the grader that decides a number."""
+        ...
+
+    def score(self, texts: Sequence[str]) -> list[GradedText]:
+        """Return the negative log-likelihood of each text."""
+        ...
+
+
+class CorrectedState(NamedTuple):
+    """A sample after some forward passes of self-correction."""
+
+    tokens: tuple[int, ...]
+    """The complete sequence."""
+
+    calls: int
+    """Forward passes used so far."""
+
+
+class SequenceScores(NamedTuple):
+    """Quality and diversity of one sequence; NaN if its text is empty."""
+
+    self_accuracy: float
+    entropy: float
+    graded: GradedText | None
+
+
+class MeasuredState(NamedTuple):
+    """A sample after some forward passes of self-correction, measured."""
+
+    length: int
+    num_changed: int
+    calls: int
+    scores: SequenceScores
+
+
+def correction_curve(
+    pipe: Pipeline,
+    options: CurveOptions | None = None,
+    sampling: SamplingOptions | None = None,
+    grader: TextGrader | None = None,
+    on_samples: OnSamples | None = None,
+) -> EvaluationResult:
+    """Generate samples, correct them at every temperature, and measure them on the way.
+
+    `sampling.correction` has the options of self-correction except temperature and calls. Without a
+    grader, generative perplexity is not measured.
+    """
+    options, sampling = options or CurveOptions(), sampling or SamplingOptions()
+    if problems := [*options.problems(), *curve_problems(sampling)]:
+        raise ConfigError("\n".join(problems))
+    budgets, plain = sorted(options.calls), replace(sampling, correction=CorrectionOptions(calls=0))
+    measured: dict[tuple[float, int], list[MeasuredState]] = {}
+    batch_size = max(_SAMPLES_PER_BATCH, pipe.engine.rows_per_call)
+    for start in range(0, options.num_samples, batch_size):
+        count = min(batch_size, options.num_samples - start)
+        samples = pipe.generate(
+            count, length=options.length, seed=options.seed, start_index=start, options=plain
+        )
+        initial = [CorrectedState(sample.trace.tokens, 0) for sample in samples]
+        states: dict[tuple[float, int], list[CorrectedState]] = {}
+        for temperature in options.temperatures:
+            setting = replace(sampling.correction, temperature=temperature, calls=budgets[-1])
+            found = correct_samples(pipe, initial, setting, budgets, options.seed, start)
+            states |= {(temperature, calls): part for calls, part in {0: initial, **found}.items()}
+        scores = score_sequences(pipe, {s.tokens for part in states.values() for s in part}, grader)
+        for key, part in states.items():
+            measured.setdefault(key, []).extend(
+                MeasuredState(
+                    len(after.tokens),
+                    _num_changed(before, after),
+                    after.calls,
+                    scores[after.tokens],
+                )
+                for before, after in zip(initial, part, strict=True)
+            )
+        if on_samples is not None:
+            on_samples(start + count, options.num_samples)
+    return _result(pipe, options, sampling, grader, measured)
+
+
+def correct_samples(
+    pipe: Pipeline,
+    samples: Sequence[CorrectedState],
+    options: CorrectionOptions,
+    budgets: Sequence[int],
+    seed: int = 0,
+    start_index: int = 0,
+) -> dict[int, list[CorrectedState]]:
+    """Correct sequences of one length, and return the results of every budget up to `calls`."""
+    found: dict[int, list[CorrectedState]] = {}
+    rounds = 0
+
+    def read(event: StepEvent) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds in budgets:
+            # the best state is what a plan of that many calls would have returned
+            best, calls = event.canvas.best.tokens.tolist(), event.canvas.calls.tolist()
+            found[rounds] = [CorrectedState(tuple(t), c) for t, c in zip(best, calls, strict=True)]
+
+    plan = options.plan()
+    requests = [
+        Request(
+            tokens=state.tokens,
+            plan=plan,
+            seed=seed,
+            sample_index=start_index + number,
+            protected=(False,) * len(state.tokens),
+        )
+        for number, state in enumerate(samples)
+    ]
+    finished = pipe.engine.sample(requests, on_step=read)
+    last = [CorrectedState(sample.tokens, sample.calls) for sample in finished]
+    return {budget: found.get(budget, last) for budget in budgets}  # all converged before the rest
+
+
+def score_sequences(
+    pipe: Pipeline, sequences: Collection[tuple[int, ...]], grader: TextGrader | None = None
+) -> dict[tuple[int, ...], SequenceScores]:
+    """Return the scores of complete sequences; text after end-of-text is not measured."""
+    tokens = sorted(sequences)
+    texts = [_before_end(pipe, one) for one in tokens]
+    graded: Sequence[GradedText | None] = [None] * len(texts)
+    if grader is not None:
+        graded = grader.score(["".join(pipe.token_texts(text)) for text in texts])
+    scores: dict[tuple[int, ...], SequenceScores] = {}
+    frames = predict_frames(pipe.engine, tokens)
+    for sequence, text, frame, grade in zip(tokens, texts, frames, graded, strict=True):
+        is_text = torch.arange(len(sequence), device=pipe.device) < len(text)
+        accuracy = frame.self_accuracy(is_text) if text else math.nan
+        scores[sequence] = SequenceScores(accuracy, sequence_entropy(text), grade)
+    return scores
+
+
+def _before_end(pipe: Pipeline, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    ends = (i for i, token in enumerate(tokens) if token in pipe.tokenizer.terminator_ids)
+    return tokens[: next(ends, len(tokens))]
+
+
+def _num_changed(before: CorrectedState, after: CorrectedState) -> int:
+    return sum(a != b for a, b in zip(before.tokens, after.tokens, strict=True))
+
+
+def _result(
+    pipe: Pipeline,
+    options: CurveOptions,
+    sampling: SamplingOptions,
+    grader: TextGrader | None,
+    measured: Mapping[tuple[float, int], Sequence[MeasuredState]],
+) -> EvaluationResult:
+    rows: list[dict[str, Any]] = []
+    numbers: dict[str, Measurement] = {}
+    for (temperature, calls), states in measured.items():
+        found = _measure(states)
+        row: dict[str, Any] = {"temperature": temperature, "calls": calls}
+        for name, value in found.items():
+            row |= {name: value.value, f"{name}_se": value.standard_error}
+            label = f"temperature {temperature:g}, {calls} calls" if calls else "before"
+            numbers[f"{label}: {name}"] = value
+        rows.append(row | {"num_samples": len(states)})
+    masked = () if pipe.can_score_visible_tokens else (_MASKED,)
+    manifest = describe_pipeline(pipe) | {
+        "notes": [*pipe.notes, *masked],
+        "num_samples": options.num_samples,
+        "length": next(iter(measured.values()))[0].length,
+        "seed": options.seed,
+        "sampling": describe_plan(replace(sampling, correction=CorrectionOptions(calls=0)).plan()),
+        "processors": describe_processors(sampling.processors()),
+        "temperatures": list(options.temperatures),
+        "calls": sorted(options.calls),
+        "correction": {
+            name: value
+            for name, value in vars(sampling.correction).items()
+            if name not in ("temperature", "calls")
+        },
+        "grader": None if grader is None else grader.manifest,
+        "definitions": _DEFINITIONS,
+    }
+    return EvaluationResult(kind="correction", measurements=numbers, manifest=manifest, rows=rows)
+
+
+def _measure(states: Sequence[MeasuredState]) -> dict[str, Measurement]:
+    found = {
+        "changed_tokens": Measurement.mean([state.num_changed / state.length for state in states]),
+        "num_changed": Measurement.mean([state.num_changed for state in states]),
+        "self_accuracy": mean_of_defined(state.scores.self_accuracy for state in states),
+        "entropy": mean_of_defined(state.scores.entropy for state in states),
+        "nfe": Measurement.mean([state.calls for state in states]),
+    }
+    graded = [state.scores.graded for state in states if state.scores.graded is not None]
+    return ({"gen_ppl": generative_perplexity(graded)} if graded else {}) | found

@@ -1,0 +1,262 @@
+"""Likelihood of texts under diffusion and autoregressive models: NELBO, perplexity, bits per byte.
+
+result = evaluate_perplexity(gidd.from_pretrained("models/nano"), ["sotu"])
+result.measurements["ppl"]
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.nelbo import RankGroup
+from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.time_grids import GRIDS
+from gidd.errors import ConfigError, DataError
+from gidd.evaluation.causal import CausalModel
+from gidd.evaluation.model_manifest import describe_pipeline
+from gidd.evaluation.pairing import RATIOS
+from gidd.evaluation.perplexity_settings import PerplexityOptions
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.texts import source_names
+from gidd.evaluation.window_scoring import score_windows
+from gidd.evaluation.windows import (
+    EncodedCorpus,
+    ScoringWindow,
+    WindowScores,
+    encode_corpus,
+    scoring_windows,
+    window_length,
+    window_texts,
+)
+from gidd.pipeline import Pipeline
+from gidd.pipeline.text import TokenTexts
+
+_Row = dict[str, Any]
+
+ScoreFunction = Callable[[Sequence[TextTokens], Callable[[int, int], None] | None], WindowScores]
+"""Scores windows, given a callback for the forward passes done and expected."""
+
+_NOTHING: Final = "no token can be scored: every document is empty or too short."
+_DEFAULTS: Final = PerplexityOptions()
+_LIKELIHOODS: Final = ("nelbo", "ppl", "bits_per_token", "bits_per_byte")
+
+_END_RULES: Final = ("not scored", "appended to each document and scored; it has no bytes")
+_RULES: Final = {
+    "byte_rule": "UTF-8 bytes of the scored text",
+    "empty_documents": "documents without a scored token are left out",
+    "errors": "nelbo, ppl, bits_per_token, bits_per_byte: Monte Carlo error for these texts; "
+    "*_corpus: standard error with the documents (of one document: its windows) as a random sample "
+    "of a corpus, by the delta method for a ratio of sums, at least the Monte Carlo error; too "
+    "small if few documents have most of the tokens",
+}
+
+
+def evaluate_perplexity(
+    model: Pipeline | CausalModel,
+    sources: Sequence[str],
+    options: PerplexityOptions = _DEFAULTS,
+    *,
+    ranks: RankGroup | None = None,
+    score: ScoreFunction | None = None,
+    on_calls: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Measure the likelihood of texts; the rows are the documents.
+
+    Args:
+        model: A diffusion model, whose NELBO is estimated, or an autoregressive one, whose negative
+            log-likelihood is exact. With the same tokenizer both score the same tokens.
+        sources: As for `gidd.evaluation.texts.documents`.
+        options: Windows, and the budget of the estimate.
+        ranks: Processes that share the work, from `gidd.training.world.open_world`. All call this
+            and get the same result, which does not depend on their number.
+        score: Scores the windows elsewhere, such as `window_scoring.score_on_ray`.
+        on_calls: Called with the forward passes done and expected.
+    """
+    start = time.perf_counter()
+    if problems := "\n".join(options.problems()):
+        raise ConfigError(problems)
+    length, stride = window_length(options.length, options.stride, model.context)
+    corpus = encode_corpus(
+        sources,
+        model.token_texts,
+        max_documents=options.max_documents,
+        last=[_end_id(model)] if options.end_of_text else (),
+    )
+    windows = [
+        window
+        for number, document in enumerate(corpus.documents)
+        for window in scoring_windows(number, len(document.tokens), length, stride)
+    ]
+    texts = window_texts(corpus.documents, windows)
+    if not texts:
+        raise DataError(_NOTHING)
+    if score is None:
+        scores = score_windows(model, texts, options, ranks, on_calls)
+    else:
+        scores = score(texts, on_calls)
+    rows = _document_rows(corpus, windows, scores, model.token_texts)
+    if not rows:
+        raise DataError(_NOTHING)
+    manifest = _describe(model, options, scores) | {
+        "sources": source_names(sources),
+        "texts_sha256": corpus.sha256,
+        "max_documents": options.max_documents,
+        "num_documents": len(rows),
+        "skipped_documents": corpus.num_skipped + len(corpus.documents) - len(rows),
+        "tokens": sum(row["tokens"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "num_windows": len(windows),
+        "length": length,
+        "stride": stride,
+        "windows": _window_rule(length, stride),
+        **_RULES,
+        "end_of_text": _END_RULES[options.end_of_text],
+        "device": scores.device,
+        "tokens_per_call": scores.tokens_per_call,
+        "calls": scores.calls,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    units = rows if len(rows) > 1 else _window_rows(rows[0], scores)
+    return EvaluationResult(
+        kind="ppl", measurements=_measure(rows, units, scores), manifest=manifest, rows=rows
+    )
+
+
+def _document_rows(
+    corpus: EncodedCorpus,
+    windows: Sequence[ScoringWindow],
+    scores: WindowScores,
+    token_texts: TokenTexts,
+) -> list[_Row]:
+    """Return a row per document that has a scored token."""
+    owner, count = torch.tensor([window.document for window in windows]), len(corpus.documents)
+
+    def by_document(values: Tensor) -> list[Any]:
+        return values.new_zeros(count).index_add(0, owner, values).tolist()
+
+    nelbo, tokens = by_document(scores.nelbo), by_document(scores.num_scored)
+    errors: list[float | None] = [None] * count
+    if scores.standard_error is not None:
+        errors = [math.sqrt(v) for v in by_document(scores.standard_error.square())]
+    unscored = _unscored_bytes(corpus, windows, scores, token_texts)
+    return [
+        {
+            "id": document.id,
+            "tokens": tokens[i],
+            "bytes": document.num_bytes - unscored.get(i, 0),
+            "nelbo": nelbo[i],
+            "standard_error": errors[i],
+        }
+        for i, document in enumerate(corpus.documents)
+        if tokens[i]
+    ]
+
+
+def _unscored_bytes(
+    corpus: EncodedCorpus,
+    windows: Sequence[ScoringWindow],
+    scores: WindowScores,
+    token_texts: TokenTexts,
+) -> dict[int, int]:
+    """Return the bytes of first tokens that an autoregressive model could not score."""
+    found: dict[int, int] = {}
+    for window, num_scored in zip(windows, scores.num_scored.tolist(), strict=True):
+        if num_scored < window.stop - window.start - window.num_given:
+            first = int(corpus.documents[window.document].tokens[window.start])
+            size = len(token_texts.of(first).encode())
+            found[window.document] = found.get(window.document, 0) + size
+    return found
+
+
+def _window_rows(document: _Row, scores: WindowScores) -> list[_Row]:
+    """Return a row per window of a single document, each with its part of the bytes."""
+    each = document["bytes"] / document["tokens"]
+    pairs = zip(scores.nelbo.tolist(), scores.num_scored.tolist(), strict=True)
+    return [{"nelbo": nelbo, "tokens": n, "bytes": n * each} for nelbo, n in pairs if n]
+
+
+def _measure(
+    rows: Sequence[_Row], units: Sequence[_Row], scores: WindowScores
+) -> dict[str, Measurement]:
+    """Return likelihoods with Monte Carlo errors, the ends, and errors over `units`."""
+    tokens, num_bytes = (sum(row[name] for row in rows) for name in ("tokens", "bytes"))
+    values = {name: RATIOS[name].influences(rows)[0] for name in _LIKELIHOODS}
+    per_nat = {  # change of each measurement per nat of the total, to first order
+        "nelbo": 1 / tokens,
+        "ppl": values["ppl"] / tokens,
+        "bits_per_token": 1 / (tokens * math.log(2)),
+        "bits_per_byte": 1 / (num_bytes * math.log(2)) if num_bytes else math.nan,
+    }
+    error, draws = scores.standard_error, len(scores.nelbo) * scores.repeats
+    measured = {
+        name: Measurement(
+            value, None if error is None else float(error.norm()) * per_nat[name], draws
+        )
+        for name, value in values.items()
+    }
+    if scores.reconstruction is not None and scores.prior is not None:
+        spread = float(scores.reconstruction.std(0).norm()) / math.sqrt(scores.repeats)
+        middle = float(scores.reconstruction.mean(0).sum())
+        # equal draws do not show the error: noise is rare at the smallest time
+        measured["reconstruction"] = Measurement(middle / tokens, spread / tokens or None, draws)
+        measured["prior"] = Measurement(float(scores.prior.sum()) / tokens)
+    for name in ("nelbo", "ppl", "bits_per_byte"):
+        moved = RATIOS[name].influences(units)[1]
+        over, own = Measurement.mean(moved).standard_error, measured[name].standard_error
+        if over is not None and own is not None:
+            over = max(over, own)  # it contains the Monte Carlo error, which few units may not show
+        measured[f"{name}_corpus"] = Measurement(values[name], over, len(units))
+    return measured
+
+
+def _end_id(model: Pipeline | CausalModel) -> int:
+    end = model.end_id if isinstance(model, CausalModel) else model.tokenizer.end_id
+    if end is None:
+        raise ConfigError(
+            "end_of_text must be off: the tokenizer of this autoregressive model has no "
+            "end-of-text token."
+        )
+    return end
+
+
+def _window_rule(length: int, stride: int) -> str:
+    if stride == length:
+        return (
+            f"documents are split into disjoint windows of at most {length} tokens, scored "
+            "independently and added up; every token is scored once"
+        )
+    return (
+        f"the first window of a document scores its first {length} tokens; each next window scores "
+        f"the next {stride} tokens given the {length - stride} before them, which are clean "
+        "(diffusion) or context (autoregressive); every token is scored once"
+    )
+
+
+def _describe(
+    model: Pipeline | CausalModel, options: PerplexityOptions, scores: WindowScores
+) -> _Row:
+    """Return what identifies the model, and how its likelihoods are computed."""
+    if isinstance(model, CausalModel):
+        return model.manifest | {
+            "objective": "autoregressive: exact negative log-likelihood",
+            "first_token": model.first_token_rule,
+        }
+    return describe_pipeline(model) | {
+        "objective": "diffusion: upper bound on the negative log-likelihood (NELBO)",
+        "first_token": "scored like all others",
+        "grid": options.grid,
+        "estimator": GRIDS[options.grid].description,
+        "eps": TRAINING_EPS,
+        "nodes": options.nodes,
+        "repeats": scores.repeats,
+        "max_se": options.max_se,
+        "max_calls": options.max_calls,
+        "seed": options.seed,
+    }

@@ -1,0 +1,97 @@
+"""Samples of any system in files: JSON lines with a `text`, or one text file per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from gidd.common.files import file_kind, parse_json, read_regular
+from gidd.common.limits import DOCUMENT_BYTES
+from gidd.errors import DataError
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_MODEL_FILES = ("gidd.json", "config.json")
+_WRITE = "Write one with `gidd sample MODEL --num-samples 100 --jsonl > samples.jsonl`."
+
+
+class TextSample(NamedTuple):
+    """A sample as it is measured."""
+
+    text: str
+
+    tokens: tuple[int, ...] | None = None
+    """Tokens of the system that generated it, up to end-of-text; None if they are not known."""
+
+    self_accuracy: float | None = None
+    """Fraction of tokens that are the most likely ones under the model itself (Sec. 5.4)."""
+
+    calls: int | None = None
+    """Forward passes of the sampler."""
+
+
+def has_samples(path: Path) -> bool:
+    """Whether a path is a file, or a folder of text files that is not a model."""
+    if path.is_dir() and not any((path / name).is_file() for name in _MODEL_FILES):
+        return any(path.glob("*.txt"))
+    return path.is_file()
+
+
+def read_text_samples(path: Path) -> list[TextSample]:
+    """Read the samples of a .jsonl file, one .txt file, or all .txt files of a folder by name."""
+    if path.is_dir():
+        samples = [_text_file(file) for file in sorted(path.glob("*.txt"))]
+    elif not path.is_file():
+        what = file_kind(path) if path.exists() else "nothing of that name"
+        raise DataError(f"{path} must be a .jsonl file, a .txt file or a folder, got {what}.")
+    elif path.suffix.lower() in _JSON_LINES:
+        samples = list(_json_lines(path))
+    elif path.suffix.lower() == ".txt":
+        samples = [_text_file(path)]
+    else:
+        raise DataError(
+            f"{path} must be a .jsonl or .txt file, or a folder of .txt files. {_WRITE}"
+        )
+    if not samples:
+        raise DataError(f"{path} has no samples. {_WRITE}")
+    return samples
+
+
+def _text_file(path: Path) -> TextSample:
+    try:
+        return TextSample(read_regular(path, DataError, DOCUMENT_BYTES).decode())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} must be UTF-8 text: {error.reason} at byte {error.start}. Convert it."
+        ) from error
+
+
+def _json_lines(path: Path) -> Iterator[TextSample]:
+    longest = DOCUMENT_BYTES.value
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
+            place = f"{path}, line {number}"
+            DOCUMENT_BYTES.require(len(line), place, DataError)
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line, place)
+            except ValueError as error:
+                raise DataError(f"{place} is not JSON: {error}. {_WRITE}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{place} must be a JSON object with the field `text`. {_WRITE}")
+            yield _sample(cast("dict[str, Any]", row), place)
+
+
+def _sample(row: dict[str, Any], place: str) -> TextSample:
+    text, tokens, calls = row.get("text"), row.get("tokens"), row.get("calls")
+    if not isinstance(text, str):
+        raise DataError(f"{place}: the field `text` must be a string. {_WRITE}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(f"{place}: `text` must be Unicode text, got half of a surrogate pair.")
+    if tokens is not None:
+        is_list = isinstance(tokens, list)
+        if not is_list or not all(type(token) is int for token in cast("list[Any]", tokens)):
+            raise DataError(f"{place}: `tokens` must be a list of integers, or left out.")
+        tokens = tuple(cast("list[int]", tokens))
+    return TextSample(text, tokens, calls=calls if type(calls) is int else None)

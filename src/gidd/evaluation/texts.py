@@ -1,0 +1,126 @@
+"""Documents to evaluate on: held-out ones of a corpus, files, folders, URLs or prepared shards.
+
+for document in documents(["sotu", "letters/"], tokenizer=pipe.tokenizer, max_documents=100):
+    print(document.id, len(document.text))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from gidd.common.allowed import integer, optional, require_arguments
+from gidd.common.urls import is_url, without_credentials
+from gidd.data.corpora import Corpus, corpora_of
+from gidd.data.corpora.documents import Documents, read_ranges
+from gidd.data.loading.loader import open_split
+from gidd.data.loading.shards import invalid_tokens
+from gidd.data.manifest import DATA_MANIFEST, DataManifest
+from gidd.data.preparation.work_plan import VALIDATION
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import ConfigError, DataError
+
+
+class Document(NamedTuple):
+    """A text to evaluate on."""
+
+    id: str
+    """Source and number of the document among those that are evaluated, such as `sotu#3`."""
+
+    text: str
+
+    tokens: tuple[int, ...] | None = None
+    """Tokens as stored in a prepared folder of the same tokenizer, without end-of-text; None if the
+    text is to be encoded."""
+
+
+def documents(
+    sources: Sequence[str], *, tokenizer: Tokenizer, max_documents: int | None = None
+) -> Iterator[Document]:
+    """Yield the documents of the sources in order; empty ones are skipped.
+
+    Args:
+        sources: Files, folders, URLs, datasets and corpora, as for `gidd data prepare`, and folders
+            that it wrote. A corpus that defines held-out documents gives only these; a prepared
+            folder gives its validation split.
+        tokenizer: The model's tokenizer.
+        max_documents: Stop after this many; by default all are read.
+    """
+    require_arguments(max_documents=(max_documents, optional(integer(1))))
+    if not sources:
+        raise ConfigError(
+            "sources must name at least one file, folder, URL or corpus, got none. "
+            "`gidd data list` shows the corpora."
+        )
+    found = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
+    count = 0
+    for count, document in enumerate(islice(found, max_documents), start=1):  # noqa: B007
+        yield document
+    if not count:
+        raise DataError(f"{', '.join(source_names(sources))}: there is no text to evaluate on.")
+
+
+def source_names(sources: Iterable[str]) -> list[str]:
+    """Return the sources as a manifest records them: URLs without credentials."""
+    return [without_credentials(source) for source in sources]
+
+
+def texts_digest(texts: Iterable[str]) -> str:
+    """Return the SHA-256 of a list of texts, for the manifest: results on equal texts compare."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
+    if not is_url(source) and (Path(source) / DATA_MANIFEST).is_file():
+        yield from _prepared(Path(source), tokenizer)
+        return
+    (corpus,) = corpora_of([source])
+    own = corpus.tokenizer()
+    if own is not None and own.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"{corpus.name} must be evaluated with its own tokenizer, but the model has another: "
+            f"its tokens are those of an exact source. Use a model trained on {corpus.name}."
+        )
+    name = without_credentials(corpus.name)
+    for number, (_, text) in enumerate(read_ranges(_held_out(corpus))):
+        yield Document(f"{name}#{number}", text)
+
+
+def _held_out(corpus: Corpus) -> list[tuple[Documents, int, int]]:
+    """Return the ranges of the held-out documents, which are the last ones; all if none are."""
+    parts, left = corpus.documents(), corpus.validation()
+    if not left:
+        return [(part, 0, part.count()) for part in parts]
+    ranges: list[tuple[Documents, int, int]] = []
+    for part in reversed(parts):  # from the end: counting all parts of a dataset reads them
+        if left > 0:
+            count = part.count()
+            ranges.append((part, max(0, count - left), count))
+            left -= count
+    return ranges[::-1]
+
+
+def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
+    """Yield the validation split; shards of another tokenizer are decoded with their own."""
+    manifest, shards = DataManifest.read(folder), open_split(folder, VALIDATION)
+    is_same = manifest.tokenizer == tokenizer.fingerprint
+    if not is_same:
+        tokenizer = Tokenizer.load(folder)
+        manifest.require_tokenizer(tokenizer, folder)
+    for number in range(len(shards)):
+        shard, index = shards.locate(number)
+        start, stop = shard.bounds(index)
+        tokens: list[int] = shard.tokens[start:stop].tolist()
+        if max(tokens, default=0) >= manifest.vocab.size:
+            raise invalid_tokens(f"{shard.file}: document {index}", manifest.vocab.size)
+        if tokens[-1:] == [manifest.end_id]:
+            tokens.pop()
+        text = tokenizer.decode(tokens)
+        yield Document(f"{folder}#{number}", text, tuple(tokens) if is_same else None)

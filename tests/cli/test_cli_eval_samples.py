@@ -1,0 +1,136 @@
+"""`gidd eval samples` and `gidd eval frontier` as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.small_grader import write_grader
+from support.small_model import write_model
+
+from gidd.cli import main
+from gidd.cli.eval.grader_options import GraderOptions
+
+pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
+
+FEW = ["--steps", "3", "--length", "12", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def grader(tmp_path_factory) -> str:
+    return str(write_grader(tmp_path_factory.mktemp("grader")))
+
+
+def gidd(capsys, *words: str) -> tuple[str, str]:
+    main(words)
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def mistake(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    return capsys.readouterr().err
+
+
+def test_samples_of_a_model_and_of_its_jsonl_agree(capsys, model, grader, tmp_path):
+    out, err = gidd(capsys, "eval", "samples", model, *FEW, "--num-samples", "4", "--json")
+    assert "needs --grader" in err
+    generated = json.loads(out)
+    assert "gen_ppl" not in generated["measurements"]
+    file = tmp_path / "samples.jsonl"
+    file.write_text(gidd(capsys, "sample", model, *FEW, "--num-samples", "4", "--jsonl")[0])
+    result = tmp_path / "result.json"
+    table, err = gidd(
+        capsys, "eval", "samples", str(file), "--grader", grader, "--out", str(result)
+    )
+    assert table.startswith("gen_ppl ")
+    assert " ± " in table.splitlines()[0]
+    assert err == f"gidd: wrote {result}.\n"
+    read = json.loads(result.read_text())
+    for name in ("entropy", "nfe", "distinct_2", "repetition_4", "tokens"):
+        assert read["measurements"][name] == generated["measurements"][name]
+    assert [row["text"] for row in read["rows"]] == [row["text"] for row in generated["rows"]]
+    out, _ = gidd(capsys, "eval", "samples", str(file), "--num-samples", "2", "--json")
+    assert len(json.loads(out)["rows"]) == 2
+
+
+def test_texts_of_other_systems_need_a_tokenizer_or_a_grader(capsys, model, grader, tmp_path):
+    (tmp_path / "a.txt").write_text("a bad cab")
+    assert "--tokenizer gpt2" in mistake(capsys, "eval", "samples", str(tmp_path))
+    out, _ = gidd(capsys, "eval", "samples", str(tmp_path), "--tokenizer", model, "--json")
+    assert json.loads(out)["manifest"]["source"] == str(tmp_path)
+    both = [str(tmp_path), "--reference", str(tmp_path)]
+    assert "--reference needs --grader" in mistake(capsys, "eval", "samples", *both)
+
+
+def test_frontier_writes_a_table_and_continues(capsys, model, grader, tmp_path):
+    out = tmp_path / "frontier.json"
+    sweep = ["eval", "frontier", model, "--steps", "2,3", "--temperature", "0.5", "1.0"]
+    sweep += ["--length", "10", "--num-samples", "2", "--grader", grader, "--device", "cpu"]
+    table, _ = gidd(capsys, *sweep, "--out", str(out))
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["steps"], row["temperature"]) for row in rows] == [
+        (2, 0.5),
+        (2, 1.0),
+        (3, 0.5),
+        (3, 1.0),
+    ]
+    assert sum("*" in line for line in table.splitlines()) == sum(r["on_frontier"] for r in rows)
+    assert "steps=2" in table
+    written = out.read_bytes()
+    assert gidd(capsys, *sweep, "--out", str(out))[0] == table
+    assert out.read_bytes() == written
+    again = [*sweep, "--num-samples", "3", "--out", str(out)]
+    assert "num_samples (2, now 3)" in mistake(capsys, *again)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["samples", "m", "--num-samples", "0"], "--num-samples must be"),
+        (["samples", "m", "--max-length", "1"], "--max-length must be"),
+        (["samples", "m", "--steps", "-1"], "--steps must be"),
+        (["frontier", "m", "--steps", "1,x"], "--steps must be integers"),
+        (["frontier", "m", "--min-p", "2"], "--min-p must be"),
+        (["frontier", "m", "--corrector", "magic"], "--corrector must be of none"),
+        (["frontier", "m", "--steps", ""], "--steps must have at least one value"),
+    ],
+)
+def test_mistakes_are_explained(capsys, words, message):
+    assert message in mistake(capsys, "eval", *words)
+
+
+@pytest.mark.parametrize("name", ["samples", "frontier"])
+def test_help_and_mistakes_need_no_torch(name):
+    """Nor transformers, which is slow to import."""
+    code = """
+import sys
+from gidd.cli import main
+for words in (["eval", sys.argv[1], "--help"], ["eval", sys.argv[1], "m", "--num-samples", "0"]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+    environment = os.environ | {"COLUMNS": "100"}
+    command = [sys.executable, "-c", code, name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert f"gidd eval {name} models/nano" in done.stdout
+    assert "--num-samples must be" in done.stderr
+    assert "AssertionError" not in done.stderr
+
+
+def test_defaults_of_the_options_are_those_of_the_grader():
+    from gidd.evaluation.grader import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LENGTH
+
+    defaults = GraderOptions()
+    assert defaults.max_length == DEFAULT_MAX_LENGTH
+    assert defaults.grader_batch_size == DEFAULT_BATCH_SIZE

@@ -1,0 +1,95 @@
+"""`gidd eval ppl --executor ray`: the numbers of one process, up to rounding."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.small_model import TEXT, write_model
+
+import gidd
+from gidd.cli import main
+from gidd.common.actors import ActorOptions
+from gidd.errors import ConfigError
+from gidd.evaluation import window_scoring
+from gidd.evaluation.perplexity import evaluate_perplexity
+from gidd.evaluation.perplexity_settings import PerplexityOptions
+from gidd.evaluation.window_scoring import ModelSource, score_on_ray
+
+OPTIONS = PerplexityOptions(nodes=2, length=16, stride=12)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def source(tmp_path) -> str:
+    path = tmp_path / "texts.jsonl"
+    texts = (TEXT, TEXT[:41], "Peace – and “plenty”")
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return str(path)
+
+
+def test_items_of_windows_give_the_numbers_of_one_process(model, source, monkeypatch):
+    """With the actors replaced by a loop, which finishes the last item first."""
+
+    def backwards(worker, arguments, items, actors):
+        score = worker(*arguments)
+        for position in reversed(range(len(items))):
+            yield position, json.loads(json.dumps(score(json.loads(json.dumps(items[position])))))
+
+    monkeypatch.setattr(window_scoring, "map_on_ray", backwards)
+    monkeypatch.setattr(window_scoring, "_WINDOWS_PER_ITEM", 3)
+    pipe, found = gidd.from_pretrained(model, device="cpu"), []
+    result = evaluate_perplexity(
+        pipe,
+        [source],
+        OPTIONS,
+        score=lambda texts, done: score_on_ray(
+            ModelSource(model, "cpu"), texts, OPTIONS, ActorOptions(), done
+        ),
+        on_calls=lambda *counts: found.append(counts),
+    )
+    expected = evaluate_perplexity(pipe, [source], OPTIONS)
+    assert_close(result.to_dict(), expected.to_dict())
+    windows = expected.manifest["num_windows"]
+    assert found[-1] == (windows, windows)
+    assert len(found) == -(-windows // 3)
+    with pytest.raises(ConfigError, match="max_se"):
+        score_on_ray(ModelSource(model), [], PerplexityOptions(max_se=0.1), ActorOptions())
+
+
+def assert_close(found: dict, expected: dict) -> None:
+    for name, number in expected["measurements"].items():
+        for key, value in number.items():
+            close = None if value is None else pytest.approx(value, rel=1e-5, abs=1e-7)
+            assert found["measurements"][name][key] == close
+    for row, other in zip(found["rows"], expected["rows"], strict=True):
+        assert row["nelbo"] == pytest.approx(other["nelbo"], rel=1e-5)
+        assert (row["id"], row["tokens"]) == (other["id"], other["tokens"])
+    for result in (found, expected):
+        del result["manifest"]["seconds"]
+    assert found["manifest"] == expected["manifest"]
+
+
+def test_ray_and_max_se_exclude_each_other(capsys, model, source):
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "ppl", model, source, "--executor", "ray", "--max-se", "0.1"])
+    assert "--max-se needs --executor local" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_actors_give_the_numbers_of_one_process(model, source):
+    pytest.importorskip("ray", reason='needs `pip install "gidd[cluster]"`')
+    words = [sys.executable, "-m", "gidd.cli", "eval", "ppl", model, source, "--json"]
+    words += ["--nodes", "2", "--length", "16", "--stride", "12", "--device", "cpu"]
+    words += ["--executor", "ray", "--ray.num-actors", "1", "--ray.num-cpus", "0.5"]
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    expected = evaluate_perplexity(gidd.from_pretrained(model, device="cpu"), [source], OPTIONS)
+    assert_close(json.loads(done.stdout), expected.to_dict())

@@ -1,0 +1,221 @@
+"""Frontiers, power laws and their crossing, from runs whose exponents are known."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from support.synthetic_runs import run_config, small_tokenizer, write_synthetic_run
+
+from gidd.cli import main
+from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.evaluation.power_law import (
+    PowerLaw,
+    RunCurve,
+    bootstrap_fits,
+    crossing,
+    fit_frontier,
+    interval,
+    on_frontier,
+)
+from gidd.evaluation.results import EvaluationResult
+from gidd.evaluation.scaling import evaluate_scaling, read_series
+from gidd.evaluation.training_runs import read_training_run
+
+STEPS = (1, 10, 20, 40)
+START = 1e9
+"""FLOPs below which synthetic runs are worse than the power law."""
+
+
+def law(exponent, at_1e9, penalty=1.0):
+    """A power law through a NELBO at 1e9 FLOPs; the first points of a run are above it."""
+
+    def evaluate(flops):
+        value = at_1e9 * (flops / 1e9) ** exponent * penalty
+        return {"nelbo": value * (1.5 if flops < START else 1.0), "nelbo_se": 0.01}
+
+    return evaluate
+
+
+def write_series(folder, name, exponent, at_1e9, p_uniform, penalties=(1.0, 1.0, 1.0)):
+    return [
+        write_synthetic_run(
+            folder / f"{name}-{width}",
+            run_config(p_uniform=p_uniform, width=width),
+            STEPS,
+            law(exponent, at_1e9, penalty),
+        )
+        for width, penalty in zip((32, 48, 64), penalties, strict=True)
+    ]
+
+
+def test_the_frontier_by_hand():
+    flops = np.array([1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 0.5])
+    nelbo = np.array([5.0, 4.0, 3.0, 3.0, 2.0, 2.0, 9.0])
+    #                 yes  worse yes  equal yes  same again yes
+    assert on_frontier(flops, nelbo).tolist() == [True, False, True, False, True, False, True]
+
+
+def test_a_fit_recovers_the_power_law_and_ignores_points_above_the_frontier():
+    flops = np.geomspace(1e15, 1e20, 30)
+    good = RunCurve(flops, 300 * flops**-0.06)
+    bad = RunCurve(flops, 301 * flops**-0.06)
+    fit = fit_frontier([good, bad])
+    assert fit.exponent == pytest.approx(-0.06, rel=1e-9)
+    assert math.exp(fit.log_coefficient) == pytest.approx(300, rel=1e-9)
+    np.testing.assert_allclose(fit.nelbo(flops), good.nelbo)
+    assert fit_frontier([RunCurve(np.array([1e9, 1e9]), np.array([3.0, 2.0]))]) is None
+
+
+def test_bootstrap_intervals_cover_the_exponent_and_resample_runs():
+    generator = np.random.default_rng(0)
+    curves = [
+        RunCurve(np.array([f]), np.array([300 * f**-0.06 * math.exp(0.01 * generator.normal())]))
+        for f in np.geomspace(1e15, 1e20, 12)
+    ]
+    low, high = interval([fit.exponent for fit in bootstrap_fits(curves, 500, 0)])
+    assert low < -0.06 < high
+    assert 0.001 < high - low < 0.02  # least squares has a standard error of 0.0009
+    assert bootstrap_fits(curves, 5, 0) == bootstrap_fits(curves, 5, 0)
+    assert bootstrap_fits(curves[:1], 500, 0) == []
+
+
+def test_crossing_by_hand_and_resamples_that_never_cross():
+    steep, flat = PowerLaw(-0.2, math.log(100.0)), PowerLaw(-0.1, math.log(10.0))
+    assert crossing(steep, flat, []).flops == pytest.approx(1e10)  # 10 = F ** 0.1
+    assert crossing(steep, flat, []).interval is None
+    never = [(flat, steep)] * 3
+    found = crossing(steep, flat, [(steep, flat)] * 17 + never)
+    assert found.interval == (pytest.approx(1e10), math.inf)
+    nearly = PowerLaw(flat.exponent - 1e-6, 5.0)
+    assert crossing(nearly, flat, []).flops == math.inf
+
+
+def test_runs_to_exponents_and_their_crossing(tmp_path, capsys):
+    """Both laws are exact: 8 F9^-0.1 and 9 F9^-0.15 cross where F9^0.05 = 9/8."""
+    runs = write_series(tmp_path, "mask", -0.1, 8.0, 0.0)
+    runs += write_series(tmp_path, "hybrid", -0.15, 9.0, 0.2)
+    out = tmp_path / "scaling.json"
+    main(["eval", "scaling", *map(str, runs), "--out", str(out), "--min-flops", "1e9"])
+    printed = capsys.readouterr()
+    assert "exponent_p_uniform=0.2" in printed.out
+    expected = 1e9 * (9 / 8) ** 20
+    assert f"lower than p_uniform=0.0 above {expected:.2e} FLOPs".replace("e+", "e") in printed.err
+    result = EvaluationResult.read(out)
+    values = {name: entry.value for name, entry in result.measurements.items()}
+    assert values["exponent_p_uniform=0.0"] == pytest.approx(-0.1, rel=1e-6)
+    assert values["exponent_p_uniform=0.2"] == pytest.approx(-0.15, rel=1e-6)
+    assert values["coefficient_p_uniform=0.0"] == pytest.approx(8 * 1e9**0.1, rel=1e-6)
+    assert values["crossing_p_uniform=0.2_p_uniform=0.0"] == pytest.approx(expected, rel=1e-5)
+    (row, *_) = result.rows
+    assert row.keys() >= {"series", "run", "flops", "nelbo", "parameters", "tokens", "on_frontier"}
+    assert row["standard_error"] == 0.01
+    assert json.loads(out.read_text())["manifest"]["fits"]["p_uniform=0.0"]["num_runs"] == 3
+
+
+def test_points_count_tokens_and_flops(tmp_path):
+    run = read_training_run(write_synthetic_run(tmp_path, run_config(), [10], law(-0.1, 8.0)))
+    (point,) = run.points
+    assert point.tokens == 10 * 8 * 16
+    assert point.parameters == run.config.network_config(280).num_block_parameters
+    per_token = point.flops / point.tokens
+    assert per_token == pytest.approx(6 * (2 * 12 * 32**2 + 2 * 32 * 280), rel=0.1)
+
+
+def test_bootstrap_interval_of_runs_that_differ(tmp_path):
+    runs = write_series(tmp_path, "a", -0.1, 8.0, 0.0, penalties=(1.0, 1.02, 0.99))
+    result = evaluate_scaling(read_series(runs, "p_uniform", {}), last_only=True)
+    fit = result.manifest["fits"]["p_uniform=0.0"]
+    low, high = fit["exponent_interval"]
+    assert low < fit["exponent"] < high
+    assert result.measurements["exponent_p_uniform=0.0"].standard_error > 0
+    assert len(fit["band"]) == 33 and all(b["low"] <= b["high"] for b in fit["band"])
+    assert "intervals of 3 runs are rough" in result.manifest["notes"][0]
+    assert len(result.rows) == 3
+
+
+def test_a_series_that_is_lower_and_steeper_does_not_cross(tmp_path):
+    runs = write_series(tmp_path, "mask", -0.1, 9.0, 0.0)
+    runs += write_series(tmp_path, "hybrid", -0.15, 7.0, 0.2)
+    result = evaluate_scaling(read_series(runs, "p_uniform", {}), min_flops=START)
+    assert not any(name.startswith("crossing") for name in result.measurements)
+    (entry,) = result.manifest["crossings"]
+    assert "do not cross: p_uniform=0.2 is lower at all FLOPs" in entry["text"]
+
+
+def test_series_by_name_and_by_setting(tmp_path):
+    mask = write_series(tmp_path, "mask", -0.1, 8.0, 0.0)
+    assert set(read_series(mask, "backbone.width", {})) == {"width=32", "width=48", "width=64"}
+    assert set(read_series(mask, "noise", {})) == {"noise=hybrid"}
+    assert set(read_series([], "noise", {"one": mask[:1], "two": mask[1:]})) == {"one", "two"}
+    with pytest.raises(ConfigError, match="run mask-32 has no 'widht'"):
+        read_series(mask, "backbone.widht", {})
+
+
+def test_the_baseline_is_a_series_of_its_own(tmp_path):
+    pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
+    run = write_synthetic_run(
+        tmp_path / "ar", run_config(p_uniform=None), STEPS, lambda flops: {"nll": 1e9 / flops}
+    )
+    (name,) = series = read_series([run], "p_uniform", {})
+    result = evaluate_scaling(series)
+    assert name == "Autoregressive"
+    assert result.measurements["exponent_Autoregressive"].value == pytest.approx(-1.0)
+    assert result.measurements["exponent_Autoregressive"].standard_error is None
+    assert "no intervals, since it has one run" in result.manifest["notes"][0]
+
+
+def test_what_is_missing_is_named(tmp_path):
+    no_validation = write_synthetic_run(tmp_path / "a", run_config(), [10], lambda _: {"loss": 3.0})
+    with pytest.raises(DataError, match="no validation, which has nelbo or nll"):
+        read_training_run(no_validation)
+    once = [
+        read_training_run(
+            write_synthetic_run(tmp_path / f"b{i}", run_config(seed=i), [10], law(-0.1, 8.0))
+        )
+        for i in range(2)
+    ]
+    with pytest.raises(DataError, match="no series has two points with different FLOPs"):
+        evaluate_scaling({"b": once})
+    more = read_training_run(
+        write_synthetic_run(tmp_path / "c", run_config(), STEPS, law(-0.1, 8.0))
+    )
+    result = evaluate_scaling({"b": once, "c": [more]})
+    assert "b: no fit, since all points" in result.manifest["notes"][0]
+    assert "exponent_b" not in result.measurements and result.manifest["fits"]["b"] is None
+    with pytest.raises(DataError, match="no point with at least 1e\\+30 FLOPs"):
+        evaluate_scaling({"c": [more]}, min_flops=1e30)
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
+        read_training_run(tmp_path)
+    other = write_synthetic_run(
+        tmp_path / "d", run_config(), STEPS, law(-0.1, 8.0), small_tokenizer(270)
+    )
+    with pytest.raises(DataError, match="different tokenizers"):
+        evaluate_scaling({"c": [more], "d": [read_training_run(other)]})
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    run = write_synthetic_run(tmp_path / "a", run_config(), [10], law(-0.1, 8.0))
+    (file,) = run.glob("checkpoints/*/run.yaml")
+    for text in ("kind: [", "kind: RunConfig\n", file.read_text().replace("steps: ", "steps: -")):
+        file.write_text(text)
+        with pytest.raises(CheckpointError, match=str(file)):
+            read_training_run(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--series must be given if no RUN is"),
+        (["runs/a", "--series", "a=b"], "--series cannot be combined"),
+        (["--series", "runs/a"], "--series must be NAME=RUN,RUN"),
+        (["--series", "a=b", "a=c"], "different names"),
+        (["runs/a", "--bootstrap", "0"], "--bootstrap must be an integer from 1"),
+        (["runs/a", "--min-flops", "-1"], "--min-flops must be at least 0"),
+    ],
+)
+def test_invalid_options(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "scaling", *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
