@@ -24,7 +24,7 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-NUM_REPEATS = 5
+NUM_REPEATS = 4
 """Default number of repeats."""
 
 
