@@ -27,8 +27,8 @@ import gidd
 from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
-from gidd.evaluation.correction_settings import RecoveryOptions
-from gidd.evaluation.recovery import recovery
+from gidd.evaluation.correction.correction_settings import RecoveryOptions
+from gidd.evaluation.correction.recovery import recovery
 from gidd.pipeline.options import CLEAN_TIME, CorrectionOptions
 from gidd.runs.data import PreparedData
 from gidd.runs.evaluate import build_evaluation

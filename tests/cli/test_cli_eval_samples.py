@@ -129,7 +129,7 @@ assert not {"torch", "transformers"} & sys.modules.keys()
 
 
 def test_defaults_of_the_options_are_those_of_the_grader():
-    from gidd.evaluation.grader import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LENGTH
+    from gidd.evaluation.samples.grader import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LENGTH
 
     defaults = GraderOptions()
     assert defaults.max_length == DEFAULT_MAX_LENGTH

@@ -10,7 +10,7 @@ from support.exact_denoiser import ExactDenoiser, markov_world
 from gidd.diffusion.likelihood import estimate_nelbo
 from gidd.diffusion.nelbo import NelboEstimator
 from gidd.diffusion.text_rows import TextTokens
-from gidd.evaluation.choices import Choice, EarlyStop, Question, score_questions
+from gidd.evaluation.tasks.choices import Choice, EarlyStop, Question, score_questions
 
 
 def test_a_ranking_is_decided_by_a_paired_one_sided_t_test() -> None:

@@ -7,7 +7,7 @@ from support.small_model import TEXT
 
 from gidd.data.tokenizers import character_level, train_tokenizer
 from gidd.errors import ConfigError
-from gidd.evaluation.corruption import Corruption
+from gidd.evaluation.correction.corruption import Corruption
 from gidd.pipeline.text import TokenTexts
 
 LETTERS = TokenTexts(character_level("abcdefgh"))

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gidd.common.parts import part
 from gidd.errors import ConfigError
-from gidd.evaluation.flops import ForwardFlops, baseline_flops, dit_flops, run_flops
+from gidd.evaluation.scaling.flops import ForwardFlops, baseline_flops, dit_flops, run_flops
 from gidd.models import AutoregressiveModel, DiT, DiTConfig
 from gidd.training.reporting.speed import training_flops_per_token
 

@@ -8,14 +8,14 @@ from support.small_model import write_model
 
 import gidd
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.frontier_settings import FrontierGrid, FrontierSetting
+from gidd.evaluation.samples.frontier_settings import FrontierGrid, FrontierSetting
 from gidd.pipeline.options import CorrectionOptions, SamplingOptions
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.frontier import evaluate_frontier, mark_frontier
-from gidd.evaluation.grader import Grader
-from gidd.evaluation.samples import evaluate_model_samples
+from gidd.evaluation.samples.frontier import evaluate_frontier, mark_frontier
+from gidd.evaluation.samples.grader import Grader
+from gidd.evaluation.samples.samples import evaluate_model_samples
 
 GRID = FrontierGrid(
     steps=(2, 3),

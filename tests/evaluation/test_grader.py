@@ -18,8 +18,8 @@ from gidd.errors import CheckpointError, ConfigError, DataError
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.grader import GradedText, Grader, generative_perplexity
-from gidd.evaluation.grader_files import load_grader
+from gidd.evaluation.samples.grader import GradedText, Grader, generative_perplexity
+from gidd.evaluation.samples.grader_files import load_grader
 
 TEXTS = ["abc", "hgfedcba. abc", "a", "", "bb bb", "the cat"[4:], "a.b.c.d.e.f.g.h", "dead beef"]
 BOS = len(LETTERS) + 1

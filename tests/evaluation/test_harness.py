@@ -17,17 +17,17 @@ import gidd
 from gidd.diffusion.likelihood import estimate_nelbo
 from gidd.diffusion.text_rows import TextTokens
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation import harness
-from gidd.evaluation.continuations import (
+from gidd.evaluation.tasks import harness
+from gidd.evaluation.tasks.continuations import (
     conditional_parts,
     encode_continuation,
     joint_parts,
     scored_windows,
     stable_index,
 )
-from gidd.evaluation.generate_until import cut_at
-from gidd.evaluation.harness import GiddLM
-from gidd.evaluation.task_files import read_tasks
+from gidd.evaluation.tasks.generate_until import cut_at
+from gidd.evaluation.tasks.harness import GiddLM
+from gidd.evaluation.tasks.task_files import read_tasks
 from gidd.pipeline import Pipeline
 
 TASKS = Path(__file__).parent / "tasks"

@@ -13,11 +13,11 @@ import pytest
 
 from gidd.cli import main
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation import judge_client
-from gidd.evaluation.judge import JUDGE_PROMPT, Judge, grade_changes, parse_grades
-from gidd.evaluation.judge_client import ChatEndpoint, InvalidReply, NoReply, Reply
-from gidd.evaluation.judge_journal import open_journal
-from gidd.evaluation.judge_samples import JudgedSample, read_samples
+from gidd.evaluation.judge import judge_client
+from gidd.evaluation.judge.judge import JUDGE_PROMPT, Judge, grade_changes, parse_grades
+from gidd.evaluation.judge.judge_client import ChatEndpoint, InvalidReply, NoReply, Reply
+from gidd.evaluation.judge.judge_journal import open_journal
+from gidd.evaluation.judge.judge_samples import JudgedSample, read_samples
 from gidd.evaluation.results import EvaluationResult
 from tests.support.judge_server import Action, answer, completion, grades, serve_judge
 

@@ -18,8 +18,8 @@ from gidd.data.tokenizers import character_level
 from gidd.diffusion.likelihood import estimate_nelbo
 from gidd.diffusion.nelbo import NelboEstimator
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.perplexity_settings import PerplexityOptions
-from gidd.evaluation.windows import (
+from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
+from gidd.evaluation.perplexity.windows import (
     EncodedDocument,
     encode_corpus,
     scoring_windows,
@@ -32,10 +32,10 @@ from gidd.pipeline.text import TokenTexts
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.causal import CausalModel, is_causal_model, load_causal_model
 from gidd.evaluation.compare import compare_results
-from gidd.evaluation.grader import Grader
-from gidd.evaluation.perplexity import evaluate_perplexity
+from gidd.evaluation.perplexity.causal import CausalModel, is_causal_model, load_causal_model
+from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
+from gidd.evaluation.samples.grader import Grader
 
 LETTER_TEXTS = ["abc dead beef. a bad cab", "h", "gegege gegege gegege"]
 

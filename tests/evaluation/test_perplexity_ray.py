@@ -12,10 +12,10 @@ import gidd
 from gidd.cli import main
 from gidd.common.actors import ActorOptions
 from gidd.errors import ConfigError
-from gidd.evaluation import window_scoring
-from gidd.evaluation.perplexity import evaluate_perplexity
-from gidd.evaluation.perplexity_settings import PerplexityOptions
-from gidd.evaluation.window_scoring import ModelSource, score_on_ray
+from gidd.evaluation.perplexity import window_scoring
+from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
+from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
+from gidd.evaluation.perplexity.window_scoring import ModelSource, score_on_ray
 
 OPTIONS = PerplexityOptions(nodes=2, length=16, stride=12)
 

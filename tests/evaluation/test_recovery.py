@@ -16,9 +16,9 @@ from gidd.common.ratios import ratio_of_sums
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
-from gidd.evaluation.correction_settings import RecoveryOptions
-from gidd.evaluation.corruption import CorruptedText, Corruption
-from gidd.evaluation.recovery import (
+from gidd.evaluation.correction.correction_settings import RecoveryOptions
+from gidd.evaluation.correction.corruption import CorruptedText, Corruption
+from gidd.evaluation.correction.recovery import (
     Corrected,
     Excerpt,
     UnitCounts,

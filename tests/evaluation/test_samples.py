@@ -13,15 +13,15 @@ import gidd
 from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult
-from gidd.evaluation.sample_files import TextSample, has_samples, read_text_samples
+from gidd.evaluation.samples.sample_files import TextSample, has_samples, read_text_samples
 from gidd.pipeline.options import CLEAN_TIME
 from gidd.sampling import Frame
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.grader import Grader
-from gidd.evaluation.sample_generation import generate_text_samples, self_accuracies
-from gidd.evaluation.samples import evaluate_model_samples, evaluate_samples
+from gidd.evaluation.samples.grader import Grader
+from gidd.evaluation.samples.sample_generation import generate_text_samples, self_accuracies
+from gidd.evaluation.samples.samples import evaluate_model_samples, evaluate_samples
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text())
 FEW = {"length": 12, "steps": 3}
@@ -180,7 +180,7 @@ def test_other_files_are_refused(tmp_path):
 def test_samples_per_chunk_do_not_matter(pipe, monkeypatch):
     options = gidd.pipeline.SamplingOptions(steps=3)
     whole, _ = generate_text_samples(pipe, 5, length=12, options=options)
-    monkeypatch.setattr("gidd.evaluation.sample_generation._CHUNK", 2)
+    monkeypatch.setattr("gidd.evaluation.samples.sample_generation._CHUNK", 2)
     assert generate_text_samples(pipe, 5, length=12, options=options)[0] == whole
 
 

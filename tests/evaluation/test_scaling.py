@@ -9,7 +9,8 @@ from support.synthetic_runs import run_config, small_tokenizer, write_synthetic_
 
 from gidd.cli import main
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.evaluation.power_law import (
+from gidd.evaluation.results import EvaluationResult
+from gidd.evaluation.scaling.power_law import (
     PowerLaw,
     RunCurve,
     bootstrap_fits,
@@ -18,9 +19,8 @@ from gidd.evaluation.power_law import (
     interval,
     on_frontier,
 )
-from gidd.evaluation.results import EvaluationResult
-from gidd.evaluation.scaling import evaluate_scaling, read_series
-from gidd.evaluation.training_runs import read_training_run
+from gidd.evaluation.scaling.scaling import evaluate_scaling, read_series
+from gidd.evaluation.scaling.training_runs import read_training_run
 
 STEPS = (1, 10, 20, 40)
 START = 1e9

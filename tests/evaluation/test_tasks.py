@@ -12,9 +12,9 @@ import gidd
 from gidd.cli.eval.tasks import main
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult
-from gidd.evaluation.task_files import read_tasks
-from gidd.evaluation.task_names import resolve_names
-from gidd.evaluation.tasks import evaluate_tasks
+from gidd.evaluation.tasks.task_files import read_tasks
+from gidd.evaluation.tasks.task_names import resolve_names
+from gidd.evaluation.tasks.tasks import evaluate_tasks
 from gidd.pipeline import Pipeline
 
 TASKS = Path(__file__).parent / "tasks"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gidd.diffusion.nelbo import NelboEstimator
 from gidd.diffusion.text_rows import TextTokens
-from gidd.evaluation.choices import Choice, Question
+from gidd.evaluation.tasks.choices import Choice, Question
 from gidd.sources import MarkovSource
 from support.exact_denoiser import ExactDenoiser, markov_world
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gidd.common.codec import to_yaml
 from gidd.common.parts import part
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
-from gidd.evaluation.flops import run_flops
+from gidd.evaluation.scaling.flops import run_flops
 from gidd.runs.export import RUN_FILE
 from gidd.runs.presets import PRESETS
 from gidd.training.checkpoints.folder import folder_name

@@ -85,7 +85,7 @@ def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
 
 def _groups_of_seeds(sources: Sequence[Path], logs: Sequence[Any]) -> list[RunGroup]:
     """Return the runs that differ only by the seed as groups; others alone."""
-    from gidd.evaluation.training_runs import read_run_config
+    from gidd.evaluation.scaling.training_runs import read_run_config
     from gidd.viz.run_log import RunGroup
 
     groups: dict[object, list[Any]] = {}

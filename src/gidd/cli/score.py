@@ -34,7 +34,7 @@ from gidd.cli.parsing import parse
 from gidd.common.allowed import SEED, field_problems, integer, optional
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.perplexity_settings import POSITIVE, GridName
+from gidd.evaluation.perplexity.perplexity_settings import POSITIVE, GridName
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline

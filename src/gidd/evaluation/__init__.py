@@ -1,7 +1,9 @@
 """Evaluation: every number with its standard error and the settings that produced it.
 
-Reading order: `results` (numbers, manifest, JSON files), then one module per measurement. The
-commands are `gidd eval NAME` and `gidd compare`. Names are imported on first use.
+Reading order: `results` (numbers, manifest, JSON files), `texts` (documents by name), then one
+package per evaluation: `perplexity/`, `samples/`, `correction/`, `tasks/`, `judge/`, `scaling/`;
+`compare` with `pairing` and `significance`. The commands are `gidd eval NAME` and `gidd compare`.
+Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -9,9 +11,20 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from gidd.evaluation.correction.correction_curve import correction_curve as correction_curve
+    from gidd.evaluation.correction.recovery import recovery as recovery
+    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity as evaluate_perplexity
     from gidd.evaluation.results import (
         EvaluationResult as EvaluationResult,
         Measurement as Measurement,
     )
+    from gidd.evaluation.samples.frontier import evaluate_frontier as evaluate_frontier
+    from gidd.evaluation.samples.grader_files import load_grader as load_grader
+    from gidd.evaluation.samples.samples import (
+        evaluate_model_samples as evaluate_model_samples,
+        evaluate_samples as evaluate_samples,
+    )
+    from gidd.evaluation.scaling.scaling import evaluate_scaling as evaluate_scaling
+    from gidd.evaluation.tasks.tasks import evaluate_tasks as evaluate_tasks
 
 __getattr__, __dir__ = lazy_exports(__name__)

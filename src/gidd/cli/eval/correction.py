@@ -27,7 +27,7 @@ from gidd.cli.model_options import Flat, ModelName, ModelOptions
 from gidd.cli.parsing import parse
 from gidd.cli.sampling_form import SamplingForm
 from gidd.errors import ConfigError
-from gidd.evaluation.correction_settings import CurveOptions, curve_problems
+from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
 from gidd.pipeline.options import SamplingOptions
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, sample, correct, report."""
     options = _parse(arguments)
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.correction_curve import correction_curve
+    from gidd.evaluation.correction.correction_curve import correction_curve
 
     grader = options.grading.load(options.runtime.device)
     with show_counts("correcting samples") as on_samples:

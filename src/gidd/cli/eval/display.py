@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gidd.cli.console import CliConsole, plain
-from gidd.cli.eval.report import ResultOptions
-from gidd.cli.messages import print_message
+from gidd.cli.eval.report import ResultOptions, report
 
 if TYPE_CHECKING:
     from gidd.evaluation.results import EvaluationResult
@@ -43,17 +42,14 @@ def report_rows(
     result: EvaluationResult, options: ResultOptions, columns: Mapping[str, Column]
 ) -> None:
     """Print the rows of a result as a table, or all of it as JSON, and save it."""
-    if options.out is not None:
-        result.save(options.out)
-    if options.json:
-        print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
-    else:
+
+    def show(shown: EvaluationResult) -> None:
         console = CliConsole(highlight=False)
         # a narrow terminal breaks lines; numbers must not be cut
         console.width = max(console.width, _WIDTH)
-        console.print(_table(result.rows, columns))
-    if options.out is not None:
-        print_message(f"wrote {options.out}.")
+        console.print(_table(shown.rows, columns))
+
+    report(result, options, show)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> Table:
@@ -66,18 +62,32 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> 
 
 
 @contextmanager
-def show_counts(action: str) -> Generator[Callable[[int, int], None] | None]:
-    """Yield a callback that draws (done, total) with the time left; None without a terminal."""
+def show_actions() -> Generator[Callable[[str, int, int], None] | None]:
+    """Yield a callback that draws (action, done, total); None if stderr is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
     columns = (
-        TextColumn(action),
+        TextColumn("{task.description}", markup=False),
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        tasks = {"": progress.add_task("", visible=False)}
+
+        def draw(action: str, done: int, total: int) -> None:
+            if action not in tasks:  # the time left is that of one action
+                progress.remove_task(tasks.popitem()[1])
+                tasks[action] = progress.add_task(action)
+            progress.update(tasks[action], completed=done, total=total)
+
+        yield draw
+
+
+@contextmanager
+def show_counts(action: str) -> Generator[Callable[[int, int], None] | None]:
+    """Yield a callback that draws (done, total) with the time left; None without a terminal."""
+    with show_actions() as draw:
+        yield None if draw is None else partial(draw, action)

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from gidd.cli.eval.display import Column, report_rows, with_error
-from gidd.cli.eval.grader_options import GraderOptions, show_actions
+from gidd.cli.eval.display import Column, report_rows, show_actions, with_error
+from gidd.cli.eval.grader_options import GraderOptions
 from gidd.cli.eval.report import ResultOptions, parse_evaluation
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
 from gidd.common.allowed import SEED, field_problems, integer, optional
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
-from gidd.evaluation.frontier_settings import NO_CORRECTOR, FrontierGrid, FrontierSetting
+from gidd.evaluation.samples.frontier_settings import NO_CORRECTOR, FrontierGrid, FrontierSetting
 from gidd.pipeline.options import CorrectionOptions, MeshName, SamplingOptions
 
 if TYPE_CHECKING:
-    from gidd.evaluation.sample_generation import OnProgress
+    from gidd.evaluation.samples.sample_generation import OnProgress
 
 _Values = Annotated[tuple[str, ...], tyro.conf.arg(metavar="VALUE,...")]
 _GRID: Mapping[str, Callable[[str], Any]] = {
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, sweep, report."""
     options = parse_evaluation(FrontierCommand, "gidd eval frontier", __doc__, arguments)
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.frontier import evaluate_frontier
+    from gidd.evaluation.samples.frontier import evaluate_frontier
 
     grader = options.grading.load(options.runtime.device)
     if grader is None:

@@ -1,19 +1,15 @@
-"""Options of the commands that score texts with a grader, and the progress of such commands."""
+"""Options of the commands that score texts with a grader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from gidd.common.allowed import field_problems, integer
 
 if TYPE_CHECKING:
-    from gidd.evaluation.grader import Grader
+    from gidd.evaluation.samples.grader import Grader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ class GraderOptions:
 
     def load(self, device: str | None) -> Grader | None:
         """Load the grader, if one was named."""
-        from gidd.evaluation.grader_files import load_grader
+        from gidd.evaluation.samples.grader_files import load_grader
 
         if self.grader is None:
             return None
@@ -49,28 +45,3 @@ class GraderOptions:
             max_length=self.max_length,
             batch_size=self.grader_batch_size,
         )
-
-
-@contextmanager
-def show_actions() -> Generator[Callable[[str, int, int], None] | None]:
-    """Yield a callback that draws (action, done, total); None if stderr is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        TaskProgressColumn(),
-        BarColumn(bar_width=None),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        tasks = {"": progress.add_task("", visible=False)}
-
-        def draw(action: str, done: int, total: int) -> None:
-            if action not in tasks:  # the time left is that of one action
-                progress.remove_task(tasks.popitem()[1])
-                tasks[action] = progress.add_task(action)
-            progress.update(tasks[action], completed=done, total=total)
-
-        yield draw

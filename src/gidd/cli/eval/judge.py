@@ -34,9 +34,9 @@ from gidd.common.allowed import SEED, field_problems, integer, number, optional
 from gidd.errors import ConfigError, GiddError
 
 if TYPE_CHECKING:
-    from gidd.evaluation.judge import Judge
-    from gidd.evaluation.judge_journal import Journal
-    from gidd.evaluation.judge_samples import JudgedSample
+    from gidd.evaluation.judge.judge import Judge
+    from gidd.evaluation.judge.judge_journal import Journal
+    from gidd.evaluation.judge.judge_samples import JudgedSample
     from gidd.evaluation.results import EvaluationResult
 
 _OPENAI = "https://api.openai.com/v1"
@@ -115,8 +115,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse_evaluation(JudgeOptions, "gidd eval judge", __doc__, arguments)
     judge = _judge(options)
     from gidd.common.files import sha256
-    from gidd.evaluation.judge_journal import open_journal
-    from gidd.evaluation.judge_samples import read_samples
+    from gidd.evaluation.judge.judge_journal import open_journal
+    from gidd.evaluation.judge.judge_samples import read_samples
 
     samples = read_samples(options.before, options.after)
     files = {"before": options.before, "after": options.after}
@@ -140,8 +140,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _judge(options: JudgeOptions) -> Judge:
-    from gidd.evaluation.judge import Judge
-    from gidd.evaluation.judge_client import ChatEndpoint
+    from gidd.evaluation.judge.judge import Judge
+    from gidd.evaluation.judge.judge_client import ChatEndpoint
 
     key = os.environ.get(options.api_key_variable, "").strip() or None
     endpoint = ChatEndpoint(
@@ -173,7 +173,7 @@ def _confirm(
     pending: Mapping[str, str],
 ) -> None:
     """Show what the requests cost; ask on a terminal, and refuse elsewhere without --yes."""
-    from gidd.evaluation.judge import JUDGE_PROMPT
+    from gidd.evaluation.judge.judge import JUDGE_PROMPT
 
     num_texts = sum(1 + (sample.after is not None) for sample in samples)
     characters = sum(len(JUDGE_PROMPT) + len(text) for text in pending.values())
@@ -224,7 +224,7 @@ def _report(result: EvaluationResult, options: ResultOptions) -> None:
         return
     from rich.table import Table
 
-    from gidd.evaluation.judge import grade_changes
+    from gidd.evaluation.judge.judge import grade_changes
 
     table = Table("", "before", "after", "change", "", "p", box=None, pad_edge=False)
     for change in grade_changes(result.rows):

@@ -41,12 +41,12 @@ from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
 from gidd.common.actors import ActorOptions
 from gidd.errors import ConfigError
-from gidd.evaluation.perplexity_settings import PerplexityOptions
+from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
 
 if TYPE_CHECKING:
-    from gidd.evaluation.causal import CausalModel
+    from gidd.evaluation.perplexity.causal import CausalModel
+    from gidd.evaluation.perplexity.window_scoring import ModelSource
     from gidd.evaluation.results import EvaluationResult
-    from gidd.evaluation.window_scoring import ModelSource
     from gidd.pipeline import Pipeline
 
 _TIMEOUT_SECONDS = 86_400.0
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.executor == "ray":
         _report(_evaluate_on_ray(options), options)
         return
-    from gidd.evaluation.perplexity import evaluate_perplexity
+    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
     from gidd.training.world import open_world
 
     with open_world(options.runtime.device, _TIMEOUT_SECONDS) as world:
@@ -124,8 +124,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
-    from gidd.evaluation.perplexity import evaluate_perplexity
-    from gidd.evaluation.window_scoring import score_on_ray
+    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
+    from gidd.evaluation.perplexity.window_scoring import score_on_ray
 
     source, settings = _source(options), options.perplexity
     model = source._replace(device="cpu").load()  # for its tokenizer; actors compute
@@ -141,7 +141,7 @@ def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
 
 
 def _source(options: PerplexityCommand) -> ModelSource:
-    from gidd.evaluation.window_scoring import ModelSource
+    from gidd.evaluation.perplexity.window_scoring import ModelSource
 
     runtime = options.runtime
     return ModelSource(options.model, runtime.device, runtime.precision, runtime.tokenizer)

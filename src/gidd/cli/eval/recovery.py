@@ -25,7 +25,7 @@ from gidd.cli.eval.lists import split_commas
 from gidd.cli.eval.report import ResultOptions, parse_evaluation
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
 from gidd.errors import ConfigError
-from gidd.evaluation.correction_settings import RecoveryOptions
+from gidd.evaluation.correction.correction_settings import RecoveryOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
             "`gidd data list` shows the corpora."
         )
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.recovery import recovery
+    from gidd.evaluation.correction.recovery import recovery
 
     with show_counts("correcting text") as on_texts:
         result = recovery(pipe, options.sources, options.recovery, on_texts)

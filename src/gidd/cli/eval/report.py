@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -62,16 +62,24 @@ def parse_evaluation(kind: type[_T], prog: str, doc: str | None, arguments: Sequ
     return options
 
 
-def report(result: EvaluationResult, options: ResultOptions) -> None:
-    """Print the measurements and save the result."""
+def report(
+    result: EvaluationResult,
+    options: ResultOptions,
+    show: Callable[[EvaluationResult], None] | None = None,
+) -> None:
+    """Save the result; print it as JSON, by `show`, or as a list of measurements."""
     if options.out is not None:
         result.save(options.out)
     if options.json:
         print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
     else:
-        console = CliConsole(highlight=False)
-        width = max(map(len, result.measurements), default=0)
-        for name, value in result.measurements.items():
-            console.print(plain(f"{name:{width}}  {value}"))
+        (show or _show_measurements)(result)
     if options.out is not None:
         print_message(f"wrote {options.out}.")
+
+
+def _show_measurements(result: EvaluationResult) -> None:
+    console = CliConsole(highlight=False)
+    width = max(map(len, result.measurements), default=0)
+    for name, value in result.measurements.items():
+        console.print(plain(f"{name:{width}}  {value}"))

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from gidd.cli.eval.grader_options import GraderOptions, show_actions
+from gidd.cli.eval.display import show_actions
+from gidd.cli.eval.grader_options import GraderOptions
 from gidd.cli.eval.report import ResultOptions, report
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelOptions
@@ -31,12 +32,12 @@ from gidd.cli.parsing import parse
 from gidd.cli.sampling_form import SamplingForm
 from gidd.common.allowed import SEED, field_problems, integer, optional
 from gidd.errors import ConfigError
-from gidd.evaluation.sample_files import has_samples, read_text_samples
+from gidd.evaluation.samples.sample_files import has_samples, read_text_samples
 from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
-    from gidd.evaluation.grader import Grader
     from gidd.evaluation.results import EvaluationResult
+    from gidd.evaluation.samples.grader import Grader
 
 _NUM_SAMPLES = 64
 
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
     pipe = options.runtime.load(options.source)
-    from gidd.evaluation.samples import evaluate_model_samples
+    from gidd.evaluation.samples.samples import evaluate_model_samples
 
     grader = _grader(options)
     with show_actions() as on_progress:
@@ -104,7 +105,7 @@ def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> Evaluat
 def _measure_files(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
     samples = read_text_samples(Path(options.source))[: options.num_samples]
     from gidd.data.tokenizers import tokenizer_by_name
-    from gidd.evaluation.samples import evaluate_samples
+    from gidd.evaluation.samples.samples import evaluate_samples
 
     name = options.runtime.tokenizer
     if name is None and options.grading.grader is None and any(s.tokens is None for s in samples):

@@ -77,7 +77,7 @@ class ScalingOptions:
 def main(arguments: Sequence[str]) -> None:
     """Parse, read the runs, fit and report."""
     options = parse_evaluation(ScalingOptions, "gidd eval scaling", __doc__, arguments)
-    from gidd.evaluation.scaling import evaluate_scaling, read_series
+    from gidd.evaluation.scaling.scaling import evaluate_scaling, read_series
 
     result = evaluate_scaling(
         read_series(options.runs, options.group_by, options.named_series()),

@@ -31,7 +31,7 @@ from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
 from gidd.common.allowed import field_problems, integer, optional
 from gidd.errors import ConfigError
-from gidd.evaluation.task_settings import TaskSettings
+from gidd.evaluation.tasks.task_settings import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.tasks import evaluate_tasks
+    from gidd.evaluation.tasks.tasks import evaluate_tasks
 
     with show_counts("scoring") as on_passes:
         result = evaluate_tasks(

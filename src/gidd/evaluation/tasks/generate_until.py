@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gidd.evaluation.continuations import stable_index
+from gidd.evaluation.tasks.continuations import stable_index
 from gidd.pipeline import Pipeline
 from gidd.pipeline.options import SamplingOptions
 from gidd.sampling import Request

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, final
 
 from gidd.common.ratios import ratio_of_sums
 from gidd.errors import ConfigError
-from gidd.evaluation.correction_settings import CORRUPTIONS, RecoveryOptions
-from gidd.evaluation.corruption import CorruptedText, Corruption
+from gidd.evaluation.correction.correction_settings import CORRUPTIONS, RecoveryOptions
+from gidd.evaluation.correction.corruption import CorruptedText, Corruption
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.texts import Document, documents, source_names, texts_digest

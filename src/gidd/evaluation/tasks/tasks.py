@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
-from gidd.evaluation.choices import ChoiceScores, OnPasses
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.pairing import RowRatio
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.task_files import is_task_file, read_tasks, require_own_metrics
-from gidd.evaluation.task_names import PAPER_TASKS, resolve_names
-from gidd.evaluation.task_settings import TaskSettings
+from gidd.evaluation.tasks.choices import ChoiceScores, OnPasses
+from gidd.evaluation.tasks.task_files import is_task_file, read_tasks, require_own_metrics
+from gidd.evaluation.tasks.task_names import PAPER_TASKS, resolve_names
+from gidd.evaluation.tasks.task_settings import TaskSettings
 from gidd.pipeline import Pipeline
 
 FEWSHOT_SEED = 1234
@@ -51,7 +51,7 @@ def evaluate_tasks(
         num_fewshot: Number of examples before each question; by default that of the task.
         on_passes: Called with the forward passes done and expected.
     """
-    from gidd.evaluation.harness import GiddLM  # imports lm_eval, which takes seconds
+    from gidd.evaluation.tasks.harness import GiddLM  # imports lm_eval, which takes seconds
 
     with _quiet():
         tasks = _load(names)

@@ -14,12 +14,12 @@ import torch
 import gidd
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.grader import GradedText, Grader, generative_perplexity
-from gidd.evaluation.mauve_score import MAUVE_RULE, mauve_score
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.sample_files import TextSample
-from gidd.evaluation.sample_generation import OnProgress, generate_text_samples
-from gidd.evaluation.text_metrics import (
+from gidd.evaluation.samples.grader import GradedText, Grader, generative_perplexity
+from gidd.evaluation.samples.mauve_score import MAUVE_RULE, mauve_score
+from gidd.evaluation.samples.sample_files import TextSample
+from gidd.evaluation.samples.sample_generation import OnProgress, generate_text_samples
+from gidd.evaluation.samples.text_metrics import (
     distinct_ngrams,
     mean_of_defined,
     repetition,

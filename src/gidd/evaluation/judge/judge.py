@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple, cast, final
 from gidd import __version__
 from gidd.common.files import parse_json
 from gidd.errors import DataError
-from gidd.evaluation.judge_client import ChatEndpoint, InvalidReply, NoReply, Reply
-from gidd.evaluation.judge_journal import ASPECTS, Journal, require_grades
-from gidd.evaluation.judge_samples import JudgedSample
+from gidd.evaluation.judge.judge_client import ChatEndpoint, InvalidReply, NoReply, Reply
+from gidd.evaluation.judge.judge_journal import ASPECTS, Journal, require_grades
+from gidd.evaluation.judge.judge_samples import JudgedSample
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.significance import (
     PERMUTATIONS,

@@ -12,7 +12,7 @@ from gidd.errors import DataError
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _MODEL_FILES = ("gidd.json", "config.json")
-_WRITE = "Write one with `gidd sample MODEL --num-samples 100 --jsonl > samples.jsonl`."
+WRITE_SAMPLES = "Write one with `gidd sample MODEL --num-samples 100 --jsonl > samples.jsonl`."
 
 
 class TextSample(NamedTuple):
@@ -45,15 +45,15 @@ def read_text_samples(path: Path) -> list[TextSample]:
         what = file_kind(path) if path.exists() else "nothing of that name"
         raise DataError(f"{path} must be a .jsonl file, a .txt file or a folder, got {what}.")
     elif path.suffix.lower() in _JSON_LINES:
-        samples = list(_json_lines(path))
+        samples = [_sample(row, place) for row, place in json_objects(path)]
     elif path.suffix.lower() == ".txt":
         samples = [_text_file(path)]
     else:
         raise DataError(
-            f"{path} must be a .jsonl or .txt file, or a folder of .txt files. {_WRITE}"
+            f"{path} must be a .jsonl or .txt file, or a folder of .txt files. {WRITE_SAMPLES}"
         )
     if not samples:
-        raise DataError(f"{path} has no samples. {_WRITE}")
+        raise DataError(f"{path} has no samples. {WRITE_SAMPLES}")
     return samples
 
 
@@ -66,7 +66,8 @@ def _text_file(path: Path) -> TextSample:
         ) from error
 
 
-def _json_lines(path: Path) -> Iterator[TextSample]:
+def json_objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of a file with one per line, and their places; skip empty lines."""
     longest = DOCUMENT_BYTES.value
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
@@ -77,18 +78,26 @@ def _json_lines(path: Path) -> Iterator[TextSample]:
             try:
                 row = parse_json(line, place)
             except ValueError as error:
-                raise DataError(f"{place} is not JSON: {error}. {_WRITE}") from error
+                raise DataError(f"{place} is not JSON: {error}. {WRITE_SAMPLES}") from error
             if not isinstance(row, dict):
-                raise DataError(f"{place} must be a JSON object with the field `text`. {_WRITE}")
-            yield _sample(cast("dict[str, Any]", row), place)
+                raise DataError(
+                    f"{place} must be a JSON object with the field `text`. {WRITE_SAMPLES}"
+                )
+            yield cast("dict[str, Any]", row), place
+
+
+def text_field(row: dict[str, Any], name: str, place: str) -> str:
+    """Return a field that must be text."""
+    text = row.get(name)
+    if not isinstance(text, str):
+        raise DataError(f"{place}: the field `{name}` must be a string. {WRITE_SAMPLES}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(f"{place}: `{name}` must be Unicode text, got half of a surrogate pair.")
+    return text
 
 
 def _sample(row: dict[str, Any], place: str) -> TextSample:
-    text, tokens, calls = row.get("text"), row.get("tokens"), row.get("calls")
-    if not isinstance(text, str):
-        raise DataError(f"{place}: the field `text` must be a string. {_WRITE}")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DataError(f"{place}: `text` must be Unicode text, got half of a surrogate pair.")
+    text, tokens, calls = text_field(row, "text", place), row.get("tokens"), row.get("calls")
     if tokens is not None:
         is_list = isinstance(tokens, list)
         if not is_list or not all(type(token) is int for token in cast("list[Any]", tokens)):

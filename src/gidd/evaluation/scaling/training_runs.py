@@ -12,7 +12,7 @@ from gidd.common.limits import YAML_BYTES
 from gidd.common.terminal import printable, shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
-from gidd.evaluation.flops import run_flops
+from gidd.evaluation.scaling.flops import run_flops
 from gidd.runs.export import RUN_FILE
 from gidd.training.checkpoints.folder import folder_name, steps_in
 from gidd.training.config import RunConfig

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from gidd.evaluation.sample_files import TextSample
+from gidd.evaluation.samples.sample_files import TextSample
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
 from gidd.pipeline.confidence import predict_frames
 from gidd.sampling import StepEvent

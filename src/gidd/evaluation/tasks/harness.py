@@ -1,12 +1,12 @@
 """The model class of lm-evaluation-harness: `--model gidd --model_args pretrained=models/nano`.
 
-    python -m gidd.evaluation.harness --model gidd --model_args pretrained=models/nano \
+    python -m gidd.evaluation.tasks.harness --model gidd --model_args pretrained=models/nano \
         --tasks arc_easy
 
 is the command `lm_eval` with this class registered. `lm_eval --model gidd` itself finds it by the
 entry point `lm_eval.models` in releases after 0.4.13; 0.4.13 reads no entry points and needs the
 path of `lm_eval.yaml` (next to this file) among its tasks. In Python, `import
-gidd.evaluation.harness` registers it for `lm_eval.simple_evaluate`.
+gidd.evaluation.tasks.harness` registers it for `lm_eval.simple_evaluate`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import estimate_nelbo
 from gidd.diffusion.nelbo import NelboEstimator, RankGroup
 from gidd.errors import ConfigError
-from gidd.evaluation.choices import (
+from gidd.evaluation.tasks.choices import (
     Choice,
     ChoiceScores,
     EarlyStop,
@@ -32,16 +32,16 @@ from gidd.evaluation.choices import (
     Question,
     score_questions,
 )
-from gidd.evaluation.continuations import (
+from gidd.evaluation.tasks.continuations import (
     Continuation,
     conditional_parts,
     encode_continuation,
     joint_parts,
 )
-from gidd.evaluation.generate_until import generate_texts
-from gidd.evaluation.greedy import is_greedy
-from gidd.evaluation.harness_requests import QuestionKey, group_requests, question_key
-from gidd.evaluation.task_settings import TaskSettings
+from gidd.evaluation.tasks.generate_until import generate_texts
+from gidd.evaluation.tasks.greedy import is_greedy
+from gidd.evaluation.tasks.harness_requests import QuestionKey, group_requests, question_key
+from gidd.evaluation.tasks.task_settings import TaskSettings
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
 from gidd.sampling.network import require_finite_predictions

@@ -17,12 +17,12 @@ from typing import Any
 from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.frontier_settings import NO_CORRECTOR, FrontierGrid, FrontierSetting
-from gidd.evaluation.grader import Grader
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.sample_generation import NOT_SELF_SCORED, OnProgress
-from gidd.evaluation.samples import evaluate_model_samples
+from gidd.evaluation.samples.frontier_settings import NO_CORRECTOR, FrontierGrid, FrontierSetting
+from gidd.evaluation.samples.grader import Grader
+from gidd.evaluation.samples.sample_generation import NOT_SELF_SCORED, OnProgress
+from gidd.evaluation.samples.samples import evaluate_model_samples
 from gidd.pipeline import Pipeline, SamplingOptions
 
 _Row = Mapping[str, Any]

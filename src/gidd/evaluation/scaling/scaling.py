@@ -18,7 +18,8 @@ import numpy as np
 import gidd
 from gidd.common.codec import to_plain
 from gidd.errors import DataError
-from gidd.evaluation.power_law import (
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.scaling.power_law import (
     Floats,
     PowerLaw,
     RunCurve,
@@ -28,8 +29,7 @@ from gidd.evaluation.power_law import (
     interval,
     on_frontier,
 )
-from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.training_runs import ScalingPoint, TrainingRun, read_training_run
+from gidd.evaluation.scaling.training_runs import ScalingPoint, TrainingRun, read_training_run
 
 _BAND_POINTS = 33
 """FLOPs at which the interval of a fit is saved, for plots."""

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from gidd.errors import ConfigError
-from gidd.evaluation.correction_settings import CurveOptions, curve_problems
-from gidd.evaluation.grader import GradedText, generative_perplexity
+from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.text_metrics import mean_of_defined, sequence_entropy
+from gidd.evaluation.samples.grader import GradedText, generative_perplexity
+from gidd.evaluation.samples.text_metrics import mean_of_defined, sequence_entropy
 from gidd.pipeline import Pipeline
 from gidd.pipeline.confidence import predict_frames
 from gidd.pipeline.describe import describe_plan, describe_processors
@@ -48,7 +48,7 @@ _MASKED = (
 
 
 class TextGrader(Protocol):
-    """What the curve needs of a `gidd.evaluation.grader.Grader`."""
+    """What the curve needs of a `gidd.evaluation.samples.grader.Grader`."""
 
     @property
     def manifest(self) -> dict[str, Any]:

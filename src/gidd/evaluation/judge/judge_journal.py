@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast, final
 
 from gidd.common.files import file_kind, file_lock, fsync_directory, parse_json
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.judge_client import Reply
+from gidd.evaluation.judge.judge_client import Reply
 
 ASPECTS: Final = ("clarity", "grammaticality", "factuality", "style", "creativity")
 """What is graded, App. F.1; `style` is the column "Writing style" of the paper's table."""

@@ -19,14 +19,12 @@ from gidd.diffusion.nelbo import RankGroup
 from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.time_grids import GRIDS
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.causal import CausalModel
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.pairing import RATIOS
-from gidd.evaluation.perplexity_settings import PerplexityOptions
-from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.texts import source_names
-from gidd.evaluation.window_scoring import score_windows
-from gidd.evaluation.windows import (
+from gidd.evaluation.perplexity.causal import CausalModel
+from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
+from gidd.evaluation.perplexity.window_scoring import score_windows
+from gidd.evaluation.perplexity.windows import (
     EncodedCorpus,
     ScoringWindow,
     WindowScores,
@@ -35,6 +33,8 @@ from gidd.evaluation.windows import (
     window_length,
     window_texts,
 )
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.texts import source_names
 from gidd.pipeline import Pipeline
 from gidd.pipeline.text import TokenTexts
 

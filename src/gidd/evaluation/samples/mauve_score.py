@@ -11,7 +11,7 @@ from gidd.errors import DataError
 from gidd.evaluation.results import Measurement
 
 if TYPE_CHECKING:
-    from gidd.evaluation.grader import Grader
+    from gidd.evaluation.samples.grader import Grader
 
 MAUVE_RULE: Final = (
     "mauve-text with its default settings, seed 25; features are the grader's last hidden state at "

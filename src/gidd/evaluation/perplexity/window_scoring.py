@@ -14,9 +14,9 @@ from gidd.diffusion.nelbo import RankGroup
 from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.time_grids import GRIDS
 from gidd.errors import ConfigError
-from gidd.evaluation.causal import CausalModel, is_causal_model, load_causal_model
-from gidd.evaluation.perplexity_settings import PerplexityOptions
-from gidd.evaluation.windows import WindowScores
+from gidd.evaluation.perplexity.causal import CausalModel, is_causal_model, load_causal_model
+from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
+from gidd.evaluation.perplexity.windows import WindowScores
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
 from gidd.sampling.network import require_finite_predictions

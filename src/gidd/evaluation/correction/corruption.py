@@ -20,7 +20,7 @@ import torch
 from gidd.common.allowed import SEED, choice, require_arguments
 from gidd.data.tokenizers import TOKENIZER_FILE
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
-from gidd.evaluation.correction_settings import RATE, CorruptionName
+from gidd.evaluation.correction.correction_settings import RATE, CorruptionName
 from gidd.pipeline.text import TokenTexts
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gidd.common.allowed import integer, require_arguments
 from gidd.common.files import explain_damage
+from gidd.common.ratios import ratio_of_sums
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import Measurement
 
@@ -204,16 +205,10 @@ def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
     method), times the perplexity for the exponential.
     """
     scored = [score for score in scores if score.num_tokens]
-    if not scored:
-        return Measurement(math.nan, None, 0)
-    count, total = len(scored), sum(score.num_tokens for score in scored)
-    ratio = math.fsum(score.nll for score in scored) / total
-    perplexity = math.exp(min(ratio, 700.0))
-    if count < 2:
-        return Measurement(perplexity, None, count)
-    squares = math.fsum((score.nll - ratio * score.num_tokens) ** 2 for score in scored)
-    error = math.sqrt(squares * count / (count - 1)) / total
-    return Measurement(perplexity, perplexity * error, count)
+    found = ratio_of_sums([s.nll for s in scored], [s.num_tokens for s in scored])
+    perplexity = math.exp(min(found.value, 700.0))
+    error = found.standard_error
+    return Measurement(perplexity, None if error is None else perplexity * error, len(scored))
 
 
 def _require_same_vocabulary(name: str, tokenizer: Any, rows: int) -> None:

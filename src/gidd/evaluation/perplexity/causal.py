@@ -22,9 +22,9 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.nelbo import TOKENS_PER_CALL, RankGroup
 from gidd.diffusion.text_rows import TextTokens
 from gidd.errors import DataError
-from gidd.evaluation.grader import Grader
-from gidd.evaluation.grader_files import SMOLLM2, GraderPrecision, load_grader
-from gidd.evaluation.windows import WindowScores
+from gidd.evaluation.perplexity.windows import WindowScores
+from gidd.evaluation.samples.grader import Grader
+from gidd.evaluation.samples.grader_files import SMOLLM2, GraderPrecision, load_grader
 from gidd.models.hub import MODEL_RECORD
 from gidd.models.importers import IMPORTERS
 from gidd.models.importers.checkpoint import CONFIG, read_checkpoint

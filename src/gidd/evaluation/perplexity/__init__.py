@@ -1,0 +1,4 @@
+"""The likelihood of corpora: windows over documents, diffusion and autoregressive models.
+
+Reading order: `perplexity_settings`, `windows`, `window_scoring`, `causal`, `perplexity`.
+"""
