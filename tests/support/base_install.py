@@ -17,7 +17,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "plot", "plan")
+COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
+COMMANDS += ("plot", "plan")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
@@ -47,7 +48,7 @@ def installed_extras() -> list[str]:
     extras = project["optional-dependencies"]
     names = {
         line.partition(">")[0].partition("[")[0]
-        for e in ("data", "hf", "train", "viz")
+        for e in ("data", "eval", "hf", "train", "viz")
         for line in extras[e]
     }
     needed = {line.partition(">")[0] for line in project["dependencies"]}
@@ -73,11 +74,24 @@ def main() -> None:
     done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
     print("ok: pipe.score")
+    Path("text.txt").write_text(text)
+    gidd("score", "model", "text.txt", "--nodes", "2", "--repeats", "2")
+    for out in ("a.json", "b.json"):
+        gidd("eval", "ppl", "model", "text.txt", "--nodes", "2", "--out", out)
+    gidd("compare", "a.json", "b.json")
+    gidd("eval", "samples", "model", "--num-samples", "2", "--steps", "4", "--length", "12")
+    gidd("eval", "recovery", "model", "text.txt", "--num-texts", "1", "--error-rate", "0.1")
+    gidd("sample", "model", "--num-samples", "2", "--steps", "4", "--length", "12", "--out", "many")
+    Path("q.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 0}\n')
     gidd("plan", "nano", "--device", "l4", "--json")
     Path("a.parquet").write_bytes(b"PAR1")
     Path("a.txt").write_text("some text\n" * 9)
     for words, extra in (
         (("plot", "run"), "viz"),
+        (("plot", "a.json"), "viz"),
+        (("eval", "samples", "model", "--num-samples", "2", "--grader", "model"), "eval"),
+        (("eval", "tasks", "model", "q.jsonl"), "eval"),
+        (("sample", "model", "--out", "more", "--executor", "ray"), "cluster"),
         (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
         (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),
         (

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,13 @@ from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
 from gidd.sampling.network import require_finite_predictions
 
-if TYPE_CHECKING:
-    _Base = object
-else:
-    _Base = optional_package("lm_eval.api.model", "eval").LM
-
-_registry: Any = optional_package("lm_eval.api.registry", "eval")
-optional_package("lm_eval.models", "eval")  # registers its own models, before ours is
+_Base: Any = object
+_register: Callable[[type], type] | None = None
+if not TYPE_CHECKING:
+    with suppress(ConfigError):  # the extra is not installed: `GiddLM` says so when it is used
+        _Base = optional_package("lm_eval.api.model", "eval").LM
+        optional_package("lm_eval.models", "eval")  # registers its own models, before ours is
+        _register = optional_package("lm_eval.api.registry", "eval").register_model("gidd")
 
 _ROLLING_REPEATS = 2
 """Repeats that a standard error needs at least."""
@@ -60,7 +61,6 @@ _ROLLING_REPEATS = 2
 _logger = logging.getLogger(__name__)
 
 
-@_registry.register_model("gidd")
 class GiddLM(_Base):
     """A diffusion language model whose log-likelihoods are estimates of -NELBO."""
 
@@ -95,6 +95,7 @@ class GiddLM(_Base):
             on_passes: Called with the forward passes done and expected.
             **settings: Fields of `TaskSettings`: rule, nodes, repeats, early_stop, seed, ...
         """
+        optional_package("lm_eval.api.model", "eval")
         super().__init__()
         self.settings = _settings(settings)
         is_loaded = isinstance(pretrained, Pipeline)
@@ -249,6 +250,10 @@ class GiddLM(_Base):
             return False
         self.calls += 1
         return is_greedy(self.estimator, *parts)
+
+
+if _register is not None:
+    _register(GiddLM)
 
 
 def _settings(values: Mapping[str, Any]) -> TaskSettings:
