@@ -111,7 +111,7 @@ def choose_command(
     if name not in commands:
         near = difflib.get_close_matches(name, commands, 1)
         hint = f" Did you mean `{prog} {near[0]}`?" if near else ""
-        print_message(f"there is no command `{prog} {name}`.{hint}\n\n{help_text()}")
+        print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text()}")
         raise SystemExit(2)
     package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
     return importlib.import_module(f"{package}.{name}").main
