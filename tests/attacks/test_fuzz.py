@@ -172,7 +172,7 @@ def damage_run(draw: Draw, folder: Path) -> None:
     ],
 )
 @settings(
-    max_examples=500 if "ATTACK_ALL" in os.environ else 80,
+    max_examples=500 if "ATTACK_ALL" in os.environ else 40,
     derandomize=True,
     database=None,
     deadline=None,

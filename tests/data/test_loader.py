@@ -116,8 +116,8 @@ def test_global_steps_do_not_depend_on_the_number_of_ranks(corpus, num_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long), 3, 8])
 def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_workers):
     """The real pipeline, its threads and processes, over two epochs."""
     shards, _ = corpus

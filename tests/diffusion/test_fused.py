@@ -100,7 +100,7 @@ def test_values_and_gradients_are_those_of_the_definition(schedule_type, weighti
         assert relative(ours, definition) < 1e-10
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 def test_float32_and_bf16(schedule_type, weighting, compiled, device):

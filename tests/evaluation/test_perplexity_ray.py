@@ -81,7 +81,7 @@ def test_ray_and_max_se_exclude_each_other(capsys, model, source):
     assert "--max-se needs --executor local" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_actors_give_the_numbers_of_one_process(model, source):
     pytest.importorskip("ray", reason='needs `pip install "gidd[cluster]"`')
     words = [sys.executable, "-m", "gidd.cli", "eval", "ppl", model, source, "--json"]

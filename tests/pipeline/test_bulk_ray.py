@@ -89,7 +89,7 @@ def test_killed_with_all_its_actors_and_resumed_it_is_the_local_set():
     assert result["leftovers"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_and_errors_of_actors_come_back(tmp_path):
     pytest.importorskip("ray", reason=REASON)
     done = python("-c", ON_RAY, str(tmp_path / "died"))

@@ -22,6 +22,10 @@ LAYOUTS = {
     "accumulate-4": (1, DDP(), 4),
     "ddp-2-accumulate-2": (2, DDP(), 2),
 }
+IN_CI = ("ddp-2", "fsdp-2", "hsdp-2x2-accumulate-2", "ddp-3")
+PARAMETERS = [
+    name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS
+]
 STEPS = 50
 
 
@@ -39,7 +43,7 @@ def alone(tmp_path_factory, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_path):
     size, parallel, accumulate = LAYOUTS[name]
     run = small_run(data, steps=STEPS, accumulate=accumulate)
