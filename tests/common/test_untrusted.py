@@ -35,7 +35,7 @@ def test_an_invalid_environment_variable_is_refused(text, monkeypatch):
 def test_every_limit_has_its_own_variable_and_stands_in_the_documentation():
     found = [value for value in vars(limits).values() if isinstance(value, Limit)]
     text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
-    assert len({limit.variable for limit in found}) == len(found) == 10
+    assert len({limit.variable for limit in found}) == len(found) == 11
     for limit in found:
         assert f"| `{limit.variable}` | {limit.default:,} {limit.unit} |" in text
 

@@ -45,7 +45,7 @@ def test_estimates_are_within_three_standard_errors_of_the_truth(grid, p_uniform
     error = float(gap.std() * math.sqrt(len(gap)))
     assert abs(float(gap.sum())) < 3 * error
     assert found.total_error <= 1.1 * error
-    assert found.calls == nelbo.model.calls == 400 * (1 + 4 * 17)
+    assert found.calls == nelbo.model.calls == 400 * (1 + 4 * 13)
 
 
 @pytest.mark.parametrize("p_uniform", [0.0, 0.2])

@@ -114,7 +114,7 @@ def choose_command(
         print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text()}")
         raise SystemExit(2)
     package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
-    return importlib.import_module(f"{package}.{name}").main
+    return lambda arguments: importlib.import_module(f"{package}.{name}").main(arguments)
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-NUM_NODES = 16
+NUM_NODES = 12
 """Default number of times per repeat."""
 
 TOKENS_PER_CALL = 2048

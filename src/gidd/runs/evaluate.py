@@ -29,7 +29,7 @@ from gidd.training.objective import (
     num_bytes,
     per_unit,
 )
-from gidd.training.parallel import unsharded
+from gidd.training.parallel import is_sharded, unsharded
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
@@ -106,6 +106,8 @@ def validate(
     was_training = objective.training
     objective.eval()
     device = world.device
+    if is_sharded(objective):  # FSDP2 must run the whole module once before parts of it
+        objective(Batch(*(part[:1] for part in samples)).to(device), 0, 1, 1.0)
     with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         if isinstance(objective, DiffusionObjective):
             metrics = _validate_diffusion(objective, samples, world, batch_size, on_batch)

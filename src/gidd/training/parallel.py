@@ -119,6 +119,13 @@ def sync_gradients_if_last(module: nn.Module, last: bool) -> AbstractContextMana
     return nullcontext()
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 shards a module."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
 def reshard(module: nn.Module) -> None:
     """Free parameters that were gathered for a forward pass without a backward pass."""
     from torch.distributed.fsdp import FSDPModule
