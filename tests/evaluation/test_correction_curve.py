@@ -37,16 +37,6 @@ class WordGrader:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(model):
-    return gidd.from_pretrained(model, device="cpu")
-
-
-@pytest.fixture(scope="module")
 def result(pipe):
     return correction_curve(pipe, OPTIONS, SAMPLING, WordGrader())
 
@@ -150,9 +140,9 @@ def test_options_that_the_curve_sets_itself_are_refused(pipe):
         correction_curve(pipe, CurveOptions(calls=(1,)))
 
 
-def test_the_command_prints_a_row_per_setting(model, capsys, monkeypatch):
+def test_the_command_prints_a_row_per_setting(model_folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")  # lines are longer: no number is cut
-    words = [str(model), "--num-samples", "2", "--length", "8", "--steps", "2", "--sampler"]
+    words = [str(model_folder), "--num-samples", "2", "--length", "8", "--steps", "2", "--sampler"]
     words += ["confidence", "--temperatures", "0.1,0.5", "--calls", "2"]
     main(words)
     lines = capsys.readouterr().out.splitlines()

@@ -32,11 +32,6 @@ def grader() -> Grader:
 
 
 @pytest.fixture(scope="module")
-def pipe(tmp_path_factory):
-    return gidd.from_pretrained(write_model(tmp_path_factory.mktemp("model")), device="cpu")
-
-
-@pytest.fixture(scope="module")
 def complete(pipe, grader, tmp_path_factory):
     out = tmp_path_factory.mktemp("frontier") / "frontier.json"
     return evaluate_frontier(pipe, GRID, grader=grader, out=out, **SWEEP), out

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_model import CONTEXT, TEXT, write_model
+from support.small_model import CONTEXT, TEXT
 
-import gidd
 from gidd.diffusion.likelihood import estimate_nelbo
 from gidd.diffusion.text_rows import TextTokens
 from gidd.errors import ConfigError, DataError
@@ -31,17 +30,7 @@ from gidd.evaluation.tasks.task_files import read_tasks
 from gidd.pipeline import Pipeline
 
 TASKS = Path(__file__).parent / "tasks"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(folder: Path) -> Pipeline:
-    return gidd.from_pretrained(folder, device="cpu")
+pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
 def _request(*arguments: Any, doc_id: int | None = 0, idx: int = 0) -> Any:
@@ -226,7 +215,7 @@ def test_generation_fills_blanks_and_ends_at_stop_strings(pipe: Pipeline) -> Non
     assert cut_at("one", "x") == "one"
 
 
-def test_arguments_are_checked(pipe: Pipeline, folder: Path) -> None:
+def test_arguments_are_checked(pipe: Pipeline, model_folder: Path) -> None:
     with pytest.raises(ConfigError, match="trust_remote_code"):
         GiddLM(pipe, trust_remote_code=True)
     with pytest.raises(ConfigError, match="rule"):
@@ -237,7 +226,7 @@ def test_arguments_are_checked(pipe: Pipeline, folder: Path) -> None:
         GiddLM(pipe, batch_size="large")
     # lm_eval passes its own defaults beside --model_args
     model = GiddLM.create_from_arg_string(
-        f"pretrained={folder},device=cpu,max_length=16,early_stop=False,nodes=2",
+        f"pretrained={model_folder},device=cpu,max_length=16,early_stop=False,nodes=2",
         {"device": "cuda:0", "batch_size": 3, "max_batch_size": None},
     )
     assert (model.max_length, model.settings.early_stop, model.settings.nodes) == (16, False, 2)
@@ -247,13 +236,13 @@ def test_arguments_are_checked(pipe: Pipeline, folder: Path) -> None:
 # lm_eval
 
 
-def test_lm_eval_itself_runs_the_model_on_a_local_task(folder: Path) -> None:
+def test_lm_eval_itself_runs_the_model_on_a_local_task(model_folder: Path) -> None:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     found = lm_eval.simple_evaluate(
         model="gidd",
-        model_args=f"pretrained={folder},device=cpu,nodes=2,repeats=2",
+        model_args=f"pretrained={model_folder},device=cpu,nodes=2,repeats=2",
         tasks=read_tasks(TASKS / "affairs.yaml"),
         task_manager=TaskManager(include_defaults=False),
         bootstrap_iters=0,
@@ -270,10 +259,10 @@ def test_the_module_is_the_command_of_lm_eval(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_the_command_of_lm_eval_finds_the_model(folder: Path, tmp_path: Path) -> None:
+def test_the_command_of_lm_eval_finds_the_model(model_folder: Path, tmp_path: Path) -> None:
     """Its real command line; it indexes all tasks of lm_eval, which takes most of the time."""
     registration = Path(harness.__file__).with_name("lm_eval.yaml")
-    command = ["--model", "gidd", "--model_args", f"pretrained={folder},nodes=2,repeats=2"]
+    command = ["--model", "gidd", "--model_args", f"pretrained={model_folder},nodes=2,repeats=2"]
     command += ["--include_path", ".", "--tasks", f"affairs_yaml,{registration}"]
     command += ["--batch_size", "auto", "--output_path", str(tmp_path / "out"), "--log_samples"]
     run = subprocess.run(

@@ -10,9 +10,8 @@ import pytest
 import torch
 from support.exact_denoiser import ExactDenoiser, markov_world
 from support.small_grader import LETTERS, nll_by_hand, small_llama, small_tokenizer, write_grader
-from support.small_model import TEXT, write_model
+from support.small_model import TEXT
 
-import gidd
 from gidd.data.preparation import prepare
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.likelihood import estimate_nelbo
@@ -38,16 +37,6 @@ from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
 from gidd.evaluation.samples.grader import Grader
 
 LETTER_TEXTS = ["abc dead beef. a bad cab", "h", "gegege gegege gegege"]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(model_folder):
-    return gidd.from_pretrained(model_folder, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -34,16 +34,6 @@ from gidd.sampling import Engine
 from gidd.sources import MarkovSource
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(model):
-    return gidd.from_pretrained(model, device="cpu")
-
-
 def test_units_are_counted_as_defined():
     # right and kept, right and damaged, wrong and kept, wrong and restored, wrong and other
     clean, given, corrected = "abcde", "abCDE", "axCdX"
@@ -186,9 +176,9 @@ def test_models_of_masking_alone_and_invalid_options_are_refused(tmp_path, pipe)
             recovery(pipe, ["sotu"], RecoveryOptions(**change))
 
 
-def test_the_command_prints_a_table_and_saves_the_result(model, tmp_path, capsys):
+def test_the_command_prints_a_table_and_saves_the_result(model_folder, tmp_path, capsys):
     (tmp_path / "a.txt").write_text(TEXT)
-    words = [str(model), str(tmp_path / "a.txt"), "--rate", "0.1,0.3", "--error-rate=0.05"]
+    words = [str(model_folder), str(tmp_path / "a.txt"), "--rate", "0.1,0.3", "--error-rate=0.05"]
     main([*words, "--num-texts", "1", "--correction.calls", "2", "--out", str(tmp_path / "r.json")])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [

@@ -32,11 +32,6 @@ def grader() -> Grader:
     return Grader(small_llama(), small_tokenizer(), name="small", sha256="0" * 64)
 
 
-@pytest.fixture(scope="module")
-def pipe(tmp_path_factory):
-    return gidd.from_pretrained(write_model(tmp_path_factory.mktemp("model")), device="cpu")
-
-
 def test_numbers_of_texts_by_hand(grader):
     texts = ["abab", "abcdefgh", "", "a"]
     result = evaluate_samples(texts, grader=grader)

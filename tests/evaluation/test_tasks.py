@@ -1,14 +1,11 @@
 """Tasks by name and of local files, and the command `gidd eval tasks`."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_model import write_model
 
-import gidd
 from gidd.cli.eval.tasks import main
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult
@@ -18,17 +15,7 @@ from gidd.evaluation.tasks.tasks import evaluate_tasks
 from gidd.pipeline import Pipeline
 
 TASKS = Path(__file__).parent / "tasks"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def pipe(folder: Path) -> Pipeline:
-    return gidd.from_pretrained(folder, device="cpu")
+pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
 # local tasks
@@ -67,13 +54,13 @@ def test_a_task_of_json_lines_and_of_yaml(pipe: Pipeline) -> None:
 
 
 def test_the_command_saves_a_result(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("TQDM_DISABLE", "1")
     out = tmp_path / "tasks.json"
     questions = str(TASKS / "affairs.jsonl")
     options = ["--limit", "2", "--nodes", "1", "--repeats", "2", "--no-early-stop"]
-    main([str(folder), questions, *options, "--device", "cpu", "--out", str(out)])
+    main([str(model_folder), questions, *options, "--device", "cpu", "--out", str(out)])
     assert "acc_norm_affairs" in capsys.readouterr().out
     result = EvaluationResult.read(out)
     assert (result.kind, len(result.rows)) == ("tasks", 2)

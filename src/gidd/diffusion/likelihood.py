@@ -92,9 +92,8 @@ def estimate_nelbo(
     def count(number: int) -> None:
         nonlocal calls
         calls += number
-        left = max(repeats - len(draws), 1) * per_repeat
         if on_calls is not None:
-            on_calls(calls, max(first + left + len(draws) * per_repeat, calls))
+            on_calls(calls, first + max(repeats, len(draws) + 1) * per_repeat)
 
     first = len(texts) if estimator.has_ends else 0
     prior = estimator.prior(texts, count)

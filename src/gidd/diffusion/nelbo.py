@@ -171,19 +171,18 @@ class NelboEstimator:
         """
         found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
-        results: list[tuple[TextRows, Tensor]] = []
+        results: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = row_batches(texts, nodes, self.tokens_per_call, self.device)
         for start in range(0, len(batches), size):
-            for batch in batches[start : start + size]:
-                if on_calls is not None:
-                    on_calls(len(batch))
             mine = start + rank
             rows = batches[min(mine, len(batches) - 1)].load()
             values = compute(rows)
             if mine < len(batches):
-                results.append((rows, values))
-        for rows, values in results:  # at the end: the host does not wait for each batch
-            found[rows.text, rows.node] = values.double().cpu()
+                results.append((rows.text, rows.node, values))
+            if on_calls is not None:
+                on_calls(sum(map(len, batches[start : start + size])))
+        for text, node, values in results:  # at the end: the host does not wait for each batch
+            found[text, node] = values.double().cpu()
         if self.ranks is not None:
             total = self.ranks.sum(found.flatten().tolist())
             found = torch.tensor(total, dtype=torch.float64).view_as(found)

@@ -55,12 +55,13 @@ def documents(
             "sources must name at least one file, folder, URL or corpus, got none. "
             "`gidd data list` shows the corpora."
         )
-    found = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
-    count = 0
-    for count, document in enumerate(islice(found, max_documents), start=1):  # noqa: B007
-        yield document
-    if not count:
+    texts = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
+    found = islice(texts, max_documents)
+    first = next(found, None)
+    if first is None:
         raise DataError(f"{', '.join(source_names(sources))}: there is no text to evaluate on.")
+    yield first
+    yield from found
 
 
 def source_names(sources: Iterable[str]) -> list[str]:
