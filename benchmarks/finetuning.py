@@ -27,8 +27,8 @@ import gidd
 from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
-from gidd.evaluation.correction.correction_settings import RecoveryOptions
-from gidd.evaluation.correction.recovery import recovery
+from gidd.evaluation.correction.correction_settings import CorrectionTestOptions
+from gidd.evaluation.correction.text_correction import evaluate_correction
 from gidd.pipeline.options import CLEAN_TIME, CorrectionOptions
 from gidd.runs.data import PreparedData
 from gidd.runs.evaluate import build_evaluation
@@ -100,19 +100,17 @@ def nelbo_of(model: Path, run: RunConfig, world: World) -> float:
 
 @torch.no_grad()
 def correction(model: Path) -> dict[str, Any]:
-    """Return self-accuracy of samples before and after self-correction, and restored mistakes."""
+    """Return self-accuracy of samples before and after self-correction, and word errors."""
     pipe = gidd.from_pretrained(model, device="cpu")
     before = pipe.generate(64, length=64, steps=64)
     after = pipe.generate(
         64, length=64, steps=64, correction=CorrectionOptions(calls=128, tokens_per_call=4)
     )
-    options = RecoveryOptions(
-        error_rate=(0.05,), num_texts=240, correction=CorrectionOptions(tokens_per_call=4)
-    )
-    rates = recovery(pipe, ["sotu"], options).rows[-1]
+    options = CorrectionTestOptions(noise=("random",), rates=(0.05,))
+    rates = evaluate_correction(pipe, ["sotu"], options).rows[-1]
     accuracy = [self_accuracy(pipe, [one.tokens for one in some]) for some in (before, after)]
     names = ("sampled", "corrected")
-    rates = {name: rates[name] for name in ("found", "restored", "damaged")}
+    rates = {name: rates[name] for name in ("wer_before", "wer", "spoiled")}
     return {"self_accuracy": dict(zip(names, accuracy, strict=True)), **rates}
 
 

@@ -10,10 +10,14 @@ import pytest
 
 from gidd.cli import COMMANDS
 from gidd.cli.eval import EVALUATIONS
+from gidd.cli.run_options import parse_run
+from gidd.cli.train import TrainOptions
+from gidd.runs.presets import PRESETS
 
 HELP = [[], ["--help"], *([command, "--help"] for command in COMMANDS)]
 HELP += [["train", "nano", "--help"], ["plan", "nano", "--help"]]
 HELP += [["eval", command, "--help"] for command in EVALUATIONS]
+HELP += [["channel", command, "--help"] for command in ("learn", "show")]
 HELP += [["data", command, "--help"] for command in ("tokenizer", "prepare", "show", "verify")]
 
 MISTAKES = [
@@ -23,8 +27,9 @@ MISTAKES = [
     ["sample", "model", "--steps", "three"],
     ["sample", "model", "--steps", "-5"],
     ["infill", "model", "[MASK]", "--num-samples", "0"],
-    ["correct", "model", "--text", "a", "--error-rate", "2"],
-    ["correct", "model"],
+    ["correct", "--text", "a", "--error-rate", "2"],
+    ["correct", "--text", "a", "--channel", "qwertz"],
+    ["correct"],
     ["train", "nnano"],
     ["train", "missing.yaml"],
     ["train", "nano", "--train.steps", "0"],
@@ -38,8 +43,9 @@ MISTAKES = [
     ["eval", "ppl", "model"],
     ["eval", "samples", "model", "--num-samples", "0"],
     ["eval", "frontier", "model", "--steps", "0"],
-    ["eval", "recovery", "model", "sotu", "--rate", "2"],
-    ["eval", "correction", "model", "--calls", "1"],
+    ["eval", "correction", "model", "sotu", "--rates", "2"],
+    ["eval", "self-correction", "model", "--calls", "1"],
+    ["channel", "show", "qwertz"],
     ["eval", "tasks", "model"],
     ["eval", "scaling"],
     ["eval", "judge"],
@@ -68,9 +74,10 @@ def gidd(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_is_shown_without_torch(words):
     done = gidd(*words)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "{None}" not in done.stdout or words == ["correct", "--help"]
-    if words[:1] not in (["data"], []):
-        example = re.search(rf"^ *gidd {words[0]} \w+".replace("--help ", ""), done.stdout, re.M)
+    assert "{None}" not in done.stdout
+    if words[:1] not in (["data"], ["demo"], []):
+        line = rf"^ *(Example: )?gidd {words[0]} \w+".replace("--help ", "")
+        example = re.search(line, done.stdout, re.M)
         options = done.stdout.find("─ options")
         assert example is not None
         assert options == -1 or example.start() < options
@@ -96,3 +103,9 @@ def test_help_and_mistakes_take_less_than_seven_tenths_of_a_second(words):
     before = used()
     gidd(*words)
     assert used() - before < 0.7
+
+
+@pytest.mark.parametrize("preset", ["nano", "proof", "small-mdm", "small-llama-262b", "10b"])
+def test_the_command_line_keeps_every_setting_of_a_preset(preset):
+    _, _, run = parse_run(TrainOptions, [preset], "gidd train", "")
+    assert run == PRESETS[preset]

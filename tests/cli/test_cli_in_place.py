@@ -15,13 +15,13 @@ from gidd.common.files import atomic_path
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs the files of Unix")
 
-OPTIONS = ["--error-rate", "None", "--calls", "4", "--tokens-per-call", "4", "--temperature", "0.7"]
+OPTIONS = ["--error-rate", "0.4"]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from gidd.cli import correct
-correct._copy_owner = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-correct._replace(Path(sys.argv[1]), Path(sys.argv[1]).read_text(), "corrected")
+from gidd.cli import correct_files
+correct_files._copy_owner = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+correct_files.replace_file(Path(sys.argv[1]), Path(sys.argv[1]).read_text(), "corrected")
 """
 
 
@@ -39,7 +39,7 @@ def letter(tmp_path) -> Path:
 
 def correct_in_place(capsys, model: str, letter: Path) -> str:
     """Return what is printed to standard error."""
-    main(["correct", model, str(letter), *OPTIONS, "--in-place"])
+    main(["correct", str(letter), "--model", model, *OPTIONS, "--in-place"])
     assert letter.read_text() != TEXT
     return capsys.readouterr().err
 
@@ -115,7 +115,7 @@ def test_the_copy_of_a_killed_process_is_removed_and_that_of_a_running_one_is_no
 
 def test_a_full_disk_names_the_file_prints_the_text_and_leaves_nothing(capsys, model, letter):
     with largest_file(10), pytest.raises(SystemExit) as stopped:
-        main(["correct", model, str(letter), *OPTIONS, "--in-place"])
+        main(["correct", str(letter), "--model", model, *OPTIONS, "--in-place"])
     assert stopped.value.code == 2
     captured = capsys.readouterr()
     assert f"gidd: {letter}: File too large" in captured.err

@@ -15,7 +15,7 @@ from support.small_model import TEXT, write_model
 import gidd
 from gidd import cli
 from gidd.cli import main
-from gidd.cli.model_options import ModelOptions
+from gidd.pipeline.correct import TextCorrector
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -141,8 +141,7 @@ def places(tmp_path) -> dict[str, str]:
         (["sample", "no-model", "--html", "BELOW"], "Not a directory"),
         (["sample", "no-model", "--html", "DEVICE"], "not a regular file"),
         (["infill", "no-model", "[MASK]", "--html", "FOLDER"], "not a regular file"),
-        (["correct", "no-model", "LETTER", "--html", "FOLDER"], "not a regular file"),
-        (["correct", "no-model", "DEVICE", "--in-place"], "not a regular file"),
+        (["correct", "DEVICE", "--in-place"], "not a regular file"),
     ],
 )
 def test_impossible_targets_are_refused_before_the_model_is_opened(capsys, places, words, message):
@@ -173,7 +172,7 @@ def test_targets_without_permission_are_refused(capsys, somebody, which):
     letter = somebody / "letter.txt"
     target = letter if which == "file" else somebody
     target.chmod(0o555)
-    for words in (["sample", "no-model", "--html"], ["correct", "no-model", "--in-place"]):
+    for words in (["sample", "no-model", "--html"], ["correct", "--in-place"]):
         code, _, err = ended(capsys, *words, str(letter))
         assert code == 2
         assert "Permission denied" in err
@@ -190,11 +189,6 @@ def test_text_is_printed_before_a_page_fails(capsys, model, monkeypatch, tmp_pat
     assert code == 2
     assert out.startswith("Peace")
     assert "No space left" in err
-    code, out, _ = ended(
-        capsys, "correct", model, "--text", "Peace", "--protect", "Peace", "--calls", "2", *words
-    )
-    assert code == 2
-    assert out.startswith("Peace")
 
 
 def test_a_correction_is_printed_if_its_file_was_changed_meanwhile(
@@ -202,14 +196,16 @@ def test_a_correction_is_printed_if_its_file_was_changed_meanwhile(
 ):
     letter = tmp_path / "letter.txt"
     letter.write_text(TEXT)
-    load = ModelOptions.load
+    correct_part = TextCorrector.correct_part
 
-    def change_and_load(self, name):
+    def change_and_correct(self, *arguments):
         letter.write_text("new")
-        return load(self, name)
+        return correct_part(self, *arguments)
 
-    monkeypatch.setattr(ModelOptions, "load", change_and_load)
-    code, out, err = ended(capsys, "correct", model, str(letter), "--calls", "2", "--in-place")
+    monkeypatch.setattr(TextCorrector, "correct_part", change_and_correct)
+    code, out, err = ended(
+        capsys, "correct", str(letter), "--model", model, "--error-rate", "0.1", "--in-place"
+    )
     assert code == 2
     assert len(out) > 100
     assert f"{letter} changed" in err
@@ -268,13 +264,14 @@ def test_messages_name_the_option(capsys, model, words, message, tmp_path):
             + ["--sampler.fill must be a number in [0, 1], got 2.0"],
         ),
         (
-            ["sample", "no-model", "--correction.patience", "0", "--correction.error-rate", "1"],
-            ["--correction.patience", "--correction.error-rate", "got 1.0"],
+            ["sample", "no-model", "--correction.patience", "0", "--correction.calls", "1"],
+            ["--correction.patience", "--correction.calls must be 0", "got 1"],
         ),
         (["sample", "no-model", "--edits"], ["--edits needs --jsonl"]),
         (
-            ["correct", "no-model", "--text", "a", "--calls", "1", "--distance", "0"],
-            ["--calls must be 0", "got 1", "--distance", "got 0"],
+            ["correct", "--text", "a", "--model", "no-model", "--error-rate", "1"]
+            + ["--min-confidence", "nan"],
+            ["--error-rate", "got 1.0", "--min-confidence", "got nan"],
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`gidd sample`, `gidd infill` and `gidd correct` as a user types them."""
+"""`gidd sample` and `gidd infill` as a user types them."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.small_model import TEXT, write_model
+from support.small_model import write_model
 
 from gidd.cli import main
 from gidd.cli.output import print_text
@@ -19,7 +19,7 @@ from gidd.cli.progress import show_progress
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
 FEW = ["--steps", "3", "--length", "12"]
-HOSTILE = "We \x1b[2J\x07 <img onerror=x> \u202e of our public affairs"
+HOSTILE = "\x1b[2J\x07 <img onerror=x> \u202e"
 
 
 @pytest.fixture(scope="module")
@@ -74,88 +74,8 @@ def test_pages_are_written(capsys, model, tmp_path):
     _, err = gidd(capsys, "sample", model, *FEW, "--html", str(page), "--prompt", "</script>")
     assert str(page) in err
     assert page.read_text().count("</script>") == 2
-    _, err = gidd(capsys, "correct", model, "--text", HOSTILE, "--calls", "3", "--html", str(page))
+    gidd(capsys, "sample", model, "--steps", "3", "--html", str(page), "--prompt", HOSTILE)
     assert "<img onerror" not in page.read_text()
-
-
-@pytest.fixture
-def letter(tmp_path):
-    path = tmp_path / "letter.txt"
-    path.write_bytes(("\ufeff" + TEXT + "No. 1790: 🙂\r\n" + TEXT).encode())
-    path.chmod(0o640)
-    return path
-
-
-CORRECT = [
-    "--error-rate",
-    "None",
-    "--calls",
-    "12",
-    "--tokens-per-call",
-    "4",
-    "--temperature",
-    "0.7",
-]
-
-
-def test_in_place_changes_what_the_corrections_say(capsys, model, letter):
-    before = letter.read_bytes()
-    words = [
-        "correct",
-        model,
-        str(letter),
-        *CORRECT,
-        "--protect",
-        "[0-9]+",
-        "--protect",
-        "public affairs",
-    ]
-    out, err = gidd(capsys, *words, "--jsonl")
-    row = json.loads(out)
-    assert letter.read_bytes() == before
-    assert row["replacements"]
-    link = letter.with_name("link")
-    link.symlink_to(letter)
-    words[2] = str(link)
-    out, err = gidd(capsys, *words, "--in-place")
-    assert out == ""
-    assert re.search(r"\d+ of \d+ tokens replaced, self-accuracy", err)
-    text, end = before.decode(), 0
-    expected = ""
-    for r in row["replacements"]:
-        expected += text[end : r["start"]] + r["new"]
-        end = r["start"] + len(r["old"])
-    assert letter.read_bytes() == (expected + text[end:]).encode()
-    assert "1790" in expected
-    assert expected.count("public affairs") == 2
-    assert link.is_symlink()
-    assert letter.stat().st_mode & 0o777 == 0o640
-    assert sorted(p.name for p in letter.parent.iterdir()) == ["letter.txt", "link"]
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone gives files away")
-def test_in_place_keeps_owner_and_group(capsys, model, letter):
-    """And no right to act as the owner: whoever was trusted with it wrote another content."""
-    os.chown(letter, 65534, 65533)
-    letter.chmod(0o6750)
-    before = letter.read_bytes()
-    gidd(capsys, "correct", model, str(letter), *CORRECT, "--in-place")
-    assert letter.read_bytes() != before
-    found = letter.stat()
-    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (65534, 65533, 0o750)
-
-
-def test_a_pipe_gets_the_corrected_text_and_a_patch_applies(capsys, model, letter, tmp_path):
-    out, _ = gidd(capsys, "correct", model, str(letter), *CORRECT, "--jsonl")
-    corrected = json.loads(out)["text"]
-    out, err = gidd(capsys, "correct", model, str(letter), *CORRECT)
-    assert out == corrected
-    out, _ = gidd(capsys, "correct", model, str(letter), *CORRECT, "--diff")
-    patch = tmp_path / "letter.patch"
-    patch.write_bytes(out.encode())
-    command = ["git", "apply", "--unsafe-paths", f"--directory={tmp_path}", "-p1", str(patch)]
-    subprocess.run(command, check=True, cwd=tmp_path)
-    assert letter.read_bytes() == corrected.encode()
 
 
 @pytest.mark.parametrize(
@@ -167,24 +87,11 @@ def test_a_pipe_gets_the_corrected_text_and_a_patch_applies(capsys, model, lette
         (["sample", "MODEL", "--live"], "--live"),
         (["infill", "MODEL", "no blank"], "[MASK]"),
         (["infill", "MODEL", "[MASK:x]"], "[MASK:x]"),
-        (["correct", "MODEL"], "FILE"),
-        (["correct", "MODEL", "a.txt", "--text", "b"], "FILE"),
-        (["correct", "MODEL", "not-there.txt"], "not-there.txt cannot be read: No such file"),
-        (["correct", "MODEL", "--text", "b", "--in-place"], "--in-place"),
-        (
-            ["correct", "MODEL", "--text", "b", "--protect", "("],
-            "--protect must be a regular expression, got '('",
-        ),
-        (["correct", "MODEL", "--text", ""], "empty"),
-        (["correct", "MODEL", "LATIN"], "latin.txt must be UTF-8"),
     ],
 )
-def test_mistakes_end_in_one_message(capsys, model, tmp_path, words, message):
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("Ä".encode("latin-1"))
-    names = {"MODEL": model, "LATIN": str(latin)}
+def test_mistakes_end_in_one_message(capsys, model, words, message):
     with pytest.raises(SystemExit) as stopped:
-        main([names.get(word, word) for word in words])
+        main([model if word == "MODEL" else word for word in words])
     assert stopped.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -206,11 +113,11 @@ def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
         members=[0, 1],
         num_steps=torch.tensor([256, 256]),
     )
-    with show_progress("correcting", None, 10, live=False) as on_step:
+    with show_progress("sampling", None, 10, live=False) as on_step:
         on_step(event)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
-    assert any(line.startswith("correcting step  300/2560") for line in lines)
+    assert any(line.startswith("sampling step  300/2560") for line in lines)
     assert max(map(len, lines)) <= 40
     assert "…" not in shown
 

@@ -49,6 +49,7 @@ def test_score_prints_the_numbers_of_the_pipeline(capsys, model, files):
     assert values["perplexity"].startswith(f"{expected.perplexity:.2f} ± ")
     per_byte = expected.nelbo / len(TEXT.encode()) / 0.6931471805599453
     assert values["bits per byte"].startswith(f"{per_byte:.4f} ± ")
+    assert values["error rate"] == f"{expected.noise_level}, estimated"
     assert values["forward passes"] == str(expected.calls)
 
 

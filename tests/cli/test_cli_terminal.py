@@ -83,7 +83,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def sandbox(folder) -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
-        sandbox.run(["correct", "model", "--text", "Peace", "--calls", "2"], folder, warm_up=True)
+        sandbox.run(["correct", "--text", "Peace", "--model", "model"], folder, warm_up=True)
         yield sandbox
 
 
@@ -95,7 +95,7 @@ def require_harmless(result: Result) -> None:
 
 
 LETTER = f"{HOSTILE} letter.txt"
-FEW = ["--calls", "4", "--tokens-per-call", "4", "--error-rate", "None", "--temperature", "0.7"]
+FEW = ["--model", "model", "--error-rate", "0.4"]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,11 @@ FEW = ["--calls", "4", "--tokens-per-call", "4", "--error-rate", "None", "--temp
     [
         (["sample", "evil"], 2, "PWNED"),
         (["data", "prepare", "sources", "--tokenizer", "model", "--out", "out"], 2, SHOWN),
-        (["correct", "model", f"{HOSTILE}.txt"], 2, SHOWN),
-        (["correct", "model", f"{HOSTILE}-not-there"], 2, SHOWN),
-        (["correct", "model", LETTER, *FEW, "--diff"], 0, SHOWN),
-        (["correct", "model", "--text", HOSTILE, *FEW], 0, "self-accuracy"),
+        (["correct", f"{HOSTILE}.txt"], 2, SHOWN),
+        (["correct", f"{HOSTILE}-not-there"], 2, SHOWN),
+        (["correct", LETTER, *FEW, "--diff"], 0, SHOWN),
+        (["correct", LETTER, NOT_UTF8 + ".txt", *FEW], 0, SHOWN),
+        (["correct", "--text", HOSTILE, *FEW], 0, "wrong as given"),
         (["infill", "model", "\x1b[2J\x9b31m[MASK]", "--steps", "2"], 0, "\ufffd[2J\ufffd31m"),
         (["data", "show", "data"], 0, SHOWN),
         (["data", "show", "names"], None, "PWNED"),
@@ -118,7 +119,7 @@ FEW = ["--calls", "4", "--tokens-per-call", "4", "--error-rate", "None", "--temp
         (["train", HOSTILE], 2, "PWNED"),
         (["plot", NOT_UTF8], 0, "\ufffd\ufffd[2Jname"),
         (["plot", NOT_UTF8, FORMULA, "--out", "two.png"], 0, "two.png"),
-        (["correct", "model", NOT_UTF8 + ".txt", *FEW, "--html", "page.html"], 0, "page.html"),
+        (["correct", NOT_UTF8 + ".txt", *FEW, "--suggest"], 0, "alternatives"),
         (["export", NOT_UTF8, "--out", "out"], 2, "\ufffd\ufffd[2Jname"),
         (
             ["data", "tokenizer", "documents", "--vocab-size", "270", "--out", NOT_UTF8],
@@ -139,7 +140,7 @@ def test_nothing_from_a_file_or_its_name_controls_the_terminal(
 
 def test_in_place_names_the_file(sandbox, folder):
     os.link(folder / LETTER, folder / "other name")
-    result = sandbox.run(["correct", "model", LETTER, *FEW, "--in-place"], folder)
+    result = sandbox.run(["correct", LETTER, *FEW, "--in-place"], folder)
     require_harmless(result)
     assert f"{SHOWN} letter.txt: 1 other" in result.text
 

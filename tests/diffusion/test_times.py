@@ -14,6 +14,7 @@ from gidd.diffusion.times import (
     sine_midpoints,
     stratified_nodes,
     stratified_times,
+    time_weights,
 )
 
 
@@ -89,3 +90,20 @@ def test_folded_nodes_have_a_second_order_error():
     for num_nodes in (8, 16, 32):
         assert worst(sine_midpoints, 2 * num_nodes) < 0.27 * worst(sine_midpoints, num_nodes)
         assert worst(stratified_nodes, 2 * num_nodes) > 0.45 * worst(stratified_nodes, num_nodes)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+def test_weighted_times_of_any_density_average_like_uniform_ones(power):
+    slot, num = torch.arange(4096), 4096
+    t = stratified_times(3, 5, slot, num, dtype=torch.float64, power=power)
+    weight = time_weights(t, power=power)
+    length = 1 - 2 * TRAINING_EPS
+    for f, mean in ((torch.ones_like, 1.0), (torch.sqrt, None), (torch.cos, None)):
+        even = TRAINING_EPS + length * (torch.arange(num, dtype=torch.float64) + 0.5) / num
+        expected = float(f(even).mean()) if mean is None else mean
+        assert float((weight * f(t)).mean()) == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_power_above_one_has_more_times_near_zero():
+    t = stratified_times(0, 0, torch.arange(1000), 1000, dtype=torch.float64, power=3.0)
+    assert float((t < 0.125).double().mean()) == pytest.approx(0.5, abs=2e-3)

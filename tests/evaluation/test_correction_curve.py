@@ -8,7 +8,7 @@ import pytest
 from support.small_model import write_model
 
 import gidd
-from gidd.cli.eval.correction import main
+from gidd.cli.eval.self_correction import main
 from gidd.errors import ConfigError
 from gidd.evaluation.correction.correction_curve import (
     CorrectedState,
@@ -94,7 +94,7 @@ def test_changed_tokens_and_self_accuracy_grow_with_the_budget(result):
 
 
 def test_numbers_and_manifest_describe_the_run(result):
-    assert result.kind == "correction"
+    assert result.kind == "self_correction"
     assert result.measurements["before: num_changed"].value == 0
     row = result.rows[-1]
     assert result.measurements["temperature 1, 9 calls: gen_ppl"].value == row["gen_ppl"]
@@ -154,6 +154,6 @@ def test_the_command_prints_a_row_per_setting(model_folder, capsys, monkeypatch)
         ["0.5", "2"],
     ]
     main([*words, "--json"])
-    assert json.loads(capsys.readouterr().out)["kind"] == "correction"
+    assert json.loads(capsys.readouterr().out)["kind"] == "self_correction"
     with pytest.raises(ConfigError, match=r"--correction.calls"):
         main([*words, "--correction.calls", "4"])

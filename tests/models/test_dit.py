@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
 from gidd.models import SIZES, DiT, DiTConfig, read_published, read_training
+from gidd.models.backbones.layers import LocalMixing
 from gidd.vocab import Vocab
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -262,3 +263,26 @@ def test_all_problems_are_reported_at_once():
         nano(num_layers=0, width=-4, num_heads=2.0)
     for problem in ("num_layers must be an integer of at least 1, got 0", "-4", "2.0"):
         assert problem in str(error.value)
+
+
+def test_local_mixing_adds_a_weighted_sum_of_neighbours():
+    layer = LocalMixing(3, 5)
+    torch.nn.init.normal_(layer.weight)
+    x = torch.randn(2, 7, 3)
+    padded = torch.nn.functional.pad(x, (0, 0, 2, 2))
+    expected = x + sum(padded[:, k : k + 7] * layer.weight[k] for k in range(5))
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_local_mixing_is_an_option_that_changes_nothing_else():
+    sizes = dict(vocab_size=11, max_length=6, width=16, num_layers=2, num_heads=2, time_width=8)
+    plain, mixed = DiTConfig(**sizes), DiTConfig(**sizes, mixing_width=7)
+    assert count(on_meta(mixed).blocks) == mixed.num_block_parameters
+    assert mixed.num_block_parameters - plain.num_block_parameters == 2 * 7 * 16
+    names = set(on_meta(mixed).state_dict()) - set(on_meta(plain).state_dict())
+    assert names == {"blocks.0.mixing.weight", "blocks.1.mixing.weight"}
+    torch.manual_seed(0)
+    model = mixed.build()
+    assert 0 < float(model.blocks[0].mixing.weight.detach().abs().max()) <= 0.2
+    with pytest.raises(ConfigError, match=r"mixing_width must be 0 or an odd number, got 4"):
+        DiTConfig(**sizes, mixing_width=4)

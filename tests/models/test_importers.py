@@ -264,10 +264,13 @@ def test_a_pipeline_generates_infills_and_scores(folders, project):
 def test_only_models_trained_on_visible_tokens_correct(folders, project):
     pipe = pipeline(folders / project, PROJECTS[project][0])
     if project in CORRECTING:
-        assert len(pipe.correct("To be or not", calls=2).text) == 12
+        assert pipe.correct("To be or not", error_rate=0.1).original == "To be or not"
+        assert len(pipe.self_correct("To be or not", calls=2).text) == 12
     else:
         with pytest.raises(ConfigError, match="cannot score visible tokens"):
             pipe.correct("To be or not")
+        with pytest.raises(ConfigError, match="cannot score visible tokens"):
+            pipe.noise_level("To be or not")
 
 
 def test_rows_without_a_token_are_never_predicted(folders):

@@ -60,7 +60,8 @@ VISIBLE_TASKS = {
     "gibbs": lambda p: p.generate(length=8, steps=3, corrector_calls=2),
     "correction": lambda p: p.generate(length=8, steps=3, correction=CorrectionOptions(calls=3)),
     "correct": lambda p: p.correct("Peace and all"),
-    "score before and after": lambda p: p.correct("Peace and all", calls=0),
+    "self_correct": lambda p: p.self_correct("Peace and all"),
+    "score before and after": lambda p: p.self_correct("Peace and all", calls=0),
 }
 
 
@@ -101,7 +102,7 @@ def test_weights_of_any_precision_can_be_used(tmp_path, dtype, precision):
     models.save(tmp_path, loaded.denoiser.to(dtype), loaded.schedule)
     pipe = gidd.from_pretrained(tmp_path, device="cpu", precision=precision)
     assert len(pipe.generate(length=8, steps=2)[0].tokens) <= 8
-    assert pipe.correct("Peace", calls=2).original == "Peace"
+    assert pipe.correct("Peace", error_rate=0.1).original == "Peace"
     assert pipe.score("Peace", nodes=1, repeats=2).nelbo > 0
 
 

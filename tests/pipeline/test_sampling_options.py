@@ -22,9 +22,9 @@ INTEGERS = {
 }
 NUMBERS = {
     SamplingOptions: ["temperature", "top_p", "min_p", "cut_off"],
-    CorrectionOptions: ["temperature", "error_rate"],
+    CorrectionOptions: ["temperature"],
 }
-NONE_ALLOWED = {"top_k", "top_p", "min_p", "cut_off", "error_rate"}
+NONE_ALLOWED = {"top_k", "top_p", "min_p", "cut_off"}
 CASES = [
     (kind, name, value)
     for fields, values in ((INTEGERS, NO_INTEGERS), (NUMBERS, NO_NUMBERS))
@@ -88,15 +88,15 @@ def pipe(tmp_path_factory) -> Pipeline:
         ("infill", "num_samples"),
         ("infill", "seed"),
         ("infill", "start_index"),
-        ("correct", "seed"),
-        ("correct", "calls"),
+        ("self_correct", "seed"),
+        ("self_correct", "calls"),
         ("score", "seed"),
         ("score", "nodes"),
         ("score", "repeats"),
     ],
 )
 def test_arguments_that_must_be_integers(pipe, method, name, value):
-    texts = {"generate": [], "infill": ["a[MASK]"], "correct": ["a"], "score": ["a"]}
+    texts = {"generate": [], "infill": ["a[MASK]"], "self_correct": ["a"], "score": ["a"]}
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         getattr(pipe, method)(*texts[method], **{name: value})
 

@@ -61,7 +61,7 @@ def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, data, tm
     )
     (sample,) = pipe.generate(length=12, steps=4)
     assert len(sample.tokens) <= 12
-    assert pipe.correct("I embrace with great satisfaction", calls=4).text
+    assert pipe.self_correct("I embrace with great satisfaction", calls=4).text
     assert pipe.score("I embrace with great satisfaction", nodes=4, repeats=2).nelbo > 0
 
 

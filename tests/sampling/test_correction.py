@@ -8,7 +8,7 @@ from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.categorical import draw
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
+from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import (
     Engine,
@@ -183,24 +183,6 @@ def test_scaled_log_odds_are_the_log_odds(tau):
     )
 
 
-@pytest.mark.parametrize("error_rate", [0.01, 0.1, 0.3, 0.6])
-def test_error_rate_decides_by_the_posterior(error_rate):
-    """Independent tokens of a known distribution, some replaced at random, enumerated."""
-    p = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
-    size = len(p)
-    network = FunctionNetwork(lambda z, t: p.expand(*z.shape, -1))
-    engine = Engine(network, UniformSchedule(Vocab(size, mask_id=None)))
-    corrector = partial(self_correction, temperature=0.0, num_tokens=size, error_rate=error_rate)
-    plan, free = corrector_plan(corrector, 2), (False,) * size
-    (sample,) = engine.sample([Request(tokens=tuple(range(size)), plan=plan, protected=free)])
-    # P(original = v, replaced or not, observed = z)
-    replaced = error_rate / size * p[:, None].expand(size, size)
-    right = (1 - error_rate) * p.diag()
-    for z in range(size):
-        wrong, original = replaced[:, z].max(0)
-        assert sample.tokens[z] == (int(original) if wrong > right[z, z] else z)
-
-
 def test_a_fixed_point_costs_one_call():
     """tau = 0 and nothing to change: one forward pass suffices, for any patience."""
     rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
@@ -235,7 +217,6 @@ def test_impossible_settings_are_refused():
         ({"distance": 0}, "distance .*got 0"),
         ({"num_tokens": 0}, "num_tokens .*got 0"),
         ({"patience": 0}, "patience .*got 0"),
-        ({"error_rate": 1.0}, "error_rate .*got 1.0"),
     ]:
         plan = corrector_plan(partial(self_correction, **option), 1)
         with pytest.raises(ConfigError, match=message):

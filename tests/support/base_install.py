@@ -69,7 +69,7 @@ def main() -> None:
     gidd("export", "run", "--out", "model")
     text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
     gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
-    gidd("correct", "model", "--text", text, "--calls", "4")
+    gidd("correct", "--text", text, "--model", "model")
     gidd("sample", "model", "--length", "12", "--steps", "4", "--html", "page.html", "--jsonl")
     done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
@@ -80,7 +80,7 @@ def main() -> None:
         gidd("eval", "ppl", "model", "text.txt", "--nodes", "2", "--out", out)
     gidd("compare", "a.json", "b.json")
     gidd("eval", "samples", "model", "--num-samples", "2", "--steps", "4", "--length", "12")
-    gidd("eval", "recovery", "model", "text.txt", "--num-texts", "1", "--error-rate", "0.1")
+    gidd("eval", "correction", "model", "text.txt", "--rates", "0.1", "--max-characters", "500")
     gidd("sample", "model", "--num-samples", "2", "--steps", "4", "--length", "12", "--out", "many")
     Path("q.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 0}\n')
     gidd("plan", "nano", "--device", "l4", "--json")
@@ -91,6 +91,7 @@ def main() -> None:
         (("plot", "a.json"), "viz"),
         (("eval", "samples", "model", "--num-samples", "2", "--grader", "model"), "eval"),
         (("eval", "tasks", "model", "q.jsonl"), "eval"),
+        (("eval", "correction", "model", "text.txt", "--methods", "symspellpy"), "eval"),
         (("sample", "model", "--out", "more", "--executor", "ray"), "cluster"),
         (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
         (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),

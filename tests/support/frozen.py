@@ -160,15 +160,13 @@ def texts(folder: Path) -> dict[str, object]:
         if not p:
             continue
         corrections = {
-            "found": {},
-            "paper": {"error_rate": None, "temperature": 0.1},
-            "gain": {"error_rate": None, "score": "gain", "temperature": 0.5},
-            "many": {"error_rate": 0.5, "tokens_per_call": 4, "distance": 3, "patience": 4},
-            "greedy": {"error_rate": None, "temperature": 0.0},
+            "paper": {"temperature": 0.1},
+            "gain": {"score": "gain", "temperature": 0.5},
+            "greedy": {"temperature": 0.0},
         }
         for name, how in corrections.items():
             # longer than the context, so that there are windows
-            made = pipe.correct(TEXT, calls=12, protected=[(0, 9)], **how)
+            made = pipe.self_correct(TEXT, calls=12, protected=[(0, 9)], **how)
             found[f"correct-{name}"] = {
                 "tokens": list(made.tokens),
                 "calls": made.calls,

@@ -15,7 +15,7 @@ from gidd.diffusion.elbo import ar_nll, elbo_terms
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
-from gidd.diffusion.times import stratified_times
+from gidd.diffusion.times import stratified_times, time_weights
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, ElboWeighting
 from gidd.models import AutoregressiveModel, Denoiser, DiT, DiTConfig
 from gidd.runs.evaluate import unigram_entropy, validate
@@ -160,3 +160,18 @@ def test_a_batch_is_split_in_order():
     assert [len(part.tokens) for part in parts] == [3, 3, 2]
     joined = Batch(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     assert all(map(torch.equal, joined, batch))
+
+
+def test_a_density_of_times_changes_the_loss_and_not_the_nelbo():
+    """`nelbo` is weighted by the density; `loss` is not: it emphasises the times that are drawn."""
+    schedule, batch, model = SCHEDULES[1], random_batch(), denoiser()
+    objective = DiffusionObjective(model, schedule, ElboWeighting(schedule), seed=5, time_power=3.0)
+    loss, sums = sums_of(objective, batch)
+    x, valid = batch.tokens, batch.valid
+    t = stratified_times(5, 3, batch.sample_index % 8, 8, power=3.0)
+    u = random_integers(5, Stream.NOISE, 0, batch.sample_index, torch.arange(6))
+    terms = elbo_terms(schedule, t, x, noise(schedule, t, x, u), model(noise(schedule, t, x, u), t))
+    integrand = (terms.weight * terms.divergence).detach()
+    assert float(loss.detach()) == pytest.approx(float(integrand.sum()), rel=1e-5)
+    expected = (time_weights(t, power=3.0)[:, None] * integrand)[valid].sum()
+    assert sums["nelbo"] == pytest.approx(float(expected), rel=1e-5)

@@ -56,7 +56,7 @@ def test_a_new_record_has_names_and_every_other_setting(name):
     """What the record of a run says is what the old one said, in names of parts."""
     old, new = yaml.safe_load(old_text(name)), to_plain(RUNS[name])
     assert "model" not in new
-    assert new["backbone"] == {**old["model"], "kind": "dit"}
+    assert new["backbone"] == {**old["model"], "kind": "dit", "mixing_width": 0}
     for group in ("data", "optim", "train", "parallel"):
         assert new[group] == old[group]
 
@@ -150,3 +150,10 @@ def test_an_old_checkpoint_is_exported(old, tmp_path):
     assert pipe.schedule == HybridSchedule(pipe.schedule.vocab, 0.2)
     (sample,) = pipe.generate(length=8, steps=2)
     assert torch.tensor(sample.tokens).max() < pipe.schedule.vocab.size
+
+
+def test_a_run_without_a_density_of_times_has_uniform_ones():
+    """Runs of the version before that setting have names of parts already."""
+    plain = to_plain(PRESETS["nano"])
+    del plain["objective"]["time_power"]
+    assert run_from_plain(plain) == PRESETS["nano"]

@@ -23,7 +23,7 @@ NOT_LINE_ENDS = ["\f", "\v", "\r", "\x1c", "\x85", "\u2028", "\u2029"]
 
 def corrected(text: str, changes: list[TextChange]) -> str:
     for change in reversed(changes):
-        start, old, new = change
+        start, old, new, _ = change
         assert text[start : start + len(old)] == old
         text = text[:start] + new + text[start + len(old) :]
     return text
@@ -146,9 +146,9 @@ def test_a_readable_change_shows_changed_lines_only():
     assert "\x1b[2J" not in out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert "first" not in plain
-    assert "2 │ second2nd line↵third \ufffd[2Jthird" in plain
+    assert "2 │ second→2nd line↵third→ \ufffd[2Jthird" in plain
     assert "…" in plain
-    assert "endEND" in plain
+    assert "end→END" in plain
     assert "\x1b[9;31msecond" in out
     assert "\x1b[1;32m2nd" in out
 
@@ -157,6 +157,23 @@ def test_old_and_new_are_marked_without_colours():
     text = "We is a nation.\n"
     out = shown(text, replaced(text, (" is", " are")), color_system=None)
     assert out.rstrip() == "1 │ We[- is-]{+ are+} a nation."
+
+
+def test_notes_and_doubtful_places_are_shown():
+    text = "Teh peopel of thestates form it.\n"
+    changes = [
+        TextChange(0, "Teh", "The", "99%"),
+        TextChange(4, "peo", "peo", "pea? 12%"),  # left as it is
+        TextChange(7, "pel", "ple", "97%"),
+        TextChange(17, "", " ", "80%"),
+        TextChange(17, "s", "S", "60%"),
+    ]
+    assert shown(text, changes, color_system=None).rstrip() == (
+        "1 │ [-Teh-]{+The+} 99% [?peo?] pea? 12%[-pel-]{+ple+} 97% of the[-s-]{+ S+} 80%,\n"
+        "    60%tates form it."
+    )
+    out = re.sub(r"\x1b\[[0-9;]*m", "", shown(text, changes, color_system="truecolor"))
+    assert out.startswith("1 │ Teh→The 99% peo pea? 12%pel→ple 97% of thes→ S 80%, 60%tates")
 
 
 def test_line_ends_are_shown_only_where_they_changed():

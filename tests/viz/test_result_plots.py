@@ -37,7 +37,7 @@ def frontier_rows():
     ]
 
 
-def correction_rows():
+def self_correction_rows():
     return [
         {
             "temperature": temperature,
@@ -54,15 +54,13 @@ def correction_rows():
     ]
 
 
-def recovery_rows():
-    names = ("found", "restored", "damaged")
-    return [
-        {"corruption": kind, "rate": rate, "setting": setting}
-        | {name: 0.5 - rate for name in names}
-        | {f"{name}_se": 0.01 for name in names}
-        for kind in ("replace", "swap")
+def correction_rows():
+    rows = [{"noise": "none", "rate": 0.0, "method": "gidd", "wer_before": 0.0, "wer": 0.001}]
+    return rows + [
+        {"noise": noise, "rate": rate, "method": "gidd", "wer_before": 4 * rate}
+        | {"wer": 0.8 * rate, "wer_se": 0.01}
+        for noise in ("typos", "ocr", "keyboard", "random")
         for rate in (0.01, 0.1)
-        for setting in ("off", "known")
     ]
 
 
@@ -94,11 +92,11 @@ ROWS = {
         {"id": i, "tokens": 10**i, "bytes": 40, "nelbo": 3.0 * 10**i, "standard_error": 0.1}
         for i in range(1, 5)
     ],
-    "recovery": recovery_rows(),
     "samples": [
         {"id": i, "gen_nll": 2.0 + i, "entropy": 5.0 + 0.1 * i, "text": "a"} for i in range(5)
     ],
     "scaling": scaling_rows(),
+    "self_correction": self_correction_rows(),
 }
 FIT = {"exponent": -0.05, "log_coefficient": math.log(3), "exponent_interval": [-0.06, -0.04]}
 FIT["band"] = [{"flops": f, "low": 1.0, "high": 1.1} for f in (1e10, 1e14)]
@@ -107,13 +105,13 @@ DETAILS = {
     "crossings": [{"steep": "a", "flat": "b", "flops": 1e15}, {"flops": None}],
 }
 SIZES = {
-    "correction": (1050, 1800),
+    "correction": (1095, 1740),
     "frontier": (1770, 1800),
     "judge": (750, 1800),
     "ppl": (750, 1800),
-    "recovery": (690, 1800),
     "samples": (750, 1800),
     "scaling": (975, 1500),
+    "self_correction": (1050, 1800),
 }
 """Height and width in pixels."""
 
@@ -145,7 +143,7 @@ def test_results_are_drawn_in_their_colours(kind, tmp_path):
 def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "DPI", 30)  # for speed
     (row, *_) = ROWS[kind]
-    keep = ("series", "setting", "corruption", "flops")
+    keep = ("series", "setting", "flops")
 
     def without_numbers(value):
         return {
@@ -155,7 +153,9 @@ def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
 
     for rows in ([row], [without_numbers(math.nan), without_numbers(None), {"before": {}}]):
         plot_results(kind, [ResultRows("_a", rows)], tmp_path / "a.png")
-        assert pixels(tmp_path / "a.png").shape[1] == SIZES[kind][1] / 5
+        # a figure of correction has a panel per noise
+        expected = 144 if kind == "correction" else SIZES[kind][1] / 5
+        assert pixels(tmp_path / "a.png").shape[1] == expected
 
 
 def test_what_is_refused(tmp_path):

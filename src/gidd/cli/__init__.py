@@ -19,12 +19,14 @@ from gidd.cli.messages import print_message, print_warnings
 from gidd.errors import GiddError
 
 COMMANDS = {
+    "demo": "proofread a page in the terminal with the packaged model",
     "data": "train tokenizers, prepare token shards, list corpora",
     "train": "train a model or resume training",
     "export": "write the newest checkpoint of a run as a model",
     "sample": "generate text with a model, with or without a prompt",
     "infill": "fill the blanks of a text",
-    "correct": "find and fix tokens that are unlikely under a model",
+    "correct": "find and fix mistakes in texts",
+    "channel": "learn what mistakes look like from pairs of wrong and right text",
     "score": "compute the likelihood of a text and the confidence in its tokens",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
@@ -101,8 +103,8 @@ def choose_command(
 ) -> Callable[[Sequence[str]], None] | None:
     """Return the `main` of the command that the first word names.
 
-    Commands of `gidd x` are modules of `gidd.cli.x`. Without a word, or for --help, this prints the
-    help and returns None.
+    Commands of `gidd x` are modules of `gidd.cli.x`; that of a command `a-b` is `a_b`. Without a
+    word, or for --help, this prints the help and returns None.
     """
     if not words or words[0] in ("-h", "--help"):
         print(help_text())
@@ -114,7 +116,8 @@ def choose_command(
         print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text()}")
         raise SystemExit(2)
     package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
-    return lambda arguments: importlib.import_module(f"{package}.{name}").main(arguments)
+    module = name.replace("-", "_")
+    return lambda arguments: importlib.import_module(f"{package}.{module}").main(arguments)
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -1,243 +1,264 @@
-"""Find and fix tokens of a text that are unlikely under the model.
+"""Find and fix mistakes in texts.
 
+- Without --model, the packaged model `proof` is used; no network connection is needed.
+- A model whose tokens are characters fixes letters that were replaced, dropped, added or swapped,
+  dropped spaces, and some words in the wrong place (form for from). Names and rare words may be
+  changed too: review the changes with --interactive.
+- A model with other tokens fixes randomly replaced tokens, not typos.
 - The model must be trained with uniform noise (p_uniform > 0).
-- It fixes the kind of error it was trained on, randomly replaced tokens, not typos or grammar.
-- A small model such as nano finds some of these errors and fixes few: review the changes.
-- A terminal shows the changed lines; a pipe gets the corrected text.
-- The file is changed only with --in-place.
+- A terminal shows changed lines with the probability that each change is right, and doubtful places
+  that are left for you. A pipe gets the corrected text.
+- Files are changed only with --in-place. Interrupt at any time; the same command resumes.
 
 Examples:
-  gidd correct models/nano letter.txt
-  gidd correct models/nano letter.txt --in-place --protect "[0-9]+"
-  gidd correct models/nano letter.txt --diff > letter.patch
-  gidd correct models/nano letter.txt --error-rate 0.2     # more tokens are wrong
-  gidd correct models/nano letter.txt --error-rate None    # the algorithm of the paper
-  gidd correct models/nano - < letter.txt > corrected.txt
-  gidd correct models/nano --text "We hold these truths to be self-evident." --live
+  gidd correct letter.txt
+  gidd correct letter.txt --in-place --protect "[A-Z][a-z]+"
+  gidd correct letter.txt --in-place --interactive
+  gidd correct letter.txt --diff > letter.patch
+  gidd correct - < letter.txt > corrected.txt
+  gidd correct chapters/ "notes/*.md" --in-place --min-confidence 0.95
+  gidd correct scan.txt --channel ocr --suggest > suggestions.jsonl
+  gidd correct --text "The peopel of the Untied States" --model models/mine
 """
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from gidd.cli.console import CliConsole
-from gidd.cli.messages import print_message
-from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_options
-from gidd.cli.output import (
-    OutputOptions,
-    decode_utf8,
-    print_json,
-    require_writable,
-    write_html,
-    write_stdout,
+from gidd.cli.correct_files import TextSource, find_sources, replace_file
+from gidd.cli.correct_interactive import Review, require_terminal
+from gidd.cli.correct_journal import TextJournal
+from gidd.cli.correct_progress import CorrectProgress
+from gidd.cli.correct_run import CorrectionSettings, TextRun, require_patterns, with_choices
+from gidd.cli.correct_view import (
+    count,
+    is_terminal,
+    print_correction,
+    print_suggestions,
+    show_changes,
+    show_patch,
+    summary,
+    totals,
 )
-from gidd.cli.progress import show_progress
-from gidd.common.allowed import SEED, field_problems
-from gidd.common.files import atomic_path, remove_dead_temporaries
-from gidd.errors import ConfigError, DataError
-from gidd.pipeline.options import EXTERNAL_TEXT_DEFAULTS, CorrectionOptions
+from gidd.cli.messages import print_message
+from gidd.cli.model_options import Flat, ModelOptions
+from gidd.cli.output import require_writable, write_stdout
+from gidd.cli.parsing import parse
+from gidd.common.allowed import field_problems, optional
+from gidd.errors import ConfigError
+from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
+from gidd.proofreading.channels import channel_by_name
+from gidd.proofreading.edits import apply_edits
 
 if TYPE_CHECKING:
     from gidd.pipeline import Correction
-    from gidd.pipeline.correct import Span
 
-_ABOUT_CONTENT = ("security.capability", "security.evm", "security.ima")
-"""Extended attributes that grant rights to a program or sign its bytes: not for new content."""
+PACKAGED_MODEL = "proof"
+"""The model that is part of the package."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectOptions:
     """Options of `gidd correct`."""
 
-    model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
-    file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
-    """Text file in UTF-8, or - for standard input."""
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
+    """Text files in UTF-8, folders (their .txt and .md files), patterns, or - for standard
+    input."""
 
     text: Annotated[str | None, tyro.conf.DisallowNone] = None
     """The text itself, instead of a file."""
 
-    in_place: bool = False
-    """Replace the file by the corrected text; the write is atomic."""
+    model: str = PACKAGED_MODEL
+    """Folder written by `gidd export`, or the name of a model; `proof` is part of the package."""
 
-    diff: bool = False
-    """Print the changes as a patch (unified diff)."""
+    error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None
+    """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
+
+    min_confidence: Annotated[float | None, tyro.conf.DisallowNone] = None
+    """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
+
+    channel: Annotated[
+        str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="keyboard|ocr|FILE")
+    ] = None
+    """What mistakes look like: of typing, of scanned text, or a file of `gidd channel learn`. By
+    default every other character is equally likely."""
 
     protect: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
     ] = ()
     """Regular expression; matching text is never changed."""
 
-    seed: int = 0
-    """Random seed; the same seed gives the same corrections."""
+    in_place: bool = False
+    """Replace the files by the corrected texts; each write is atomic."""
 
-    correction: Annotated[CorrectionOptions, tyro.conf.arg(name="")] = EXTERNAL_TEXT_DEFAULTS
-    output: Flat[OutputOptions] = field(default_factory=OutputOptions)
+    interactive: bool = False
+    """Review every doubtful place in the terminal. Decisions are kept: after `q`, the same command
+    resumes. Files are written at the end."""
+
+    diff: bool = False
+    """Print the changes as a patch (unified diff)."""
+
+    suggest: bool = False
+    """Print one JSON object per doubtful place, with its position in characters and alternatives
+    with probabilities; no file is changed."""
+
+    jsonl: bool = False
+    """Print one JSON object per text, with all edits and settings."""
+
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, seed=SEED)
-        yield from self.correction.problems()
+        yield from field_problems(
+            self, error_rate=optional(ERROR_RATE), min_confidence=optional(MIN_CONFIDENCE)
+        )
+        if sum((self.diff, self.suggest, self.jsonl)) > 1:
+            yield "diff, --suggest and --jsonl exclude each other. Give one of them."
+        if self.suggest and (self.in_place or self.interactive):
+            yield "suggest only prints. Omit --in-place and --interactive."
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, correct, show and, with --in-place, write."""
-    options = parse_options(CorrectOptions, "gidd correct", __doc__, arguments)
-    path, text = _read(options)
-    protected = _spans(options.protect, text)
-    target = path.resolve() if path and options.in_place else None  # follow symbolic links
-    if target is not None:
-        require_writable(target, "--in-place")
-    pipe = options.runtime.load(options.model)
-    from gidd.pipeline.text import windows
-
-    num_windows = len(windows(len(pipe.token_texts.encode(text, "the text")), pipe.context))
-    with show_progress("correcting", pipe, num_windows, live=options.output.live) as on_step:
-        correction = pipe.correct(
-            text,
-            protected=protected,
-            seed=options.seed,
-            on_step=on_step,
-            record_frames=options.output.record_frames,
-            options=options.correction,
-        )
-    replaced = False
-    try:
-        if target is not None:
-            _replace(target, text, correction.text)
-            replaced = True
-    finally:  # if the file cannot be written, the result is printed
-        _show(options, path, correction, replaced)
-    write_html(
-        options.output,
-        pipe,
-        correction.traces,
-        title=f"Corrections of {path.name}" if path else "Corrections",
-        text=correction.text,
-        manifest=correction.manifest,
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    command = parse(
+        CorrectOptions, arguments, prog="gidd correct", description=__doc__, config=flags
     )
+    if found := [problem.partition(" ") for problem in command.problems()]:
+        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    if command.interactive:
+        require_terminal()
+    require_patterns(command.protect)
+    channel = None if command.channel is None else channel_by_name(command.channel)
+    sources = find_sources(command.files, command.text)
+    _require_targets(command, sources)
+    settings = CorrectionSettings(
+        error_rate=command.error_rate,
+        min_confidence=command.min_confidence,
+        channel=channel,
+        protect=command.protect,
+        interactive=command.interactive,
+    )
+    pipe = command.runtime.load(command.model)
+    progress = CorrectProgress(len(sources), sum(source.num_characters for source in sources))
+    is_long = command.interactive or len(sources) > 1
+    _Command(command, sources, TextRun(pipe, settings, progress, is_long)).run()
 
 
-def _read(options: CorrectOptions) -> tuple[Path | None, str]:
-    """Return the file to correct, if any, and its text."""
-    if (options.file is None) == (options.text is None):
+def _require_targets(command: CorrectOptions, sources: Sequence[TextSource]) -> None:
+    """Raise `ConfigError` if a result could not be written, before any work is done."""
+    for source in sources:
+        if command.in_place and source.path is None:
+            raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
+        if command.in_place and source.path is not None:
+            require_writable(source.path.resolve(), "--in-place")
+    is_written = command.in_place or command.diff or command.suggest or command.jsonl
+    if len(sources) > 1 and not is_written and not is_terminal():
         raise ConfigError(
-            "give either FILE (- for standard input) or --text TEXT. "
-            "Example: gidd correct models/nano letter.txt"
+            f"{len(sources)} texts cannot be printed one after the other. Add --in-place, --diff, "
+            "--suggest or --jsonl, or name one FILE."
         )
-    path = None if options.file in (None, "-") else Path(options.file)
-    if options.in_place and path is None:
-        raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
-    if options.text is not None:
-        return path, options.text
-    if path is None:
-        return path, decode_utf8(sys.stdin.buffer.read(), "standard input")
-    try:
-        return path, decode_utf8(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
 
 
-def _spans(patterns: Sequence[str], text: str) -> list[Span]:
-    spans: list[Span] = []
-    for pattern in patterns:
+class _Command:
+    """Corrects all texts of a command; journals are kept until the last one is done."""
+
+    def __init__(
+        self, command: CorrectOptions, sources: Sequence[TextSource], run: TextRun
+    ) -> None:
+        self.command, self.sources, self.texts = command, sources, run
+        self._start = time.perf_counter()
+        self._journals: set[Path] = set()
+
+    def run(self) -> None:
+        """Correct, review and show each text, then remove the journals."""
+        corrections: list[Correction] = []
+        for source in self.sources:
+            text = source.read()
+            with self.texts.journal(text) as journal:
+                self._journals.add(self.texts.journal_path(text))
+                if journal.is_finished:
+                    print_message(f"{source.name} is corrected already, by an interrupted command.")
+                    self.texts.progress.skip(source.num_characters)
+                    continue
+                correction = self._correct(source, text, journal)
+                if correction is None:
+                    return
+                self._finish(source, correction, journal)
+            corrections.append(replace(correction, text="", original=""))
+        if len(self.sources) > 1:
+            seconds = time.perf_counter() - self._start
+            print_message(f"{count(len(corrections), 'file')}: {totals(corrections, seconds)}")
+        for path in self._journals:
+            _remove(path)
+
+    def _correct(self, source: TextSource, text: str, journal: TextJournal) -> Correction | None:
+        """Return the correction of a text; None if its review was stopped by the user."""
+        if journal.num_characters or journal.choices:
+            print_message(
+                f"{source.name}: resuming an interrupted correction at "
+                f"{journal.num_characters / len(text):.0%}."
+            )
+        start = time.perf_counter()
         try:
-            spans += [match.span() for match in re.finditer(pattern, text)]
-        except re.error as error:
-            raise ConfigError(
-                f"--protect must be a regular expression, got {pattern!r}: {error}. "
-                "Escape special characters with a backslash."
-            ) from error
-    return spans
+            correction = self.texts.correct(text, journal)
+            if self.command.interactive:
+                if not Review(source.name, text).run(correction.edits, journal):
+                    print_message(
+                        f"{len(journal.choices):,} of {len(correction.edits):,} places are decided "
+                        "and kept. The same command resumes; no file was changed."
+                    )
+                    return None
+                edits = with_choices(correction.edits, journal)
+                correction = replace(correction, edits=edits, text=apply_edits(text, edits))
+        except KeyboardInterrupt:
+            if journal.is_kept and (journal.num_characters or journal.choices):
+                print_message(
+                    f"{journal.num_characters / len(text):.0%} of {source.name} is done and kept. "
+                    "The same command resumes."
+                )
+            raise
+        self._seconds = time.perf_counter() - start
+        return correction
 
-
-def _replace(path: Path, before: str, after: str) -> None:
-    """Write a file atomically if it is unchanged; keep its mode, owner and extended attributes.
-
-    What cannot be kept is said in a message.
-    """
-    remove_dead_temporaries(path)
-    if path.read_bytes() != before.encode():
-        raise DataError(f"{path} changed while it was being corrected: not written. Run it again.")
-    if after == before:
-        return
-    found = path.stat()
-    with atomic_path(path, mode=0o600) as temporary:  # private until its permissions are set
-        temporary.write_bytes(after.encode())
-        lost = [*_copy_owner(found, temporary), *_copy_attributes(path, temporary)]
-        temporary.chmod(found.st_mode & 0o777)  # without setuid and setgid
-    if lost:
-        print_message(f"{path}: the new file does not have these of the old one: {', '.join(lost)}")
-    if found.st_nlink > 1:
-        print_message(
-            f"{path}: {found.st_nlink - 1} other names (hard links) of this file keep the old text."
-        )
-
-
-def _copy_owner(found: os.stat_result, target: Path) -> Iterator[str]:
-    """Set group and owner of a file; yield what could not be set."""
-    for name, owner, group in (("group", -1, found.st_gid), ("owner", found.st_uid, -1)):
+    def _finish(self, source: TextSource, correction: Correction, journal: TextJournal) -> None:
+        replaced = False
         try:
-            os.chown(target, owner, group)
-        except PermissionError:
-            yield name
+            if self.command.in_place and source.path is not None:
+                if journal.is_kept and correction.text != correction.original:
+                    # before the file is replaced: if this is killed, the corrected text must not
+                    # be corrected again
+                    self._journals.add(self.texts.mark_finished(correction.text))
+                target = source.path.resolve()  # follow symbolic links
+                replace_file(target, correction.original, correction.text)
+                replaced = True
+                _remove(self.texts.journal_path(correction.original))
+        finally:  # if the file cannot be written, the result is printed
+            self._show(source, correction, replaced)
+
+    def _show(self, source: TextSource, correction: Correction, replaced: bool) -> None:
+        command, alone = self.command, len(self.sources) == 1
+        if command.jsonl:
+            print_correction(source.name, correction)
+        elif command.suggest:
+            print_suggestions(source.name, correction)
+        elif command.diff:
+            show_patch(source.path, correction, alone=alone)
+        elif is_terminal() and not (command.interactive and not replaced):
+            show_changes(None if alone else source.name, correction)
+        elif not replaced:
+            write_stdout(correction.text)
+        name = "" if alone else f"{source.name}: "
+        print_message(f"{name}{summary(correction, self._seconds)}")
 
 
-def _copy_attributes(source: Path, target: Path) -> Iterator[str]:
-    """Copy the extended attributes of a file; yield the names of those that could not be copied."""
-    if sys.platform != "linux":
-        return
-    try:
-        names = os.listxattr(source)
-    except OSError:  # the file system has none
-        return
-    for name in names:
-        with suppress(OSError):
-            if name not in _ABOUT_CONTENT:
-                os.setxattr(target, name, os.getxattr(source, name))
-                continue
-        yield name
-
-
-def _show(
-    options: CorrectOptions, path: Path | None, correction: Correction, replaced: bool
-) -> None:
-    from gidd.viz import diff
-
-    changes = [diff.TextChange(r.start, r.old, r.new) for r in correction.replacements]
-    if options.output.jsonl:
-        print_json(
-            text=correction.text,
-            original=correction.original,
-            replacements=[r._asdict() for r in correction.replacements],
-            tokens=correction.tokens,
-            confidence=correction.confidence,
-            self_accuracy=correction.self_accuracy,
-            calls=correction.calls,
-            manifest=correction.manifest,
-        )
-    elif options.diff:
-        name = path.name if path else "text"
-        write_stdout(diff.unified(name, correction.original, correction.text))
-    elif sys.stdout.isatty():
-        console = CliConsole(highlight=False)
-        colours = console.color_system is not None and not console.no_color
-        console.print(diff.readable(correction.original, changes, colours=colours))
-    elif not replaced:
-        write_stdout(correction.text)
-    before, after = correction.self_accuracy
-    print_message(
-        f"{len(changes)} of {len(correction.tokens)} tokens replaced, self-accuracy "
-        f"{before:.1%} -> {after:.1%}, {correction.calls} forward passes."
-    )
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)

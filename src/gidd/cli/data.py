@@ -2,6 +2,7 @@
 
 gidd data tokenizer --vocab-size 4096 --out tokenizer sotu
 gidd data prepare sotu --tokenizer tokenizer --out data/sotu --workers 2
+gidd data prepare sotu --tokenizer chars --out data/characters
 gidd data prepare pages/ --tokenizer gpt2 --out data/pages --executor slurm --slurm.partition cpu
 gidd data show data/sotu
 """
@@ -35,7 +36,13 @@ from gidd.data.preparation import (
     submit_to_slurm,
 )
 from gidd.data.preparation.executors import job_name, require_submittable
-from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer, tokenizer_by_name, train_tokenizer
+from gidd.data.tokenizers import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    tokenizer_by_name,
+    train_characters,
+    train_tokenizer,
+)
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,19 +57,35 @@ _BAR = 40
 _SLURM, _RAY = SlurmOptions(), RayOptions()
 
 
-def tokenizer_command(sources: Sources, /, *, vocab_size: int, out: Path) -> None:
-    """Train a byte-level BPE tokenizer.
+def tokenizer_command(
+    sources: Sources,
+    /,
+    *,
+    kind: Literal["bpe", "chars"] = "bpe",
+    vocab_size: int | None = None,
+    out: Path,
+) -> None:
+    """Train a tokenizer: byte-level BPE, or the characters of the sources.
 
-    Example: gidd data tokenizer --vocab-size 4096 --out tokenizer speeches/ more.txt
+    Some examples:
+      gidd data tokenizer --vocab-size 4096 --out tokenizer speeches/ more.txt
+      gidd data tokenizer --kind chars --out characters speeches/
 
     Args:
         sources: Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, URLs, datasets
             (hf:ORG/NAME), or corpora.
-        vocab_size: Vocabulary size, at least 259; the last tokens are end-of-text, [PAD] and
-            [MASK].
+        kind: What tokens are: pieces of words (bpe), or the characters of the sources (chars).
+        vocab_size: Vocabulary size with the special tokens at the end. For bpe at least 259: 256
+            bytes, end-of-text, [PAD] and [MASK]. For chars the maximum, by default 4,099: 4,096
+            characters, [UNK], end-of-text and [MASK].
         out: Folder to write tokenizer.json to.
     """
-    tokenizer = train_tokenizer(texts(sources), vocab_size)
+    if kind == "chars":
+        tokenizer = train_characters(texts(sources), vocab_size)
+    elif vocab_size is not None:
+        tokenizer = train_tokenizer(texts(sources), vocab_size)
+    else:
+        raise ConfigError("--vocab-size must be given for --kind bpe, got none. Use e.g. 4096.")
     tokenizer.save(out)
     size, fingerprint = tokenizer.vocab.size, tokenizer.fingerprint[:12]
     print_text(f"{out / TOKENIZER_FILE}: {size:,} tokens, fingerprint {fingerprint}")
@@ -90,6 +113,7 @@ def prepare_command(
 
     Some examples:
       gidd data prepare sotu --tokenizer gpt2 --out data/sotu
+      gidd data prepare sotu --tokenizer chars --out data/characters
       gidd data prepare pages/ --tokenizer tokenizer --out data/pages --validation 0.01 --workers 8
       gidd data prepare "s3://bucket/pages/*.parquet" --tokenizer gpt2 --out data/pages
       gidd data prepare 'https://host/a.jsonl?signature=${KEY}' --tokenizer gpt2 --out data/a
@@ -108,8 +132,9 @@ def prepare_command(
             ${NAME} is an environment variable and ${/path} a file), datasets on the Hugging Face
             hub (hf:ORG/NAME?config=...&split=...&text=...), or names from `gidd data list`.
             Documents keep this order; the files of a folder are sorted by name.
-        tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), a tokenizer.json, a folder with
-            one, or a name on the Hugging Face hub. Not needed for exact sources.
+        tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), bytes (259 tokens), chars (the
+            characters of the sources), a tokenizer.json, a folder with one, or a name on the
+            Hugging Face hub. Not needed for exact sources.
         mask: Mask token of the tokenizer, such as "<|mdm_mask|>", if it is not found by itself.
         end: End-of-text token, if it is not found by itself.
         pad: Padding token, if it is not found by itself.
@@ -154,12 +179,12 @@ def prepare_command(
 def _tokenizer(sources: Sequence[str], name: str | None, **options: str | None) -> Tokenizer:
     """Return the tokenizer of that name, or by default the sources' own."""
     if name is not None:
-        return tokenizer_by_name(name, **options)
+        return tokenizer_by_name(name, texts=texts(sources), **options)
     own = corpora_of(sources)[-1].tokenizer()
     if own is None:
         raise ConfigError(
-            "--tokenizer must be given, got none. Use gpt2, a tokenizer.json, or one trained with "
-            "`gidd data tokenizer`."
+            "--tokenizer must be given, got none. Use gpt2, bytes, chars, a tokenizer.json, or one "
+            "trained with `gidd data tokenizer`."
         )
     return own
 
@@ -203,7 +228,7 @@ def show_command(folder: Folder, /) -> None:
         plain(
             f"vocabulary size {vocab.size:,}, stored as {manifest.dtype}; mask {vocab.mask_id}, "
             f"padding {vocab.pad_id}, end-of-text {manifest.end_id}; "
-            f"tokenizer fingerprint {manifest.tokenizer[:12]}"
+            f"tokenizer {tokenizer.kind}, fingerprint {manifest.tokenizer[:12]}"
         )
     )
     if manifest.known:

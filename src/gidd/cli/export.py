@@ -2,6 +2,7 @@
 
 Examples:
   gidd export runs/nano --out models/nano
+  gidd export runs/proof --out models/proof --bf16
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from gidd.cli.parsing import parse
 
 
 def export_command(
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")], /, *, out: Path
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    /,
+    *,
+    out: Path,
+    bf16: bool = False,
 ) -> None:
     """Write the newest valid checkpoint of a run as a model.
 
@@ -26,12 +31,13 @@ def export_command(
         run: Folder of the run (`--out` of `gidd train`).
         out: Folder for the model. `gidd sample` and `gidd.from_pretrained` load it; a Llama
             baseline is loaded by `transformers`.
+        bf16: Round the weights to bfloat16: half the size.
     """
     from gidd.runs.export import export
     from gidd.training.world import open_world
 
     with open_world("cpu") as world:
-        step, notes = export(run, out, world)
+        step, notes = export(run, out, world, bf16=bf16)
     for note in notes:
         print_message(f"skipped an invalid checkpoint: {note}")
     print_text(f"{out}: the model at step {step:,}")

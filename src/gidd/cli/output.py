@@ -122,7 +122,7 @@ def write_html(
         ],
         pipe.token_texts,
         pipe.schedule.vocab.mask_id,
-        kind=manifest["task"],
+        kind="sample" if manifest["task"] == "sample" else "correct",
         title=title,
         about=f"{name} · {phases} · seed {manifest['seed']}",
         text=text,

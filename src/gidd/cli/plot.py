@@ -5,7 +5,8 @@ Examples:
   gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
   gidd plot runs/nano-seed0 runs/nano-seed1 runs/nano-seed2
   gidd plot frontier.json --out frontier.png
-  gidd plot correction-p0.json correction-p0.2.json
+  gidd plot correction.json
+  gidd plot self-correction-p0.json self-correction-p0.2.json
   gidd plot models/nano
 """
 

@@ -57,6 +57,10 @@ class _ObjectiveOptions:
     eps: float
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
 
+    time_power: float
+    """Density of training times: uniform numbers raised to this power. Above 1, more times have
+    little noise, which is what correction of texts needs; the paper uses 1."""
+
     p_uniform_warmup: int
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
 
@@ -126,7 +130,9 @@ def _settings(run: RunConfig, parts: dict[str, PartOptions]) -> Any:
     if isinstance(run.objective, Diffusion):
         objective = run.objective
         values["objective"] = _ObjectiveOptions(
-            eps=objective.eps, p_uniform_warmup=objective.p_uniform_warmup
+            eps=objective.eps,
+            time_power=objective.time_power,
+            p_uniform_warmup=objective.p_uniform_warmup,
         )
     values |= {name: getattr(run, name) for name in ("data", "optim", "train", "lora", "parallel")}
     types: list[Any] = [(name, type(value), field(default=value)) for name, value in values.items()]
@@ -144,6 +150,7 @@ def _changed(run: RunConfig, parts: dict[str, PartOptions], parsed: Any) -> RunC
             noise=chosen["noise"],
             weighting=chosen["weighting"],
             eps=parsed.objective.eps,
+            time_power=parsed.objective.time_power,
             p_uniform_warmup=parsed.objective.p_uniform_warmup,
         )
     return RunConfig(

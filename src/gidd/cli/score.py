@@ -1,9 +1,9 @@
-"""Compute the likelihood of a text, and the confidence in its tokens.
+"""Compute the likelihood of a text, the confidence in its tokens, and how much of it is wrong.
 
 - NELBO is an upper bound on -log p(text) in nats, estimated with a standard error.
 - Perplexity and bits per byte follow from it; `gidd eval ppl` measures a corpus.
-- A terminal shows the text with unlikely tokens coloured, if the model was trained with uniform
-  noise (p_uniform > 0).
+- A model that was trained with uniform noise (p_uniform > 0) also estimates the fraction of wrong
+  tokens, with a 95% interval, and a terminal shows the text with unlikely tokens coloured.
 
 Examples:
   gidd score models/nano letter.txt
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 _STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
 """Confidence below which a token has a style."""
 
-_NUMBERS_WIDTH = 140
+_COLUMNS = ("NELBO", "per token", "perplexity", "bits per byte", "error rate")
+"""Numbers in the table of several texts."""
+
+_NUMBERS_WIDTH = 170
 """Characters of a line besides the name of a file."""
 
 
@@ -182,11 +185,13 @@ def _lines(score: Scores) -> dict[str, str]:
     nelbo, error, tokens = score.nelbo, score.standard_error, len(score.tokens)
     perplexity = score.perplexity
     per_byte = len(score.text.encode()) * math.log(2)
+    noise = score.noise_level
     return {
         "NELBO": f"{nelbo:.2f} ± {error:.2f} nats",
         "per token": f"{nelbo / tokens:.4f} ± {error / tokens:.4f} nats, {tokens:,} tokens",
         "perplexity": f"{perplexity:.2f} ± {perplexity * error / tokens:.2f}",
         "bits per byte": f"{nelbo / per_byte:.4f} ± {error / per_byte:.4f}",
+        **({} if noise is None else {"error rate": f"{noise}, estimated"}),
         "reconstruction": f"{score.reconstruction:.4f} nats of the NELBO",
         "prior": f"{score.prior:.4f} nats of the NELBO",
         "forward passes": f"{score.calls:,}",
@@ -194,15 +199,20 @@ def _lines(score: Scores) -> dict[str, str]:
 
 
 def _table(names: Sequence[str], scores: Sequence[Scores]) -> Table:
+    lines = [_lines(score) for score in scores]
+    shown = [label for label in _COLUMNS if any(label in each for each in lines)]
     table = Table(box=None, pad_edge=False)
-    for label in ("file", *list(_lines(scores[0]))[:4]):
+    for label in ("file", *shown):
         table.add_column(label, no_wrap=True)
-    for name, score in zip(names, scores, strict=True):
-        table.add_row(*map(plain, (name, *list(_lines(score).values())[:4])))
+    for name, each in zip(names, lines, strict=True):
+        table.add_row(*map(plain, (name, *(each.get(label, "unknown") for label in shown))))
     return table
 
 
 def _print_json(name: str, score: Scores) -> None:
     fields = ("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior")
     values = {key: getattr(score, key) for key in fields}
+    if score.noise_level is not None:
+        noise = score.noise_level._asdict()
+        values["noise_level"] = noise | {"windows": [w._asdict() for w in noise["windows"]]}
     print_json(file=name, **values, calls=score.calls, manifest=score.manifest)

@@ -11,6 +11,7 @@ from gidd.errors import ConfigError
 END = "<|endoftext|>"
 PAD = "[PAD]"
 MASK = "[MASK]"
+UNKNOWN = "[UNK]"
 _COMMON = {
     "eos_token": (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]"),
     "pad_token": (PAD, "<pad>", "<|pad|>", "<|padding|>"),

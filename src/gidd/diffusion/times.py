@@ -21,13 +21,25 @@ def stratify(
     slot: Int[Tensor, " B"],
     num_samples: int,
     eps: float = TRAINING_EPS,
+    power: float = 1.0,
 ) -> Float[Tensor, " B"]:
     """Low-discrepancy times: `num_samples` evenly spaced ones, all shifted by `u` in [0, 1).
 
-    Each time is uniform on [eps, 1 - eps], and the times are evenly spaced (App. E).
+    Each time is uniform on [eps, 1 - eps], and the times are evenly spaced (App. E). With another
+    `power` than 1, evenly spaced numbers in [0, 1) are raised to it first: above 1, more times are
+    close to 0.
     """
     _require_eps(eps)
-    return eps + (1 - 2 * eps) * ((slot / num_samples + u) % 1)
+    even = (slot / num_samples + u) % 1
+    return eps + (1 - 2 * eps) * (even if power == 1 else even**power)
+
+
+def time_weights(
+    t: Float[Tensor, " B"], eps: float = TRAINING_EPS, power: float = 1.0
+) -> Float[Tensor, " B"]:
+    """Return the density of uniform times over that of `stratify`: weights of an unbiased mean."""
+    even = ((t - eps) / (1 - 2 * eps)).clamp_min(0) ** (1 / power)
+    return power * even ** (power - 1)
 
 
 def stratified_times(
@@ -37,6 +49,8 @@ def stratified_times(
     num_samples: int,
     eps: float = TRAINING_EPS,
     dtype: torch.dtype = torch.float32,
+    *,
+    power: float = 1.0,
 ) -> Float[Tensor, " B"]:
     """Training times of the samples at indices `slot` of a global batch of `num_samples`.
 
@@ -45,7 +59,7 @@ def stratified_times(
     """
     zero = slot.new_zeros(1)
     u = uniforms(seed, Stream.TIMES, step, zero, zero, dtype).squeeze()
-    return stratify(u, slot.to(dtype), num_samples, eps)
+    return stratify(u, slot.to(dtype), num_samples, eps, power)
 
 
 def even_mesh(num_steps: int) -> Float[Tensor, " T+1"]:

@@ -4,11 +4,11 @@
     pipe.generate(4, prompt="My fellow citizens", steps=64)
     pipe.infill("The capital of [MASK:3] is Paris.")
     pipe.correct("We is a nation of law.")
+    pipe.noise_level("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `text` (tokens and text, windows over long texts), `results`, `pipeline`
-with `generate` and `correct`, `load`; `likelihood` is the estimator behind `score`. Names are
-imported on first use.
+Reading order: `options`, `text` (tokens and text), `results`, `loaded_model`, `pipeline` with
+`generate`, `correct`, `self_correct` and `score`, `load`. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Replacement as Replacement,
         ResultManifest as ResultManifest,
         Scores as Scores,
+        SelfCorrection as SelfCorrection,
         Trace as Trace,
     )
 

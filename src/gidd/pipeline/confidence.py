@@ -8,8 +8,8 @@ import torch
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.pipeline.options import CLEAN_TIME
-from gidd.pipeline.text import windows
 from gidd.sampling import Engine, Frame, Processor, Request, Sample, StepOutput, corrector_plan
+from gidd.sampling.windows import windows
 
 
 def can_score_visible_tokens(schedule: MixingSchedule) -> bool:

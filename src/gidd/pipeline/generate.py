@@ -1,18 +1,54 @@
-"""From samples to results."""
+"""From arguments to requests, and from samples to results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.pipeline.confidence import can_score_visible_tokens, frames_of_masking, predict_frames
 from gidd.pipeline.describe import describe_request
+from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace
 from gidd.pipeline.text import TokenTexts
-from gidd.sampling import Engine, Frame, Request, Sample, Tokens
+from gidd.sampling import Engine, Frame, Plan, Request, Sample, Tokens, ban
+
+if TYPE_CHECKING:
+    from gidd.pipeline.loaded_model import LoadedModel
+
+
+def build_requests(
+    pipe: LoadedModel,
+    tokens: Tokens,
+    stop: tuple[int, ...],
+    options: SamplingOptions,
+    plan: Plan | None,
+    num_samples: int,
+    seed: int,
+    start_index: int,
+) -> list[Request]:
+    """Return one request per sample; without `stop`, terminators are never written."""
+    require_arguments(
+        num_samples=(num_samples, integer(1)),
+        seed=(seed, SEED),
+        start_index=(start_index, SEED),
+    )
+    if plan is None:
+        if options.corrector_calls or options.correction.calls:
+            named = options.corrector if options.corrector_calls else "correction"
+            pipe.require_visible_scores(named)
+        plan = options.plan()
+    processors = options.processors()
+    banned = pipe.tokenizer.unknown_ids | (frozenset() if stop else pipe.tokenizer.terminator_ids)
+    if banned:
+        # before truncation, which must not leave banned tokens only
+        processors = (ban(pipe.schedule.vocab, banned), *processors)
+    first = Request(tokens=tokens, plan=plan, seed=seed, processors=processors, stop=stop)
+    return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
 
 
 def build_generations(

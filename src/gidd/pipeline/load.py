@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gidd.assets import find_model
 from gidd.common.devices import choose
 from gidd.data import tokenizers
 from gidd.data.tokenizer_files import TOKENIZER_FILE, find_tokenizer
 from gidd.data.tokenizer_objects import FastTokenizer
 from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
+from gidd.proofreading.words import WORDS_FILE, WordList
 from gidd.vocab import Vocab
 
 _GPT2_SIZE = tokenizers.GPT2_VOCAB_SIZES["gpt2"]
@@ -36,8 +39,8 @@ def from_pretrained(
 
     Args:
         name: A folder written by `gidd export` or `gidd.models.save`, a folder with a checkpoint of
-            the authors or of another project (docs/importers.md), or a name on the Hugging Face
-            hub.
+            the authors or of another project (docs/importers.md), a name on the Hugging Face hub,
+            or "proof", a small model of characters that comes with the package.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone; the output layer and x_theta are in float32.
         rows_per_call: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
@@ -49,6 +52,7 @@ def from_pretrained(
             parsed from the end of its name.
     """
     chosen_device = choose(device)  # fail before a large model is read
+    given, name = name, find_model(name)
     folder = Path(name)
     if (folder / "checkpoints").is_dir() and not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
@@ -67,8 +71,10 @@ def from_pretrained(
         device=chosen_device,
         precision=precision,
         rows_per_call=rows_per_call,
-        source=_source(name, loaded),
+        source=_source(given, loaded),
         notes=(*loaded.notes, *note),
+        times=_times(loaded.summary),
+        words=WordList.read(words) if (words := folder / WORDS_FILE).is_file() else None,
     )
 
 
@@ -128,3 +134,16 @@ def _source(name: str | Path, loaded: Pretrained) -> dict[str, Any]:
     steps = loaded.summary.get("steps")  # from a file: it can be anything
     steps = steps if type(steps) is int else None
     return {"name": str(name), "sha256": loaded.sha256, "steps": steps}
+
+
+def _times(summary: dict[str, Any]) -> tuple[float, float]:
+    """Return the smallest and the largest time of training, as recorded or by default."""
+    run: Any = summary.get("run")  # from a file: it can be anything
+    objective: Any = run.get("objective") if isinstance(run, dict) else None
+    eps: Any = objective.get("eps") if isinstance(objective, dict) else None
+    times: Any = summary.get("times", [eps, 1 - eps] if isinstance(eps, float) else None)
+    match times:
+        case [float(low), float(high)] if 0 <= low < high <= 1:
+            return low, high
+        case _:
+            return TRAINING_EPS, 1 - TRAINING_EPS

@@ -29,6 +29,16 @@ ScoreName = Literal["likelihood", "gain"]
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is scored: the least noise that models are trained with."""
 
+ERROR_RATE = number(
+    lambda rate: 0 <= rate < 1, "in [0, 1)", "It is the fraction of wrong tokens, e.g. 0.05."
+)
+"""Allowed fractions of wrong tokens."""
+
+MIN_CONFIDENCE = number(
+    lambda p: 0 <= p <= 1, "in [0, 1]", "It is the least probability of a replacement, e.g. 0.9."
+)
+"""Allowed posterior probabilities from which tokens are replaced."""
+
 _MAX_STEPS = 1_000_000
 """Of a plan, which is made before the first step."""
 
@@ -62,14 +72,9 @@ class CorrectionOptions:
     score: ScoreName = "likelihood"
     """Order of changes: probability of the new token (the paper), or ratio of new to old."""
 
-    error_rate: float | None = None
-    """Expected fraction of wrong tokens; a token is replaced if it is more likely wrong than right.
-    None replaces every token that differs from the sampled one, as in the paper."""
-
     def problems(self, prefix: str = "") -> Iterable[str]:
         """Yield one message per invalid option; `prefix` goes before the option's name."""
         passes = "Each forward pass scores the change made by the previous one."
-        rate = "It is the expected fraction of wrong tokens, e.g. 0.05; None is as in the paper."
         return field_problems(
             self,
             prefix,
@@ -79,7 +84,6 @@ class CorrectionOptions:
             tokens_per_call=integer(1),
             distance=integer(1),
             score=choice(get_args(ScoreName)),
-            error_rate=optional(number(lambda rate: 0 < rate < 1, "in (0, 1)", rate)),
         )
 
     def plan(self) -> Plan:
@@ -94,7 +98,6 @@ class CorrectionOptions:
             num_tokens=self.tokens_per_call,
             distance=self.distance,
             score={"likelihood": likelihood, "gain": gain}[self.score],
-            error_rate=self.error_rate,
         )
         return corrector_plan(corrector, self.calls, CLEAN_TIME)
 
@@ -105,10 +108,6 @@ def _are_calls(value: object) -> bool:
 
 def _is_correction(value: object) -> bool:
     return isinstance(value, CorrectionOptions)
-
-
-EXTERNAL_TEXT_DEFAULTS = CorrectionOptions(error_rate=0.05)
-"""For text that the model did not generate: most of it is right."""
 
 
 @final

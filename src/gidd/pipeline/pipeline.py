@@ -4,98 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, final, overload
 
-import torch
-
-import gidd
-from gidd.common.allowed import SEED, integer, require_arguments
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer
-from gidd.diffusion.nelbo import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import ConfigError, DataError
-from gidd.models import Denoiser, save
-from gidd.pipeline.confidence import can_score_visible_tokens
-from gidd.pipeline.correct import Corrector, Span
-from gidd.pipeline.describe import describe_schedule
-from gidd.pipeline.generate import build_generations
+from gidd.common.allowed import SEED, optional, require_arguments
+from gidd.errors import DataError
+from gidd.pipeline.correct import OnCharacters, TextCorrector, resolve_channel
+from gidd.pipeline.generate import build_generations, build_requests
+from gidd.pipeline.loaded_model import LoadedModel
 from gidd.pipeline.options import (
-    EXTERNAL_TEXT_DEFAULTS,
+    ERROR_RATE,
+    MIN_CONFIDENCE,
     CorrectionOptions,
     SamplingOptions,
     with_changes,
 )
-from gidd.pipeline.precision import Precision, in_precision
-from gidd.pipeline.results import Correction, Generation, ResultManifest, Scores
+from gidd.pipeline.results import Correction, Generation, Scores, SelfCorrection
 from gidd.pipeline.score import ScoreSettings, score_texts
-from gidd.pipeline.text import TokenTexts
-from gidd.sampling import CachedFeatures, Engine, OnStep, Plan, Request, Tokens, ban, parse_template
+from gidd.pipeline.self_correct import SelfCorrector
+from gidd.pipeline.spans import Span
+from gidd.proofreading.channels import Channel
+from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone
+from gidd.sampling import OnStep, Plan, Request, parse_template
 from gidd.sampling.request import prompt as with_blanks
 
-_SAMPLING = SamplingOptions()
+_SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
 _MAX_DEFAULT_LENGTH = 2048
 """The context of a model can be far longer than what a user expects to wait for."""
 
-_CPU_ROWS_PER_CALL, _GPU_ROWS_PER_CALL = 1, 16
-
 
 @final
-class Pipeline:
+class Pipeline(LoadedModel):
     """A denoiser with its noise schedule and tokenizer; `gidd.from_pretrained` loads one.
 
     A request gives the same sample alone and in a batch, as long as device, precision and
     `rows_per_call` are the same.
     """
-
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        schedule: MixingSchedule,
-        tokenizer: Tokenizer | FastTokenizer,
-        *,
-        context: int,
-        device: torch.device | str = "cpu",
-        precision: Precision = "float32",
-        rows_per_call: int | None = None,
-        source: dict[str, Any] | None = None,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.device = torch.device(device)
-        self.denoiser = denoiser.to(self.device).eval().requires_grad_(False)
-        self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context
-        self.token_texts = TokenTexts(self.tokenizer)
-        self.precision: Precision = precision
-        self.source, self.notes = source or {}, tuple(notes)
-        default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
-        rows = default if rows_per_call is None else rows_per_call
-        self._network = in_precision(denoiser, precision)
-        uses_time = getattr(denoiser.backbone, "uses_time", True)
-        self.network = self._network if uses_time else CachedFeatures(self._network)
-        self.engine = Engine(
-            self.network, schedule, rows_per_call=rows, max_length=context, device=self.device
-        )
-        self.can_score_visible_tokens = can_score_visible_tokens(schedule)
-        """Whether the network was trained with more noise than masking."""
-
-    def __repr__(self) -> str:
-        name = self.source.get("name", type(self.denoiser.backbone).__name__)
-        noise = describe_schedule(self.schedule)
-        settings = [f"{k} {v:g}" for k, v in noise.items() if isinstance(v, int | float)]
-        return (
-            f"<Pipeline {name}: {sum(p.numel() for p in self.denoiser.parameters()):,} parameters, "
-            f"{' '.join([noise['kind'], 'noise', *settings])}, vocabulary of "
-            f"{self.schedule.vocab.size:,} tokens, context of {self.context:,} tokens, "
-            f"{self.device}, {self.precision}>"
-        )
-
-    def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer to a folder that `gidd.from_pretrained` loads."""
-        save(folder, self.denoiser, self.schedule, {"source": self.source})
-        self.tokenizer.save(folder)
 
     def generate(
         self,
@@ -135,7 +80,7 @@ class Pipeline:
         tokens = with_blanks(length, before, after)
         stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
-        requests = self._requests(tokens, stop, options, plan, num_samples, seed, start_index)
+        requests = build_requests(self, tokens, stop, options, plan, num_samples, seed, start_index)
         return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def infill(
@@ -165,7 +110,7 @@ class Pipeline:
                 "or [MASK:3] for three; use correct() for a text without blanks."
             )
         options = with_changes(options, changes, self.infill)
-        requests = self._requests(tokens, (), options, plan, num_samples, seed, start_index)
+        requests = build_requests(self, tokens, (), options, plan, num_samples, seed, start_index)
         return self.run(requests, on_step=on_step, record_frames=record_frames)
 
     def run(
@@ -184,35 +129,99 @@ class Pipeline:
         self,
         text: str,
         *,
+        error_rate: float | None = None,
+        min_confidence: float | None = None,
+        channel: Channel | str | Path | None = None,
+        protected: Sequence[Span] = (),
+        on_progress: OnCharacters | None = None,
+    ) -> Correction:
+        """Find and fix mistakes of a text that was given, such as typos.
+
+        With a model whose tokens are characters and that has a list of words (such as the preset
+        `proof`), words are judged as a whole, and letters may be replaced, added, dropped and
+        exchanged. With other models, each token is judged by its posterior probability at the noise
+        level of the text (`gidd.sampling.correctors.posterior`), and the number of tokens does not
+        change. Line breaks and other control characters are neither written nor replaced, and all
+        that is not changed is preserved byte by byte.
+
+        Args:
+            text: A text that the tokenizer restores exactly.
+            error_rate: Fraction of wrong tokens; by default estimated as by `noise_level`.
+            min_confidence: Least probability of a change; by default, the most likely text is
+                chosen, which minimises the expected number of mistakes.
+            channel: What mistakes look like: "keyboard", "ocr", a file of `gidd channel learn`, or
+                a `Channel`; by default every other token is equally likely. It needs a model whose
+                tokens are characters.
+            protected: Spans (start, stop) of characters that do not change.
+            on_progress: Called with the number of characters done, and of all characters.
+        """
+        require_arguments(error_rate=(error_rate, optional(ERROR_RATE)))
+        manifest = partial(self.manifest, time.perf_counter())
+        corrector = self.corrector(
+            min_confidence=min_confidence, channel=channel, protected=protected
+        )
+        return corrector.correct(text, error_rate, manifest, on_progress)
+
+    def corrector(
+        self,
+        *,
+        min_confidence: float | None = None,
+        channel: Channel | str | Path | None = None,
+        protected: Sequence[Span] = (),
+    ) -> TextCorrector:
+        """Return what `correct` uses, to correct a long text part by part."""
+        require_arguments(min_confidence=(min_confidence, optional(MIN_CONFIDENCE)))
+        self.require_visible_scores("correction")
+        return TextCorrector(self, resolve_channel(channel), min_confidence, tuple(protected))
+
+    def self_correct(
+        self,
+        text: str,
+        *,
         protected: Sequence[Span] = (),
         seed: int = 0,
         on_step: OnStep | None = None,
         record_frames: bool = False,
-        options: CorrectionOptions = EXTERNAL_TEXT_DEFAULTS,
+        options: CorrectionOptions = _CORRECTION,
         **changes: Any,
-    ) -> Correction:
-        """Replace tokens that are more likely wrong than right, by self-correction (App. C).
+    ) -> SelfCorrection:
+        """Replace tokens by self-correction (Algorithm 1, App. C), for samples of the model.
 
-        `error_rate` is the expected fraction of wrong tokens; with None, as in the paper, every
-        token for which the model prefers another one is replaced.
-
-        The number of tokens does not change. Line breaks, other control characters and parts of
-        characters are neither written nor replaced, so lines and all other bytes are preserved.
-        A text longer than the context is corrected in overlapping windows (`Corrector`).
-
-        The tokenizer must restore `text` exactly. Characters in the spans (start, stop) of
-        `protected` do not change; `changes` are fields of `options`, e.g. `temperature=0.2`. The
-        other arguments are those of `generate`.
+        Every token for which the model prefers another one may be replaced. That improves samples
+        of the model; for other texts use `correct`. A text longer than the context is corrected in
+        overlapping windows (`SelfCorrector`). `changes` are fields of `options`, e.g.
+        `temperature=0.2`. The other arguments are those of `correct` and `generate`.
         """
         require_arguments(seed=(seed, SEED))
         manifest = partial(self.manifest, time.perf_counter())
-        plan = with_changes(options, changes, self.correct).plan()
-        self._require_visible_scores("correction")
-        tokens = self._encode(text, "the text to correct")
-        corrector = Corrector(
+        plan = with_changes(options, changes, self.self_correct).plan()
+        self.require_visible_scores("self-correction")
+        given = self.encode_given(text, "the text to correct")
+        corrector = SelfCorrector(
             self.engine, self.token_texts, plan, self.context, seed, record_frames, on_step
         )
-        return corrector.correct(text, tokens, protected, manifest)
+        return corrector.correct(given, protected, manifest)
+
+    def noise_level(
+        self,
+        text: str,
+        *,
+        channel: Channel | str | Path | None = None,
+        protected: Sequence[Span] = (),
+        on_calls: OnCallsDone | None = None,
+    ) -> NoiseLevel:
+        """Estimate the fraction of wrong tokens of a text, with a 95% interval.
+
+        It is the noise level at which the text is most likely under the model
+        (`gidd.proofreading.noise_level`), for the text and for each window of it. The arguments are
+        those of `correct`.
+        """
+        self.require_visible_scores("the noise level")
+        corrector = TextCorrector(self, resolve_channel(channel), protected=tuple(protected))
+        found = corrector.noise_level(text, on_calls)
+        if found is None:
+            raise DataError("the text must have a token that is not protected, got none.")
+        return found
 
     @overload
     def score(self, text: str, **settings: Unpack[ScoreSettings]) -> Scores: ...
@@ -223,7 +232,7 @@ class Pipeline:
     def score(
         self, text: str | list[str], **settings: Unpack[ScoreSettings]
     ) -> Scores | list[Scores]:
-        """Return an upper bound on -log p(text), and the confidence in every token.
+        """Return an upper bound on -log p(text), the confidence in every token and the noise level.
 
         Several texts share forward passes. A text longer than the context is split into parts that
         are scored independently and added up. `gidd.diffusion.likelihood` describes the estimator.
@@ -231,90 +240,13 @@ class Pipeline:
         Args:
             text: A text that the tokenizer restores exactly, or a list of texts.
             **settings: `nodes`, `repeats`, `max_se`, `max_calls`, `seed`, `grid`, as in
-                `gidd.diffusion.likelihood`; `confidence=False` saves a forward pass per text;
-                `on_calls(done, expected)` is called as forward passes are done.
+                `gidd.diffusion.likelihood`; `confidence=False` saves the forward passes for
+                confidence and noise level; `on_calls(done, expected)` is called as forward passes
+                are done.
         """
         start = time.perf_counter()
         texts = [text] if isinstance(text, str) else text
-        tokens = [self._encode(each, "the text to score") for each in texts]
+        tokens = [self.encode(each, "the text to score") for each in texts]
         manifest = partial(self.manifest, start)
         found = score_texts(self, texts, tokens, manifest, **settings)
         return found[0] if isinstance(text, str) else found
-
-    def nelbo_estimator(
-        self,
-        *,
-        grid: str = "sine",
-        nodes: int = NUM_NODES,
-        seed: int = 0,
-        tokens_per_call: int | None = None,
-        ranks: RankGroup | None = None,
-    ) -> NelboEstimator:
-        """Return the estimator of likelihoods under this model; see `estimate_nelbo`.
-
-        By default a forward pass has 2,048 tokens on a CPU and 32,768 on other devices.
-        """
-        default = TOKENS_PER_CALL if self.device.type == "cpu" else 16 * TOKENS_PER_CALL
-        rows = default if tokens_per_call is None else tokens_per_call
-        return NelboEstimator(
-            self._network, self.schedule, grid, nodes, seed, rows, ranks, self.device
-        )
-
-    def _require_visible_scores(self, what: str) -> None:
-        if not self.can_score_visible_tokens:
-            raise ConfigError(
-                f"{what} needs a model trained with uniform noise (p_uniform > 0), got one trained "
-                "with masking alone, which cannot score visible tokens. Leave it out, or mark "
-                "doubtful words with [MASK] and infill them."
-            )
-
-    def _encode(self, text: str, what: str) -> list[int]:
-        tokens = self.token_texts.encode(text, what)
-        if not tokens:
-            raise DataError(f"{what} must not be empty, got {text!r}.")
-        return tokens
-
-    def _requests(
-        self,
-        tokens: Tokens,
-        stop: tuple[int, ...],
-        options: SamplingOptions,
-        plan: Plan | None,
-        num_samples: int,
-        seed: int,
-        start_index: int,
-    ) -> list[Request]:
-        """Return one request per sample; without `stop`, terminators are never written."""
-        require_arguments(
-            num_samples=(num_samples, integer(1)),
-            seed=(seed, SEED),
-            start_index=(start_index, SEED),
-        )
-        if plan is None:
-            if options.corrector_calls or options.correction.calls:
-                named = options.corrector if options.corrector_calls else "correction"
-                self._require_visible_scores(named)
-            plan = options.plan()
-        processors = options.processors()
-        if not stop:
-            # before truncation, which must not leave banned tokens only
-            processors = (ban(self.schedule.vocab, self.tokenizer.terminator_ids), *processors)
-        first = Request(tokens=tokens, plan=plan, seed=seed, processors=processors, stop=stop)
-        return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
-
-    def manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
-        """Return what identifies the model, its settings and a task that began at `start`."""
-        return {
-            "gidd": gidd.__version__,
-            "torch": str(torch.__version__),
-            "model": self.source,
-            "notes": list(self.notes),
-            "tokenizer": self.tokenizer.fingerprint,
-            "schedule": describe_schedule(self.schedule),
-            **task,
-            "calls": calls,
-            "device": str(self.device),
-            "precision": self.precision,
-            "rows_per_call": self.engine.rows_per_call,
-            "seconds": round(time.perf_counter() - start, 3),
-        }

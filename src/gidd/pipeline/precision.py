@@ -24,9 +24,12 @@ def in_precision(denoiser: Denoiser, precision: Precision) -> PipelineNetwork:
     """Return the denoiser with its backbone computing in `precision`."""
     if precision not in ("float32", "bf16"):
         raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
+    weights = list(denoiser.parameters())
     if precision == "float32":
+        if any(w.dtype.itemsize == 2 and w.device.type == "cpu" for w in weights):
+            denoiser.float()  # CPUs compute with 16 bits several times as slowly
         return denoiser
-    if any(parameter.dtype == torch.float16 for parameter in denoiser.parameters()):
+    if any(weight.dtype == torch.float16 for weight in weights):
         denoiser.float()  # autocast to bf16 has no layer norm for float16 weights on a CPU
     return _Bfloat16(denoiser)
 

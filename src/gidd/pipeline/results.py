@@ -7,6 +7,8 @@ import reprlib
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, final
 
+from gidd.proofreading.edits import TextEdit
+from gidd.proofreading.noise_level import NoiseLevel
 from gidd.sampling import Edit, Frame, Sample
 
 ResultManifest = dict[str, Any]
@@ -109,16 +111,57 @@ class Replacement(NamedTuple):
     new: str
 
     confidence_before: float
-    """x_theta of the old token in the original text."""
+    """Probability that the old token is right: by `correct` its posterior probability, by
+    `self_correct` its x_theta in the original text."""
 
     confidence_after: float
-    """x_theta of the new token in the corrected text."""
+    """Probability that the new token is right: by `correct` its posterior probability, by
+    `self_correct` its x_theta in the corrected text."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """A corrected text."""
+    """A text that was given, with the places changed that are probably wrong."""
+
+    text: str
+    original: str
+    edits: tuple[TextEdit, ...]
+    """Places of the original that may be wrong, in order, changed or not, with alternatives."""
+
+    error_rate: float
+    """Fraction of wrong tokens in the original text, as given or estimated."""
+
+    noise_level: NoiseLevel | None
+    """The estimate of `error_rate`; None if it was given."""
+
+    calls: int
+    """Forward passes, those of the estimate included."""
+
+    manifest: ResultManifest
+
+    @property
+    def changes(self) -> tuple[TextEdit, ...]:
+        """The places that were changed."""
+        return tuple(edit for edit in self.edits if edit.is_change)
+
+    @property
+    def suggestions(self) -> tuple[TextEdit, ...]:
+        """The places that may be wrong and were left as they are."""
+        return tuple(edit for edit in self.edits if not edit.is_change)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Correction: {_EXCERPT.repr(self.text)}, {len(self.changes)} changes, "
+            f"{len(self.suggestions)} suggestions, error rate {self.error_rate:.2%}, "
+            f"{self.calls} forward passes; see .text, .changes, .suggestions, .manifest>"
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SelfCorrection:
+    """A text after self-correction (App. C)."""
 
     text: str
     original: str
@@ -145,7 +188,7 @@ class Correction:
     def __repr__(self) -> str:
         before, after = self.self_accuracy
         return (
-            f"<Correction: {_EXCERPT.repr(self.text)}, {len(self.replacements)} of "
+            f"<SelfCorrection: {_EXCERPT.repr(self.text)}, {len(self.replacements)} of "
             f"{len(self.tokens)} tokens replaced, self-accuracy {before:.1%} -> {after:.1%}, "
             f"{self.calls} forward passes; see .text, .replacements, .traces, .manifest>"
         )
@@ -162,6 +205,9 @@ class Scores:
     confidence: tuple[float, ...] | None
     """x_theta of each token; None for a network trained with masking alone, which cannot score
     visible tokens."""
+
+    noise_level: NoiseLevel | None
+    """Estimated fraction of wrong tokens; None where `confidence` is."""
 
     nelbo: float
     """Estimate of NELBO >= -log p(text), in nats; `manifest["estimator"]` describes it."""

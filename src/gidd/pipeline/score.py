@@ -1,4 +1,4 @@
-"""The likelihood of texts, and the confidence in their tokens."""
+"""The likelihood of texts, the confidence in their tokens, and their noise level."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from gidd.diffusion.likelihood import NUM_REPEATS, estimate_nelbo
 from gidd.diffusion.nelbo import NUM_NODES
 from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.time_grids import GRIDS
+from gidd.pipeline.calls import CallPhases
 from gidd.pipeline.confidence import score_tokens
 from gidd.pipeline.results import ResultManifest, Scores
+from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
+from gidd.proofreading.window_reader import TextWindows
 from gidd.sampling.network import require_finite_predictions
 
 if TYPE_CHECKING:
-    from gidd.pipeline.pipeline import Pipeline
+    from gidd.pipeline.loaded_model import LoadedModel
 
 PARTS_RULE = "texts longer than the context are split into parts, scored independently, added up"
 
@@ -34,11 +37,11 @@ class ScoreSettings(TypedDict, total=False):
     seed: int
     grid: str
     confidence: bool
-    on_calls: Callable[[int, int], None] | None
+    on_calls: OnCallsDone | None
 
 
 def score_texts(
-    pipe: Pipeline,
+    pipe: LoadedModel,
     texts: Sequence[str],
     tokens: Sequence[Sequence[int]],
     manifest: Callable[[ResultManifest, int], ResultManifest],
@@ -50,7 +53,7 @@ def score_texts(
     seed: int = 0,
     grid: str = "sine",
     confidence: bool = True,
-    on_calls: Callable[[int, int], None] | None = None,
+    on_calls: OnCallsDone | None = None,
 ) -> list[Scores]:
     """Return the scores of tokenized texts."""
     remedy = f"The standard error is estimated from the repeats; the default is {NUM_REPEATS}."
@@ -69,13 +72,15 @@ def score_texts(
         for part in torch.tensor(each).split(pipe.context)
     ]
     estimator = pipe.nelbo_estimator(grid=grid, nodes=nodes, seed=seed)
+    judged = _windows(pipe, tokens) if confidence and pipe.can_score_visible_tokens else []
+    phases = CallPhases(on_calls, 0, *(expected_calls(pipe.reader, len(cut)) for cut in judged))
     found = estimate_nelbo(
         estimator,
         [TextTokens(part, index) for index, (_, part) in enumerate(parts)],
         repeats=repeats,
         max_se=max_se,
         max_calls=max_calls,
-        on_calls=on_calls,
+        on_calls=phases.phase(0),
     )
     require_finite_predictions(bool(found.nelbo.isfinite().all()))
     owners = torch.tensor([owner for owner, _ in parts])
@@ -92,7 +97,8 @@ def score_texts(
         Scores(
             text=text,
             tokens=tuple(tokens[i]),
-            confidence=_confidence(pipe, tokens[i]) if confidence else None,
+            confidence=_confidence(pipe, tokens[i]) if judged else None,
+            noise_level=_noise_level(pipe, judged[i], phases.phase(i + 1)) if judged else None,
             nelbo=float(nelbo[i]),
             standard_error=math.sqrt(float(variance[i])),
             reconstruction=float(reconstruction[i]),
@@ -104,8 +110,20 @@ def score_texts(
     ]
 
 
-def _confidence(pipe: Pipeline, tokens: Sequence[int]) -> tuple[float, ...] | None:
-    """Return x_theta of each token; None if the model cannot score visible tokens."""
-    if not pipe.can_score_visible_tokens:
-        return None
+def _windows(pipe: LoadedModel, texts: Sequence[Sequence[int]]) -> list[TextWindows]:
+    is_fixed = pipe.token_texts.is_fixed
+    return [TextWindows(each, [*map(is_fixed, each)], pipe.context) for each in texts]
+
+
+def _confidence(pipe: LoadedModel, tokens: Sequence[int]) -> tuple[float, ...]:
+    """Return x_theta of each token."""
     return tuple(score_tokens(pipe.engine, pipe.context, tokens).probability.tolist())
+
+
+def _noise_level(
+    pipe: LoadedModel, cut: TextWindows, on_calls: OnCallsDone | None
+) -> NoiseLevel | None:
+    """Return the estimated fraction of wrong tokens; None if all tokens are line breaks or such."""
+    if all(cut.fixed):
+        return None
+    return estimate_noise(pipe.reader, cut, on_calls=on_calls)

@@ -1,4 +1,4 @@
-"""Tokens and text: the text of each token, and windows over texts longer than the context."""
+"""Tokens and text: the text of each token, also of characters outside the vocabulary."""
 
 from __future__ import annotations
 
@@ -24,12 +24,30 @@ _MAX_PARTS = 16
 """Partial characters that are decoded together: a few characters, so that time stays linear."""
 
 
+class EncodedText(NamedTuple):
+    """A text given by a user, and its tokens."""
+
+    tokens: tuple[int, ...]
+
+    texts: tuple[str, ...]
+    """Text of each token; joined, they are the text exactly.
+
+    It is another one than the token's own where the text has a character outside the vocabulary.
+    """
+
+    fixed: tuple[bool, ...]
+    """Whether correction skips the token: line breaks, tabs, parts of characters, unknown ones."""
+
+
 @final
 class TokenTexts:
     """Splits a text into the text of each of its tokens.
 
     A byte-level token may be part of a character. The tokens of such a character share its text: it
     is assigned to the first of them, and the others get "".
+
+    If tokens are characters, those outside the vocabulary are encoded as similar ones in it, or as
+    the unknown token; `of_text` keeps what they are, and `texts_of` restores them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,6 +57,8 @@ class TokenTexts:
     def __call__(self, tokens: Sequence[int]) -> list[str]:
         """Return one string per token; joined, they are the text."""
         texts = [self.of(token) for token in tokens]
+        if self.tokenizer.is_character_level:
+            return texts
         start = 0
         while start < len(texts):
             stop = start + 1
@@ -56,25 +76,47 @@ class TokenTexts:
         return self._cache[token]
 
     def is_fixed(self, token: int) -> bool:
-        """Whether correction skips the token: line breaks, tabs and parts of characters."""
-        return any(c == _INVALID or category(c) in _LAYOUT for c in self.of(token))
+        """Whether correction skips the token: line breaks, tabs, parts of characters, unknown."""
+        return token in self.tokenizer.unknown_ids or _has_layout(self.of(token))
+
+    def of_text(self, text: str, what: str) -> EncodedText:
+        """Return the tokens of a text with the text of each; `what` names it in error messages.
+
+        Raise if a text cannot be restored: with other tokens than characters, if decoding does not.
+        """
+        if not self.tokenizer.is_character_level:
+            tokens = self.encode(text, what)
+            return EncodedText(
+                tuple(tokens), tuple(self(tokens)), tuple(map(self.is_fixed, tokens))
+            )
+        _require_unicode(text, what)
+        tokens = self.tokenizer.encode(text)
+        layout = {character for character in set(text) if _has_layout(character)}
+        fixed = (v in self.fixed or c in layout for v, c in zip(tokens, text, strict=True))
+        return EncodedText(tuple(tokens), tuple(text), tuple(fixed))
+
+    def texts_of(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
+        """Return the texts of tokens at the positions of a text, its own where they are equal."""
+        if not self.tokenizer.is_character_level:
+            return self(tokens)
+        old = zip(given.tokens, given.texts, strict=True)
+        return [
+            text if new == token else self.of(new)
+            for new, (token, text) in zip(tokens, old, strict=True)
+        ]
 
     def encode(self, text: str, what: str) -> list[int]:
         """Return the tokens of a text; raise if decoding them does not restore it exactly.
 
         `what` names the text in error messages.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{what} must be valid Unicode, got {text[error.start]!r} at character "
-                f"{error.start}, a lone surrogate or a byte that is not UTF-8. Remove it."
-            ) from error
+        _require_unicode(text, what)
         tokens = self.tokenizer.encode(text)
         back = "".join(self(tokens))
         if back != text:
             place = len(commonprefix([text, back]))
+            if self.tokenizer.is_character_level:
+                raise self._outside_vocabulary(text, place, what)
             given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
             raise DataError(
                 f"{what} must be restored exactly by the model's tokenizer, but {given!r} at "
@@ -87,6 +129,15 @@ class TokenTexts:
     def fixed(self) -> frozenset[int]:
         """All tokens that correction neither replaces nor writes."""
         return frozenset(v for v in range(self.tokenizer.vocab.size) if self.is_fixed(v))
+
+    def _outside_vocabulary(self, text: str, place: int, what: str) -> DataError:
+        similar = self.tokenizer.with_similar_characters(text[place])
+        advice = "Remove it" if similar == text[place] else f"Write {similar!r}"
+        return DataError(
+            f"{what} must have characters of the model's vocabulary only, got {text[place]!r} at "
+            f"character {place}. {advice}, or use a model whose tokenizer restores every text, "
+            "such as one of bytes."
+        )
 
     @cached_property
     def _end_text(self) -> str:
@@ -113,39 +164,16 @@ class TokenTexts:
         return stop
 
 
-class Window(NamedTuple):
-    """A part of a text that fits into the context, and the tokens in it that it is used for."""
-
-    start: int
-    stop: int
-
-    own_start: int
-    own_stop: int
-    """Every token of the text is owned by exactly one window."""
-
-    @property
-    def own(self) -> slice:
-        """The window's own tokens, relative to its start."""
-        return slice(self.own_start - self.start, self.own_stop - self.start)
+def _has_layout(text: str) -> bool:
+    """Whether a text has control characters, line separators or parts of characters."""
+    return any(c == _INVALID or category(c) in _LAYOUT for c in text)
 
 
-def windows(num_tokens: int, context: int) -> list[Window]:
-    """Return overlapping windows over a text: one if it fits, else several of `context` tokens.
-
-    A window's own tokens have at least a quarter of the context on either side, except at the
-    beginning and the end of the text.
-    """
-    if num_tokens <= context:
-        return [Window(0, num_tokens, 0, num_tokens)]
-    margin = context // 4
-    stride = context - 2 * margin
-    found: list[Window] = []
-    own_start = 0
-    while own_start < num_tokens:
-        start = min(max(own_start - margin, 0), num_tokens - context)
-        own_stop = own_start + stride if own_start else context - margin
-        if start + context >= num_tokens:
-            own_stop = num_tokens
-        found.append(Window(start, start + context, own_start, own_stop))
-        own_start = own_stop
-    return found
+def _require_unicode(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} must be valid Unicode, got {text[error.start]!r} at character "
+            f"{error.start}, a lone surrogate or a byte that is not UTF-8. Remove it."
+        ) from error

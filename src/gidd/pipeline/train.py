@@ -21,7 +21,7 @@ from gidd.data.corpora import Corpus, texts
 from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer, tokenizer_by_name, train_tokenizer
+from gidd.data.tokenizers import Tokenizer, as_tokenizer, tokenizer_for
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
@@ -234,9 +234,7 @@ def _is_sources(data: Any) -> bool:
 def _tokenizer(choice: int | str, corpus: Corpus) -> Tokenizer:
     if (own := corpus.tokenizer()) is not None:
         return own
-    if isinstance(choice, int):
-        return train_tokenizer(texts(corpus), choice)
-    return tokenizer_by_name(choice)
+    return tokenizer_for(texts(corpus), choice)
 
 
 def _first(batches: Batches) -> tuple[Tensor, Iterator[Tensor]]:

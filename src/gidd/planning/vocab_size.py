@@ -6,7 +6,12 @@ from pathlib import Path
 
 from gidd.data.corpora import corpora_of
 from gidd.data.manifest import DataManifest
-from gidd.data.tokenizers import GPT2_VOCAB_SIZES, tokenizer_by_name
+from gidd.data.tokenizers import (
+    BUILT_KINDS,
+    BYTES_VOCAB_SIZE,
+    GPT2_VOCAB_SIZES,
+    tokenizer_by_name,
+)
 from gidd.errors import ConfigError
 from gidd.training.config import RunConfig
 
@@ -20,7 +25,9 @@ def vocab_size_of(run: RunConfig) -> int:
         return own.vocab.size
     if isinstance(data.tokenizer, int):
         return data.tokenizer
-    if Path(data.tokenizer).exists():
+    if data.tokenizer == "bytes":
+        return BYTES_VOCAB_SIZE
+    if data.tokenizer not in BUILT_KINDS and Path(data.tokenizer).exists():
         return tokenizer_by_name(data.tokenizer).vocab.size
     if data.tokenizer not in GPT2_VOCAB_SIZES:
         raise ConfigError(

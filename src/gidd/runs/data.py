@@ -211,9 +211,5 @@ def _format(value: object) -> str:
 def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
     choice, tokenizer = data.tokenizer, corpora.corpora_of(data.sources)[-1].tokenizer()
     if tokenizer is None:  # only exact sources have their own
-        tokenizer = (
-            tokenizers.train_tokenizer(corpora.texts(data.sources), choice)
-            if isinstance(choice, int)
-            else tokenizers.tokenizer_by_name(choice)
-        )
+        tokenizer = tokenizers.tokenizer_for(corpora.texts(data.sources), choice)
     prepare(data.sources, tokenizer, folder, validation=data.validation, quiet=quiet)

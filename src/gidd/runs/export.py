@@ -20,6 +20,8 @@ from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
+from gidd.proofreading.words import WORDS_FILE
+from gidd.runs.corpus_words import words_of_run
 from gidd.training.build import build_objective
 from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
 from gidd.training.checkpoints.folder import read_manifest, read_record
@@ -44,8 +46,11 @@ class _Trained(NamedTuple):
     """Of the initial weights, as recorded; None if they were random."""
 
 
-def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
+def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> ValidCheckpoint:
     """Write the newest valid checkpoint as safetensors, a record and the tokenizer's files.
+
+    With `bf16`, weights are rounded to bfloat16: half the size. If tokens are characters, the words
+    of the training data are written too, for proofreading.
 
     Exports the EMA of the weights if the run has one. `gidd.from_pretrained` loads a diffusion
     model, `transformers` an autoregressive one (a Llama). The world must have one process: the
@@ -66,12 +71,16 @@ def export(run_folder: Path, out: Path, world: World) -> ValidCheckpoint:
     summary = {"steps": checkpoint.step, "run": to_plain(run)}
     if source is not None:
         summary["init_from"] = source
+    if bf16:
+        objective = objective.bfloat16()
     if isinstance(objective, DiffusionObjective):
         save(out, objective.denoiser, objective.schedule, summary)
     else:
         assert isinstance(objective, AutoregressiveObjective)
         objective.model.save(out)
     tokenizer.save(out)
+    if (words := words_of_run(run_folder, run, tokenizer)) is not None:
+        words.save(out / WORDS_FILE)
     return checkpoint
 
 

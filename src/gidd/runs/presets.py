@@ -89,6 +89,19 @@ def laptop(size: str, *, steps: int, length: int, learning_rate: float) -> RunCo
     )
 
 
+def proofreading() -> RunConfig:
+    """Return a run for two CPU cores: a model of characters that corrects texts."""
+    base = laptop("nano", steps=4000, length=256, learning_rate=2e-3)
+    return replace(
+        base,
+        backbone=base.backbone.changed(width=160, num_layers=5, num_heads=5, mixing_width=7),
+        objective=Diffusion(noise=hybrid(0.3), time_power=3.0),
+        data=replace(base.data, tokenizer="chars"),
+        optim=replace(base.optim, warmup=200),
+        train=replace(base.train, global_batch=16, evaluate_samples=64, generate_samples=1),
+    )
+
+
 def _paper_rows() -> dict[str, RunConfig]:
     rows: dict[str, RunConfig] = {}
     for p in (0.0, 0.1, 0.2):
@@ -111,6 +124,7 @@ def _paper_rows() -> dict[str, RunConfig]:
 PRESETS: dict[str, RunConfig] = {
     "nano": laptop("nano", steps=3000, length=64, learning_rate=1e-3),
     "micro": laptop("micro", steps=10_000, length=128, learning_rate=7e-4),
+    "proof": proofreading(),
     **_paper_rows(),
     "1b": large("1b", batch=1024, length=1024, tokens=3e11, learning_rate=3e-4),
     "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),

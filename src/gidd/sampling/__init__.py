@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         gain as gain,
         gibbs_sweep as gibbs_sweep,
         likelihood as likelihood,
+        posterior_correction as posterior_correction,
         self_correction as self_correction,
     )
     from gidd.sampling.engine import Engine as Engine, OnStep as OnStep, StepEvent as StepEvent
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         PlannedStep as PlannedStep,
         Step as Step,
         corrector_plan as corrector_plan,
+        posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
     from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction

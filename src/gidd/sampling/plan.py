@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.times import even_mesh
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
@@ -85,6 +86,18 @@ def sampling_plan(
         steps.append(PlannedStep(step, t, s))
         steps.extend(PlannedStep(corrector, s, s) for corrector in correctors)
     return Plan(tuple(steps))
+
+
+def posterior_sampling_plan(t: float, num_steps: int, step: Step = ancestral) -> Plan:
+    """Step from the noise level t of a given text to 0: samples of what the text may have been.
+
+    A text with wrong tokens is a sample of Z_t for the t that `matched_time` returns. The reverse
+    chain from there samples all its tokens jointly, given the text; `posterior_correction` instead
+    takes the most likely token at each position. The steps are shorter towards 0: the noise of the
+    paper's schedule decreases like sqrt(t).
+    """
+    mesh = t * even_mesh(num_steps).square()
+    return sampling_plan(mesh, step)
 
 
 def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:

@@ -66,6 +66,7 @@ def build_objective(
         token_bytes=token_bytes,
         compiled=run.train.compile,
         p_uniform_warmup=objective.p_uniform_warmup,
+        time_power=objective.time_power,
     )
 
 

@@ -37,6 +37,10 @@ class Diffusion:
     eps: float = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
 
+    time_power: float = 1.0
+    """Density of training times: uniform numbers raised to this power. Above 1, more times have
+    little noise, which is what correction of texts needs; the paper uses 1."""
+
     p_uniform_warmup: int = 0
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
 
@@ -46,6 +50,8 @@ class Diffusion:
             yield from (f"{name}.{problem}" for problem in chosen.problems())
         if not 0 <= self.eps < 0.5:
             yield f"objective.eps must be in [0, 0.5), got {self.eps}. The paper uses 1e-4."
+        if not 1 <= self.time_power <= 10:
+            yield f"objective.time_power must be in [1, 10], got {self.time_power}. 1 is uniform."
         if self.p_uniform_warmup < 0:
             yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
         if self.p_uniform_warmup and self.noise.name != "hybrid":
@@ -83,7 +89,8 @@ class DataConfig:
     """Corpora, files or URLs to prepare, as for `gidd data prepare`."""
 
     tokenizer: int | str = "gpt2"
-    """As for `gidd data prepare`; a number trains a BPE tokenizer of that vocabulary size."""
+    """gpt2, bytes, chars, or another as for `gidd data prepare`; a number trains a BPE of that
+    vocabulary size."""
 
     validation: int | float = 0.05
     """Validation split: the last N documents, or a fraction of them."""

@@ -23,7 +23,7 @@ from gidd.diffusion.loss import loss_at
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.diffusion.times import TRAINING_EPS, stratified_times
+from gidd.diffusion.times import TRAINING_EPS, stratified_times, time_weights
 from gidd.diffusion.weighting import Weighting
 from gidd.models import AutoregressiveModel, Denoiser
 
@@ -93,6 +93,7 @@ class DiffusionObjective(Objective):
         token_bytes: Int[Tensor, " V"] | None = None,
         compiled: bool = False,
         p_uniform_warmup: int = 0,
+        time_power: float = 1.0,
     ) -> None:
         """Take a model, its noise and its weights.
 
@@ -105,11 +106,12 @@ class DiffusionObjective(Objective):
             token_bytes: UTF-8 bytes of each token.
             compiled: As in `fused_loss`.
             p_uniform_warmup: Training steps in which p_uniform of hybrid noise grows from 0.
+            time_power: As `power` in `stratify`.
         """
         super().__init__()
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
         self.seed, self.eps, self.token_bytes, self.compiled = seed, eps, token_bytes, compiled
-        self.p_uniform_warmup = p_uniform_warmup
+        self.p_uniform_warmup, self.time_power = p_uniform_warmup, time_power
         self._noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = {}
 
     @property
@@ -126,7 +128,7 @@ class DiffusionObjective(Objective):
         x = batch.tokens
         schedule, weighting = self._noise_at(step)
         slot = batch.sample_index % num_samples
-        t = stratified_times(self.seed, step, slot, num_samples, self.eps)
+        t = stratified_times(self.seed, step, slot, num_samples, self.eps, power=self.time_power)
         position = torch.arange(x.shape[1], device=x.device)
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
         z, (loss, weight, kl, itakura_saito) = loss_at(
@@ -134,6 +136,8 @@ class DiffusionObjective(Objective):
         )
         with torch.no_grad():
             weight, valid = weight * batch.valid, batch.valid
+            if self.time_power != 1:  # the density of times changes the loss, not the NELBO
+                weight = weight * time_weights(t, self.eps, self.time_power)[:, None]
             nelbo = weight * (kl + itakura_saito)
             mask_id, kept = self.schedule.vocab.mask_id, z == x
             masked = torch.zeros_like(kept) if mask_id is None else z == mask_id

@@ -24,7 +24,16 @@ def run_from_yaml(text: str) -> RunConfig:
 
 def run_from_plain(plain: Any, where: str = "run") -> RunConfig:
     """Return the configuration in plain data, which is not trusted."""
-    return from_plain(RunConfig, _with_names(plain), where)
+    return from_plain(RunConfig, _with_time_power(_with_names(plain)), where)
+
+
+def _with_time_power(plain: Any) -> Any:
+    """Return the configuration with uniform training times if it is older than that setting."""
+    run = _fields(plain)
+    objective = _fields(run.get("objective"))
+    if objective.get(KIND) != "Diffusion" or "time_power" in objective:
+        return plain
+    return {**run, "objective": {**objective, "time_power": 1.0}}
 
 
 def _with_names(plain: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Figures of self-correction: its effect on samples, and the recovery of corrupted text."""
+"""Figures of correction: errors before and after, and its effect on a model's own samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from gidd.viz.figure import (
     plot_curve,
     result_handles,
     ticks_at,
-    varying,
 )
 
 _BEFORE: dict[str, Any] = {"marker": "*", "linestyle": "", "markerfacecolor": "white"}
@@ -36,15 +35,11 @@ _EFFECTS = (
     ("gen_ppl", "self_accuracy", "Self-accuracy and quality", GEN_PPL, "self-accuracy"),
 )
 """Columns, title and axis labels of the panels."""
-
-_RECOVERY = {
-    "found": "Corrupted text that was changed",
-    "restored": "Corrupted text that was restored",
-    "damaged": "Correct text that was changed",
-}
+_UNCORRECTED: dict[str, Any] = {"color": "grey", "linestyle": "--", "linewidth": 1.0}
+_PANELS_PER_ROW = 3
 
 
-def plot_correction(results: Sequence[ResultRows], out: Path) -> None:
+def plot_self_correction(results: Sequence[ResultRows], out: Path) -> None:
     """Plot the effect of self-correction on samples (Sec. 5.4 of the paper), a colour per result.
 
     Curves run over temperatures; each number of calls has a line style.
@@ -80,33 +75,53 @@ def _over_temperatures(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return grouped([after[i] for i in order], ["calls"])
 
 
-def plot_recovery(results: Sequence[ResultRows], out: Path) -> None:
-    """Plot how much corrupted text is found and restored, and how much correct text is changed.
+def plot_correction(results: Sequence[ResultRows], out: Path) -> None:
+    """Plot the word error rate after correction against that before, a panel per kind of noise.
 
-    Results and settings differ by colour, kinds of corruption by line style.
+    Each method of each result has a colour; rows of clean text are the first point of all panels.
+    The dashed line is text that is not corrected.
     """
     rows = [row for result in results for row in result.rows]
-    by_setting, by_kind = varying(rows, ["setting"]), varying(rows, ["corruption"])
-    kinds = list(grouped(rows, by_kind))
-    with drawing(out, (12.0, 4.6)) as figure:
-        handles, names = list[Any](), list[str]()
-        curves: list[tuple[list[Row], dict[str, Any]]] = []
-        for result, marker in zip(results, MARKERS, strict=False):
-            for setting, of_setting in grouped(result.rows, by_setting).items():
-                colour = COLOURS[len(handles) % len(COLOURS)]
-                handles.append(line_handle(color=colour, marker=marker))
-                prefix = [result.label] if len(results) > 1 or not setting else []
-                names.append(", ".join([*prefix, *([setting] if setting else [])]))
-                for kind, curve in grouped(of_setting, by_kind).items():
-                    line = LINES[kinds.index(kind) % len(LINES)]
-                    curves.append((curve, {"color": colour, "marker": marker, "linestyle": line}))
-        for axes, (y, title) in zip(figure.subplots(1, 3), _RECOVERY.items(), strict=True):
-            for curve, style in curves:
-                plot_curve(axes, curve, "rate", y, **style)
-            finish(axes, title, "fraction of corrupted text", "fraction")
-            axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
-        if by_kind:
-            lines = [LINES[i % len(LINES)] for i in range(len(kinds))]
-            handles += [line_handle(color="grey", linestyle=line) for line in lines]
-            names += kinds
-        add_legend(figure, handles, names, loc="outside lower center", ncols=3)
+    noisy = [row for row in rows if row.get("rate") != 0 and isinstance(row.get("noise"), str)]
+    noises = list(grouped(noisy, ["noise"])) or ["clean text"]
+    methods = list(grouped(rows, ["method"]))
+    curves = [(result, method) for result in results for method in methods]
+    names = [
+        method if len(results) == 1 else f"{result.label}: {method}" for result, method in curves
+    ]
+    width = min(len(noises), _PANELS_PER_ROW)
+    height = -(-len(noises) // width)
+    with drawing(out, (3.4 * width + 1.4, 3.3 * height + 0.7)) as figure:
+        grid = list(figure.subplots(height, width, squeeze=False).flat)
+        for axes, noise in zip(grid, noises, strict=False):
+            for number, (result, method) in enumerate(curves):
+                shown = [row for row in result.rows if _is_shown(row, noise, method)]
+                plot_curve(axes, shown, "wer_before", "wer", **_style(number))
+            before = column([row for row in rows if row.get("noise") == noise], "wer_before")
+            if len(before := before[np.isfinite(before)]):
+                axes.plot([0, before.max()], [0, before.max()], **_UNCORRECTED)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(_percent)
+            finish(axes, noise, "word error rate before", "after correction")
+        for axes in grid[len(noises) :]:
+            axes.set_axis_off()
+        handles = [line_handle(**_style(number)) for number in range(len(curves))]
+        handles.append(line_handle(**_UNCORRECTED))
+        labels = [*names, "not corrected"]
+        add_legend(figure, handles, labels, loc="outside lower center", ncols=width + 1)
+
+
+def _is_shown(row: Row, noise: str, method: str) -> bool:
+    is_noise = row.get("noise") == noise or row.get("rate") == 0
+    return is_noise and row.get("method") == method
+
+
+def _percent(value: float, _position: int | None = None) -> str:
+    return f"{100 * value:g}%"
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Return the colour, marker and line of a curve; a line style per round of colours."""
+    lap, place = divmod(number, len(COLOURS))
+    line = LINES[lap % len(LINES)]
+    return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": line}

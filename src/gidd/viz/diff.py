@@ -15,29 +15,41 @@ from gidd.common.terminal import printable
 _CONTEXT = 80
 """Characters of an unchanged line that are shown on either side of a change."""
 
-_STYLES = {"same": "", "old": "red strike", "new": "bold green"}
-_MARKS = {"same": "{}", "old": "[-{}-]", "new": "{{+{}+}}"}
+_STYLES = {
+    "same": "",
+    "old": "red strike",
+    "arrow": "dim",
+    "new": "bold green",
+    "doubt": "yellow underline",
+    "note": "dim",
+}
+_COLOURED = dict.fromkeys(_STYLES, "{}") | {"note": " {}"}
+_MARKED = _COLOURED | {"old": "[-{}-]", "arrow": "", "new": "{{+{}+}}", "doubt": "[?{}?]"}
 """Mark old and new text without colours, like `git diff --word-diff`."""
 
 
 class TextChange(NamedTuple):
-    """A part of a text that was replaced."""
+    """A part of a text that was replaced, or that may be wrong if `new` is `old`."""
 
     start: int
     old: str
     new: str
+    note: str = ""
+    """Shown after the new text, such as the confidence in it."""
 
 
 class _Segment(NamedTuple):
-    kind: Literal["same", "old", "new"]
+    kind: Literal["same", "old", "arrow", "new", "doubt", "note"]
     text: str
 
 
 def readable(original: str, changes: Sequence[TextChange], *, colours: bool) -> Table:
-    """Return the changed lines with their numbers, given the replaced parts in order.
+    """Return the changed lines with their numbers, given the changed parts in order.
 
-    Old text is red and new text green or, without colours, [-marked-] and {+marked+}.
+    Old text is red and struck out, new text green and doubtful text yellow or, without colours,
+    [-marked-], {+marked+} and [?marked?].
     """
+    forms = _COLOURED if colours else _MARKED
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -45,7 +57,7 @@ def readable(original: str, changes: Sequence[TextChange], *, colours: bool) -> 
         if any(segment.kind != "same" for segment in segments):
             line = Text()
             for kind, text in _shortened(segments):
-                line.append(text if colours else _MARKS[kind].format(text), _STYLES[kind])
+                line.append(forms[kind].format(text), _STYLES[kind])
             table.add_row(f"{number} │", line)
     return table
 
@@ -62,16 +74,29 @@ def unified(name: str, original: str, corrected: str) -> str:
 
 
 def _segments(original: str, changes: Sequence[TextChange]) -> Iterator[_Segment]:
-    """Merge adjacent changes: all old text, then all new text."""
-    end, old, new = 0, "", ""
-    for change in (*changes, TextChange(len(original), "", "")):
+    """Merge adjacent replacements: all old text, then all new text, then their notes."""
+    end = 0
+    pending: list[TextChange] = []
+    for change in changes:
         between = original[end : change.start]
-        if between or change.start == len(original):
-            yield from (_Segment("old", old), _Segment("new", new), _Segment("same", between))
-            old = new = ""
-        old, new = old + change.old, new + change.new
+        if between or change.new == change.old:
+            yield from (*_merged(pending), _Segment("same", between))
+            pending = []
+        if change.new == change.old:
+            yield from (_Segment("doubt", change.old), _Segment("note", change.note))
+        else:
+            pending.append(change)
         end = change.start + len(change.old)
-    yield from (_Segment("old", old), _Segment("new", new))
+    yield from (*_merged(pending), _Segment("same", original[end:]))
+
+
+def _merged(changes: Sequence[TextChange]) -> Iterator[_Segment]:
+    old = "".join(change.old for change in changes)
+    new = "".join(change.new for change in changes)
+    yield _Segment("old", old)
+    yield _Segment("arrow", "→" if old and new else "")
+    yield _Segment("new", new)
+    yield _Segment("note", ", ".join(change.note for change in changes if change.note))
 
 
 def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]:
@@ -83,7 +108,7 @@ def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]
             if text:
                 signs = text.replace("\r", "␍").replace("\n", "↵")
                 line.append(_Segment(kind, printable(signs)))
-            following += text.count("\n") if kind == "old" else 0
+            following += text.count("\n") if kind in ("old", "doubt") else 0
             continue
         first, *others = printable(text).split("\n")
         line.append(_Segment("same", first))

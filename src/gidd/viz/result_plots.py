@@ -8,7 +8,7 @@ from pathlib import Path
 from gidd.common.files import explain_damage
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
-from gidd.viz.correction_plots import plot_correction, plot_recovery
+from gidd.viz.correction_plots import plot_correction, plot_self_correction
 from gidd.viz.figure import ResultRows, require_few
 from gidd.viz.frontier_plot import plot_frontier
 from gidd.viz.scaling_plot import plot_scaling
@@ -19,9 +19,9 @@ RESULT_PLOTS: dict[str, Callable[[Sequence[ResultRows], Path], None]] = {
     "frontier": plot_frontier,
     "judge": plot_judge,
     "ppl": plot_ppl,
-    "recovery": plot_recovery,
     "samples": plot_samples,
     "scaling": plot_scaling,
+    "self_correction": plot_self_correction,
 }
 """Kind of a result -> function that draws results of that kind."""
 

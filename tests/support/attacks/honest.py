@@ -20,11 +20,11 @@ LETTER = "I embrace with great satisfaction the opportunity, eeeeeeeeeeeeeeeeeee
 COMMANDS: dict[str, list[list[str]]] = {
     "model": [
         ["sample", "model", "--length", "8", "--steps", "2", "--jsonl"],
-        ["correct", "model", "--text", LETTER, "--calls", "2"],
+        ["correct", "--text", LETTER, "--model", "model"],
     ],
     "published": [["sample", "published", "--steps", "2"]],
     "tokenizer": [
-        ["correct", "tokenizer", "--text", LETTER, "--calls", "2"],
+        ["correct", "--text", LETTER, "--model", "tokenizer"],
         ["sample", "tokenizer", "--length", "8", "--steps", "2", "--prompt", "an"],
     ],
     "sources": [["data", "prepare", "sources", "--tokenizer", "model", "--out", "prepared"]],

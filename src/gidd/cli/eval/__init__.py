@@ -10,8 +10,8 @@ EVALUATIONS = {
     "ppl": "likelihood, perplexity and bits per byte of texts",
     "samples": "quality and diversity of samples: generative perplexity, entropy, self-accuracy",
     "frontier": "quality against diversity of samples over steps, temperatures and correctors",
-    "correction": "effect of self-correction on samples: quality, diversity, changed tokens",
-    "recovery": "errors added to text that self-correction finds, restores and damages",
+    "correction": "mistakes added to text: word and character errors before and after correction",
+    "self-correction": "effect of self-correction on samples: quality, diversity, changed tokens",
     "tasks": "accuracy on tasks of lm-evaluation-harness",
     "judge": "grades of samples by a language model behind an OpenAI-compatible API",
     "scaling": "compute-efficient frontier and power law over training runs",
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:11} {what}" for name, what in EVALUATIONS.items())
+    commands = "\n".join(f"  {name:15} {what}" for name, what in EVALUATIONS.items())
     return (
         "usage: gidd eval NAME ...\n\n"
         "Measure a model. Every result has standard errors and a manifest of its settings;\n"

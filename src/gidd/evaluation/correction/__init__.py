@@ -1,4 +1,5 @@
-"""Self-correction: of a model's own samples, and of text with known errors.
+"""Correction: of text with known mistakes, and of a model's own samples.
 
-Reading order: `correction_settings`, `corruption`, `recovery`, `correction_curve`.
+Reading order: `correction_settings`; `noises` with `confusions`, `spellcheckers`, `edit_distance`,
+`error_rates`, `passages` and `text_correction` (found text); `correction_curve` (own samples).
 """

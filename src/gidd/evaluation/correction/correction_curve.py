@@ -230,7 +230,9 @@ def _result(
         "grader": None if grader is None else grader.manifest,
         "definitions": _DEFINITIONS,
     }
-    return EvaluationResult(kind="correction", measurements=numbers, manifest=manifest, rows=rows)
+    return EvaluationResult(
+        kind="self_correction", measurements=numbers, manifest=manifest, rows=rows
+    )
 
 
 def _measure(states: Sequence[MeasuredState]) -> dict[str, Measurement]:

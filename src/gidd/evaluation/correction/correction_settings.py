@@ -1,10 +1,10 @@
-"""Options of the evaluations of self-correction; they are checked without torch."""
+"""Options of the evaluations of correction; they are checked without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, final, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, final, get_args
 
 from gidd.common.allowed import (
     SEED,
@@ -15,75 +15,62 @@ from gidd.common.allowed import (
     number,
     optional,
 )
-from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+from gidd.evaluation.correction.spellcheckers import SPELLCHECKERS
+from gidd.pipeline.options import SamplingOptions
 from gidd.sampling.defaults import MAX_TEMPERATURE
 
-CorruptionName = Literal["tokens", "swap", "letters"]
+NoiseName = Literal["random", "keyboard", "ocr", "typos", "confusions"]
+MethodName = Literal["gidd", "gidd-channel", "symspellpy", "pyspellchecker"]
 
-CORRUPTIONS: dict[str, str] = {
-    "tokens": "each token is replaced with probability `rate` by a uniformly drawn other one; "
-    "units are tokens",
-    "swap": "tokens are paired with a neighbour, and each pair is exchanged with probability "
-    "`rate`; units are tokens",
-    "letters": "in each word that has an ASCII letter, with probability `rate` one letter is "
-    "replaced by another one of the same case; units are words with the space before them",
+METHODS: Mapping[MethodName, str] = {
+    "gidd": "`pipe.correct` with its defaults; number and kind of mistakes are not given",
+    "gidd-channel": "the same, given the channel of the mistakes; for keyboard and ocr only",
+    "symspellpy": f"symspellpy: {SPELLCHECKERS['symspellpy']}",
+    "pyspellchecker": f"pyspellchecker: {SPELLCHECKERS['pyspellchecker']}",
 }
-"""Kinds of errors; line breaks, special tokens and parts of characters are never changed."""
+"""Methods of correction, and what they are."""
 
+WITH_CHANNEL: Final = "gidd-channel"
+"""The method that is given the channel of the mistakes."""
 
-RATE = number(lambda rate: 0 < rate <= 1, "in (0, 1]", "It is a fraction, e.g. 0.05.")
-"""Allowed rates of errors."""
-
-ErrorRate = float | Literal["none"]
-"""An expected fraction of wrong tokens; "none" is Algorithm 1 of the paper."""
+SHORTEST_PASSAGE: Final = 500
+"""Characters of a passage, on average: more documents than this allows are not read."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RecoveryOptions:
-    """Errors to add to clean text, and settings of self-correction to compare on it."""
+class CorrectionTestOptions:
+    """Mistakes to add to clean text, and methods that correct them."""
 
-    corruption: tuple[CorruptionName, ...] = ("tokens",)
-    """Kinds of errors: tokens (random other tokens), swap (neighbouring tokens exchanged), letters
-    (a letter of a word replaced by another one)."""
+    noise: tuple[NoiseName, ...] = get_args(NoiseName)
+    """Kinds of mistakes: random (wrong letters), keyboard (neighbouring keys), ocr (look-alikes),
+    typos (letters dropped, added, replaced, exchanged), confusions (to/too, of/off, form/from)."""
 
-    rate: tuple[float, ...] = (0.05,)
-    """Fractions of tokens, for letters of words, that become wrong."""
+    rates: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)
+    """Probabilities of a mistake at each letter (random, typos), at each character that can be
+    mistaken (keyboard, ocr) or at each word that can be confused (confusions)."""
 
-    error_rate: tuple[ErrorRate, ...] = ("none", 0.2, 0.05, 0.01)
-    """Expected fractions of wrong tokens that self-correction is run with; none replaces every
-    token for which the model prefers another one, as in the paper. No correction ("off") is always
-    a row of the table."""
+    methods: tuple[MethodName, ...] = ("gidd",)
+    """Methods to compare: gidd (the model), gidd-channel (given the channel of the mistakes, for
+    keyboard and ocr), symspellpy and pyspellchecker (dictionaries)."""
 
-    num_texts: int = 120
-    """Number of texts, taken in turn from the documents; fewer if the documents have no more."""
-
-    length: int | None = None
-    """Tokens per text; by default the model's context."""
+    max_characters: int = 20_000
+    """Characters to correct for each noise, rate and method, in equal parts of all documents."""
 
     seed: int = 0
-    """Random seed of errors and of self-correction."""
-
-    correction: CorrectionOptions = field(default_factory=CorrectionOptions)
-    """Other options of self-correction."""
+    """Random seed of the mistakes."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with its name."""
-        error_rate = number(lambda rate: 0 < rate < 1, "in (0, 1) or none, as in the paper")
-        yield from field_problems(
+        rate = number(lambda rate: 0 <= rate <= 1, "in [0, 1]", "It is a fraction, e.g. 0.05.")
+        return field_problems(
             self,
-            corruption=_each(choice(get_args(CorruptionName))),
-            rate=_each(RATE),
-            error_rate=_each(_or_none(error_rate)),
-            num_texts=integer(1),
-            length=optional(integer(2)),
+            noise=_each(choice(get_args(NoiseName))),
+            rates=_each(rate),
+            methods=_each(choice(get_args(MethodName))),
+            max_characters=integer(SHORTEST_PASSAGE, 10_000_000),
             seed=SEED,
         )
-        yield from self.correction.problems("correction.")
-        if self.correction.error_rate is not None:
-            yield "correction.error_rate must be left out: set --error-rate instead."
-        if not self.correction.calls:
-            yield 'correction.calls must be at least 2: the row "off" has no correction.'
 
 
 @final
@@ -137,12 +124,3 @@ def _each(allowed: Allowed) -> Allowed:
         return bool(values) and is_allowed and len(set(values)) == len(values)
 
     return allowed._replace(contains=contains, text=f"one or more different values, {allowed.text}")
-
-
-def _or_none(allowed: Allowed) -> Allowed:
-    """Allow the word "none" as well."""
-
-    def contains(value: object) -> bool:
-        return value == "none" or allowed.contains(value)
-
-    return allowed._replace(contains=contains)

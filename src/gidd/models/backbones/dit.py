@@ -14,7 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.backbones.layers import Block, TimeEmbedding, layer_norm, modulate, rotation
+from gidd.models.backbones.layers import (
+    Block,
+    LocalMixing,
+    TimeEmbedding,
+    layer_norm,
+    modulate,
+    rotation,
+)
 from gidd.models.init import Initializer
 from gidd.models.weights import (
     COPY_BOTH_AGAIN,
@@ -26,6 +33,9 @@ from gidd.models.weights import (
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+_MIXING_BOUND = 0.2
+"""Initial weights of local mixing are uniform in +-0.2: about a tenth of the input."""
 
 
 @final
@@ -44,7 +54,7 @@ class DiT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.time = TimeEmbedding(time_width)
         self.blocks = nn.ModuleList(
-            Block(width, config.num_heads, time_width, config.dropout)
+            Block(width, config.num_heads, time_width, config.dropout, config.mixing_width)
             for _ in range(config.num_layers)
         )
         self.final_norm = layer_norm(width)
@@ -66,6 +76,8 @@ class DiT(nn.Module):
                     initial.uniform(parameter, module.in_features**-0.5)
             elif isinstance(module, nn.Embedding):
                 initial.uniform(module.weight, module.embedding_dim**-0.5)
+            elif isinstance(module, LocalMixing):
+                initial.uniform(module.weight, _MIXING_BOUND)
             elif isinstance(module, nn.LayerNorm):
                 module.weight.fill_(1)
 

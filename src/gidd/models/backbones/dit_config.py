@@ -66,6 +66,10 @@ class DiTConfig:
     dropout: float = 0.0
     """Dropout rate before each residual addition, in training only; the paper uses 0."""
 
+    mixing_width: int = 0
+    """Positions that a depthwise convolution before each block mixes, an odd number; 0: none.
+    Small models learn faster with 7; the paper's sizes and published checkpoints have none."""
+
     checkpoint_activations: bool = False
     """Recompute the activations of each block in the backward pass: less memory, more time."""
 
@@ -85,6 +89,12 @@ class DiTConfig:
                 f"width must be an even multiple of num_heads = {shorten(self.num_heads)}, got "
                 f"{shorten(self.width)}. Rotary embedding needs an "
                 f"even head size, width / num_heads; use {shorten(example)}, for example."
+            )
+        mixing = self.mixing_width
+        if type(mixing) is not int or mixing < 0 or (mixing and mixing % 2 == 0):
+            yield (
+                f"mixing_width must be 0 or an odd number, got {shorten(mixing)}. It is the width "
+                "of a convolution centred at each position, such as 7."
             )
         if not 0 <= self.dropout < 1:
             yield (
@@ -112,7 +122,8 @@ class DiTConfig:
         """Number of parameters of all blocks (the non-embedding count)."""
         attention_and_mlp = 12 * self.width**2 + (4 + 1) * self.width
         norms, modulation = 2 * self.width, 6 * self.width * (self.time_width + 1)
-        return self.num_layers * (attention_and_mlp + norms + modulation)
+        mixing = self.mixing_width * self.width
+        return self.num_layers * (attention_and_mlp + norms + modulation + mixing)
 
 
 @final

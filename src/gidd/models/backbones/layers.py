@@ -114,11 +114,34 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
+class LocalMixing(nn.Module):
+    """Depthwise convolution over positions, added to its input; positions outside count as 0.
+
+    Attention of a new model is an average over all positions, from which a small model takes
+    hundreds of steps to learn to read its neighbours. This layer reads them from the first step.
+    """
+
+    def __init__(self, width: int, num_positions: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_positions, width))
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Add a weighted sum of each position's neighbours."""
+        num_positions = len(self.weight)
+        kernel = self.weight.t()[:, None, :].to(x.dtype)
+        padding = num_positions // 2
+        mixed = F.conv1d(x.transpose(1, 2), kernel, padding=padding, groups=x.shape[-1])
+        return x + mixed.transpose(1, 2)
+
+
 class Block(nn.Module):
     """Attention and MLP, each with adaptive layer norm, a gate and a residual connection."""
 
-    def __init__(self, width: int, num_heads: int, time_width: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, num_heads: int, time_width: int, dropout: float, mixing_width: int = 0
+    ) -> None:
         super().__init__()
+        self.mixing = LocalMixing(width, mixing_width) if mixing_width else None
         self.attention_norm = layer_norm(width)
         self.attention = Attention(width, num_heads)
         self.mlp_norm = layer_norm(width)
@@ -129,7 +152,9 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L D"], condition: Float[Tensor, "B time_width"], angles: Rotation
     ) -> Float[Tensor, "B L D"]:
-        """Apply attention, then the MLP."""
+        """Apply local mixing, if any, then attention, then the MLP."""
+        if self.mixing is not None:
+            x = self.mixing(x)
         parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
         attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles)

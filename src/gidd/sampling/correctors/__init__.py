@@ -10,6 +10,7 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.sampling.correctors.gibbs_sweep import gibbs_sweep as gibbs_sweep
+    from gidd.sampling.correctors.posterior import posterior_correction as posterior_correction
     from gidd.sampling.correctors.self_correction import (
         Score as Score,
         gain as gain,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PARTS: dict[str, str] = {
     "gibbs": "gibbs",
     "gibbs_sweep": "gibbs_sweep",
+    "posterior": "posterior_correction",
     "self_correction": "self_correction",
 }
 """Function of each corrector by its name."""

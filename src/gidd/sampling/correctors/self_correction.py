@@ -60,7 +60,6 @@ def self_correction(
     num_tokens: int = 1,
     distance: int = 1,
     score: Score = likelihood,
-    error_rate: float | None = None,
 ) -> StepOutput:
     """Run one iteration of Algorithm 1, App. C (s = t): draw tokens, commit the best change.
 
@@ -70,8 +69,8 @@ def self_correction(
     change has not been scored and is never returned. Each state's self-accuracy comes from its own
     prediction.
 
-    Algorithm 1 replaces every token that is drawn differently. With `error_rate`, a token is
-    replaced only if it is more likely wrong than right.
+    It suits samples of the model. In a text that was given, `posterior_correction` replaces only
+    tokens that are more likely wrong than right.
 
     Args:
         schedule: Noise.
@@ -84,7 +83,6 @@ def self_correction(
         num_tokens: Changes to commit per call; the paper commits 1.
         distance: Least distance in tokens between changes of one call.
         score: Ranks the changes: `likelihood` or `gain`.
-        error_rate: Expected fraction of wrong tokens; None replaces as Algorithm 1 does.
     """
     require_temperature("self-correction's temperature", temperature)
     require_distance(distance)
@@ -94,7 +92,6 @@ def self_correction(
                 f"self-correction's {name} must be at least 1, got {value}. The paper commits 1 "
                 "token per call, with a patience of 32."
             )
-    min_gain = 0.0 if error_rate is None else _min_gain(error_rate, schedule.vocab.size)
     z, free = canvas.tokens, canvas.free
     u = canvas.random(Stream.TOKEN).flatten()
 
@@ -106,13 +103,12 @@ def self_correction(
         )
         proposal = Proposal(at(rows, current), at(rows, token), log_odds)
         is_top = proposal.old >= rows.amax(-1)
-        allowed = proposal.new >= min_gain * proposal.old
-        return token, proposal.new, score(proposal), is_top, allowed
+        return token, proposal.new, score(proposal), is_top
 
-    token, probability, scores, is_top, allowed = prediction.read(free, propose)
+    token, probability, scores, is_top = prediction.read(free, propose)
     self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
     best = _update_best(canvas.best, z, self_accuracy)
-    differs = free & allowed & (token != z)
+    differs = free & (token != z)
     finished = ~differs.any(-1) | (best.age >= patience)
     committed = top_spaced(scores, differs, num_tokens, distance)
     return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
@@ -142,18 +138,3 @@ def _update_best(best: BestState, tokens: Tensor, score: Tensor) -> BestState:
         torch.where(improved, score, best.score),
         torch.where(improved, 0, best.age + 1),
     )
-
-
-def _min_gain(error_rate: float, vocab_size: int) -> float:
-    """Compute the minimum ratio x_theta(v) / x_theta(z) to replace z by v (Bayes' rule).
-
-    Suppose a fraction e = `error_rate` of the tokens was replaced uniformly at random. Given the
-    other tokens, the posterior weight of z being right is (1 - e) x_theta(z), and that of v being
-    right and replaced by z is e x_theta(v) / `vocab_size`.
-    """
-    if not 0 < error_rate < 1:
-        raise ConfigError(
-            f"error_rate must be between 0 and 1, got {error_rate}. It is the expected fraction of "
-            "wrong tokens, e.g. 0.05."
-        )
-    return (1 - error_rate) * vocab_size / error_rate

@@ -1,0 +1,99 @@
+"""Correct a model's own samples, and measure quality and diversity against changed tokens.
+
+- Samples are corrected by Algorithm 1 of the paper (App. C) at each temperature.
+- They are measured before (0 calls) and after each number of forward passes.
+- Generative perplexity needs a grader, a causal language model; it is omitted without one.
+- A model trained with masking alone is not able to correct itself (Sec. 5.4); it can be measured.
+
+Examples:
+  gidd eval self-correction models/nano --grader smollm2
+  gidd eval self-correction models/nano --num-samples 16 --temperatures 0.1,0.5 --calls 8,32,128
+  gidd eval self-correction models/nano --steps 64 --grader gpt2-large --out self-correction.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import tyro
+
+from gidd.cli.eval.display import Column, report_rows, show_counts, with_error
+from gidd.cli.eval.grader_options import GraderOptions
+from gidd.cli.eval.lists import split_commas
+from gidd.cli.eval.report import ResultOptions
+from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.parsing import parse
+from gidd.cli.sampling_form import SamplingForm
+from gidd.errors import ConfigError
+from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
+from gidd.pipeline.options import SamplingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveCommand:
+    """Options of `gidd eval self-correction`."""
+
+    model: ModelName
+    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
+
+    curve: Flat[CurveOptions] = field(default_factory=CurveOptions)
+    sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
+
+    grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
+    result: Flat[ResultOptions] = field(default_factory=ResultOptions)
+    runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from self.curve.problems()
+        yield from curve_problems(self.sampling)
+        yield from self.grading.problems()
+
+
+_LISTS = ("--temperatures", "--calls")
+
+_COLUMNS: dict[str, Column] = {
+    "temperature": lambda row: f"{row['temperature']:g}",
+    "calls": lambda row: f"{row['calls']}",
+    "changed": with_error("changed_tokens", percent=True, digits=1),
+    "gen. PPL": with_error("gen_ppl", digits=1),
+    "entropy": with_error("entropy", digits=3),
+    "self-accuracy": with_error("self_accuracy", percent=True, digits=1),
+    "NFE": lambda row: f"{row['nfe']:.1f}",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, sample, correct, report."""
+    options = _parse(arguments)
+    pipe = options.runtime.load(options.model)
+    from gidd.evaluation.correction.correction_curve import correction_curve
+
+    grader = options.grading.load(options.runtime.device)
+    with show_counts("correcting samples") as on_samples:
+        result = correction_curve(pipe, options.curve, options.sampling, grader, on_samples)
+    report_rows(result, options.result, _COLUMNS)
+
+
+def _parse(arguments: Sequence[str]) -> CurveCommand:
+    """Parse and check; the options of a sampler are those of the sampler that is named."""
+    arguments = split_commas(arguments, _LISTS)
+    form = SamplingForm(arguments)
+    parsed = parse(
+        form.added_to(CurveCommand),
+        arguments,
+        prog="gidd eval self-correction",
+        description=__doc__,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    values: dict[str, Any] = {
+        part.name: getattr(parsed, part.name) for part in fields(CurveCommand)
+    }
+    values["sampling"] = form.sampling(values["sampling"])
+    options = CurveCommand(**values)
+    if found := [problem.partition(" ") for problem in options.problems()]:
+        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    options.result.check()
+    return options

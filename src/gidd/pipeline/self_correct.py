@@ -1,0 +1,134 @@
+"""Self-correction (Algorithm 1, App. C) of a text of any length, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import final
+
+import torch
+
+from gidd.pipeline.confidence import predict_frames, score_tokens
+from gidd.pipeline.describe import describe_plan, describe_processors
+from gidd.pipeline.results import Replacement, ResultManifest, SelfCorrection, Trace
+from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens
+from gidd.pipeline.text import EncodedText, TokenTexts
+from gidd.sampling import Engine, Frame, OnStep, Plan, Processor, Request, StepEvent
+from gidd.sampling.windows import Window, windows
+
+
+@final
+@dataclass(frozen=True)
+class SelfCorrector:
+    """Corrects texts with one plan of Algorithm 1, App. C.
+
+    A text longer than the context is corrected in overlapping windows, each of which changes its
+    own tokens and is conditioned on those around them. Even windows are corrected first, then odd
+    ones given the result, so that adjacent windows are never changed at the same time.
+    """
+
+    engine: Engine
+    token_texts: TokenTexts
+    plan: Plan
+    context: int
+    seed: int
+    record_frames: bool
+    on_step: OnStep | None
+
+    @cached_property
+    def processors(self) -> tuple[Processor, ...]:
+        """A ban on tokens that correction never writes."""
+        return (ban_unwritten_tokens(self.engine.schedule.vocab, self.token_texts),)
+
+    def correct(
+        self,
+        given: EncodedText,
+        protected: Sequence[Span],
+        manifest: Callable[[ResultManifest, int], ResultManifest],
+    ) -> SelfCorrection:
+        """Correct a text, and score its tokens before and after.
+
+        `manifest` completes the manifest, given the settings of the task and its forward passes.
+        """
+        tokens, fixed = given.tokens, protected_tokens(given, protected)
+        new, traces = self._correct_windows(tokens, fixed)
+        before = score_tokens(self.engine, self.context, tokens, self.processors)
+        after = score_tokens(self.engine, self.context, new, self.processors)
+        free = ~torch.tensor(fixed, device=self.engine.device)
+        calls = sum(trace.calls for trace in traces)
+        task = {
+            "task": "self_correct",
+            "seed": self.seed,
+            "plan": describe_plan(self.plan),
+            "processors": describe_processors(self.processors),
+            "protected": [list(span) for span in protected],
+            "windows": len(traces),
+        }
+        texts = self.token_texts.texts_of(new, given)
+        return SelfCorrection(
+            text="".join(texts),
+            original="".join(given.texts),
+            tokens=tuple(new),
+            replacements=tuple(_replacements(given, new, texts, before, after)),
+            confidence=tuple(
+                1.0 if is_fixed else probability
+                for is_fixed, probability in zip(
+                    given.fixed, after.probability.tolist(), strict=True
+                )
+            ),
+            self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
+            calls=calls,
+            traces=tuple(traces),
+            manifest=manifest(task, calls),
+        )
+
+    def _correct_windows(
+        self, tokens: Sequence[int], fixed: Sequence[bool]
+    ) -> tuple[list[int], list[Trace]]:
+        """Return the corrected tokens and the trace of each window."""
+        current, parts = list(tokens), windows(len(tokens), self.context)
+        traces: dict[int, Trace] = {}
+        for parity in (0, 1):
+            indices = range(parity, len(parts), 2)
+            requests = [self._request(current, fixed, parts[i], i) for i in indices]
+            on_step = self.on_step and partial(_call_with_window_indices, self.on_step, indices)
+            samples = self.engine.sample(
+                requests, on_step=on_step, record_frames=self.record_frames
+            )
+            for index, sample in zip(indices, samples, strict=True):
+                part = parts[index]
+                current[part.own_start : part.own_stop] = sample.tokens[part.own]
+                traces[index] = Trace.of(sample, offset=part.start)
+                if self.record_frames:
+                    (last,) = predict_frames(self.engine, [sample.tokens], self.processors)
+                    traces[index] = traces[index].with_last_frame(last)
+        return current, [traces[index] for index in range(len(parts))]
+
+    def _request(
+        self, tokens: Sequence[int], fixed: Sequence[bool], part: Window, index: int
+    ) -> Request:
+        inside = range(part.start, part.stop)
+        return Request(
+            tokens=tuple(tokens[part.start : part.stop]),
+            plan=self.plan,
+            seed=self.seed,
+            sample_index=index,
+            protected=tuple(fixed[i] or not part.own_start <= i < part.own_stop for i in inside),
+            processors=self.processors,
+        )
+
+
+def _call_with_window_indices(on_step: OnStep, indices: Sequence[int], event: StepEvent) -> None:
+    on_step(event._replace(members=[indices[i] for i in event.members]))
+
+
+def _replacements(
+    given: EncodedText, new: Sequence[int], texts: Sequence[str], before: Frame, after: Frame
+) -> Iterator[Replacement]:
+    """Yield where the tokens differ, with the confidence in the old and the new ones."""
+    start, p, q = 0, before.probability.tolist(), after.probability.tolist()
+    for i, (old, new_text) in enumerate(zip(given.texts, texts, strict=True)):
+        if given.tokens[i] != new[i]:
+            yield Replacement(i, start, old, new_text, p[i], q[i])
+        start += len(old)

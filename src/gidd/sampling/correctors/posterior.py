@@ -1,0 +1,200 @@
+"""The exact posterior of every token of a text that was given, in one forward pass.
+
+A text with a fraction r of random tokens is a sample of Z_t, for the t whose noise is r
+(`gidd.diffusion.noise_share`). x_theta is the posterior given all other tokens, so at that t
+
+    p(x_i = v | Z) is proportional to x_theta(v | Z, t) q_t(z_i | v)
+
+is the ordinary posterior. The most likely token minimises the expected number of wrong tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.categorical import at
+from gidd.diffusion.noise_share import noise_share, visible_noise
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.errors import ConfigError
+from gidd.sampling.canvas import Canvas, StepOutput, Times
+from gidd.sampling.prediction import Prediction
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+
+def token_posterior(
+    x_theta: Float[Tensor, "K V"],
+    z: Int[Tensor, " K"],
+    keep: Float[Tensor, " K"],
+    noise: Float[Tensor, "K V"] | Float[Tensor, "K 1"],
+) -> Float[Tensor, "K V"]:
+    """Return p(x = v | z), proportional to x_theta(v) (keep 1[v = z] + noise(v)).
+
+    `noise` is the probability to find z in place of v: a single number where it does not depend on
+    v. A token that cannot have been found, given x_theta and the noise, is kept.
+    """
+    found = z[:, None]
+    x_theta = x_theta.to(keep)
+    kept = torch.zeros_like(x_theta).scatter(-1, found, keep[:, None])
+    weight = x_theta * (kept + noise)
+    total = weight.sum(-1, keepdim=True)
+    certain = torch.zeros_like(weight).scatter(-1, found, 1)
+    return torch.where(total > 0, weight / total.where(total > 0, 1), certain)
+
+
+class Likelihood(NamedTuple):
+    """P(z_i | v) = keep 1[v = z_i] + noise at every position, v the right token."""
+
+    keep: Float[Tensor, "B L"]
+
+    noise: Float[Tensor, "B L"]
+    """Probability to find z_i in place of another token v; with a channel, its factor."""
+
+    channel: Float[Tensor, "V V"] | None = None
+    """Row v, column z: probability of z given that v was replaced. Uniform if None."""
+
+    def at(self, z: Int[Tensor, "B L"], i: Int[Tensor, " K"]) -> tuple[Tensor, Tensor]:
+        """Return keep [K] and noise, [K, 1] or with a channel [K, V], at flat positions `i`."""
+        keep, noise = self.keep.flatten()[i], self.noise.flatten()[i, None]
+        if self.channel is None:
+            return keep, noise
+        column = self.channel.T[z.flatten()[i]]
+        # a mask has the same likelihood given any token
+        return keep, noise * torch.where(keep[:, None] > 0, column, 1)
+
+
+def likelihood_of(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    error_rate: Float[Tensor, " B"] | float | None = None,
+    channel: Float[Tensor, "V V"] | None = None,
+) -> Likelihood:
+    """Return the likelihood of the tokens of a text under the noise of time t.
+
+    `error_rate` is the fraction of wrong tokens, by default that of visible tokens at time t. A
+    mask is as likely given any token.
+    """
+    if channel is None:
+        keep, table = visible_noise(schedule, t, error_rate)
+        noise = table.gather(-1, z)
+        keep = keep[:, None].expand_as(noise)
+    else:
+        rate = noise_share(schedule, t) if error_rate is None else error_rate
+        noise = torch.as_tensor(rate).to(t).expand_as(t)[:, None].expand(z.shape)
+        keep, channel = 1 - noise, channel.to(t)
+    if schedule.vocab.mask_id is not None:
+        is_mask = z == schedule.vocab.mask_id
+        keep, noise = torch.where(is_mask, 0, keep), torch.where(is_mask, 1, noise)
+    return Likelihood(keep, noise, channel)
+
+
+class ReadPosterior(NamedTuple):
+    """The posterior at every position that was read; 0 elsewhere."""
+
+    found: Float[Tensor, "B L"]
+    """Posterior probability of the current token: that it is right."""
+
+    x_theta: Float[Tensor, "B L"]
+    """x_theta of the current token."""
+
+    tokens: Int[Tensor, "A B L"]
+    """The A most likely other tokens, the best one first."""
+
+    probabilities: Float[Tensor, "A B L"]
+    """Their posterior probabilities."""
+
+
+def read_posterior(
+    prediction: Prediction,
+    where: Bool[Tensor, "B L"],
+    likelihood: Likelihood,
+    num_alternatives: int = 1,
+) -> ReadPosterior:
+    """Compute the posterior of the tokens at the chosen positions."""
+    z = prediction.z
+
+    def posterior_of(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        if len(i) == 1:  # the sum of a single row is split among threads, which changes its bits
+            return tuple(value[:1] for value in posterior_of(rows.repeat(2, 1), i.repeat(2)))
+        current = z.flatten()[i]
+        p = token_posterior(rows, current, *likelihood.at(z, i))
+        others = p.scatter(-1, current[:, None], -1)
+        probabilities, tokens = others.topk(num_alternatives, -1)
+        own = at(p, current), at(rows, current).to(p.dtype)
+        return *own, *tokens.unbind(-1), *probabilities.clamp_min(0).unbind(-1)
+
+    found, x_theta, *others = prediction.read(where, posterior_of)
+    tokens, probabilities = others[:num_alternatives], others[num_alternatives:]
+    return ReadPosterior(found, x_theta, torch.stack(tokens), torch.stack(probabilities))
+
+
+def is_replaced(
+    found: Float[Tensor, ...], other: Float[Tensor, ...], min_confidence: float | None = None
+) -> Bool[Tensor, ...]:
+    """Whether to replace a token, given its posterior and that of the best other token.
+
+    It is replaced if the other one is more likely. That minimises the expected number of wrong
+    tokens; with `min_confidence`, the other one must also be right with that probability.
+    """
+    return (other > found) & (other >= (min_confidence or 0.0))
+
+
+def posterior_correction(
+    schedule: MixingSchedule,
+    s: Times,
+    t: Times,
+    canvas: Canvas,
+    prediction: Prediction,
+    *,
+    error_rate: float | None = None,
+    min_confidence: float | None = None,
+    channel: Tensor | None = None,
+) -> StepOutput:
+    """Replace every token for which another one has a higher posterior probability (s = t).
+
+    One call suffices: `corrector_plan(posterior_correction, 1, t)`, where t is `matched_time` of
+    the expected fraction of wrong tokens. The edit log has posterior probabilities.
+
+    Args:
+        schedule: Noise.
+        s: Time after the step, equal to t.
+        t: Time of the canvas.
+        canvas: The sequences.
+        prediction: x_theta at t.
+        error_rate: Expected fraction of wrong tokens; by default that of the noise at t.
+        min_confidence: Least posterior probability of a replacement; by default, tokens are
+            replaced so that the expected number of wrong ones is smallest.
+        channel: Probability of each written token (column) given a right one (row) that was
+            replaced; by default, wrong tokens are distributed like the noise.
+    """
+    for problem in _problems(error_rate, min_confidence):
+        raise ConfigError(problem)
+    likelihood = likelihood_of(schedule, t, canvas.tokens, error_rate, channel)
+    read = read_posterior(prediction, canvas.free, likelihood)
+    changed = canvas.free & is_replaced(read.found, read.probabilities[0], min_confidence)
+    tokens = torch.where(changed, read.tokens[0], canvas.tokens)
+    return StepOutput(tokens, read.probabilities[0] * changed, finished=~changed.any(-1))
+
+
+def _problems(
+    error_rate: float | None, min_confidence: float | None, channel: object = None
+) -> Iterable[str]:
+    if error_rate is not None and not 0 <= error_rate < 1:
+        yield (
+            f"error_rate must be in [0, 1), got {error_rate}. It is the expected fraction of "
+            "wrong tokens, e.g. 0.05."
+        )
+    if min_confidence is not None and not 0 <= min_confidence <= 1:
+        yield (
+            f"min_confidence must be in [0, 1], got {min_confidence}. It is the least posterior "
+            "probability of a replacement, e.g. 0.9."
+        )
+
+
+posterior_correction.problems = _problems  # pyright: ignore[reportFunctionMemberAccess]

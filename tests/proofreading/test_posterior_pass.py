@@ -1,0 +1,100 @@
+"""Posteriors of windows: those of the corrector, in order, lazily, alike in any company."""
+
+import torch
+from hypothesis import given, strategies as st
+from support.sampling_worlds import random_denoiser
+
+from gidd.diffusion.noise_share import matched_time
+from gidd.diffusion.schedules import HybridSchedule
+from gidd.proofreading.posterior_pass import PosteriorPass
+from gidd.proofreading.window_reader import TextWindows, WindowReader, WindowTokens
+from gidd.sampling import Engine, Request, ban, corrector_plan, posterior_correction
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(33, mask_id=32)
+NETWORK, SCHEDULE = random_denoiser(VOCAB, gain=0.0), HybridSchedule(VOCAB, 0.2)
+TOKENS = torch.randint(32, (120,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def reader(rows_per_call: int = 4, **options) -> WindowReader:
+    return WindowReader(Engine(NETWORK, SCHEDULE, rows_per_call=rows_per_call), **options)
+
+
+def windows_of(lengths) -> list[WindowTokens]:
+    return [WindowTokens(tuple(TOKENS[i : i + n]), (True,) * n) for i, n in enumerate(lengths)]
+
+
+def test_it_is_the_corrector():
+    judge = PosteriorPass(reader(), num_alternatives=3)
+    texts = windows_of([16] * 6)
+    plan = corrector_plan(posterior_correction, 1, judge.time(0.5))
+    requests = [
+        Request(tokens=window.tokens, plan=plan, protected=(False,) * 16) for window in texts
+    ]
+    samples = reader().engine.sample(requests)
+    for window, posterior, sample in zip(texts, judge(texts, 0.5), samples, strict=True):
+        new = torch.where(posterior.replaced(), posterior.tokens[:, 0], torch.tensor(window.tokens))
+        assert tuple(new.tolist()) == sample.tokens
+        for edit in sample.edits:
+            assert float(posterior.probabilities[edit.position, 0].float()) == edit.probability
+        assert (posterior.probabilities.diff(dim=-1) <= 0).all()
+        total = posterior.found + posterior.probabilities.sum(-1)
+        assert (total <= 1 + 1e-12).all() and (total > 0.2).all()
+        assert (posterior.tokens != torch.tensor(window.tokens)[:, None]).all()
+    assert any(sample.edits for sample in samples)
+
+
+def test_windows_come_back_in_order_as_soon_as_they_are_known():
+    judge = PosteriorPass(reader())
+    lengths = [8, 8, 8, 8, 8, 12, 8, 12, 12]
+    texts = windows_of(lengths)
+    taken = []
+
+    def stream():
+        for k, window in enumerate(texts):
+            taken.append(k)
+            yield window
+
+    results = judge(stream(), 0.3)
+    assert taken == []
+    first = next(results)
+    assert taken == [0, 1, 2, 3, 4]  # a batch, and the window that does not fit into it
+    found = [first, *results]
+    assert [len(posterior.found) for posterior in found] == lengths
+    for window, posterior in zip(texts, found, strict=True):
+        (alone,) = judge([window], 0.3)
+        assert all(torch.equal(a, b) for a, b in zip(alone, posterior, strict=True))
+
+
+def test_positions_that_are_not_judged_are_zero_and_change_nothing():
+    judge = PosteriorPass(reader(processors=(ban(VOCAB, [3, 4]),)), num_alternatives=2)
+    ((tokens, _),) = windows_of([16])
+    some = tuple(i % 3 == 0 for i in range(16))
+    (all_judged,) = judge([WindowTokens(tokens, (True,) * 16)], 0.2)
+    (some_judged,) = judge([WindowTokens(tokens, some)], 0.2)
+    chosen = torch.tensor(some)
+    for full, part in zip(all_judged, some_judged, strict=True):
+        assert torch.equal(full[chosen], part[chosen])
+        assert not part[~chosen].any()
+    likely = all_judged.probabilities > 0
+    assert not torch.isin(all_judged.tokens[likely], torch.tensor([3, 4])).any()
+
+
+def test_the_time_is_one_the_network_was_trained_with():
+    judge = PosteriorPass(reader(min_time=0.01, max_time=0.3))
+    assert judge.time(0.0) == 0.01
+    assert judge.time(0.9) == 0.3
+    assert judge.time(0.12) == float(matched_time(SCHEDULE, 0.12))
+
+
+@given(st.integers(1, 90), st.integers(1, 24), st.data())
+def test_every_token_is_judged_once_unless_it_is_fixed(num_tokens, context, data):
+    fixed = data.draw(st.lists(st.booleans(), min_size=num_tokens, max_size=num_tokens))
+    cut = TextWindows(TOKENS[:num_tokens], fixed, context)
+    judged = [0] * num_tokens
+    for window, part in zip(cut, cut.parts, strict=True):
+        assert list(window.tokens) == TOKENS[part.start : part.stop]
+        for i, is_judged in enumerate(window.judged):
+            judged[part.start + i] += is_judged
+    assert judged == [not is_fixed for is_fixed in fixed]
+    assert cut[:2] == list(cut)[:2]

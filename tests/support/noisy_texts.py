@@ -1,0 +1,35 @@
+"""Texts of a Markov source with a known fraction of wrong tokens, and their exact denoiser."""
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
+from gidd.proofreading.window_reader import WindowReader, WindowTokens
+from gidd.sampling import Engine
+from gidd.sources import MarkovSource
+from gidd.vocab import Vocab
+from support.sampling_worlds import exact
+
+SIZE, LENGTH = 50, 64
+SOURCE = MarkovSource.random(SIZE, 0.05)
+HYBRID = HybridSchedule(Vocab(SIZE + 1, mask_id=SIZE), 0.2)
+UNIFORM = UniformSchedule(Vocab(SIZE, mask_id=None))
+
+
+def noisy(x: Tensor, rate: float, seed: int = 0) -> Tensor:
+    """Replace a fraction `rate` of the tokens, each by any other one."""
+    generator = torch.Generator().manual_seed(seed)
+    is_wrong = torch.rand(x.shape, generator=generator) < rate
+    return torch.where(
+        is_wrong, (x + torch.randint(1, SIZE, x.shape, generator=generator)) % SIZE, x
+    )
+
+
+def exact_reader(schedule: MixingSchedule, rows_per_call: int) -> WindowReader:
+    return WindowReader(Engine(exact(SOURCE, schedule), schedule, rows_per_call=rows_per_call))
+
+
+def as_windows(rows: Tensor) -> list[WindowTokens]:
+    """Every row is a window, every position is judged."""
+    return [WindowTokens(tuple(row), (True,) * len(row)) for row in rows.tolist()]
