@@ -62,5 +62,5 @@ def test_the_demo_says_what_it_did(capsys, pipe, monkeypatch, is_terminal):
     assert "In truth: 7.1%" in plain  # 2 exchanges in 28 characters
     assert "2 of 2 wrong words fixed, 0 good words changed, " in plain
     assert "gidd correct letter.txt --interactive" in plain
-    shown = r"to the peopel→?people" if is_terminal else r"to the \[-peopel-\]→?\{\+people\+\}"
+    shown = r"the peopel→?people" if is_terminal else r"the \[-peopel-\]→?\{\+people\+\}"
     assert re.search(shown + r" \d+%", plain)

@@ -67,6 +67,10 @@ def test_several_files_are_scored_together_one_line_each(capsys, model, files):
         assert row["manifest"]["nodes"] == 2
         assert row["reconstruction"] > 0 < row["prior"]
         assert row["calls"] > 0
+        noise = row["noise_level"]
+        assert noise["low"] <= noise["error_rate"] <= noise["high"]
+        assert [window["window"] for window in noise["windows"]] == [*range(len(noise["windows"]))]
+    assert " error rate" in table[0] and "%), estimated" in table[1]
 
 
 def test_text_and_standard_input_are_the_same_text(capsys, model, monkeypatch):
@@ -101,8 +105,9 @@ def test_a_terminal_shows_unlikely_tokens_in_colour(model, files, monkeypatch):
 def test_a_model_of_masking_alone_shows_no_colours(capsys, tmp_path):
     folder = str(write_model(tmp_path, p_uniform=0.0))
     found = json.loads(run(capsys, "score", folder, "--text", TEXT, "--jsonl", *FEW))
-    assert found["confidence"] is None
+    assert found["confidence"] is None is found["noise_level"]
     assert found["nelbo"] > 0
+    assert "error rate" not in run(capsys, "score", folder, "--text", TEXT, *FEW)
 
 
 def test_score_names_mistakes(capsys, model, files, tmp_path):

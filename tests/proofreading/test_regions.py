@@ -45,6 +45,9 @@ def test_candidates_keep_the_case_of_the_writer():
 
 def test_candidates_have_the_suggestion_and_dropped_spaces():
     assert "of the" in candidates("ofthe")
+    many = WordList(dict.fromkeys(["the", "of", "un", "seen"], 1) | {"a": 10**6})
+    found = word_candidates("unseen", Region(0, 6), "unseen", many, COSTS)
+    assert "un seen" not in [candidate.text for candidate in found]  # rare: perhaps a prefix
     assert "zzzzz" in candidates("unoin", suggested="zzzzz")
     assert "unoin" not in candidates("unoin")
 

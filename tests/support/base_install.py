@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan")
+COMMANDS += ("plot", "plan", "channel", "demo")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
@@ -70,6 +70,8 @@ def main() -> None:
     text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
     gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
     gidd("correct", "--text", text, "--model", "model")
+    assert "United States" in gidd("correct", "--text", "The peopel of the Untied States.")
+    gidd("channel", "show", "keyboard")
     gidd("sample", "model", "--length", "12", "--steps", "4", "--html", "page.html", "--jsonl")
     done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr

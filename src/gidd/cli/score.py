@@ -211,8 +211,9 @@ def _table(names: Sequence[str], scores: Sequence[Scores]) -> Table:
 
 def _print_json(name: str, score: Scores) -> None:
     fields = ("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior")
-    values = {key: getattr(score, key) for key in fields}
-    if score.noise_level is not None:
-        noise = score.noise_level._asdict()
-        values["noise_level"] = noise | {"windows": [w._asdict() for w in noise["windows"]]}
+    values = {key: getattr(score, key) for key in fields} | {"noise_level": None}
+    noise = score.noise_level
+    if noise is not None:
+        windows = [window._asdict() for window in noise.windows]
+        values["noise_level"] = noise._asdict() | {"windows": windows}
     print_json(file=name, **values, calls=score.calls, manifest=score.manifest)

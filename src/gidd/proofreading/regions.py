@@ -23,6 +23,10 @@ DOUBTFUL: Final = 0.99
 """A word is judged if the posterior of one of its characters is below this."""
 
 
+_FREQUENT = 2e-5
+"""Share of the corpus of a frequent word."""
+
+
 class Region(NamedTuple):
     """A word, or characters that are not part of one: text[start:stop]."""
 
@@ -122,7 +126,7 @@ def _in_cases(written: str, word: str) -> Iterable[str]:
 
 
 def _splits(written: str, words: WordList) -> Iterable[str]:
-    """Yield two known words between which a space was dropped."""
+    """Yield two frequent words between which a space was dropped; rare ones may be a prefix."""
     for i in range(1, len(written)):
-        if written[:i] in words and written[i:] in words:
+        if min(words.share(written[:i]), words.share(written[i:])) >= _FREQUENT:
             yield f"{written[:i]} {written[i:]}"

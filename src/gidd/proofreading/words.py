@@ -65,6 +65,10 @@ class WordList:
         """Return the number of words."""
         return len(self.counts)
 
+    def share(self, word: str) -> float:
+        """Return a word's share of the corpus; 0 for an unknown one."""
+        return self.counts.get(word.lower().replace("’", "'"), 0) / self._total
+
     def log_frequency(self, text: str) -> float:
         """Return the sum of the logs of each word's share of the corpus.
 
