@@ -29,7 +29,8 @@ class Edit(NamedTuple):
     new: int
 
     probability: float
-    """x_theta of the new token when it was drawn; 0 if it was not drawn from x_theta."""
+    """x_theta of the new token when it was drawn; 0 if it was not drawn from x_theta. Of the
+    corrector `posterior`, the posterior probability."""
 
 
 @final
