@@ -10,8 +10,9 @@ import torch
 from gidd.cli import main
 from gidd.errors import ConfigError, DataError
 from gidd.proofreading import Channel, channel_by_name, learn_channel
+from gidd.proofreading.alignment import CharacterEdit, character_edits
 from gidd.proofreading.channels import EDIT_KINDS, MAX_SUBSTITUTIONS
-from gidd.proofreading.learn_channel import MAX_PAIR_CHARACTERS, CharacterEdit, character_edits
+from gidd.proofreading.learn_channel import MAX_PAIR_CHARACTERS
 from gidd.proofreading.pair_files import read_pairs
 
 SUBSTITUTE_ONLY = {"substitute": 1.0, "insert": 0.0, "delete": 0.0, "swap": 0.0}

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gidd.errors import DataError
+from gidd.proofreading.alignment import edit_distance
 from gidd.proofreading.channels import channel_by_name
 from gidd.proofreading.edit_costs import USUAL_KINDS, EditCosts, count_edits
-from gidd.proofreading.words import WordList, edit_distance
+from gidd.proofreading.words import WordList
 
 WORDS = WordList.of_texts(["The people's Union, the union of States.", "It’s the end"])
 SHORT = st.text("abc'", max_size=6)

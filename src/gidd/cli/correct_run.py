@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -17,7 +17,7 @@ from gidd import __version__
 from gidd.cli.correct_journal import TextJournal, journal_folder, open_text_journal
 from gidd.cli.correct_progress import CorrectProgress
 from gidd.errors import ConfigError
-from gidd.proofreading.edits import TextEdit, apply_edits
+from gidd.proofreading.edits import TextEdit
 
 if TYPE_CHECKING:
     from gidd.pipeline import Correction, Pipeline
@@ -75,8 +75,6 @@ class TextRun:
 
     def correct(self, text: str, journal: TextJournal) -> Correction:
         """Correct a text; parts that are in the journal are taken from there."""
-        from gidd.pipeline import Correction
-
         start = time.perf_counter()
         corrector, rate, noise = self._corrector(text), self.settings.error_rate, journal.noise
         parts = corrector.parts(text)
@@ -89,17 +87,7 @@ class TextRun:
             rate = 0.0 if noise is None else noise.error_rate
         self._correct_parts(corrector, text, parts, rate, journal)
         judged = [journal.parts[index] for index in range(len(parts))]
-        edits = [edit for part in judged for edit in part.edits]
-        calls = sum(part.calls for part in judged) + (0 if noise is None else noise.calls)
-        return Correction(
-            text=apply_edits(text, edits),
-            original=text,
-            edits=tuple(edits),
-            error_rate=rate,
-            noise_level=noise,
-            calls=calls,
-            manifest=self.pipe.manifest(start, corrector.describe(rate, noise), calls),
-        )
+        return corrector.assemble(text, judged, rate, noise, partial(self.pipe.manifest, start))
 
     def mark_finished(self, text: str) -> Path:
         """Record that a text is a result, so that a resumed command does not correct it again.

@@ -135,7 +135,7 @@ def count_words(clean: str, before: str, after: str) -> WordCounts:
 
 def _truth() -> float:
     """Return the fraction of characters that are wrong on the page."""
-    from gidd.proofreading.words import edit_distance
+    from gidd.proofreading.alignment import edit_distance
 
     words = zip(CLEAN_PAGE.split(), TYPED_PAGE.split(), strict=True)
     return sum(edit_distance(right, typed) for right, typed in words) / len(TYPED_PAGE)

@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> None:
     from gidd.training.world import open_world
 
     with open_world(options.device, run.train.timeout + _GRACE_SECONDS) as world:
-        if run.train.autocast and world.is_rank_zero and lacks_bf16(world.device):
+        hints = world.is_rank_zero and not options.quiet
+        if hints and run.train.autocast and lacks_bf16(world.device):
             print_message(
                 "this CPU has no bfloat16 instructions: a new run with --train.no-autocast takes "
                 "about half the time, in float32."

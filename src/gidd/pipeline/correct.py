@@ -20,11 +20,11 @@ from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens, re
 from gidd.pipeline.text import EncodedText
 from gidd.proofreading.channels import Channel, channel_by_name
 from gidd.proofreading.edit_costs import EditCosts
-from gidd.proofreading.edits import JudgedText, TextEdit, apply_edits
+from gidd.proofreading.edits import JudgedText, apply_edits
 from gidd.proofreading.judge import TextJudge
 from gidd.proofreading.noise_level import MAX_WINDOWS, NoiseLevel, OnCallsDone, estimate_noise
 from gidd.proofreading.parts import TextPart, parts_of, spread_parts
-from gidd.proofreading.places import CountedPart, Mistakes, estimate_mistakes
+from gidd.proofreading.places import LEAST_MISTAKE_RATE, CountedPart, Mistakes, estimate_mistakes
 from gidd.proofreading.posterior_pass import PosteriorPass
 from gidd.proofreading.proofreader import Proofreader
 from gidd.proofreading.token_proofreader import TokenProofreader
@@ -33,9 +33,6 @@ from gidd.sampling import Engine
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LEAST_ERROR_RATE = 1e-4
-"""Fraction of wrong tokens that is expected at least."""
 
 _FIRST_WINDOWS = 6
 """Windows of a text that its noise level is read off, if mistakes are counted after that."""
@@ -136,7 +133,7 @@ class TextCorrector:
     def correct_part(self, text: str, part: TextPart, error_rate: float) -> JudgedText:
         """Return the doubtful places of a part, in order; they are places of the whole text."""
         given, fixed = self._given(text, part)
-        edits, calls = self._judge(given, fixed, max(error_rate, LEAST_ERROR_RATE))
+        edits, calls = self._judge(given, fixed, max(error_rate, LEAST_MISTAKE_RATE))
         return JudgedText([edit.moved(part.context_start) for edit in edits], calls)
 
     def _given(self, text: str, part: TextPart) -> tuple[EncodedText, list[bool]]:
@@ -144,7 +141,8 @@ class TextCorrector:
         offset, end = part.context_start, part.context_stop
         given = self.model.encode_given(text[offset:end], "the text to correct")
         kept = [(0, part.start - offset), (part.stop - offset, end - offset)]
-        spans = [_shift(span, offset, end) for span in self.protected]
+        inside = (span for span in self.protected if span[0] < end and span[1] > offset)
+        spans = [_shift(span, offset, end) for span in inside]
         fixed = protected_tokens(given, [*spans, *kept])
         if self._reads_words is not None:
             unknown = map(self._is_unknown, given.tokens, given.texts)
@@ -167,27 +165,25 @@ class TextCorrector:
         require_spans(self.protected, len(text))
         noise = self.estimate(text) if error_rate is None else None
         rate = noise.error_rate if noise is not None else error_rate or 0.0
-        edits: list[TextEdit] = []
-        calls = noise.calls if noise is not None else 0
+        judged: list[JudgedText] = []
         for part in self.parts(text):
-            found, passes = self.correct_part(text, part, rate)
-            edits += found
-            calls += passes
+            judged.append(self.correct_part(text, part, rate))
             if on_progress is not None:
                 on_progress(part.stop, len(text))
-        return Correction(
-            text=apply_edits(text, edits),
-            original=text,
-            edits=tuple(edits),
-            error_rate=rate,
-            noise_level=noise,
-            calls=calls,
-            manifest=manifest(self.describe(rate, noise), calls),
-        )
+        return self.assemble(text, judged, rate, noise, manifest)
 
-    def describe(self, error_rate: float, noise: NoiseLevel | None) -> ResultManifest:
-        """Return the settings of a correction for its manifest."""
-        return {
+    def assemble(
+        self,
+        text: str,
+        judged: Sequence[JudgedText],
+        error_rate: float,
+        noise: NoiseLevel | None,
+        manifest: Callable[[ResultManifest, int], ResultManifest],
+    ) -> Correction:
+        """Return the correction of a text, given its judged parts in order."""
+        edits = [edit for part in judged for edit in part.edits]
+        calls = sum(part.calls for part in judged) + (0 if noise is None else noise.calls)
+        task: ResultManifest = {
             "task": "correct",
             "method": "tokens" if self._reads_words is None else "words",
             "error_rate": error_rate,
@@ -196,6 +192,15 @@ class TextCorrector:
             "channel": None if self.channel is None else self.channel.name,
             "protected": [list(span) for span in self.protected],
         }
+        return Correction(
+            text=apply_edits(text, edits),
+            original=text,
+            edits=tuple(edits),
+            error_rate=error_rate,
+            noise_level=noise,
+            calls=calls,
+            manifest=manifest(task, calls),
+        )
 
     def _judge(self, given: EncodedText, fixed: Sequence[bool], rate: float) -> JudgedText:
         if all(fixed):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
 
-from gidd.proofreading.channels import OTHER_MISTAKES, Channel
+from gidd.proofreading.alignment import character_edits
+from gidd.proofreading.channels import EDIT_KINDS, OTHER_MISTAKES, Channel
 
 USUAL_KINDS: Final[Mapping[str, float]] = {
     "substitute": 0.4,
@@ -89,24 +90,6 @@ class EditCosts:
 
 
 def count_edits(written: str, right: str) -> tuple[int, ...]:
-    """Return how often each of `EDIT_KINDS` turned the right word into the written one.
-
-    They are the fewest edits; of several such sets, replaced characters are preferred.
-    """
-    substitute, insert, delete, swap = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
-    before: list[tuple[int, ...]] = []
-    last = [tuple(j * n for n in delete) for j in range(len(right) + 1)]
-    for i, x in enumerate(written, 1):
-        row = [tuple(i * n for n in insert)]
-        for j, y in enumerate(right, 1):
-            options = [last[j - 1] if x == y else _add(last[j - 1], substitute)]
-            options += [_add(last[j], insert), _add(row[-1], delete)]
-            if i > 1 and j > 1 and x == right[j - 2] != y and written[i - 2] == y:
-                options.append(_add(before[j - 2], swap))
-            row.append(min(options, key=sum))
-        before, last = last, row
-    return last[-1]
-
-
-def _add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(a, b, strict=True)))
+    """Return how often each of `EDIT_KINDS` turned the right word into the written one."""
+    kinds = [edit.kind for edit in character_edits(written, right)]
+    return tuple(map(kinds.count, EDIT_KINDS))

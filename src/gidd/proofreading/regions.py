@@ -14,7 +14,7 @@ MAX_CANDIDATES: Final = 8
 
 PLAUSIBLE: Final = 7.0
 """Candidates that frequency and edits alone make less likely than the best by more than this, in
-nats, are not judged: the right one was among the others in more than 99 of 100 typos."""
+nats, are not judged: they hardly ever win."""
 
 _WRITTEN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 """What a writer may have meant as a word: letters and digits, with apostrophes between them."""
@@ -48,8 +48,8 @@ def doubtful_regions(
 ) -> Iterator[Region]:
     """Yield the words that may be wrong, and runs of other characters that probably are.
 
-    A word is judged if it is unknown, or if one of its characters or a character next to it is
-    doubtful. Regions with a fixed position are left out.
+    A word is judged if it is unknown, or if one of its characters is doubtful. Words with a fixed
+    position and words that are too long to be words are left out.
 
     Args:
         text: The text.

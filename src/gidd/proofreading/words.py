@@ -16,6 +16,7 @@ from torch import Tensor
 from gidd.common.files import explain_damage, read_regular, write_text
 from gidd.common.limits import TOKENIZER_BYTES
 from gidd.errors import DataError
+from gidd.proofreading.alignment import edit_distance
 
 WORDS_FILE: Final = "words.txt"
 """File of a model's folder with the words of its training corpus."""
@@ -109,17 +110,23 @@ class WordList:
             split = (line.rstrip("\r").partition("\t") for line in lines if line.strip())
             return cls({word.lower(): max(1, int(count or 1)) for word, _, count in split})
 
-    def _find(self, word: str) -> tuple[str, ...]:
+    def with_similar_letters(self, word: str, edits: int = MAX_EDITS) -> list[str]:
+        """Return all words that `edits` edits of a word may reach, and others; in no order.
+
+        An edit changes the length by 1 at most, and the numbers of letters by 2 in sum.
+        """
         found: list[str] = []
         counts = _letter_counts([word])
-        for length in range(len(word) - MAX_EDITS, len(word) + MAX_EDITS + 1):
+        for length in range(len(word) - edits, len(word) + edits + 1):
             if length in self._by_length:
                 words, letters = self._by_length[length]
-                # an edit changes the numbers of letters by 2 in sum, an exchange by 0
-                difference = (letters - counts).abs().sum(1)
-                close = (difference <= 2 * MAX_EDITS).nonzero().squeeze(1)
-                found += [words[index] for index in close.tolist()]
-        return tuple(v for v in found if v != word and edit_distance(word, v) <= MAX_EDITS)
+                close = (letters - counts).abs().sum(1) <= 2 * edits
+                found += [words[index] for index in close.nonzero().squeeze(1).tolist()]
+        return found
+
+    def _find(self, word: str) -> tuple[str, ...]:
+        near = self.with_similar_letters(word)
+        return tuple(v for v in near if v != word and edit_distance(word, v) <= MAX_EDITS)
 
     @cached_property
     def _total(self) -> int:
@@ -140,21 +147,3 @@ def _letter_counts(words: list[str]) -> Tensor:
     characters = [[row, ord(c) % _NUM_CLASSES] for row, word in enumerate(words) for c in word]
     rows, classes = torch.tensor(characters).unbind(1)
     return counts.index_put_((rows, classes), counts.new_ones(()), accumulate=True)
-
-
-def edit_distance(a: str, b: str) -> int:
-    """Return the number of edits between two words: an exchange of neighbours is one edit.
-
-    It is the optimal string alignment distance: no part of a word is edited twice.
-    """
-    before: list[int] = []
-    last = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            best = min(last[j] + 1, row[-1] + 1, last[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                best = min(best, before[j - 2] + 1)
-            row.append(best)
-        before, last = last, row
-    return last[-1]

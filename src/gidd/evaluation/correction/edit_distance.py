@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from gidd.proofreading.alignment import common_ends
+
 
 class _Columns(NamedTuple):
     """Differences of neighbouring cells of a column: bits of +1 and of -1."""
@@ -81,11 +83,5 @@ def _without_common_ends(
     first: Sequence[Hashable], second: Sequence[Hashable]
 ) -> tuple[Sequence[Hashable], Sequence[Hashable], int]:
     """Return both sequences without their common start and end, and the length of the start."""
-    shorter = min(len(first), len(second))
-    start = 0
-    while start < shorter and first[start] == second[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and first[-1 - end] == second[-1 - end]:
-        end += 1
+    start, end = common_ends(first, second)
     return first[start : len(first) - end], second[start : len(second) - end], start
