@@ -28,6 +28,7 @@ from gidd.data.corpora import named_corpus, texts
 from gidd.proofreading.posterior_pass import PosteriorPass
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
 from gidd.runs.presets import PRESETS, hybrid
+from gidd.sampling import run_job
 from gidd.training.config import Diffusion, RunConfig
 
 LENGTH = 128
@@ -98,10 +99,11 @@ def restored_and_spoiled(pipe: gidd.Pipeline) -> dict[str, float]:
     judge = PosteriorPass(WindowReader(pipe.engine))
     judged = (True,) * LENGTH
     windows = [WindowTokens(tuple(row), judged) for row in found.tolist()]
+    posteriors = run_job(lambda jobs: judge(jobs, windows, ERROR_RATE))
     new = torch.stack(
         [
             torch.where(posterior.replaced(), posterior.tokens[:, 0], row)
-            for row, posterior in zip(found, judge(windows, ERROR_RATE), strict=True)
+            for row, posterior in zip(found, posteriors, strict=True)
         ]
     )
     is_right = (new == right).double()

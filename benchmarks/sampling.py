@@ -38,7 +38,15 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.models import SIZES, Denoiser, DiT, load_pretrained
-from gidd.sampling import Canvas, Engine, corrector_plan, sampling_plan, self_correction
+from gidd.sampling import (
+    Engine,
+    Plan,
+    Request,
+    SelfCorrectionStep,
+    blanks,
+    corrector_plan,
+    sampling_plan,
+)
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(50258, mask_id=50257)
@@ -69,13 +77,25 @@ def precision(dtype: str) -> AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
 
 
-def noisy_canvas(schedule: MixingSchedule, t: float, batch: int) -> Canvas:
+def noisy_tokens(schedule: MixingSchedule, t: float, batch: int) -> Tensor:
     """Make random sequences, noised to time t."""
-    canvas = Canvas.blank(schedule, batch, LENGTH)
     x = torch.randint(50257, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
-    u = random_integers(0, Stream.NOISE, 0, canvas.sample_index, canvas.position)
-    canvas.tokens[:] = noise(schedule, torch.full((batch,), t), x, u)
-    return canvas
+    u = random_integers(0, Stream.NOISE, 0, torch.arange(batch), torch.arange(LENGTH))
+    return noise(schedule, torch.full((batch,), t), x, u)
+
+
+def requests_of(tokens: Tensor, plan: Plan) -> list[Request]:
+    """Make requests that change any of the given tokens."""
+    free = (False,) * tokens.shape[1]
+    return [
+        Request(tokens=tuple(row), plan=plan, sample_index=i, protected=free)
+        for i, row in enumerate(tokens.tolist())
+    ]
+
+
+def sample(engine: Engine, requests: list[Request]) -> Tensor:
+    """Sample requests of one length."""
+    return torch.tensor([found.tokens for found in engine.sample(requests)])
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -101,13 +121,13 @@ def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride:
     ratios: list[float] = []
     for step in range(0, NUM_STEPS, stride):
         t = float(mesh[step])
-        canvas, times = noisy_canvas(schedule, t, batch), torch.full((batch,), t)
-        forward = partial(backbone, canvas.tokens.clone(), times)
+        tokens, times = noisy_tokens(schedule, t, batch), torch.full((batch,), t)
+        forward = partial(backbone, tokens, times)
         if not bare:
             forward()  # warm-up
         bare.append(seconds(forward))
-        plan = sampling_plan(mesh[step : step + 2])
-        ratios.append(seconds(partial(engine.run, canvas, plan)) / bare[-1])
+        requests = requests_of(tokens, sampling_plan(mesh[step : step + 2]))
+        ratios.append(seconds(partial(sample, engine, requests)) / bare[-1])
     return Ratio(statistics.median(bare), statistics.median(ratios))
 
 
@@ -120,14 +140,11 @@ class Correction(NamedTuple):
 
 def correct(engine: Engine, tokens: Tensor, num_tokens: int, calls: int) -> Correction:
     """Correct with `num_tokens` per call: one sequence at a time if that is 1, else all at once."""
-    corrector = partial(self_correction, temperature=0.1, num_tokens=num_tokens, distance=2)
+    corrector = SelfCorrectionStep(temperature=0.1, num_tokens=num_tokens, distance=2)
     start = time.perf_counter()
     results: list[Tensor] = []
     for part in tokens.split(1 if num_tokens == 1 else len(tokens)):
-        canvas = Canvas.blank(engine.schedule, len(part), part.shape[1])
-        canvas.tokens[:] = part
-        engine.run(canvas, corrector_plan(corrector, calls))
-        results.append(canvas.tokens)
+        results.append(sample(engine, requests_of(part, corrector_plan(corrector, calls))))
     elapsed = time.perf_counter() - start
     return Correction(elapsed, mean_self_accuracy(engine, torch.cat(results)))
 
@@ -172,17 +189,18 @@ def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
     loaded = load_pretrained(path)
     engine = Engine(loaded.denoiser.eval(), loaded.schedule)
     length = cast("DiT", loaded.denoiser.backbone).config.max_length
-    canvas = Canvas.blank(loaded.schedule, CORRECTED, length)
-    engine.run(canvas, sampling_plan(even_mesh(32)))
-    return correct_speedup(engine, canvas.tokens, num_tokens, calls)
+    plan = sampling_plan(even_mesh(32))
+    requests = [Request(tokens=blanks(length), plan=plan, sample_index=i) for i in range(CORRECTED)]
+    return correct_speedup(engine, sample(engine, requests), num_tokens, calls)
 
 
 def profile(denoiser: Denoiser) -> str:
     """Profile one ancestral step by operator, after a warm-up step."""
     engine, plan = Engine(denoiser, HYBRID), sampling_plan(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
-    engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
+    requests = requests_of(noisy_tokens(HYBRID, 0.5, 1), plan)
+    sample(engine, requests)
     with torch.profiler.profile() as record:
-        engine.run(noisy_canvas(HYBRID, 0.5, 1), plan)
+        sample(engine, requests)
     events = sorted(record.key_averages(), key=attrgetter("self_cpu_time_total"), reverse=True)
     total = sum(event.self_cpu_time_total for event in events)
     rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]

@@ -24,17 +24,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.common.registry import builtin_parts
+from gidd.common.parts import part
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.sampling import (
-    Canvas,
     Engine,
     FunctionNetwork,
+    Gibbs,
     Plan,
+    Request,
+    blanks,
     corrector_plan,
-    gibbs,
     sampling_plan,
 )
 from gidd.sampling.steps import MASK_FILLING_STEPS, SAMPLING_STEPS
@@ -100,17 +101,18 @@ def equal_calls() -> Iterator[Sampler]:
     for calls in (16, 32, 64):
         last = calls // 4
         yield Sampler("ancestral", calls, HYBRID, sampling_plan(even_mesh(calls)))
-        plan = sampling_plan(even_mesh(calls - last)) + corrector_plan(gibbs, last)
+        plan = sampling_plan(even_mesh(calls - last)) + corrector_plan(Gibbs(), last)
         yield Sampler("last quarter Gibbs", calls, HYBRID, plan)
 
 
 def convergence() -> Iterator[Sampler]:
     """Yield every step that samples, with increasing numbers of forward passes."""
-    steps = builtin_parts("step")
     for name in SAMPLING_STEPS:
         schedule = MASKED if name in MASK_FILLING_STEPS else HYBRID
         for calls in (4, 16, 64):
-            yield Sampler(name, calls, schedule, sampling_plan(even_mesh(calls), steps[name]))
+            yield Sampler(
+                name, calls, schedule, sampling_plan(even_mesh(calls), part("step", name).build())
+            )
 
 
 TABLES = {"equal-calls": equal_calls, "convergence": convergence}
@@ -123,10 +125,12 @@ def sample(sampler: Sampler, num_samples: int) -> Tensor:
     network = FunctionNetwork(lambda z, t: source.leave_one_out(schedule, t, z))
     samples: list[Tensor] = []
     for start in range(0, num_samples, 1000):
-        canvas = Canvas.blank(schedule, min(1000, num_samples - start), LENGTH)
-        canvas.sample_index += start
-        Engine(network, schedule, rows_per_call=len(canvas.tokens)).run(canvas, sampler.plan)
-        samples.append(canvas.tokens)
+        requests = [
+            Request(tokens=blanks(LENGTH), plan=sampler.plan, sample_index=index)
+            for index in range(start, min(start + 1000, num_samples))
+        ]
+        found = Engine(network, schedule, rows_per_call=len(requests)).sample(requests)
+        samples.append(torch.tensor([sample.tokens for sample in found]))
     return torch.cat(samples)
 
 

@@ -29,5 +29,9 @@ class CheckpointError(GiddError, ValueError):
     """A checkpoint is missing, damaged or belongs to another model."""
 
 
+class LimitReached(GiddError):
+    """A request was not finished within its limits."""
+
+
 class TrainingDiverged(GiddError):
     """The loss or a gradient is not finite."""

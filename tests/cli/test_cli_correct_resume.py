@@ -42,11 +42,11 @@ def judged(monkeypatch):
     """The starts of the parts that are judged; a negative count interrupts."""
     real, starts = correct.TextCorrector.correct_part, []
 
-    def count(self, text, part, rate):
+    def count(self, jobs, text, part, rate):
         if len(starts) == judge.limit:
             raise KeyboardInterrupt
         starts.append(part.start)
-        return real(self, text, part, rate)
+        return real(self, jobs, text, part, rate)
 
     class judge:  # noqa: N801
         limit = -1

@@ -6,15 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-import torch
 from support.small_model import write_model
 
 from gidd.cli import main
 from gidd.cli.output import print_text
 from gidd.cli.progress import show_progress
+from gidd.diffusion.times import even_mesh
+from gidd.sampling import Event, Limits, Request, Ticket, blanks, sampling_plan
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -108,13 +108,10 @@ def test_a_terminal_gets_the_lines_of_the_text_and_no_others(capsys, monkeypatch
 def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color"), ("COLUMNS", "40")):
         monkeypatch.setenv(name, value)
-    event = SimpleNamespace(
-        canvas=SimpleNamespace(step_index=torch.tensor([200, 100])),
-        members=[0, 1],
-        num_steps=torch.tensor([256, 256]),
-    )
+    plan = sampling_plan(even_mesh(256))
+    tickets = [Ticket(i, Request(tokens=blanks(1), plan=plan), Limits()) for i in range(2)]
     with show_progress("sampling", None, 10, live=False) as on_step:
-        on_step(event)
+        on_step([Event(tickets[0], steps_done=200), Event(tickets[1], steps_done=100)])
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
     assert any(line.startswith("sampling step  300/2560") for line in lines)

@@ -12,7 +12,7 @@ from gidd.common.registry import UNREGISTERED, register
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
-from gidd.sampling.steps import ancestral, threshold
+from gidd.sampling.steps import Threshold, ancestral
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(5, mask_id=4)
@@ -84,11 +84,15 @@ def test_classes_are_built_with_options_and_what_the_library_supplies():
     assert weighting == Scaled(built, 2.0)
 
 
-def test_functions_are_called_later():
+def test_steps_are_called_later():
     assert gidd.part("step", "ancestral").build() is ancestral
-    built = gidd.part("step", "threshold", fill=0.5).build()
-    assert built.func is threshold
-    assert built.keywords == {"fill": 0.5, "replace": 0.9}
+    assert gidd.part("step", "threshold", fill=0.5).build() == Threshold(fill=0.5)
+
+    def own(schedule, s, t, canvas, prediction, *, width: int = 3): ...
+
+    register("step", "own")(own)
+    built = gidd.part("step", "own", width=5).build()
+    assert (built.func, built.keywords) == (own, {"width": 5})
 
 
 def test_problems_are_those_that_the_part_reports():

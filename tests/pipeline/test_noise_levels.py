@@ -11,6 +11,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.models.hub import MODEL_RECORD
 from gidd.proofreading.noise_level import estimate_noise
 from gidd.proofreading.window_reader import TextWindows
+from gidd.sampling import run_job
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -32,7 +33,7 @@ def test_the_noise_level_of_a_text_and_of_its_windows(pipe):
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
     found = pipe.noise_level(TEXT, on_calls=lambda *counts: seen.append(counts))
-    assert found == estimate_noise(pipe.reader, cut)
+    assert found == run_job(lambda jobs: estimate_noise(jobs, pipe.reader, cut))
     assert found == pipe.noise_level(TEXT)
     assert len(found.windows) == len(cut) > 1
     assert seen[-1] == (found.calls, found.calls)

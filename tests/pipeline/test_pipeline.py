@@ -232,12 +232,15 @@ def test_protected_spans_are_kept(pipe):
     assert everything.self_accuracy == (1.0, 1.0)
 
 
-def test_steps_are_reported_by_window_index(pipe):
-    members = set()
-    correction = pipe.self_correct(
-        TEXT * 2, calls=3, on_step=lambda event: members.update(event.members)
-    )
-    assert members == set(range(len(correction.traces)))
+def test_steps_of_all_windows_are_reported(pipe):
+    windows_seen, numbers = set(), set()
+
+    def see(events):
+        windows_seen.update(event.ticket.request.sample_index for event in events)
+        numbers.update(event.ticket.number for event in events)
+
+    correction = pipe.self_correct(TEXT * 2, calls=3, on_step=see)
+    assert windows_seen == numbers == set(range(len(correction.traces)))
     assert [trace.offset for trace in correction.traces] == [
         window.start for window in windows(len(correction.tokens), CONTEXT)
     ]

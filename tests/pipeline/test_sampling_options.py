@@ -52,6 +52,36 @@ def test_an_option_of_a_sampler_of_the_wrong_type_or_range_is_the_only_problem(n
         options.plan()
 
 
+@pytest.mark.parametrize("value", [0, *NO_INTEGERS])
+@pytest.mark.parametrize("corrector", ["gibbs", "gibbs_sweep", "self_correction"])
+def test_an_option_of_a_corrector_of_the_wrong_type_or_range_is_the_only_problem(corrector, value):
+    options = SamplingOptions(corrector=corrector, corrector_options={"distance": value})
+    (problem,) = options.problems()
+    assert problem.startswith("corrector.distance must be ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampler": "threshold", "sampler_options": {"fill": 0.5}, "mesh": "sine"},
+        {"corrector": "gibbs", "corrector_calls": 3, "steps": 4},
+        {"correction": CorrectionOptions(calls=8, score="gain")},
+    ],
+)
+def test_equal_options_give_equal_plans(options):
+    """So that equal requests made apart are stepped together."""
+    first, again = SamplingOptions(**options).plan(), SamplingOptions(**options).plan()
+    assert (first, hash(first)) == (again, hash(again))
+    assert first != SamplingOptions(**options | {"steps": 7}).plan()
+
+
+def test_equal_corrections_give_equal_plans():
+    first, again = CorrectionOptions(calls=8).plan(), CorrectionOptions(calls=8).plan()
+    assert (first, hash(first)) == (again, hash(again))
+    assert first != CorrectionOptions(calls=8, distance=3).plan()
+
+
 @pytest.mark.parametrize("part", ["sampler", "corrector"])
 @pytest.mark.parametrize("value", [None, 3, "fill", [("fill", 0.5)], {"flil": 0.5}, {3: 0.5}])
 def test_options_that_a_part_does_not_have_are_the_only_problem(part, value):
@@ -112,3 +142,10 @@ def test_the_smallest_top_p_keeps_the_most_likely_token(pipe):
     (least,) = pipe.generate(length=8, steps=2, top_p=5e-324)
     (greedy,) = pipe.generate(length=8, steps=2, top_k=1)
     assert least.tokens == greedy.tokens
+
+
+def test_a_manifest_says_how_many_tokens_may_be_written(pipe):
+    """Inside a text, end-of-text and padding are banned, and the mask is never predicted."""
+    (sample,) = pipe.infill("a[MASK]b", steps=2)
+    size = pipe.schedule.vocab.size
+    assert sample.manifest["processors"] == [f"Require({size - 3} of {size} tokens)"]

@@ -20,10 +20,11 @@ from support.registrations import (
 )
 from support.training_runs import reported
 
-from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule
+from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import sine_mesh
+from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.prediction import ForwardPass, Prediction
 from gidd.training.checkpoints.folder import steps_in
 from gidd.vocab import Vocab
 
@@ -213,13 +214,20 @@ def test_left_to_right_fills_the_leftmost_masks(example):
     canvas = Canvas.blank(MaskedSchedule(vocab), 2, 8)
     canvas.protected[1, 0] = True
     canvas.tokens[1, 0] = 1
-    t = canvas.time
-    prediction = Prediction(Network(), t, canvas.tokens, vocab.size)
-    output = example.sampler.left_to_right(MaskedSchedule(vocab), 0.5 * t, t, canvas, prediction)
+    t = torch.ones(2, dtype=torch.float64)
+    prediction = Prediction(ForwardPass(Network(), canvas.tokens, t), vocab.size)
+    step, late_step = example.sampler.LeftToRight(), example.sampler.LeftToRight(at_least=1)
+    output = step(MaskedSchedule(vocab), 0.5 * t, t, canvas, prediction)
     # masks expected at s = 1/2: 4 of 8 free positions, 3.5 -> 4 of 7
     assert output.tokens.tolist() == [[0, 0, 0, 0, 2, 2, 2, 2], [1, 0, 0, 0, 2, 2, 2, 2]]
     assert output.probability[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    late = example.sampler.left_to_right(
-        MaskedSchedule(vocab), t, t, canvas, prediction, at_least=1
-    )
+    late = late_step(MaskedSchedule(vocab), t, t, canvas, prediction)
     assert late.tokens[:, :2].tolist() == [[0, 2], [1, 0]]
+
+
+def test_left_to_right_is_checked_before_sampling(example):
+    with pytest.raises(ConfigError, match="at_least .*got -1"):
+        example.sampler.LeftToRight(at_least=-1)
+    example.sampler.LeftToRight().check(MaskedSchedule(Vocab(3, mask_id=2)), 1.0)
+    with pytest.raises(ConfigError, match="masks at t = 1"):
+        example.sampler.LeftToRight().check(UniformSchedule(Vocab(3)), 1.0)

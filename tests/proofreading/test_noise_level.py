@@ -22,10 +22,14 @@ from gidd.proofreading import noise_curve
 from gidd.proofreading.noise_curve import NoiseCurve
 from gidd.proofreading.noise_level import MAX_WINDOWS, NoiseLevel, estimate_noise, noise_levels
 from gidd.proofreading.window_reader import TextWindows, WindowReader, WindowTokens
-from gidd.sampling import Engine, FunctionNetwork
+from gidd.sampling import Engine, FunctionNetwork, run_job
 from gidd.vocab import Vocab
 
 LOWEST = float(noise_share(HYBRID, torch.tensor([1e-4]).double()))
+
+
+def estimated(reader, windows, **options) -> NoiseLevel:
+    return run_job(lambda jobs: estimate_noise(jobs, reader, windows, **options))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def test_the_estimate_is_within_a_tenth_of_the_truth(schedule, rates):
     reader = exact_reader(schedule, 400)
     x = SOURCE.sample(1, torch.arange(400), LENGTH)
     for rate in rates:
-        found = estimate_noise(reader, as_windows(noisy(x, rate)), max_windows=400)
+        found = estimated(reader, as_windows(noisy(x, rate)), max_windows=400)
         assert found.error_rate == pytest.approx(rate, rel=0.1)
         assert found.low < found.error_rate < found.high
         assert found.high - found.low < 0.3 * rate
@@ -57,7 +61,7 @@ def test_the_estimate_is_within_a_tenth_of_the_truth(schedule, rates):
 def test_clean_text_is_estimated_as_clean(rate):
     """Also between 0 and the noise at the smallest time of the network."""
     x = SOURCE.sample(2, torch.arange(64), LENGTH)
-    found = estimate_noise(exact_reader(HYBRID, 64), as_windows(noisy(x, rate, seed=4)))
+    found = estimated(exact_reader(HYBRID, 64), as_windows(noisy(x, rate, seed=4)))
     assert rate < LOWEST / 4
     assert found.low <= rate <= found.high < rate + 0.004
     assert found.error_rate == pytest.approx(rate, abs=0.0006)
@@ -92,7 +96,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(rate):
 def test_the_interval_of_complete_estimates(rate):
     reader = exact_reader(HYBRID, 24)
     z = noisy(SOURCE.sample(5, torch.arange(1600), LENGTH), rate, seed=1)
-    found = [estimate_noise(reader, as_windows(part)) for part in z.split(8)]
+    found = [estimated(reader, as_windows(part)) for part in z.split(8)]
     assert 0.9 <= sum(level.low <= rate <= level.high for level in found) / 200 <= 0.98
     windows = [window for level in found for window in level.windows]
     assert sum(window.low <= rate <= window.high for window in windows) / 1600 >= 0.93
@@ -126,8 +130,8 @@ def test_wrong_tokens_of_a_channel():
     generator = torch.Generator().manual_seed(0)
     z = torch.where(torch.rand(x.shape, generator=generator) < 0.08, (x + 1) % SIZE, x)
     reader = exact_reader(HYBRID, 64)
-    by_channel = estimate_noise(reader, as_windows(z), channel=channel)
-    by_noise = estimate_noise(reader, as_windows(z))
+    by_channel = estimated(reader, as_windows(z), channel=channel)
+    by_noise = estimated(reader, as_windows(z))
     assert by_channel.error_rate == pytest.approx(0.08, rel=0.15)
     assert by_channel.low < 0.08 < by_channel.high
     assert by_channel.high - by_channel.low < by_noise.high - by_noise.low
@@ -143,7 +147,7 @@ TOKENS = torch.randint(32, (400,), generator=torch.Generator().manual_seed(0)).t
 def test_windows_are_spread_over_a_long_document():
     cut = TextWindows(TOKENS, [False] * 400, 8)
     seen = []
-    found = estimate_noise(READER, cut, max_windows=10, on_calls=lambda *n: seen.append(n))
+    found = estimated(READER, cut, max_windows=10, on_calls=lambda *n: seen.append(n))
     assert len(cut) > MAX_WINDOWS
     places = [window.window for window in found.windows]
     assert len(places) == 10 and places == sorted(set(places))
@@ -161,17 +165,17 @@ def test_tokens_that_are_not_judged_do_not_count():
     judged = sum(any(window.judged) for window in fixed)
     assert sum(sum(window.judged) for window in fixed) == 40
     assert 0 < judged < len(free)
-    found = estimate_noise(READER, fixed)
+    found = estimated(READER, fixed)
     assert len(found.windows) == judged
     with pytest.raises(DataError, match="at least one token"):
-        estimate_noise(READER, TextWindows(TOKENS[:20], [True] * 20, 16))
+        estimated(READER, TextWindows(TOKENS[:20], [True] * 20, 16))
 
 
 def test_a_window_is_estimated_alike_in_any_company():
     """Alone, and twice in a document: bit for bit, except for the levels that others ask for."""
     cut = list(TextWindows(TOKENS[:32], [False] * 32, 32))
-    (alone,) = estimate_noise(READER, cut).windows
-    first, second = estimate_noise(READER, cut * 2).windows
+    (alone,) = estimated(READER, cut).windows
+    first, second = estimated(READER, cut * 2).windows
     assert first[1:] == second[1:]
     assert alone.error_rate == pytest.approx(first.error_rate, rel=0.05)
 
@@ -183,10 +187,10 @@ def test_networks_without_a_time_and_extreme_predictions():
         FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), READER.engine.schedule
     )
     for text, low, high in (((1,) * 64, 0, 0), ((1, 1, 1, 2) * 16, 0.2, 0.3), ((2,) * 64, 0.6, 1)):
-        found = estimate_noise(WindowReader(engine), [WindowTokens(text, (True,) * 64)])
+        found = estimated(WindowReader(engine), [WindowTokens(text, (True,) * 64)])
         assert low <= found.error_rate <= high
         assert 0 <= found.low <= found.error_rate <= found.high <= 1
-    (short,) = estimate_noise(WindowReader(engine), [WindowTokens((1,), (True,))]).windows
+    (short,) = estimated(WindowReader(engine), [WindowTokens((1,), (True,))]).windows
     assert short.low == 0 and short.high > 0.3
 
 

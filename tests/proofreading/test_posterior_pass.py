@@ -1,4 +1,4 @@
-"""Posteriors of windows: those of the corrector, in order, lazily, alike in any company."""
+"""Posteriors of windows: those of the corrector, in order, alike in any company."""
 
 import torch
 from hypothesis import given, strategies as st
@@ -6,9 +6,9 @@ from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.noise_share import matched_time
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.proofreading.posterior_pass import PosteriorPass
+from gidd.proofreading.posterior_pass import PosteriorPass, WindowPosterior
 from gidd.proofreading.window_reader import TextWindows, WindowReader, WindowTokens
-from gidd.sampling import Engine, Request, ban, corrector_plan, posterior_correction
+from gidd.sampling import Engine, PosteriorCorrection, Request, ban, corrector_plan, run_job
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(33, mask_id=32)
@@ -20,6 +20,10 @@ def reader(rows_per_call: int = 4, **options) -> WindowReader:
     return WindowReader(Engine(NETWORK, SCHEDULE, rows_per_call=rows_per_call), **options)
 
 
+def posteriors(judge: PosteriorPass, windows, error_rate: float) -> list[WindowPosterior]:
+    return run_job(lambda jobs: judge(jobs, windows, error_rate))
+
+
 def windows_of(lengths) -> list[WindowTokens]:
     return [WindowTokens(tuple(TOKENS[i : i + n]), (True,) * n) for i, n in enumerate(lengths)]
 
@@ -27,12 +31,14 @@ def windows_of(lengths) -> list[WindowTokens]:
 def test_it_is_the_corrector():
     judge = PosteriorPass(reader(), num_alternatives=3)
     texts = windows_of([16] * 6)
-    plan = corrector_plan(posterior_correction, 1, judge.time(0.5))
+    plan = corrector_plan(PosteriorCorrection(), 1, judge.time(0.5))
     requests = [
         Request(tokens=window.tokens, plan=plan, protected=(False,) * 16) for window in texts
     ]
     samples = reader().engine.sample(requests)
-    for window, posterior, sample in zip(texts, judge(texts, 0.5), samples, strict=True):
+    for window, posterior, sample in zip(
+        texts, posteriors(judge, texts, 0.5), samples, strict=True
+    ):
         new = torch.where(posterior.replaced(), posterior.tokens[:, 0], torch.tensor(window.tokens))
         assert tuple(new.tolist()) == sample.tokens
         for edit in sample.edits:
@@ -44,25 +50,14 @@ def test_it_is_the_corrector():
     assert any(sample.edits for sample in samples)
 
 
-def test_windows_come_back_in_order_as_soon_as_they_are_known():
+def test_windows_come_back_in_order_and_alike_in_any_company():
     judge = PosteriorPass(reader())
     lengths = [8, 8, 8, 8, 8, 12, 8, 12, 12]
     texts = windows_of(lengths)
-    taken = []
-
-    def stream():
-        for k, window in enumerate(texts):
-            taken.append(k)
-            yield window
-
-    results = judge(stream(), 0.3)
-    assert taken == []
-    first = next(results)
-    assert taken == [0, 1, 2, 3, 4]  # a batch, and the window that does not fit into it
-    found = [first, *results]
+    found = posteriors(judge, iter(texts), 0.3)
     assert [len(posterior.found) for posterior in found] == lengths
     for window, posterior in zip(texts, found, strict=True):
-        (alone,) = judge([window], 0.3)
+        (alone,) = posteriors(judge, [window], 0.3)
         assert all(torch.equal(a, b) for a, b in zip(alone, posterior, strict=True))
 
 
@@ -70,8 +65,8 @@ def test_positions_that_are_not_judged_are_zero_and_change_nothing():
     judge = PosteriorPass(reader(processors=(ban(VOCAB, [3, 4]),)), num_alternatives=2)
     ((tokens, _),) = windows_of([16])
     some = tuple(i % 3 == 0 for i in range(16))
-    (all_judged,) = judge([WindowTokens(tokens, (True,) * 16)], 0.2)
-    (some_judged,) = judge([WindowTokens(tokens, some)], 0.2)
+    (all_judged,) = posteriors(judge, [WindowTokens(tokens, (True,) * 16)], 0.2)
+    (some_judged,) = posteriors(judge, [WindowTokens(tokens, some)], 0.2)
     chosen = torch.tensor(some)
     for full, part in zip(all_judged, some_judged, strict=True):
         assert torch.equal(full[chosen], part[chosen])

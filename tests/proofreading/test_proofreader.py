@@ -16,6 +16,7 @@ from gidd.proofreading.proofreader import Proofreader
 from gidd.proofreading.window_reader import WindowReader
 from gidd.proofreading.words import WordList
 from gidd.sampling.engine import Engine
+from gidd.sampling.jobs import run_job
 from gidd.sampling.network import FunctionNetwork
 
 TOKENIZER = character_level("abcdefghijklmnopqrstuvwxyz ")
@@ -60,7 +61,8 @@ def reader():
 def corrected(reader, text, error_rate=0.2, fixed=()):
     tokens = TOKENIZER.encode(text)
     is_fixed = [i in fixed for i in range(len(tokens))]
-    edits, calls = reader(text, tokens, is_fixed, EditCosts(error_rate))
+    costs = EditCosts(error_rate)
+    edits, calls = run_job(lambda jobs: reader(jobs, text, tokens, is_fixed, costs))
     for edit in edits:
         assert text[edit.start : edit.stop] == edit.old
         assert math.fsum(a.probability for a in edit.alternatives) == pytest.approx(1)
@@ -96,7 +98,8 @@ def test_the_likelihood_of_a_crop_is_the_sum_of_its_counted_characters():
     judge = TextJudge(WindowReader(Engine(FunctionNetwork(x_theta), SCHEDULE)), TOKENIZER)
     total = sum(range(1, VOCAB.size + 1)) - (VOCAB.mask_id + 1)
     expected = [math.log(2 / total) + math.log(3 / total), math.log(1 / total)]
-    found = judge([Crop("abcd", 1, 3), Crop("ab", 0, 1)], 0.01)
+    crops = [Crop("abcd", 1, 3), Crop("ab", 0, 1)]
+    found = run_job(lambda jobs: judge(jobs, crops, 0.01))
     assert found == pytest.approx(expected, rel=1e-5)
 
 

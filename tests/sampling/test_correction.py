@@ -1,7 +1,5 @@
 """Self-correction against a literal transcription of the paper's Algorithm 1."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.sampling_worlds import random_denoiser
@@ -14,10 +12,10 @@ from gidd.sampling import (
     Engine,
     FunctionNetwork,
     Request,
+    SelfCorrectionStep,
     corrector_plan,
     gain,
     likelihood,
-    self_correction,
 )
 from gidd.sampling.correctors.self_correction import scaled_log_odds
 from gidd.vocab import Vocab
@@ -81,7 +79,7 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
 def test_it_is_algorithm_1(tau, t):
     """8 sequences at once equal one by one, token for token, with the same draws."""
     model = random_denoiser(VOCAB, gain=0.0)
-    corrector = partial(self_correction, temperature=tau, patience=3)
+    corrector = SelfCorrectionStep(temperature=tau, patience=3)
     plan = corrector_plan(corrector, 24, t)
     given = texts(8)
     requests = [
@@ -101,8 +99,7 @@ def test_it_is_algorithm_1(tau, t):
 def test_self_accuracy_never_falls(tau, score, num_tokens):
     """The best state is returned, whichever changes were committed."""
     model = random_denoiser(VOCAB, gain=0.0)
-    corrector = partial(
-        self_correction,
+    corrector = SelfCorrectionStep(
         temperature=tau,
         patience=4,
         score=score,
@@ -123,7 +120,7 @@ def test_self_accuracy_never_falls(tau, score, num_tokens):
 
 def test_changes_of_one_call_are_spaced():
     model = random_denoiser(VOCAB, gain=0.0)
-    corrector = partial(self_correction, temperature=1.0, num_tokens=3, distance=4)
+    corrector = SelfCorrectionStep(temperature=1.0, num_tokens=3, distance=4)
     request = Request(
         tokens=texts(1)[0], plan=corrector_plan(corrector, 6), protected=(False,) * LENGTH
     )
@@ -144,7 +141,7 @@ def test_gain_prefers_the_largest_ratio():
     engine = Engine(network, HybridSchedule(vocab, 0.2))
     first = {}
     for score in (likelihood, gain):
-        corrector = partial(self_correction, temperature=0.0, score=score)
+        corrector = SelfCorrectionStep(temperature=0.0, score=score)
         request = Request(
             tokens=(1, 0), plan=corrector_plan(corrector, 5), protected=(False, False)
         )
@@ -161,7 +158,7 @@ def test_the_most_confident_change_comes_first_at_any_temperature(tau):
     rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     engine = Engine(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
-    corrector = partial(self_correction, temperature=tau)
+    corrector = SelfCorrectionStep(temperature=tau)
     request = Request(tokens=(0,) * 4, plan=corrector_plan(corrector, 6), protected=(False,) * 4)
     (sample,) = engine.sample([request])
     assert [edit.position for edit in sample.edits] == [3, 1, 2, 0]
@@ -187,7 +184,7 @@ def test_a_fixed_point_costs_one_call():
     """tau = 0 and nothing to change: one forward pass suffices, for any patience."""
     rows = torch.rand(1, LENGTH, 33, generator=torch.Generator().manual_seed(0)).softmax(-1)
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
-    corrector = partial(self_correction, temperature=0.0, patience=50)
+    corrector = SelfCorrectionStep(temperature=0.0, patience=50)
     fixed_point = tuple(rows[0].argmax(-1).tolist())
     one_wrong = (0 if fixed_point[0] else 1, *fixed_point[1:])
     for tokens, calls in ((fixed_point, 1), (one_wrong, 2)):
@@ -203,21 +200,24 @@ def test_partly_denoised_text_and_protected_spans():
     model = random_denoiser(VOCAB, gain=0.0)
     tokens = (32, 5, 32, 7, 1, 2)
     protected = (False, True, False, True, True, True)
-    corrector = partial(self_correction, temperature=0.0, patience=8)
+    corrector = SelfCorrectionStep(temperature=0.0, patience=8)
     request = Request(tokens=tokens, plan=corrector_plan(corrector, 16), protected=protected)
     (sample,) = Engine(model, HYBRID).sample([request])
     assert [v for v, kept in zip(sample.tokens, protected, strict=True) if kept] == [5, 7, 1, 2]
     assert 32 not in sample.tokens
 
 
-def test_impossible_settings_are_refused():
-    engine = Engine(random_denoiser(VOCAB, gain=0.0), HYBRID)
-    for option, message in [
-        ({"temperature": -0.1}, "temperature .*got -0.1"),
-        ({"distance": 0}, "distance .*got 0"),
-        ({"num_tokens": 0}, "num_tokens .*got 0"),
-        ({"patience": 0}, "patience .*got 0"),
-    ]:
-        plan = corrector_plan(partial(self_correction, **option), 1)
-        with pytest.raises(ConfigError, match=message):
-            engine.sample([Request(tokens=(1, 2), plan=plan, protected=(False, False))])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"temperature": -0.1}, r"temperature .*\[0, .*got -0.1"),
+        ({"distance": 0}, "distance .*at least 1.*got 0"),
+        ({"num_tokens": 0}, "num_tokens .*at least 1.*got 0"),
+        ({"patience": 0}, "patience .*at least 1.*got 0"),
+        ({"patience": 2.5}, "patience .*an integer.*got 2.5"),
+        ({"score": "gain"}, "score .*a function.*got 'gain'"),
+    ],
+)
+def test_impossible_settings_are_refused(option, message):
+    with pytest.raises(ConfigError, match=message):
+        SelfCorrectionStep(**option)

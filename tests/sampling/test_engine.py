@@ -1,11 +1,11 @@
 """The engine: batch invariance, no needless forward passes, protected positions."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.sampling_worlds import random_denoiser
+from support.session_runs import run_canvas
 
+from gidd.common.parts import part
 from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_mesh, sine_mesh
@@ -15,26 +15,27 @@ from gidd.sampling import (
     Canvas,
     Engine,
     FunctionNetwork,
+    Gibbs,
+    GibbsSweep,
     MinP,
     Plan,
     Request,
+    SelfCorrectionStep,
     Temperature,
+    Threshold,
     TopK,
     ancestral,
     blanks,
     corrector_plan,
-    gibbs,
-    gibbs_sweep,
     prompt,
     sampling_plan,
-    self_correction,
-    threshold,
 )
 from gidd.sampling.spaced import top_spaced
 from gidd.sampling.steps import MASK_FILLING_STEPS
 from gidd.vocab import Vocab
 
-STEPS, CORRECTORS = builtin_parts("step"), builtin_parts("corrector")
+STEPS = {name: part("step", name).build() for name in builtin_parts("step")}
+CORRECTORS = {name: part("corrector", name).build() for name in builtin_parts("corrector")}
 VOCAB = Vocab(65, mask_id=64)
 HYBRID = HybridSchedule(VOCAB, 0.2)
 MASKED = MaskedSchedule(VOCAB)
@@ -64,16 +65,16 @@ def mixed_requests(num: int = 64) -> list[Request]:
     processors = [(), (Temperature(0.8),), (TopK(20), MinP(0.01))]
     finishes = [
         Plan(()),
-        corrector_plan(partial(gibbs, distance=3), 2),
-        corrector_plan(partial(self_correction, temperature=0.5, patience=2, num_tokens=2), 3),
-        corrector_plan(gibbs_sweep, 2, 0.1),
+        corrector_plan(Gibbs(distance=3), 2),
+        corrector_plan(SelfCorrectionStep(temperature=0.5, patience=2, num_tokens=2), 3),
+        corrector_plan(GibbsSweep(), 2, 0.1),
     ]
     requests = []
     for i in range(num):
         length = lengths[i % len(lengths)]
         given = torch.randint(64, (i % 4,), generator=generator).tolist()
         mesh = even_mesh(1 + i % 5) if i % 2 else sine_mesh(1 + i % 5)
-        step = threshold if i % 11 == 0 else ancestral
+        step = Threshold() if i % 11 == 0 else ancestral
         requests.append(
             Request(
                 tokens=prompt(length, prefix=given[:2], suffix=given[2:]),
@@ -185,7 +186,7 @@ def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
     time_free = FunctionNetwork(
         lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t)))
     )
-    plan = sampling_plan(even_mesh(60)) + corrector_plan(gibbs, 2)
+    plan = sampling_plan(even_mesh(60)) + corrector_plan(Gibbs(), 2)
     requests = [Request(tokens=blanks(12), plan=plan, seed=s) for s in range(2)]
     expected = Engine(time_free, HYBRID).sample(requests)
     found = Engine(CachedFeatures(cached), HYBRID).sample(requests)
@@ -235,7 +236,7 @@ def test_protected_positions_do_not_change(step, schedule):
         plan = corrector_plan(CORRECTORS[step], 3, 0.3)
     else:
         plan = sampling_plan(mesh, STEPS[step])
-    engine.run(canvas, plan)
+    run_canvas(engine, canvas, plan)
     assert (canvas.tokens == before)[protected].all()
     assert (canvas.tokens != before)[~protected].any()
     assert (canvas.protected == protected).all()
@@ -244,7 +245,7 @@ def test_protected_positions_do_not_change(step, schedule):
 def test_edits_reproduce_the_sample():
     """Replaying the log on the first state gives the last; steps are named."""
     engine = Engine(random_denoiser(VOCAB), HYBRID)
-    correct = partial(self_correction, temperature=1.0, patience=2)
+    correct = SelfCorrectionStep(temperature=1.0, patience=2)
     requests = [
         Request(
             tokens=blanks(16), plan=sampling_plan(even_mesh(6)) + corrector_plan(correct, 6), seed=s
@@ -287,23 +288,27 @@ def test_recording_frames_changes_nothing():
         assert frame.mean_entropy(free) >= 0
 
 
-def test_on_step_is_called_after_every_round():
-    """Sequences are dropped when their plan is done; the others continue."""
-    engine = Engine(random_denoiser(VOCAB), HYBRID)
+def test_on_step_is_called_after_every_step():
+    """Sequences are dropped when their plan is done; the others continue, and waiting ones join."""
+    engine = Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=2)
     plans = [sampling_plan(even_mesh(num)) for num in (1, 3, 2)]
     requests = [Request(tokens=blanks(8), plan=plan) for plan in plans]
-    events = []
+    rounds = []
     engine.sample(
-        requests, on_step=lambda event: events.append((event.rows.tolist(), event.members))
+        requests,
+        on_step=lambda events: rounds.append([(e.ticket.number, e.steps_done) for e in events]),
     )
-    assert events == [([0, 1, 2], [0, 1, 2]), ([1, 2], [0, 1, 2]), ([1], [0, 1, 2])]
+    assert rounds == [[(0, 1), (1, 1)], [(2, 1), (1, 2)], [(2, 2), (1, 3)]]
 
 
 def test_times_end_where_the_plan_ends():
-    canvas = Canvas.blank(HYBRID, 3, 8)
+    session = Engine(random_denoiser(VOCAB), HYBRID).session()
     plans = [sampling_plan(even_mesh(2)), sampling_plan(torch.tensor([1.0, 0.5])), Plan(())]
-    Engine(random_denoiser(VOCAB), HYBRID).run(canvas, plans)
-    assert canvas.time.tolist() == [0.0, 0.5, 1.0]
+    tickets = [session.submit(Request(tokens=blanks(8), plan=plan)) for plan in plans]
+    assert [ticket.time for ticket in tickets] == [1.0, 1.0, 0.0]
+    while session.pending:
+        session.step()
+    assert [ticket.time for ticket in tickets] == [0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -353,7 +358,7 @@ def test_text_ends_before_the_first_generated_stop_token():
 
 def test_impossible_requests_are_refused():
     engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
-    plan, one_call = sampling_plan(even_mesh(2)), corrector_plan(self_correction, 1)
+    plan, one_call = sampling_plan(even_mesh(2)), corrector_plan(SelfCorrectionStep(), 1)
     refused = {
         "32 tokens, got 33": Request(tokens=blanks(33), plan=plan),
         "at least one token": Request(tokens=(), plan=plan),
@@ -388,15 +393,7 @@ def test_impossible_requests_are_refused():
     with pytest.raises(ConfigError, match="step 0 .*0 <= s <= t <= 1, got t = 0.5 and s = 0.75"):
         sampling_plan(torch.tensor([0.5, 0.75]))
     with pytest.raises(ConfigError, match="calls .*at least 0, got -1"):
-        corrector_plan(gibbs, -1)
-    with pytest.raises(ConfigError, match="distance must be at least 1, got 0"):
-        engine.sample(
-            [Request(tokens=blanks(2), plan=corrector_plan(partial(gibbs, distance=0), 1))]
-        )
-    for name, value in (("fill", 1.1), ("replace", float("nan"))):
-        step = partial(threshold, **{name: value})
-        with pytest.raises(ConfigError, match=f"{name} .*got {value}"):
-            engine.sample([Request(tokens=blanks(2), plan=sampling_plan(even_mesh(2), step))])
+        corrector_plan(Gibbs(), -1)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -415,7 +412,7 @@ def test_threshold_edits_given_tokens_under_any_noise():
     """A plan from t < 1 has no masks to fill, so a schedule without masks is accepted."""
     certain = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
     engine = Engine(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), UNIFORM)
-    plan = sampling_plan(torch.tensor([0.2, 0.0]), threshold)
+    plan = sampling_plan(torch.tensor([0.2, 0.0]), Threshold())
     request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
     assert engine.sample([request])[0].tokens == (1, 7, 7)
 

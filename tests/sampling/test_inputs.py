@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from support.strategies import random_x_theta
 
 from gidd.errors import ConfigError, DataError
-from gidd.sampling import CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse_template
+from gidd.sampling import Ban, CutOff, MinP, Require, Temperature, TopK, TopP, ban, parse_template
 from gidd.sampling.request import blanks, prompt
 from gidd.vocab import Vocab
 
@@ -37,7 +37,7 @@ def test_processors_return_distributions_and_never_the_mask(processor, seed):
     assert (q >= 0).all()
     assert (q[:, 11] == 0).all()
     most_likely = q.gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1)
-    if not isinstance(processor, Require):
+    if not isinstance(processor, Require | Ban):
         assert torch.equal(most_likely, q.amax(-1))
 
 
@@ -77,8 +77,46 @@ def test_required_and_banned_tokens():
     impossible = Require(vocab, frozenset({2}))(p)
     assert impossible[0].tolist() == [0, 0, 1, 0]  # uniform over the required tokens
     assert ban(vocab, [1])(p)[1].tolist() == [0, 0, 1, 0]
-    assert ban(vocab, [0]) == ban(vocab, [0])  # equal processors share a batch
-    assert ban(vocab, [0]) != ban(vocab, [1])
+
+
+def test_a_ban_leaves_all_other_data_tokens():
+    """It is bit for bit a requirement of the tokens that it leaves; the mask is never one."""
+    p = random_x_theta(VOCAB, 7, seed=1).float()
+    p[3] = 0
+    p[3, 4] = 1  # only banned tokens: uniform over the others
+    for banned in ([], [4], [0, 4, 7], [4, 11], range(10)):
+        processor = ban(VOCAB, banned)
+        kept = Require(VOCAB, frozenset(range(11)) - set(banned))
+        assert torch.equal(processor(p), kept(p))
+        assert processor.num_allowed == kept.num_allowed == 11 - len({*banned} - {11})
+    assert ban(VOCAB, [0, 4, 7])(p)[3].tolist() == pytest.approx(
+        [0] + [1 / 8] * 3 + [0] + [1 / 8] * 2 + [0] + [1 / 8] * 3 + [0]
+    )
+
+
+def test_equal_bans_are_one_object_with_one_mask():
+    """A second request with the same ban builds nothing and uploads nothing."""
+    vocab = Vocab(50258, mask_id=50257)
+    banned = frozenset(range(0, 50000, 100))
+    first = ban(vocab, banned)
+    assert ban(Vocab(50258, mask_id=50257), sorted(banned, reverse=True)) is first
+    assert first == Ban(vocab, banned) and hash(first) == hash(Ban(vocab, banned))
+    assert first != ban(vocab, banned - {0}) and first != Require(vocab, banned)
+    mask = first.allowed(torch.device("cpu"))
+    assert Ban(vocab, frozenset(sorted(banned))).allowed(torch.device("cpu")) is mask
+    assert mask.sum() == first.num_allowed == 50257 - 500
+    with torch.inference_mode():
+        later = ban(vocab, [1]).allowed(torch.device("cpu"))
+    assert not later.is_inference()  # it may be used for gradients as well
+
+
+@pytest.mark.parametrize("make", [ban, lambda vocab, tokens: Require(vocab, frozenset(tokens))])
+def test_tokens_of_another_vocabulary_are_refused(make):
+    processor = make(VOCAB, [1, 2])
+    processor.check(Vocab(12, mask_id=11, pad_id=3))
+    for other in (Vocab(13, mask_id=11), Vocab(12, mask_id=0), Vocab(12)):
+        with pytest.raises(ConfigError, match=r"tokens .*Vocab\(size=1.*tokenizer"):
+            processor.check(other)
 
 
 def test_extreme_temperature_and_top_p():
@@ -93,7 +131,9 @@ def test_extreme_temperature_and_top_p():
     [
         (lambda: Temperature(-1), r"temperature .*\[0, .*, got -1"),
         (lambda: Temperature(float("nan")), r"temperature .*\[0, .*, got nan"),
-        (lambda: TopK(0), "top_k.number .*at least 1, got 0"),
+        (lambda: Temperature("1"), r"temperature .*\[0, .*, got '1'"),
+        (lambda: TopK(0), "top_k .*at least 1.*got 0"),
+        (lambda: TopK(2.5), "top_k .*an integer.*got 2.5"),
         (lambda: TopP(0), r"top_p .*\(0, 1\], got 0"),
         (lambda: TopP(1.5), r"top_p .*\(0, 1\], got 1.5"),
         (lambda: CutOff(1.0), r"minimum .*\[0, 1\), got 1.0"),
@@ -103,6 +143,7 @@ def test_extreme_temperature_and_top_p():
         (lambda: Require(VOCAB, frozenset({12})), r"required .*\[0, 12\).*got \[12\]"),
         (lambda: ban(VOCAB, range(11)), "banned .*got 11 ids"),
         (lambda: ban(VOCAB, [12]), r"banned .*\[0, 12\).*\[12\]"),
+        (lambda: ban(VOCAB, ["a", 1]), r"banned .*\[0, 12\).*\['a'\]"),
     ],
 )
 def test_impossible_processors_are_refused(make, message):

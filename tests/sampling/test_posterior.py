@@ -1,7 +1,5 @@
 """The posterior corrector against exact posteriors, by enumeration and on texts of 64 tokens."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.sampling_worlds import (
@@ -22,10 +20,10 @@ from gidd.errors import ConfigError
 from gidd.sampling import (
     Engine,
     FunctionNetwork,
+    PosteriorCorrection,
     Request,
     ban,
     corrector_plan,
-    posterior_correction,
     posterior_sampling_plan,
 )
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, token_posterior
@@ -43,7 +41,7 @@ def free(tokens) -> tuple[bool, ...]:
 
 def corrected(engine, texts, t, processors=(), **options):
     """One call of the corrector on each text."""
-    plan = corrector_plan(partial(posterior_correction, **options), 1, t)
+    plan = corrector_plan(PosteriorCorrection(**options), 1, t)
     requests = [
         Request(tokens=tuple(text), plan=plan, protected=free(text), processors=processors)
         for text in texts
@@ -234,7 +232,7 @@ def test_protected_positions_and_banned_tokens():
     banned = set(sorted(written)[::2])
     for sample in corrected(engine, RANDOM_TEXTS, 0.6, processors=(ban(WIDE, banned),)):
         assert not {edit.new for edit in sample.edits} & banned
-    plan = corrector_plan(posterior_correction, 1, 0.6)
+    plan = corrector_plan(PosteriorCorrection(), 1, 0.6)
     for text, free_sample in zip(RANDOM_TEXTS, plain, strict=True):
         protected = tuple(i % 2 == 0 for i in range(12))
         (sample,) = engine.sample([Request(tokens=tuple(text), plan=plan, protected=protected)])
@@ -243,7 +241,7 @@ def test_protected_positions_and_banned_tokens():
 
 
 def test_it_is_a_part_and_checks_its_options():
-    assert find_part("corrector", "posterior").make is posterior_correction
+    assert find_part("corrector", "posterior").make is PosteriorCorrection
     engine = Engine(NETWORK, SCHEDULE)
     for options, message in [
         ({"error_rate": 1.0}, "error_rate .*got 1.0"),

@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 import gidd
+from gidd.cli import main
 from gidd.common.parts import part
 from gidd.data import prepare
 from gidd.data.corpora.exact import ExactCorpus
@@ -29,7 +31,7 @@ from gidd.data.tokenizers import train_tokenizer
 from gidd.diffusion.times import even_mesh
 from gidd.pipeline import CorrectionOptions
 from gidd.runs.presets import hybrid
-from gidd.sampling import corrector_plan, gibbs, gibbs_sweep, sampling_plan
+from gidd.sampling import Gibbs, GibbsSweep, corrector_plan, sampling_plan
 from gidd.sources import MarkovSource
 from gidd.training.config import Autoregressive, Diffusion, RunConfig
 from support.small_model import TEXT, write_model
@@ -142,8 +144,8 @@ def texts(folder: Path) -> dict[str, object]:
                 "gibbs": partial(pipe.generate, 1, length=16, steps=6, corrector_calls=4),
                 "gibbs-plan": partial(
                     pipe.generate, 1, length=16,
-                    plan=sampling_plan(even_mesh(6), correctors=[gibbs])
-                    + corrector_plan(gibbs_sweep, 2),
+                    plan=sampling_plan(even_mesh(6), correctors=[Gibbs()])
+                    + corrector_plan(GibbsSweep(), 2),
                 ),
                 "correction": partial(
                     pipe.generate, 1, length=16, steps=6, correction=CorrectionOptions(calls=16)
@@ -189,8 +191,9 @@ def shards(folder: Path) -> dict[str, str]:
 
 def plan(name: str) -> object:
     """What `gidd plan --json` prints. Nothing in it depends on this machine's speed."""
-    command = [sys.executable, "-m", "gidd.cli", "plan", *PLANS[name]]
-    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    with redirect_stdout(StringIO()) as printed:
+        main(["plan", *PLANS[name]])
+    return json.loads(printed.getvalue())
 
 
 def plans() -> dict[str, object]:

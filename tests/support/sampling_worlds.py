@@ -11,6 +11,7 @@ from gidd.sources import MarkovSource
 from gidd.sources.base import Source
 from gidd.sources.enumeration import SmallWorld
 from gidd.vocab import Vocab
+from support.session_runs import run_canvas
 
 VOCAB = Vocab(4, mask_id=3)
 
@@ -46,7 +47,7 @@ def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
     """`num` samples of the world's exact denoiser."""
     canvas = Canvas.blank(world.schedule, num, world.length, seed)
     engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
-    engine.run(canvas, plan)
+    run_canvas(engine, canvas, plan)
     return canvas
 
 

@@ -7,10 +7,9 @@ import torch
 from rich.console import Console
 
 from gidd.common.terminal import printable
-from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling import Canvas, Frame, Record, StepEvent
+from gidd.diffusion.times import even_mesh
+from gidd.sampling import Edit, Frame, Limits, Request, Ticket, blanks, sampling_plan
 from gidd.viz.terminal import CanvasView
-from gidd.vocab import Vocab
 
 
 def test_text_cannot_control_the_terminal():
@@ -29,16 +28,17 @@ def test_line_ends_of_other_systems_are_line_ends():
 
 def drawn(width: int, height: int) -> list[str]:
     """Return the lines drawn for a long text on a terminal of that size."""
-    vocab = Vocab(size=4, mask_id=3)
-    canvas = Canvas.blank(HybridSchedule(vocab, 0.2), 1, 1000, seed=0)
-    before = canvas.tokens.clone()
-    canvas.tokens[:, ::2] = 1
-    frame = Frame(0, "ancestral", 1.0, before[0], *(torch.ones(1000) for _ in range(4)))
-    record = Record(frames={0: [frame]})
+    ticket = Ticket(0, Request(tokens=blanks(1000), plan=sampling_plan(even_mesh(64))), Limits())
+    before = torch.full((1000,), 3)
+    tokens = before.clone()
+    tokens[::2] = 1
+    frame = Frame(0, "ancestral", 1.0, before, *(torch.ones(1000) for _ in range(4)))
+    edits = [Edit(0, "ancestral", 1.0, position, 3, 1, 0.5) for position in range(0, 1000, 2)]
+    ticket.start(tokens.numpy())
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     view = CanvasView(console, lambda tokens: [f" word{t}" for t in tokens], 3, 1)
     with view:
-        view(StepEvent(canvas, torch.tensor([0]), before, torch.tensor([64]), record, [0]))
+        view([ticket.event(edits, frame)])
         lines = console.render_lines(view.render(), pad=False)
     return ["".join(segment.text for segment in line) for line in lines]
 

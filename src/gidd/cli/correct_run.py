@@ -17,13 +17,14 @@ from gidd import __version__
 from gidd.cli.correct_journal import TextJournal, journal_folder, open_text_journal
 from gidd.cli.correct_progress import CorrectProgress
 from gidd.errors import ConfigError
-from gidd.proofreading.edits import TextEdit
+from gidd.proofreading.edits import JudgedText, TextEdit
 
 if TYPE_CHECKING:
     from gidd.pipeline import Correction, Pipeline
     from gidd.pipeline.correct import TextCorrector
     from gidd.pipeline.spans import Span
     from gidd.proofreading.channels import Channel
+    from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone
     from gidd.proofreading.parts import TextPart
 
 
@@ -80,7 +81,7 @@ class TextRun:
         parts = corrector.parts(text)
         if rate is None and noise is None:
             with self.progress.estimating() as report:
-                noise = corrector.estimate(text, report)
+                noise = estimate_error_rate(corrector, text, report)
             if noise is not None:
                 journal.add_noise(noise)
         if rate is None:
@@ -129,7 +130,7 @@ class TextRun:
         with self.progress.correcting(journal.num_characters) as report:
             for index, part in enumerate(parts):
                 if index not in journal.parts:
-                    journal.add_part(index, corrector.correct_part(text, part, rate))
+                    journal.add_part(index, correct_part_of(corrector, text, part, rate))
                     report(part.stop - part.start)
 
     def _corrector(self, text: str) -> TextCorrector:
@@ -138,6 +139,24 @@ class TextRun:
             channel=self.settings.channel,
             protected=self.settings.protected_spans(text),
         )
+
+
+def estimate_error_rate(
+    corrector: TextCorrector, text: str, on_calls: OnCallsDone
+) -> NoiseLevel | None:
+    """Estimate how much of a text is wrong; None if nothing of it may be changed."""
+    from gidd.sampling import run_job
+
+    return run_job(lambda jobs: corrector.estimate(jobs, text, on_calls))
+
+
+def correct_part_of(
+    corrector: TextCorrector, text: str, part: TextPart, error_rate: float
+) -> JudgedText:
+    """Return the doubtful places of one part of a text."""
+    from gidd.sampling import run_job
+
+    return run_job(lambda jobs: corrector.correct_part(jobs, text, part, error_rate))
 
 
 def with_choices(edits: Sequence[TextEdit], journal: TextJournal) -> tuple[TextEdit, ...]:

@@ -22,6 +22,7 @@ from rich.text import Text
 from gidd.cli.console import CliConsole
 from gidd.cli.correct import PACKAGED_MODEL
 from gidd.cli.correct_progress import CorrectProgress
+from gidd.cli.correct_run import correct_part_of, estimate_error_rate
 from gidd.cli.correct_view import count, percent
 from gidd.cli.demo_page import CLEAN_PAGE, PAGE_TITLE, TYPED_PAGE
 from gidd.cli.model_options import Flat, ModelOptions
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     progress = CorrectProgress(1, len(TYPED_PAGE))
     console.print(Text("\n1. How much of it is wrong? The model reads it at several noise levels."))
     with progress.estimating() as report:
-        noise = corrector.estimate(TYPED_PAGE, report)
+        noise = estimate_error_rate(corrector, TYPED_PAGE, report)
     error_rate = 0.0 if noise is None else noise.error_rate
     console.print(f"   Estimated: {noise} of the characters. In truth: {_truth():.1%}.")
     console.print("\n2. Which words are wrong, and what is right there?\n")
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
     calls = 0 if noise is None else noise.calls
     with _live_page(console) as show:
         for part in parts_of(TYPED_PAGE, _PART):
-            judged = corrector.correct_part(TYPED_PAGE, part, error_rate)
+            judged = correct_part_of(corrector, TYPED_PAGE, part, error_rate)
             edits += judged.edits
             calls += judged.calls
             show(edits, part.stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
-    from gidd.sampling import OnStep, StepEvent
+    from gidd.sampling import Event, OnStep
 
 
 @contextmanager
@@ -41,12 +41,13 @@ def show_progress(
             task = progress.add_task("", total=None)
             steps_done: dict[int, int] = {}
 
-            def count_steps(event: StepEvent) -> None:
+            def count_steps(events: Sequence[Event]) -> None:
                 """Count the steps of all sequences; steps that were skipped count as done."""
-                indices: list[int] = event.canvas.step_index.tolist()
-                steps_done.update(zip(event.members, indices, strict=True))
-                total = num_sequences * int(event.num_steps.max())
-                progress.update(task, completed=sum(steps_done.values()), total=total)
+                steps_done.update({event.ticket.number: event.steps_done for event in events})
+                longest = max((event.ticket.num_steps for event in events), default=0)
+                progress.update(
+                    task, completed=sum(steps_done.values()), total=num_sequences * longest
+                )
 
             yield count_steps
     else:

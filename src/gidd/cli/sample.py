@@ -4,6 +4,7 @@ Examples:
   gidd sample models/nano
   gidd sample models/nano --prompt "My fellow citizens" --num-samples 4 --steps 64 --temperature 0.8
   gidd sample models/nano --live
+  gidd sample models/nano --block-length 16
   gidd sample models/nano --html sample.html --correction.calls 64
   gidd sample models/nano --num-samples 100 --jsonl > samples.jsonl
   gidd sample models/nano --num-samples 100000 --out samples/nano
@@ -29,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import TextCommandOptions, parse_options
-from gidd.cli.output import print_text, sample_and_show
+from gidd.cli.output import print_text, sample_and_show, write_stdout
 from gidd.common.actors import ActorOptions
 from gidd.common.allowed import field_problems, integer, optional
 
@@ -71,9 +72,20 @@ class SampleOptions(TextCommandOptions):
     ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether text is printed while it is sampled: one sample, in blocks."""
+        output = self.output
+        is_plain = not (output.live or output.html or output.jsonl)
+        return self.sampling.block_length is not None and self.num_samples == 1 and is_plain
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
+        if self.sampling.block_length is not None and self.suffix:
+            yield "block_length must be omitted with --suffix: a block does not see what follows."
+        if self.sampling.block_length is not None and (self.output.html or self.output.live):
+            yield "block_length must be omitted with --html and --live, which show all tokens."
         yield from field_problems(
             self,
             length=optional(integer(1)),
@@ -96,6 +108,17 @@ def main(arguments: Sequence[str]) -> None:
         _sample_to_folder(options, options.out)
         return
     pipe = options.runtime.load(options.model)
+    if options.is_streamed:
+        for piece in pipe.stream(
+            prompt=options.prompt,
+            length=options.length,
+            seed=options.seed,
+            sample_index=options.start_index,
+            options=options.sampling,
+        ):
+            write_stdout(piece)
+        print_text("")
+        return
     generate = partial(
         pipe.generate, prompt=options.prompt, suffix=options.suffix, length=options.length
     )

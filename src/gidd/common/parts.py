@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, final
@@ -83,6 +83,16 @@ class Part:
         if self.name != UNREGISTERED:
             check = getattr(find_part(self.kind, self.name).make, "problems", None)
             yield from check(**self.options) if check else ()
+
+
+def require_options(part: Any) -> None:
+    """Raise `ConfigError` if a part, a dataclass with a static method `problems`, reports any.
+
+    Called in `__post_init__`, it makes the check of a command line that of the class as well.
+    """
+    options = {option.name: getattr(part, option.name) for option in fields(part)}
+    if found := list(part.problems(**options)):
+        raise ConfigError("\n".join(found))
 
 
 def part(kind: str, name: str, /, **options: Any) -> Part:

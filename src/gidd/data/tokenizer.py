@@ -177,10 +177,9 @@ class Tokenizer:
 
         Like the mask, it stands for text that is not known: no model may write it.
         """
-        definition = self._definition
-        name = definition["model"].get("unk_token")
-        added = definition["added_tokens"]
-        return frozenset(t["id"] for t in added if t["special"] and t["content"] == name)
+        name: str | None = getattr(self._inner.model, "unk_token", None)
+        added = self._inner.get_added_tokens_decoder()
+        return frozenset(i for i, t in added.items() if t.special and t.content == name)
 
     @cached_property
     def fingerprint(self) -> str:

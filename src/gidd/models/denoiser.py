@@ -15,7 +15,7 @@ from gidd.errors import ConfigError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 
 class Backbone(Protocol):
@@ -27,6 +27,11 @@ class Backbone(Protocol):
     - `reset_parameters(initial)`, which fills all parameters with a `gidd.models.init.Initializer`:
       no rank then holds the complete network; otherwise every rank builds it;
     - `uses_time = False`, if hidden states do not depend on t: samplers then cache them;
+    - `accepts_padding = True`, if its method is `hidden(z, t, valid=None)`. `valid` [B, L] is True
+      at tokens and False at padding, which is at the end of rows and can be any token; every row
+      has at least one token, and None means that all rows are full. The hidden states of tokens
+      must not depend on padding; those of padding can be any finite numbers. Samplers then compute
+      sequences of several lengths in one forward pass; otherwise only those of one length;
     - `config`, the registered dataclass that built it: the network can then be saved.
     """
 
@@ -34,7 +39,7 @@ class Backbone(Protocol):
     """Hidden states to logits; may have more rows than the vocabulary, as padding."""
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head.
+        """Hidden states before the head, of rows without padding.
 
         Args:
             z: Noisy tokens, int64, in [0, vocab.size); the mask is one of them.
@@ -44,6 +49,14 @@ class Backbone(Protocol):
             Any floating-point dtype: the head is applied in float32.
         """
         ...
+
+
+class _PaddedBackbone(Protocol):
+    """A `Backbone` with `accepts_padding = True`."""
+
+    def hidden(
+        self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"], valid: Bool[Tensor, "B L"] | None
+    ) -> Float[Tensor, "B L D"]: ...
 
 
 class Head(NamedTuple):
@@ -72,9 +85,36 @@ class Denoiser(nn.Module):
         """Return x_theta(z, t) in float32."""
         return self.distribution(self.hidden(z, t))
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head; t of any floating-point dtype (float64 in sampling)."""
-        return self.backbone.hidden(z, t.float())
+    @property
+    def accepts_padding(self) -> bool:
+        """Whether rows can end with padding: whether `hidden` accepts `valid`."""
+        return bool(getattr(self.backbone, "accepts_padding", False))
+
+    def hidden(
+        self,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B"],
+        valid: Bool[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head; t of any floating-point dtype (float64 in sampling).
+
+        Args:
+            z: Noisy tokens; padding can be any token.
+            t: Time of each sequence.
+            valid: False at padding, which is at the end of rows; None: all rows are full.
+
+        Raises:
+            ConfigError: `valid` is given to a backbone that does not accept padding.
+        """
+        if valid is None:
+            return self.backbone.hidden(z, t.float())  # backbones may have two arguments
+        if not self.accepts_padding:
+            raise ConfigError(
+                f"{type(self.backbone).__name__} does not accept padding: it has no "
+                "accepts_padding = True. Call it with sequences of one length, or let its "
+                "hidden(z, t, valid=None) ignore positions where valid is False."
+            )
+        return cast(_PaddedBackbone, self.backbone).hidden(z, t.float(), valid)
 
     def head(self) -> Head:
         """The backbone's head without padding rows and with a bias of -inf for the mask.

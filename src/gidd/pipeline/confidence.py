@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.pipeline.options import CLEAN_TIME
-from gidd.sampling import Engine, Frame, Processor, Request, Sample, StepOutput, corrector_plan
+from gidd.sampling import Engine, Frame, Jobs, Processor, Request, Sample, corrector_plan, leave
 from gidd.sampling.windows import windows
 
 
@@ -22,30 +22,40 @@ def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
     return any(p > 0 for token, p in enumerate(noise.tolist()) if token != schedule.vocab.mask_id)
 
 
-def score_tokens(
-    engine: Engine, context: int, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
+async def score_tokens(
+    jobs: Jobs,
+    engine: Engine,
+    context: int,
+    tokens: Sequence[int],
+    processors: tuple[Processor, ...] = (),
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
     parts = windows(len(tokens), context)
-    frames = predict_frames(engine, [tokens[part.start : part.stop] for part in parts], processors)
+    texts = [(tokens[part.start : part.stop], processors) for part in parts]
+    frames = await predict_frames(jobs, engine, texts)
     # a frame is an index, a step, a time and then tensors over positions
     own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
     return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
 
 
-def predict_frames(
-    engine: Engine, texts: Sequence[Sequence[int]], processors: tuple[Processor, ...] = ()
+async def predict_frames(
+    jobs: Jobs,
+    engine: Engine,
+    texts: Iterable[tuple[Sequence[int], tuple[Processor, ...]]],
 ) -> list[Frame]:
-    """Return the prediction on each text at the lowest noise level, by one forward pass each."""
-    # a step that changes nothing: only the frame before it is used
-    plan = corrector_plan(lambda _, _s, _t, canvas, _x: StepOutput(canvas.tokens), 1, CLEAN_TIME)
+    """Return the prediction on each text at the lowest noise level, by one forward pass each.
+
+    Each text has its own processors of x_theta.
+    """
+    plan = corrector_plan(leave, 1, CLEAN_TIME)  # only the frame before the step is used
     requests = [
         Request(
             tokens=tuple(text), plan=plan, protected=(False,) * len(text), processors=processors
         )
-        for text in texts
+        for text, processors in texts
     ]
-    return [sample.frames[0] for sample in engine.sample(requests, record_frames=True)]
+    samples = await jobs.sample(engine, requests, record_frames=True)
+    return [sample.frames[0] for sample in samples]
 
 
 def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:

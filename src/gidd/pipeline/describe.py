@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any
 
+from torch import Tensor
+
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.models.record import record_schedule
-from gidd.sampling import Plan, Processor, Request, Require
+from gidd.sampling import Ban, Plan, Processor, Request, Require, Step
 
 
 def describe_schedule(schedule: MixingSchedule) -> dict[str, Any]:
@@ -40,16 +43,32 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
     phases: list[dict[str, Any]] = []
     for step, group in groupby(plan.steps, key=lambda planned: planned.step):
         steps = list(group)
-        keywords: dict[str, Any] = step.keywords if isinstance(step, partial) else {}
-        options = {name: getattr(value, "__name__", value) for name, value in keywords.items()}
         ends = {"steps": len(steps), "from": steps[0].t, "to": steps[-1].s}
-        phases.append({"step": steps[0].name, **options, **ends})
+        phases.append({"step": steps[0].name, **_options(step), **ends})
     return phases
 
 
+def _options(step: Step) -> dict[str, Any]:
+    """Return the options of a step: functions by name, tensors by their shape."""
+    options: dict[str, Any] = {}
+    if isinstance(step, partial):
+        options = step.keywords
+    elif is_dataclass(step):
+        options = {option.name: getattr(step, option.name) for option in fields(step)}
+    return {name: _plain(value) for name, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return f"tensor of shape {list(value.shape)}"
+    return getattr(value, "__name__", value)
+
+
 def describe_processors(processors: Sequence[Processor]) -> list[str]:
-    """Return their names and settings; long lists of tokens are given by their length."""
+    """Return their names and settings; a ban requires one of the tokens that it leaves."""
     return [
-        f"Require({len(p.tokens)} of {p.vocab.size} tokens)" if isinstance(p, Require) else repr(p)
+        f"Require({p.num_allowed} of {p.vocab.size} tokens)"
+        if isinstance(p, Require | Ban)
+        else repr(p)
         for p in processors
     ]

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gidd.common.allowed import SEED, integer, require_arguments
+from gidd.errors import ConfigError
 from gidd.pipeline.confidence import can_score_visible_tokens, frames_of_masking, predict_frames
 from gidd.pipeline.describe import describe_request
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace
 from gidd.pipeline.text import TokenTexts
-from gidd.sampling import Engine, Frame, Plan, Request, Sample, Tokens, ban
+from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Request, Sample, Tokens, ban
+from gidd.sampling.blocks import sample_blocks
 
 if TYPE_CHECKING:
     from gidd.pipeline.loaded_model import LoadedModel
@@ -51,9 +53,55 @@ def build_requests(
     return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
 
 
-def build_generations(
-    engine: Engine,
-    token_texts: TokenTexts,
+def require_no_blocks(block_length: int | None, what: str) -> None:
+    """Raise `ConfigError` if a text is to be sampled in blocks that has something to its right."""
+    if block_length is not None:
+        raise ConfigError(
+            f"block_length must be None with {what}, got {block_length}: a block is not "
+            "conditioned on what comes after it. Omit one of them."
+        )
+
+
+async def run_requests(
+    jobs: Jobs,
+    model: LoadedModel,
+    requests: Sequence[Request],
+    manifest: Callable[[ResultManifest, int], ResultManifest],
+    block_length: int | None,
+    on_step: OnStep | None,
+    record_frames: bool,
+) -> list[Generation]:
+    """Sample requests, in blocks if `block_length` is given, and return a result for each.
+
+    `manifest` completes a manifest, given the settings of a request and its forward passes.
+    """
+    if block_length is None:
+        samples = await jobs.sample(
+            model.engine, requests, on_step=on_step, record_frames=record_frames
+        )
+        return await build_generations(jobs, model, requests, samples, manifest)
+    if record_frames:
+        raise ConfigError(
+            "record_frames must be False for block-wise sampling, got True: frames have the length "
+            "of a block's sequence. Omit block_length, or the frames (--html)."
+        )
+    samples = await jobs.gather(
+        sample_blocks(jobs, model.engine, request, block_length, on_step=on_step)
+        for request in requests
+    )
+    shorter = [
+        replace(request, tokens=request.tokens[: len(sample.tokens)])
+        for request, sample in zip(requests, samples, strict=True)
+    ]
+    blocks: ResultManifest = {"block_length": block_length}
+    return await build_generations(
+        jobs, model, shorter, samples, lambda task, calls: manifest(task | blocks, calls)
+    )
+
+
+async def build_generations(
+    jobs: Jobs,
+    model: LoadedModel,
     requests: Sequence[Request],
     samples: Sequence[Sample],
     manifest: Callable[[ResultManifest, int], ResultManifest],
@@ -61,14 +109,22 @@ def build_generations(
     """Return the result of each request, given its sample.
 
     If the network can score visible tokens, confidence costs a forward pass on each sample.
-    `manifest` completes a manifest, given the settings of a request and its forward passes.
     """
-    scored: Sequence[Frame | None] = [None] * len(samples)
+    engine, token_texts = model.engine, model.token_texts
+    last: list[Frame | None] = [None] * len(samples)
+    scored = last
     if can_score_visible_tokens(engine.schedule):
-        scored = predict_frames(engine, [sample.tokens for sample in samples])
+        # recorded frames show x_theta after the processors, so that of the end does as well
+        traced = [k for k, sample in enumerate(samples) if sample.frames]
+        texts = [(sample.tokens, ()) for sample in samples]
+        texts += [(samples[k].tokens, requests[k].processors) for k in traced]
+        frames = await predict_frames(jobs, engine, texts)
+        scored = frames[: len(samples)]
+        for k, frame in zip(traced, frames[len(samples) :], strict=True):
+            last[k] = frame
     results: list[Generation] = []
-    for request, sample, frame in zip(requests, samples, scored, strict=True):
-        trace, confidence = _trace(engine, request, sample, frame)
+    for request, sample, frame, end in zip(requests, samples, scored, last, strict=True):
+        trace, confidence = _trace(engine, sample, frame, end)
         results.append(
             Generation(
                 text="".join(token_texts(sample.text)),
@@ -84,17 +140,14 @@ def build_generations(
 
 
 def _trace(
-    engine: Engine, request: Request, sample: Sample, scored: Frame | None
+    engine: Engine, sample: Sample, scored: Frame | None, last: Frame | None
 ) -> tuple[Trace, Tensor]:
     """Return the trace with a frame of the final state, and the confidence in each token."""
     trace = Trace.of(sample)
     if scored is None:
         frames = frames_of_masking(sample, engine.schedule.vocab.mask_id)
         return (replace(trace, frames=frames) if sample.frames else trace), frames[-1].probability
-    if sample.frames:
-        last = scored
-        if request.processors:  # they apply to the recorded frames too
-            (last,) = predict_frames(engine, [sample.tokens], request.processors)
+    if last is not None:
         trace = trace.with_last_frame(last._replace(time=0.0))
     return trace, scored.probability
 

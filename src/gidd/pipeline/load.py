@@ -63,7 +63,7 @@ def from_pretrained(
     chosen, note = _tokenizer(name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
     network: Any = loaded.denoiser.backbone  # every network that is loaded has a `config`
-    return Pipeline(
+    pipe = Pipeline(
         loaded.denoiser,
         loaded.schedule,
         chosen,
@@ -76,6 +76,8 @@ def from_pretrained(
         times=_times(loaded.summary),
         words=WordList.read(words) if (words := folder / WORDS_FILE).is_file() else None,
     )
+    pipe.warm_up()
+    return pipe
 
 
 def _tokenizer(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
@@ -88,11 +87,10 @@ class CorrectionOptions:
 
     def plan(self) -> Plan:
         """Return the corrector's steps on finished text; invalid options raise `ConfigError`."""
-        from gidd.sampling import corrector_plan, gain, likelihood, self_correction
+        from gidd.sampling import SelfCorrectionStep, corrector_plan, gain, likelihood
 
         _require_none(self.problems())
-        corrector = partial(
-            self_correction,
+        corrector = SelfCorrectionStep(
             temperature=self.temperature,
             patience=self.patience,
             num_tokens=self.tokens_per_call,
@@ -127,6 +125,10 @@ class SamplingOptions:
 
     sampler_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the sampler, e.g. {"fill": 0.5} for threshold."""
+
+    block_length: int | None = None
+    """Generate from left to right in blocks of this many tokens, each with all steps; None
+    generates all tokens together. A block does not see what comes after it."""
 
     temperature: float = 1.0
     """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
@@ -166,6 +168,7 @@ class SamplingOptions:
             mesh=choice(get_args(MeshName)),
             sampler=choice(part_names("step"), own.format("step")),
             corrector=choice(part_names("corrector"), own.format("corrector")),
+            block_length=optional(integer(1, fix="Omit it to generate all tokens together.")),
             temperature=_TEMPERATURE,
             top_k=optional(integer(1, fix=keep_all)),
             top_p=optional(number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common.")),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, final, overload
 
 from gidd.common.allowed import SEED, optional, require_arguments
 from gidd.errors import DataError
-from gidd.pipeline.correct import OnCharacters, TextCorrector, resolve_channel
-from gidd.pipeline.generate import build_generations, build_requests
+from gidd.pipeline.correct import (
+    CorrectSettings,
+    OnCharacters,
+    TextCorrector,
+    correct_texts,
+    resolve_channel,
+)
+from gidd.pipeline.generate import build_requests, require_no_blocks, run_requests
 from gidd.pipeline.loaded_model import LoadedModel
 from gidd.pipeline.options import (
     ERROR_RATE,
@@ -20,16 +26,19 @@ from gidd.pipeline.options import (
     SamplingOptions,
     with_changes,
 )
+from gidd.pipeline.proofreaders import Proofreaders
 from gidd.pipeline.results import Correction, Generation, Scores, SelfCorrection
 from gidd.pipeline.score import ScoreSettings, score_texts
 from gidd.pipeline.self_correct import SelfCorrector
 from gidd.pipeline.spans import Span
+from gidd.pipeline.stream import stream_text
 from gidd.proofreading.channels import Channel
 from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone
-from gidd.sampling import OnStep, Plan, Request, parse_template
+from gidd.sampling import OnStep, Plan, Request, parse_template, run_job
 from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
+_STREAMED = SamplingOptions(block_length=32)
 _MAX_DEFAULT_LENGTH = 2048
 """The context of a model can be far longer than what a user expects to wait for."""
 
@@ -74,14 +83,45 @@ class Pipeline(LoadedModel):
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
-        length = min(self.context, _MAX_DEFAULT_LENGTH) if length is None else length
         before = self.token_texts.encode(prompt, "the prompt")
         after = self.token_texts.encode(suffix, "the suffix")
-        tokens = with_blanks(length, before, after)
+        tokens = with_blanks(self._length(length), before, after)
         stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
+        require_no_blocks(options.block_length if suffix else None, "a suffix")
         requests = build_requests(self, tokens, stop, options, plan, num_samples, seed, start_index)
-        return self.run(requests, on_step=on_step, record_frames=record_frames)
+        return self.run(
+            requests,
+            on_step=on_step,
+            record_frames=record_frames,
+            block_length=options.block_length,
+        )
+
+    def stream(
+        self,
+        *,
+        prompt: str = "",
+        length: int | None = None,
+        seed: int = 0,
+        sample_index: int = 0,
+        options: SamplingOptions = _STREAMED,
+        **changes: Any,
+    ) -> Iterator[str]:
+        """Sample one text in blocks, and yield it block by block, beginning with the prompt.
+
+        The pieces are the text of `generate` with the same arguments, and final: without blocks
+        any token may change until the last step. `block_length` is 32 unless it is given.
+        """
+        before = self.token_texts.encode(prompt, "the prompt")
+        tokens = with_blanks(self._length(length), before)
+        stop = tuple(sorted(self.tokenizer.terminator_ids))
+        options = with_changes(options, changes, self.stream)
+        (request,) = build_requests(self, tokens, stop, options, None, 1, seed, sample_index)
+        block_length = options.block_length or len(tokens)
+        return stream_text(self.engine, self.token_texts, request, block_length)
+
+    def _length(self, length: int | None) -> int:
+        return min(self.context, _MAX_DEFAULT_LENGTH) if length is None else length
 
     def infill(
         self,
@@ -110,6 +150,7 @@ class Pipeline(LoadedModel):
                 "or [MASK:3] for three; use correct() for a text without blanks."
             )
         options = with_changes(options, changes, self.infill)
+        require_no_blocks(options.block_length, "a template")
         requests = build_requests(self, tokens, (), options, plan, num_samples, seed, start_index)
         return self.run(requests, on_step=on_step, record_frames=record_frames)
 
@@ -119,23 +160,41 @@ class Pipeline(LoadedModel):
         *,
         on_step: OnStep | None = None,
         record_frames: bool = False,
+        block_length: int | None = None,
     ) -> list[Generation]:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
         manifest = partial(self.manifest, time.perf_counter())
-        samples = self.engine.sample(requests, on_step=on_step, record_frames=record_frames)
-        return build_generations(self.engine, self.token_texts, requests, samples, manifest)
+        return run_job(
+            lambda jobs: run_requests(
+                jobs, self, requests, manifest, block_length, on_step, record_frames
+            )
+        )
+
+    @overload
+    def correct(
+        self, text: str, *, protected: Sequence[Span] = (), **settings: Unpack[CorrectSettings]
+    ) -> Correction: ...
+
+    @overload
+    def correct(
+        self,
+        text: list[str],
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
+        **settings: Unpack[CorrectSettings],
+    ) -> list[Correction]: ...
 
     def correct(
         self,
-        text: str,
+        text: str | list[str],
         *,
         error_rate: float | None = None,
         min_confidence: float | None = None,
         channel: Channel | str | Path | None = None,
-        protected: Sequence[Span] = (),
+        protected: Any = (),
         on_progress: OnCharacters | None = None,
-    ) -> Correction:
-        """Find and fix mistakes of a text that was given, such as typos.
+    ) -> Correction | list[Correction]:
+        """Find and fix mistakes of a text that was given, such as typos, or of several texts.
 
         With a model whose tokens are characters and that has a list of words (such as the preset
         `proof`), words are judged as a whole, and letters may be replaced, added, dropped and
@@ -144,23 +203,28 @@ class Pipeline(LoadedModel):
         change. Line breaks and other control characters are neither written nor replaced, and all
         that is not changed is preserved byte by byte.
 
+        Several texts are corrected at once and share forward passes; the result of each is the same
+        as alone. If one fails, its error is raised and no result is returned.
+
         Args:
-            text: A text that the tokenizer restores exactly.
+            text: A text that the tokenizer restores exactly, or a list of texts.
             error_rate: Fraction of wrong tokens; by default estimated as by `noise_level`.
             min_confidence: Least probability of a change; by default, the most likely text is
                 chosen, which minimises the expected number of mistakes.
             channel: What mistakes look like: "keyboard", "ocr", a file of `gidd channel learn`, or
                 a `Channel`; by default every other token is equally likely. It needs a model whose
                 tokens are characters.
-            protected: Spans (start, stop) of characters that do not change.
+            protected: Spans (start, stop) of characters that do not change; of several texts, a
+                list of spans for each.
             on_progress: Called with the number of characters done, and of all characters.
         """
         require_arguments(error_rate=(error_rate, optional(ERROR_RATE)))
         manifest = partial(self.manifest, time.perf_counter())
-        corrector = self.corrector(
-            min_confidence=min_confidence, channel=channel, protected=protected
-        )
-        return corrector.correct(text, error_rate, manifest, on_progress)
+        corrector = self.corrector(min_confidence=min_confidence, channel=channel)
+        texts = [text] if isinstance(text, str) else text
+        spans = [protected] if isinstance(text, str) else protected or [()] * len(texts)
+        found = correct_texts(corrector, texts, spans, error_rate, manifest, on_progress)
+        return found[0] if isinstance(text, str) else found
 
     def corrector(
         self,
@@ -172,7 +236,8 @@ class Pipeline(LoadedModel):
         """Return what `correct` uses, to correct a long text part by part."""
         require_arguments(min_confidence=(min_confidence, optional(MIN_CONFIDENCE)))
         self.require_visible_scores("correction")
-        return TextCorrector(self, resolve_channel(channel), min_confidence, tuple(protected))
+        proofreaders = Proofreaders(self, resolve_channel(channel))
+        return TextCorrector(proofreaders, min_confidence, tuple(protected))
 
     def self_correct(
         self,
@@ -200,7 +265,7 @@ class Pipeline(LoadedModel):
         corrector = SelfCorrector(
             self.engine, self.token_texts, plan, self.context, seed, record_frames, on_step
         )
-        return corrector.correct(given, protected, manifest)
+        return run_job(lambda jobs: corrector.correct(jobs, given, protected, manifest))
 
     def noise_level(
         self,
@@ -217,8 +282,9 @@ class Pipeline(LoadedModel):
         those of `correct`.
         """
         self.require_visible_scores("the noise level")
-        corrector = TextCorrector(self, resolve_channel(channel), protected=tuple(protected))
-        found = corrector.noise_level(text, on_calls)
+        proofreaders = Proofreaders(self, resolve_channel(channel))
+        corrector = TextCorrector(proofreaders, protected=tuple(protected))
+        found = run_job(lambda jobs: corrector.noise_level(jobs, text, on_calls))
         if found is None:
             raise DataError("the text must have a token that is not protected, got none.")
         return found

@@ -41,9 +41,13 @@ class _Bfloat16:
 
     denoiser: Denoiser
 
-    def hidden(self, z: Tensor, t: Tensor) -> Tensor:
+    @property
+    def accepts_padding(self) -> bool:
+        return self.denoiser.accepts_padding
+
+    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         with torch.autocast(z.device.type, torch.bfloat16):
-            return self.denoiser.hidden(z, t)
+            return self.denoiser.hidden(z, t, valid)
 
     def head(self) -> Head:
         return self.denoiser.head()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 
@@ -19,6 +20,7 @@ from gidd.pipeline.confidence import score_tokens
 from gidd.pipeline.results import ResultManifest, Scores
 from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
 from gidd.proofreading.window_reader import TextWindows
+from gidd.sampling.jobs import Jobs, run_jobs
 from gidd.sampling.network import require_finite_predictions
 
 if TYPE_CHECKING:
@@ -93,12 +95,16 @@ def score_texts(
     task = {"task": "score", "seed": seed, "nodes": nodes, "repeats": len(found.draws)}
     task |= {"grid": grid, "estimator": GRIDS[grid].description, "parts": PARTS_RULE}
     task |= {"eps": TRAINING_EPS, "max_se": max_se, "max_calls": max_calls}
+    readings = run_jobs(
+        partial(_read, pipe=pipe, cut=cut, on_calls=phases.phase(i))
+        for i, cut in enumerate(judged, start=1)
+    )
     return [
         Scores(
             text=text,
             tokens=tuple(tokens[i]),
-            confidence=_confidence(pipe, tokens[i]) if judged else None,
-            noise_level=_noise_level(pipe, judged[i], phases.phase(i + 1)) if judged else None,
+            confidence=readings[i].confidence if readings else None,
+            noise_level=readings[i].noise_level if readings else None,
             nelbo=float(nelbo[i]),
             standard_error=math.sqrt(float(variance[i])),
             reconstruction=float(reconstruction[i]),
@@ -115,15 +121,21 @@ def _windows(pipe: LoadedModel, texts: Sequence[Sequence[int]]) -> list[TextWind
     return [TextWindows(each, [*map(is_fixed, each)], pipe.context) for each in texts]
 
 
-def _confidence(pipe: LoadedModel, tokens: Sequence[int]) -> tuple[float, ...]:
-    """Return x_theta of each token."""
-    return tuple(score_tokens(pipe.engine, pipe.context, tokens).probability.tolist())
+class _Reading(NamedTuple):
+    """What a network that was trained with uniform noise predicts about the tokens of a text."""
+
+    confidence: tuple[float, ...]
+    """x_theta of each token."""
+
+    noise_level: NoiseLevel | None
+    """Estimated fraction of wrong tokens; None if all tokens are line breaks or such."""
 
 
-def _noise_level(
-    pipe: LoadedModel, cut: TextWindows, on_calls: OnCallsDone | None
-) -> NoiseLevel | None:
-    """Return the estimated fraction of wrong tokens; None if all tokens are line breaks or such."""
-    if all(cut.fixed):
-        return None
-    return estimate_noise(pipe.reader, cut, on_calls=on_calls)
+async def _read(
+    jobs: Jobs, pipe: LoadedModel, cut: TextWindows, on_calls: OnCallsDone | None
+) -> _Reading:
+    frame = await score_tokens(jobs, pipe.engine, pipe.context, cut.tokens)
+    noise = None
+    if not all(cut.fixed):
+        noise = await estimate_noise(jobs, pipe.reader, cut, on_calls=on_calls)
+    return _Reading(tuple(frame.probability.tolist()), noise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import final
 
 import torch
@@ -14,7 +14,7 @@ from gidd.pipeline.describe import describe_plan, describe_processors
 from gidd.pipeline.results import Replacement, ResultManifest, SelfCorrection, Trace
 from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens
 from gidd.pipeline.text import EncodedText, TokenTexts
-from gidd.sampling import Engine, Frame, OnStep, Plan, Processor, Request, StepEvent
+from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Processor, Request
 from gidd.sampling.windows import Window, windows
 
 
@@ -41,8 +41,9 @@ class SelfCorrector:
         """A ban on tokens that correction never writes."""
         return (ban_unwritten_tokens(self.engine.schedule.vocab, self.token_texts),)
 
-    def correct(
+    async def correct(
         self,
+        jobs: Jobs,
         given: EncodedText,
         protected: Sequence[Span],
         manifest: Callable[[ResultManifest, int], ResultManifest],
@@ -52,9 +53,9 @@ class SelfCorrector:
         `manifest` completes the manifest, given the settings of the task and its forward passes.
         """
         tokens, fixed = given.tokens, protected_tokens(given, protected)
-        new, traces = self._correct_windows(tokens, fixed)
-        before = score_tokens(self.engine, self.context, tokens, self.processors)
-        after = score_tokens(self.engine, self.context, new, self.processors)
+        new, traces = await self._correct_windows(jobs, tokens, fixed)
+        before = await score_tokens(jobs, self.engine, self.context, tokens, self.processors)
+        after = await score_tokens(jobs, self.engine, self.context, new, self.processors)
         free = ~torch.tensor(fixed, device=self.engine.device)
         calls = sum(trace.calls for trace in traces)
         task = {
@@ -83,8 +84,8 @@ class SelfCorrector:
             manifest=manifest(task, calls),
         )
 
-    def _correct_windows(
-        self, tokens: Sequence[int], fixed: Sequence[bool]
+    async def _correct_windows(
+        self, jobs: Jobs, tokens: Sequence[int], fixed: Sequence[bool]
     ) -> tuple[list[int], list[Trace]]:
         """Return the corrected tokens and the trace of each window."""
         current, parts = list(tokens), windows(len(tokens), self.context)
@@ -92,17 +93,17 @@ class SelfCorrector:
         for parity in (0, 1):
             indices = range(parity, len(parts), 2)
             requests = [self._request(current, fixed, parts[i], i) for i in indices]
-            on_step = self.on_step and partial(_call_with_window_indices, self.on_step, indices)
-            samples = self.engine.sample(
-                requests, on_step=on_step, record_frames=self.record_frames
+            samples = await jobs.sample(
+                self.engine, requests, on_step=self.on_step, record_frames=self.record_frames
             )
             for index, sample in zip(indices, samples, strict=True):
                 part = parts[index]
                 current[part.own_start : part.own_stop] = sample.tokens[part.own]
                 traces[index] = Trace.of(sample, offset=part.start)
-                if self.record_frames:
-                    (last,) = predict_frames(self.engine, [sample.tokens], self.processors)
-                    traces[index] = traces[index].with_last_frame(last)
+        if self.record_frames:
+            texts = [(traces[index].tokens, self.processors) for index in range(len(parts))]
+            for index, last in enumerate(await predict_frames(jobs, self.engine, texts)):
+                traces[index] = traces[index].with_last_frame(last)
         return current, [traces[index] for index in range(len(parts))]
 
     def _request(
@@ -117,10 +118,6 @@ class SelfCorrector:
             protected=tuple(fixed[i] or not part.own_start <= i < part.own_stop for i in inside),
             processors=self.processors,
         )
-
-
-def _call_with_window_indices(on_step: OnStep, indices: Sequence[int], event: StepEvent) -> None:
-    on_step(event._replace(members=[indices[i] for i in event.members]))
 
 
 def _replacements(

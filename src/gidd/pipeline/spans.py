@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gidd.errors import ConfigError
 from gidd.pipeline.text import EncodedText, TokenTexts
-from gidd.sampling import Require, ban
+from gidd.sampling import Ban, ban
 from gidd.vocab import Vocab
 
 Span = tuple[int, int]
@@ -39,6 +39,6 @@ def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
     return protected
 
 
-def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenTexts) -> Require:
+def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenTexts) -> Ban:
     """Return a processor for tokens that correction never writes: special and fixed ones."""
-    return ban(vocab, token_texts.tokenizer.terminator_ids | token_texts.fixed)
+    return ban(vocab, token_texts.unwritten)

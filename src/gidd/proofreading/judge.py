@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gidd.data.tokenizers import Tokenizer
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
+from gidd.sampling.jobs import Jobs
 from gidd.sampling.prediction import Prediction
 
 _LEAST = 1e-9
@@ -36,11 +37,11 @@ class TextJudge:
     reader: WindowReader
     tokenizer: Tokenizer
 
-    def __call__(self, crops: Sequence[Crop], time: float) -> list[float]:
+    async def __call__(self, jobs: Jobs, crops: Sequence[Crop], time: float) -> list[float]:
         """Return the pseudo-log-likelihood of each crop, in nats."""
         order = sorted(range(len(crops)), key=lambda i: len(crops[i].text))  # equal ones together
         windows = ((self._window(crops[i]), time) for i in order)
-        values = self.reader.read(windows, _log_x_theta)
+        values = await self.reader.read(jobs, windows, _log_x_theta)
         scores = [0.0] * len(crops)
         for i, (log_likelihood,) in zip(order, values, strict=True):
             scores[i] = float(log_likelihood.double().sum())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from gidd.diffusion.noise_share import matched_time, noise_share, visible_noise
 from gidd.errors import DataError
 from gidd.proofreading.noise_curve import NoiseCurve
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
+from gidd.sampling.engine import Engine
+from gidd.sampling.jobs import Jobs
 from gidd.sampling.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -69,7 +72,8 @@ class NoiseLevel(NamedTuple):
         return f"{self.error_rate:.1%} ({100 * self.low:.1f}-{self.high:.1%})"
 
 
-def estimate_noise(
+async def estimate_noise(
+    jobs: Jobs,
     reader: WindowReader,
     windows: Sequence[WindowTokens],
     *,
@@ -85,27 +89,29 @@ def estimate_noise(
     the network at that time, so that clean text is estimated as clean.
 
     Args:
+        jobs: Jobs in progress, which share forward passes.
         reader: The network; its processors should keep every token possible.
         windows: The document; every token is judged in one window.
         channel: Row v, column z: probability that z is written, given that v was replaced. By
             default, wrong tokens are distributed like the noise of the schedule.
         max_windows: Windows to read, spread evenly over the document.
-        on_calls: Called after each window at each level.
+        on_calls: Called for each window that was read at a level.
     """
     chosen = _spread([k for k, window in enumerate(windows) if any(window.judged)], max_windows)
     if not chosen:
         raise DataError("the noise level needs at least one token to judge, got none.")
     read = [windows[k] for k in chosen]
     levels = noise_levels(reader)
-    meter = _Meter(reader, read, channel, expected_calls(reader, len(read), max_windows), on_calls)
+    expected = expected_calls(reader, len(read), max_windows)
+    meter = _Meter(jobs, reader, read, channel, expected, on_calls)
     num_tokens = reader.engine.schedule.vocab.num_data_tokens
     scale = 1.0 if channel is not None else num_tokens / (num_tokens - 1)
     first = levels[:_FIRST_LEVELS]
-    curve = NoiseCurve(first, *meter.measure(first), scale)
+    curve = NoiseCurve(first, *await meter.measure(first), scale)
     for level in levels[_FIRST_LEVELS:].split(1):
         if curve.rough_rate() < curve.shares[-2]:
             break
-        curve = curve.with_level(level, *meter.measure(level))
+        curve = curve.with_level(level, *await meter.measure(level))
     estimate = curve.fit()
     if on_calls is not None:
         on_calls(meter.calls, meter.calls)
@@ -139,37 +145,56 @@ class _Meter:
 
     def __init__(
         self,
+        jobs: Jobs,
         reader: WindowReader,
         windows: Sequence[WindowTokens],
         channel: Tensor | None,
         expected: int,
         on_calls: OnCallsDone | None,
     ) -> None:
-        self.reader, self.windows, self.channel = reader, windows, channel
+        self.jobs, self.reader, self.windows, self.channel = jobs, reader, windows, channel
         self.expected, self.on_calls = expected, on_calls
         self.calls = 0
 
-    def measure(self, shares: Float[Tensor, " S"]) -> tuple[Tensor, Tensor]:
+    async def measure(self, shares: Float[Tensor, " S"]) -> tuple[Tensor, Tensor]:
         """Return x_theta and the noise at each judged token [S, N], for each noise level."""
         reader = self.reader
         times = matched_time(reader.engine.schedule, shares, reader.min_time, reader.max_time)
         # all levels of a window in a row: networks without a time need a single forward pass
         items = [(window, float(t)) for window in self.windows for t in times]
-        found: list[Tensor] = []
-        noise: list[Tensor] = []
-        for (window, _), values in zip(items, reader.read(items, self._read), strict=True):
-            judged = torch.tensor(window.judged)
-            found.append(values[0][judged].double())
-            noise.append(values[1][judged].double())
-            self.calls += 1
-            if self.on_calls is not None:
-                self.on_calls(self.calls, max(self.calls, self.expected))
+        function = _ReadNoise(reader.engine, self.channel)
+        values = await reader.read(self.jobs, items, function, self._count)
+        judged = [torch.tensor(window.judged) for window, _ in items]
+        found, noise = (
+            [read[k][where].double() for read, where in zip(values, judged, strict=True)]
+            for k in range(2)
+        )
         return self._by_level(found, len(times)), self._by_level(noise, len(times))
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.on_calls is not None:
+            self.on_calls(self.calls, max(self.calls, self.expected))
 
     def _by_level(self, parts: list[Tensor], num_levels: int) -> Tensor:
         return torch.stack([torch.cat(parts[k::num_levels]) for k in range(num_levels)])
 
-    def _read(self, prediction: Prediction, judged: Tensor) -> tuple[Tensor, ...]:
+
+@final
+@dataclass(frozen=True)
+class _ReadNoise:
+    """Reads x_theta of each token, and its probability if it was redrawn or replaced."""
+
+    engine: Engine
+    channel: Tensor | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _ReadNoise):
+            return NotImplemented
+        # == would compare tensors element by element
+        return self.engine is other.engine and self.channel is other.channel
+
+    def __call__(self, prediction: Prediction, judged: Tensor) -> tuple[Tensor, ...]:
         z, table = prediction.z.flatten(), self.channel
 
         def own(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
@@ -182,7 +207,7 @@ class _Meter:
         if table is not None:
             columns_of_z = table.T.to(prediction.t)
             return prediction.read(judged, own_and_replaced)
-        keep, noise = visible_noise(self.reader.engine.schedule, prediction.t)
+        keep, noise = visible_noise(self.engine.schedule, prediction.t)
         redrawn = noise / (1 - keep)[:, None]
         return *prediction.read(judged, own), redrawn.gather(-1, prediction.z)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from gidd.diffusion.noise_share import matched_time
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
+from gidd.sampling.jobs import Jobs
 from gidd.sampling.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -42,12 +43,13 @@ class WindowPosterior(NamedTuple):
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PosteriorPass:
     """Computes p(x_i | Z) for the tokens of windows, given the fraction of wrong tokens.
 
         judge = PosteriorPass(WindowReader(pipe.engine, processors=processors))
-        for window, posterior in zip(windows, judge(windows, error_rate=0.05)):
+        posteriors = run_job(lambda jobs: judge(jobs, windows, error_rate=0.05))
+        for window, posterior in zip(windows, posteriors):
             new = torch.where(posterior.replaced(), posterior.tokens[:, 0], tokens)
 
     The network is told the time at which its noise has that fraction of wrong tokens, or the
@@ -69,20 +71,30 @@ class PosteriorPass:
         schedule = reader.engine.schedule
         return float(matched_time(schedule, error_rate, reader.min_time, reader.max_time))
 
-    def __call__(
-        self, windows: Iterable[WindowTokens], error_rate: float
-    ) -> Iterator[WindowPosterior]:
-        """Yield the posterior of each window, in order, as soon as it is known."""
-        time, schedule = self.time(error_rate), self.reader.engine.schedule
+    async def __call__(
+        self, jobs: Jobs, windows: Iterable[WindowTokens], error_rate: float
+    ) -> list[WindowPosterior]:
+        """Return the posterior of each window, in order."""
+        time = self.time(error_rate)
+        items = ((window, time) for window in windows)
+        values = await self.reader.read(jobs, items, _ReadPosteriors(self, error_rate))
+        return [WindowPosterior(*each) for each in values]
 
-        def read(prediction: Prediction, judged: Tensor) -> tuple[Tensor, ...]:
-            z, t = prediction.z, prediction.t
-            likelihood = likelihood_of(schedule, t, z, error_rate, self.channel)
-            found, x_theta, *others = read_posterior(
-                prediction, judged, likelihood, self.num_alternatives
-            )
-            tokens, probabilities = (other.movedim(0, -1) for other in others)
-            return found, x_theta, tokens, probabilities
 
-        for values in self.reader.read(((window, time) for window in windows), read):
-            yield WindowPosterior(*values)
+@final
+@dataclass(frozen=True)
+class _ReadPosteriors:
+    """Reads the fields of `WindowPosterior` of a batch of windows."""
+
+    judge: PosteriorPass
+    error_rate: float
+
+    def __call__(self, prediction: Prediction, judged: Tensor) -> tuple[Tensor, ...]:
+        judge, z, t = self.judge, prediction.z, prediction.t
+        schedule = judge.reader.engine.schedule
+        likelihood = likelihood_of(schedule, t, z, self.error_rate, judge.channel)
+        found, x_theta, *others = read_posterior(
+            prediction, judged, likelihood, judge.num_alternatives
+        )
+        tokens, probabilities = (other.movedim(0, -1) for other in others)
+        return found, x_theta, tokens, probabilities

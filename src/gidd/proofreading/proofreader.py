@@ -28,6 +28,7 @@ from gidd.proofreading.posterior_pass import PosteriorPass
 from gidd.proofreading.regions import Region, TextCandidate, doubtful_regions, word_candidates
 from gidd.proofreading.window_reader import TextWindows
 from gidd.proofreading.words import FREQUENCY_SCALE, WordList
+from gidd.sampling.jobs import Jobs
 
 LIKELIHOOD_SCALE: Final = 0.3
 """The factor a of the pseudo-log-likelihood."""
@@ -60,8 +61,9 @@ class Proofreader:
     words: WordList
     context: int
 
-    def __call__(
+    async def __call__(
         self,
+        jobs: Jobs,
         text: str,
         tokens: Sequence[int],
         fixed: Sequence[bool],
@@ -71,13 +73,14 @@ class Proofreader:
         """Return the doubtful places of a text with their alternatives, in order.
 
         Args:
+            jobs: Jobs in progress, which share forward passes.
             text: The text.
             tokens: One token per character.
             fixed: Positions that are not changed.
             costs: Probabilities of mistakes.
             min_confidence: Least probability of a change; None for the most likely text.
         """
-        places, calls = self.judge(text, tokens, fixed, costs)
+        places, calls = await self.judge(jobs, text, tokens, fixed, costs)
         first = Mistakes(costs.error_rate, tuple(costs.shares.values()))
         shifts = fit_mistakes(places, first).shifts_from(first)  # the kinds of this writer
         decided = (
@@ -86,24 +89,28 @@ class Proofreader:
         )
         return JudgedText([edit for edit in decided if is_doubtful(edit)], calls)
 
-    def judge(
-        self, text: str, tokens: Sequence[int], fixed: Sequence[bool], costs: EditCosts
+    async def judge(
+        self, jobs: Jobs, text: str, tokens: Sequence[int], fixed: Sequence[bool], costs: EditCosts
     ) -> tuple[list[JudgedPlace], int]:
         """Return what may be right at each doubtful place, and the number of forward passes."""
         cut = TextWindows(tokens, fixed, self.context)
-        posteriors = self.posteriors(text, cut, costs.error_rate)
+        posteriors = await self.posteriors(jobs, text, cut, costs.error_rate)
         regions = list(doubtful_regions(text, posteriors.found, fixed, self.words))
         proposed = [
             word_candidates(text, region, _part(posteriors.suggested, region), self.words, costs)
             for region in regions
         ]
-        places = self._score(text, posteriors.suggested, regions, proposed, costs.error_rate)
+        places = await self._score(
+            jobs, text, posteriors.suggested, regions, proposed, costs.error_rate
+        )
         return places, len(cut) + sum(len(place.texts) for place in places)
 
-    def posteriors(self, text: str, cut: TextWindows, error_rate: float) -> Posteriors:
+    async def posteriors(
+        self, jobs: Jobs, text: str, cut: TextWindows, error_rate: float
+    ) -> Posteriors:
         """Return the posterior of each character, by one forward pass per window."""
         found, best = [1.0] * len(text), list(text)
-        passes = self.judge_positions(cut, error_rate)
+        passes = await self.judge_positions(jobs, cut, error_rate)
         for part, window, posterior in zip(cut.parts, cut, passes, strict=True):
             replaced, others = posterior.replaced().tolist(), posterior.tokens[:, 0].tolist()
             probability = posterior.found.tolist()
@@ -114,8 +121,9 @@ class Proofreader:
                         best[part.start + i] = self.tokenizer.decode([others[i]])
         return Posteriors(found, "".join(best))
 
-    def _score(
+    async def _score(
         self,
+        jobs: Jobs,
         text: str,
         context: str,
         regions: Sequence[Region],
@@ -129,7 +137,8 @@ class Proofreader:
             for region, candidates in judged
             for candidate in (_part(text, region), *(c.text for c in candidates))
         ]
-        scores = iter(self.judge_texts(crops, self.judge_positions.time(error_rate)))
+        time = self.judge_positions.time(error_rate)
+        scores = iter(await self.judge_texts(jobs, crops, time))
         return [
             self._place(region.start, _part(text, region), candidates, scores)
             for region, candidates in judged

@@ -9,6 +9,7 @@ from typing import final
 from gidd.proofreading.edits import Alternative, JudgedText, TextEdit, decide, is_doubtful
 from gidd.proofreading.posterior_pass import PosteriorPass
 from gidd.proofreading.window_reader import TextWindows
+from gidd.sampling.jobs import Jobs
 
 
 @final
@@ -22,8 +23,9 @@ class TokenProofreader:
 
     context: int
 
-    def __call__(
+    async def __call__(
         self,
+        jobs: Jobs,
         texts: Sequence[str],
         tokens: Sequence[int],
         fixed: Sequence[bool],
@@ -33,6 +35,7 @@ class TokenProofreader:
         """Return the doubtful tokens of a text with their alternatives, in order.
 
         Args:
+            jobs: Jobs in progress, which share forward passes.
             texts: Text of each token.
             tokens: The tokens.
             fixed: Positions that are not changed.
@@ -44,9 +47,8 @@ class TokenProofreader:
         for text in texts:
             starts.append(starts[-1] + len(text))
         edits: list[TextEdit] = []
-        for part, window, posterior in zip(
-            cut.parts, cut, self.judge(cut, error_rate), strict=True
-        ):
+        posteriors = await self.judge(jobs, cut, error_rate)
+        for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
             found, others = posterior.found.tolist(), posterior.tokens.tolist()
             probabilities = posterior.probabilities.tolist()
             for i, is_judged in enumerate(window.judged):

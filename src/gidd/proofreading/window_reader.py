@@ -1,20 +1,27 @@
-"""Forward passes over the windows of texts, in batches, with results that do not depend on them."""
+"""Forward passes over the windows of texts, by a session that other jobs may share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final, overload
+from typing import Final, NamedTuple, final, overload
 
 import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.sampling.canvas import Canvas, StepOutput, Times, time_dtype
 from gidd.sampling.engine import Engine
-from gidd.sampling.network import require_finite_predictions
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.jobs import Jobs
+from gidd.sampling.plan import Plan, corrector_plan
+from gidd.sampling.prediction import ForwardPass, Prediction
 from gidd.sampling.processors import Processor
+from gidd.sampling.request import Request
 from gidd.sampling.windows import windows
+
+PASSES_AT_ONCE: Final = 4
+"""Forward passes whose windows are submitted together: memory is bounded, and rows are full."""
 
 
 class WindowTokens(NamedTuple):
@@ -57,7 +64,24 @@ class TextWindows(Sequence[WindowTokens]):
 
 
 ReadFunction = Callable[[Prediction, Tensor], tuple[Tensor, ...]]
-"""(prediction of a batch, judged positions [B, L]) -> values, each [B, L]."""
+"""(prediction of a batch, judged positions [B, L]) -> values, each [B, L, ...].
+
+Windows with equal functions (==) are read together. One with options is a frozen dataclass.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class ReadValues:
+    """A step that changes nothing: `Sample.values` are those of a function at free positions."""
+
+    function: ReadFunction
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Compute the values."""
+        return StepOutput(canvas.tokens, values=self.function(prediction, canvas.free))
 
 
 @final
@@ -65,9 +89,8 @@ ReadFunction = Callable[[Prediction, Tensor], tuple[Tensor, ...]]
 class WindowReader:
     """A network, and the times that it was trained with.
 
-    Every forward pass has exactly `engine.rows_per_call` windows of one length, so the result of a
-    window is bit-identical in any company. Windows are read as they come and results are yielded
-    as soon as they are known: memory does not depend on the number of windows.
+    Each window is a request of one step, so its result is bit-identical in any company, and windows
+    of different jobs share forward passes.
     """
 
     engine: Engine
@@ -84,35 +107,70 @@ class WindowReader:
     @property
     def dtype(self) -> torch.dtype:
         """Type of times and posteriors: float64 where the device has it."""
-        return torch.float32 if self.engine.device.type == "mps" else torch.float64
+        return time_dtype(self.engine.device)
 
-    def read(
-        self, windows: Iterable[tuple[WindowTokens, float]], function: ReadFunction
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the values of `function` for each window and time, each [L], on the CPU."""
-        batch: list[tuple[WindowTokens, float]] = []
+    async def read(
+        self,
+        jobs: Jobs,
+        windows: Iterable[tuple[WindowTokens, float]],
+        function: ReadFunction,
+        on_window: Callable[[], None] | None = None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Return the values of `function` for each window and time, each [L, ...], on the CPU.
+
+        Windows are taken from the iterable as they are submitted, a few forward passes of them at a
+        time. `on_window` is called for each one that has been read.
+        """
+        step = ReadValues(function)
+        plans: dict[float, Plan] = {}
+        found: list[tuple[Tensor, ...]] = []
+        for chunk in self._chunks(windows):
+            plans |= {t: corrector_plan(step, 1, t) for _, t in chunk if t not in plans}
+            requests = [
+                Request(
+                    tokens=window.tokens,
+                    plan=plans[t],
+                    protected=tuple(not is_judged for is_judged in window.judged),
+                    processors=self.processors,
+                )
+                for window, t in chunk
+                if any(window.judged)
+            ]
+            samples = iter(await jobs.sample(self.engine, requests))
+            for window, t in chunk:
+                is_read = any(window.judged)
+                found.append(next(samples).values if is_read else self._empty(window, t, function))
+                if on_window is not None:
+                    on_window()
+        return found
+
+    def _chunks(
+        self, windows: Iterable[tuple[WindowTokens, float]]
+    ) -> Iterator[list[tuple[WindowTokens, float]]]:
+        """Yield windows to submit together; those of the last length fill complete passes."""
+        rows, chunk = self.engine.rows_per_call, list[tuple[WindowTokens, float]]()
         for item in windows:
-            is_longer = batch and len(batch[0][0].tokens) != len(item[0].tokens)
-            if is_longer or len(batch) == self.engine.rows_per_call:
-                yield from self._read_batch(batch, function)
-                batch = []
-            batch.append(item)
-        if batch:
-            yield from self._read_batch(batch, function)
+            chunk.append(item)
+            if len(chunk) >= PASSES_AT_ONCE * rows:
+                ready = len(chunk) - _num_last_length(chunk) % rows
+                yield chunk[:ready]
+                chunk = chunk[ready:]
+        if chunk:
+            yield chunk
 
     @torch.no_grad()
-    def _read_batch(
-        self, batch: list[tuple[WindowTokens, float]], function: ReadFunction
-    ) -> list[tuple[Tensor, ...]]:
-        device = self.engine.device
-        padding = [batch[0]] * (self.engine.rows_per_call - len(batch))
-        rows = [*batch, *padding]
-        z = torch.tensor([window.tokens for window, _ in rows], device=device)
-        judged = torch.tensor([window.judged for window, _ in rows], device=device)
-        judged[len(batch) :] = False
-        t = torch.tensor([time for _, time in rows], dtype=self.dtype, device=device)
-        size = self.engine.schedule.vocab.size
-        prediction = Prediction(self.engine.network, t, z, size, self.processors)
-        values = [value.cpu() for value in function(prediction, judged)]
-        require_finite_predictions(bool(prediction.is_finite))
-        return [tuple(value[k] for value in values) for k in range(len(batch))]
+    def _empty(self, window: WindowTokens, t: float, function: ReadFunction) -> tuple[Tensor, ...]:
+        """Return the values of a window without judged positions, without a forward pass."""
+        z = torch.tensor([window.tokens], dtype=torch.int64, device=self.engine.device)
+        times = torch.tensor([t], dtype=self.dtype, device=self.engine.device)
+        forward = ForwardPass(self.engine.network, z, times)
+        prediction = Prediction(forward, self.engine.schedule.vocab.size)
+        values = function(prediction, torch.zeros_like(z, dtype=torch.bool))
+        return tuple(value[0].cpu() for value in values)
+
+
+def _num_last_length(chunk: Sequence[tuple[WindowTokens, float]]) -> int:
+    """Return the number of windows at the end that are as long as the last one."""
+    length = len(chunk[-1][0].tokens)
+    others = (len(window.tokens) != length for window, _ in reversed(chunk))
+    return next((number for number, is_other in enumerate(others) if is_other), len(chunk))

@@ -215,7 +215,7 @@ def generate_samples(
         torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast),
     ):
         samples = engine.sample(
-            requests, on_step=lambda event: watchdog.phase(state.step, "evaluation")
+            requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")
         )
     return [tokenizer.decode(sample.text) for sample in samples]
 

@@ -2,8 +2,9 @@
 
 Reading order: `network` and `prediction` (x_theta at the positions that need it), `canvas` (the
 state), `steps/` and `correctors/` (what changes it), `plan` (the sequence of steps), `request` and
-`template` (what to sample), `engine` (the loop), `trace` (the record). Names are imported on first
-use.
+`template` (what to sample), `ticket` (a request in progress), `lane` (requests that share forward
+passes), `session` (one step at a time), `engine` (to the end), `jobs` (several rounds), `trace`
+(the record). Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
         StepOutput as StepOutput,
     )
     from gidd.sampling.correctors import (
+        GibbsSweep as GibbsSweep,
+        PosteriorCorrection as PosteriorCorrection,
+        SelfCorrectionStep as SelfCorrectionStep,
         gain as gain,
-        gibbs_sweep as gibbs_sweep,
         likelihood as likelihood,
-        posterior_correction as posterior_correction,
-        self_correction as self_correction,
     )
-    from gidd.sampling.engine import Engine as Engine, OnStep as OnStep, StepEvent as StepEvent
+    from gidd.sampling.engine import Engine as Engine, OnStep as OnStep
+    from gidd.sampling.event_buffer import EventBuffer as EventBuffer
+    from gidd.sampling.jobs import (
+        Jobs as Jobs,
+        StartedJob as StartedJob,
+        run_job as run_job,
+        run_jobs as run_jobs,
+    )
     from gidd.sampling.network import (
         CachedFeatures as CachedFeatures,
         DenoisingNetwork as DenoisingNetwork,
@@ -34,11 +42,17 @@ if TYPE_CHECKING:
         PlannedStep as PlannedStep,
         Step as Step,
         corrector_plan as corrector_plan,
+        leave as leave,
         posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
-    from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction
+    from gidd.sampling.prediction import (
+        ForwardPass as ForwardPass,
+        Observation as Observation,
+        Prediction as Prediction,
+    )
     from gidd.sampling.processors import (
+        Ban as Ban,
         CutOff as CutOff,
         MinP as MinP,
         Processor as Processor,
@@ -49,26 +63,24 @@ if TYPE_CHECKING:
         ban as ban,
     )
     from gidd.sampling.request import (
+        Limits as Limits,
         Request as Request,
         Sample as Sample,
         Tokens as Tokens,
         blanks as blanks,
         prompt as prompt,
     )
+    from gidd.sampling.session import Session as Session
     from gidd.sampling.steps import (
+        Confidence as Confidence,
+        Gibbs as Gibbs,
+        Greedy as Greedy,
+        Threshold as Threshold,
         ancestral as ancestral,
         ancestral_reference as ancestral_reference,
-        confidence as confidence,
-        gibbs as gibbs,
-        greedy as greedy,
-        threshold as threshold,
     )
     from gidd.sampling.template import parse_template as parse_template
-    from gidd.sampling.trace import (
-        Edit as Edit,
-        EditLog as EditLog,
-        Frame as Frame,
-        Record as Record,
-    )
+    from gidd.sampling.ticket import Event as Event, Ticket as Ticket
+    from gidd.sampling.trace import Edit as Edit, Frame as Frame
 
 __getattr__, __dir__ = lazy_exports(__name__)

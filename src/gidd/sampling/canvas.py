@@ -11,7 +11,6 @@ from torch import Tensor
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.trace import EditLog
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -37,7 +36,7 @@ class BestState(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """The result of a step or corrector. The canvas keeps protected positions unchanged."""
+    """The result of a step or corrector. Protected positions stay unchanged, whatever it says."""
 
     tokens: Int[Tensor, "B L"]
 
@@ -45,10 +44,13 @@ class StepOutput(NamedTuple):
     """x_theta of the new tokens, for the edit log; 0 where a token was not drawn from x_theta."""
 
     best: BestState | None = None
-    """The best state so far; the canvas restores it when the phase ends."""
+    """The best state so far; it is restored when the phase ends."""
 
     finished: Bool[Tensor, " B"] | None = None
     """Sequences that have converged: the rest of the phase is skipped."""
+
+    values: tuple[Tensor, ...] = ()
+    """Results for `Sample.values`, each [B, L, ...]."""
 
     def first(self, num: int) -> StepOutput:
         """Select the first `num` sequences."""
@@ -57,13 +59,14 @@ class StepOutput(NamedTuple):
             None if self.probability is None else self.probability[:num],
             None if self.best is None else self.best.rows(slice(num)),
             None if self.finished is None else self.finished[:num],
+            tuple(value[:num] for value in self.values),
         )
 
 
 @final
 @dataclass
 class Canvas:
-    """A batch of sequences of one length, each with its own time, seed and progress.
+    """A batch of sequences, padded to one length, each with its own seed and progress.
 
     Random numbers are a function of (seed, stream, step, sample index, position). None of these
     depends on the batch, so a sequence is the same alone and in any batch.
@@ -72,10 +75,10 @@ class Canvas:
     tokens: Int[Tensor, "B L"]
 
     protected: Bool[Tensor, "B L"]
-    """Positions that no step or corrector may change."""
+    """Positions that no step or corrector may change; padding is among them."""
 
-    time: Times
-    """Noise level of each sequence: 1 before the first step, 0 after the last."""
+    valid: Bool[Tensor, "B L"]
+    """False at the padding behind a sequence that is shorter than the others."""
 
     seed: Int[Tensor, " B"]
 
@@ -85,9 +88,6 @@ class Canvas:
     step_index: Int[Tensor, " B"]
     """Steps of the plan done so far, skipped ones included."""
 
-    calls: Int[Tensor, " B"]
-    """Forward passes used so far."""
-
     best: BestState
 
     @classmethod
@@ -96,24 +96,26 @@ class Canvas:
         schedule: MixingSchedule,
         tokens: Int[Tensor, "B L"],
         protected: Bool[Tensor, "B L"],
-        blank: Bool[Tensor, "B L"],
+        blank: Bool[Tensor, "B L"] | None,
+        valid: Bool[Tensor, "B L"],
         seed: Int[Tensor, " B"],
         sample_index: Int[Tensor, " B"],
     ) -> Self:
         """Make a canvas before its first step; blank positions are drawn from the prior."""
-        dtype = torch.float32 if tokens.device.type == "mps" else torch.float64
-        position = torch.arange(tokens.shape[1], device=tokens.device)
-        u = random_integers(seed, Stream.PRIOR, 0, sample_index, position)
-        time = torch.ones(len(tokens), dtype=dtype, device=tokens.device)
+        dtype = time_dtype(tokens.device)
+        if blank is not None:
+            position = torch.arange(tokens.shape[1], device=tokens.device)
+            u = random_integers(seed, Stream.PRIOR, 0, sample_index, position)
+            tokens = torch.where(blank, sample_prior(schedule, u, dtype), tokens)
+        unscored = torch.full(seed.shape, -1, dtype=dtype, device=tokens.device)
         return cls(
-            tokens=torch.where(blank, sample_prior(schedule, u, dtype), tokens),
-            protected=protected,
-            time=time,
+            tokens=tokens,
+            protected=protected | ~valid,
+            valid=valid,
             seed=seed,
             sample_index=sample_index,
             step_index=torch.zeros_like(seed),
-            calls=torch.zeros_like(seed),
-            best=BestState(tokens.clone(), -torch.ones_like(time), torch.zeros_like(seed)),
+            best=BestState(tokens.clone(), unscored, torch.zeros_like(seed)),
         )
 
     @classmethod
@@ -128,9 +130,9 @@ class Canvas:
         """Make a canvas without given tokens: samples 0 .. num_sequences - 1 of one seed."""
         tokens = torch.zeros(num_sequences, length, dtype=torch.int64, device=device)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        sample_index = torch.arange(num_sequences, device=device)
-        seeds = torch.full_like(sample_index, seed)
-        return cls.start(schedule, tokens, ~everywhere, everywhere, seeds, sample_index)
+        index = torch.arange(num_sequences, device=device)
+        seeds = torch.full_like(index, seed)
+        return cls.start(schedule, tokens, ~everywhere, everywhere, everywhere, seeds, index)
 
     @property
     def free(self) -> Bool[Tensor, "B L"]:
@@ -154,31 +156,15 @@ class Canvas:
         parts = {name: tensor[index] for name, tensor in tensors.items()}
         return Canvas(**parts, best=self.best.rows(index))
 
-    def accept(
-        self,
-        index: Int[Tensor, " K"],
-        output: StepOutput,
-        time: Float[Tensor, " K"],
-        log: EditLog | None = None,
-    ) -> None:
-        """Write the output of a step for the sequences `index`; protected positions stay."""
-        new = torch.where(self.protected[index], self.tokens[index], output.tokens)
-        self._write(index, new, output.probability, log)
-        self.time[index] = time
-        if output.best is not None:
-            for stored, updated in zip(self.best, output.best, strict=True):
-                stored[index] = updated
+    def put(self, index: Int[Tensor, " K"], other: Canvas) -> None:
+        """Write the sequences of another canvas to the rows `index`."""
+        for name, value in vars(other).items():
+            if name != "best":
+                getattr(self, name)[index] = value
+        for stored, started in zip(self.best, other.best, strict=True):
+            stored[index] = started
 
-    def restore_best(self, index: Int[Tensor, " K"], log: EditLog | None = None) -> None:
-        """Reset scored sequences to their best state, and clear the score."""
-        index = index[self.best.score[index] >= 0]
-        self._write(index, self.best.tokens[index], None, log)
-        self.best.score[index] = -1
-        self.best.age[index] = 0
 
-    def _write(
-        self, index: Tensor, new: Tensor, probability: Tensor | None, log: EditLog | None
-    ) -> None:
-        if log is not None:
-            log.add(index, self.step_index[index], self.tokens[index], new, probability)
-        self.tokens[index] = new
+def time_dtype(device: torch.device) -> torch.dtype:
+    """Return the type of times and thresholds: float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

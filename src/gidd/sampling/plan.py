@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 from torch import Tensor
 
+from gidd.common.registry import name_of
+from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.errors import ConfigError
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
 Step = Callable[[MixingSchedule, Tensor, Tensor, Canvas, Prediction], StepOutput]
 """(schedule, s, t, canvas, prediction at t) -> new tokens. A corrector has s = t.
 
-Options are keyword arguments: `functools.partial(gibbs, distance=4)`.
+A step without options is a plain function. One with options is a frozen dataclass, such as
+`Gibbs(distance=4)`, which checks them when it is made and equals another one with the same options:
+such steps are called together. Two optional attributes are read before a request is admitted:
+
+- `check(schedule, t)` raises `ConfigError` if the step cannot begin at time t with this schedule;
+- `least_calls`, 1 by default, is the number of consecutive calls that a phase needs.
 """
 
 
@@ -36,9 +43,15 @@ class PlannedStep(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the step function, for logs."""
+        """Name of the step, for logs: that of a function, or the registered one of a class."""
         function = self.step.func if isinstance(self.step, partial) else self.step
-        return getattr(function, "__name__", type(function).__name__)
+        return getattr(function, "__name__", None) or _class_name(type(function))
+
+
+@lru_cache(maxsize=256)  # asks the registry, and logs name every step of a plan
+def _class_name(step: type) -> str:
+    registered = name_of(step)
+    return getattr(step, "log_name", registered[1] if registered else step.__name__)
 
 
 @final
@@ -53,27 +66,62 @@ class Plan:
     steps: tuple[PlannedStep, ...]
 
     def __post_init__(self) -> None:
-        for i, (_, t, s) in enumerate(self.steps):
+        checked: object = self  # not a step
+        for i, (step, t, s) in enumerate(self.steps):
             if not 0 <= s <= t <= 1:
                 raise ConfigError(
                     f"step {i} of a plan must go from t to s with 0 <= s <= t <= 1, got t = {t} "
                     f"and s = {s}. gidd.diffusion.times.even_mesh makes a valid mesh."
                 )
+            if step is not checked and not is_hashable_function(step):
+                raise ConfigError(
+                    f"step {i} of a plan must be a function or a frozen dataclass with __call__, "
+                    f"got {shorten(step)}."
+                )
+            checked = step
 
     @cached_property
     def phases(self) -> tuple[range, ...]:
-        """For each step, the indices of the steps of its phase."""
+        """The steps of each phase."""
         phases: list[range] = []
-        for _, steps in groupby(self.steps, key=lambda planned: planned.step):
-            phase = range(len(phases), len(phases) + len(list(steps)))
-            phases.extend([phase] * len(phase))
+        for _, group in groupby(self.steps, key=lambda planned: planned.step):
+            start = phases[-1].stop if phases else 0
+            phases.append(range(start, start + len(list(group))))
         return tuple(phases)
 
+    @cached_property
+    def phase_ends(self) -> tuple[int, ...]:
+        """For each step, the index after the last step of its phase."""
+        return tuple(phase.stop for phase in self.phases for _ in phase)
+
+    def check(self, schedule: MixingSchedule) -> None:
+        """Raise `ConfigError` if a step cannot be made with a schedule.
+
+        A step may have a method `check(schedule, t)`, which is called with the time at which its
+        phase begins, and `least_calls`, the number of calls that its phase must have.
+        """
+        for phase in self.phases:
+            first = self.steps[phase.start]
+            if (check := getattr(first.step, "check", None)) is not None:
+                check(schedule, first.t)
+            least: int = getattr(first.step, "least_calls", 1)
+            if len(phase) < least:
+                raise ConfigError(
+                    f"{first.name} needs at least {least} consecutive calls, got {len(phase)}: "
+                    "each call scores the change made by the call before. Use "
+                    f"corrector_plan(corrector, calls) with calls >= {least}."
+                )
+
     def __add__(self, other: Plan) -> Plan:
-        return Plan(self.steps + other.steps)
+        return Plan(self.steps + other.steps) if other.steps else self
 
     def __len__(self) -> int:
         return len(self.steps)
+
+
+def is_hashable_function(value: object) -> bool:
+    """Whether a value can be called, compared and used as a key, as steps and processors are."""
+    return callable(value) and isinstance(cast(object, value), Hashable)
 
 
 def sampling_plan(
@@ -92,9 +140,9 @@ def posterior_sampling_plan(t: float, num_steps: int, step: Step = ancestral) ->
     """Step from the noise level t of a given text to 0: samples of what the text may have been.
 
     A text with wrong tokens is a sample of Z_t for the t that `matched_time` returns. The reverse
-    chain from there samples all its tokens jointly, given the text; `posterior_correction` instead
-    takes the most likely token at each position. The steps are shorter towards 0: the noise of the
-    paper's schedule decreases like sqrt(t).
+    chain from there samples all its tokens jointly, given the text; `PosteriorCorrection` takes
+    the most likely token at each position instead. The steps are shorter towards 0: the noise of
+    the paper's schedule decreases like sqrt(t).
     """
     mesh = t * even_mesh(num_steps).square()
     return sampling_plan(mesh, step)
@@ -108,3 +156,10 @@ def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:
             "Each call is one forward pass; 0 disables the corrector."
         )
     return Plan((PlannedStep(corrector, t, t),) * calls)
+
+
+def leave(
+    schedule: MixingSchedule, s: Tensor, t: Tensor, canvas: Canvas, prediction: Prediction
+) -> StepOutput:
+    """Change nothing: a step for the prediction before it, or for the end of a phase."""
+    return StepOutput(canvas.tokens)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -21,7 +23,7 @@ BLOCK_ENTRIES = 1 << 20
 """Entries that are processed together, so that they stay in a core's cache."""
 
 RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K]."""
+"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K, ...]."""
 
 
 class Observation(NamedTuple):
@@ -41,6 +43,38 @@ class Observation(NamedTuple):
 
 
 @final
+@dataclass(frozen=True)
+class ForwardPass:
+    """A forward pass of the network on a batch, made when its features are first needed.
+
+    Sequences with different steps share it: the first prediction that is read computes the features
+    of all of them.
+    """
+
+    network: DenoisingNetwork
+    z: Int[Tensor, "B L"]
+    t: Float[Tensor, " B"]
+
+    valid: Bool[Tensor, "B L"] | None = None
+    """False at padding; None if no sequence is padded."""
+
+    @cached_property
+    def features(self) -> Float[Tensor, "B L D"]:
+        """What enters the output head."""
+        if self.valid is None:
+            return self.network.hidden(self.z, self.t)
+        return self.network.hidden(self.z, self.t, self.valid)
+
+
+class _Run(NamedTuple):
+    """Positions that follow each other in a read, and the processors of their rows."""
+
+    start: int
+    stop: int
+    processors: tuple[Processor, ...]
+
+
+@final
 class Prediction:
     """x_theta(z, t) after the processors. Nothing is computed before the first `read`.
 
@@ -51,43 +85,51 @@ class Prediction:
 
     def __init__(
         self,
-        network: DenoisingNetwork,
-        t: Float[Tensor, " B"],
-        z: Int[Tensor, "B L"],
+        forward: ForwardPass,
         vocab_size: int,
-        processors: Sequence[Processor] = (),
+        processors: Sequence[tuple[Processor, ...]] = (),
+        *,
+        rows: Int[Tensor, " B"] | None = None,
+        num_rows: int | None = None,
     ) -> None:
-        self.network = network
-        self.t = t
-        self.z = z
+        """Predict for some sequences of a forward pass.
+
+        Args:
+            forward: The forward pass.
+            vocab_size: Number of tokens.
+            processors: Those of each sequence; none by default.
+            rows: Sequences of the forward pass; all by default.
+            num_rows: Only the first of them are predicted: the others pad the batch.
+        """
         self.vocab_size = vocab_size
-        self.processors = processors
-        self.was_read = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        self.z = forward.z if rows is None else forward.z[rows]
+        self.t = forward.t if rows is None else forward.t[rows]
+        num_rows = len(self.z) if num_rows is None else num_rows
+        self.was_read = torch.zeros(len(self.z), dtype=torch.bool, device=self.z.device)
         """Sequences for which a prediction was requested; if none, the network is not called."""
-        self.is_finite = self.was_read.new_ones(())
-        """Whether all that was read is finite; a tensor, so that no step waits for a GPU."""
-        self._hidden: Tensor | None = None
+        self.is_finite = ~self.was_read
+        """Whether all that was read of a sequence is finite; no step waits for a GPU to know."""
+        self._forward, self._rows = forward, rows
+        self._is_predicted = torch.arange(len(self.z), device=self.z.device) < num_rows
+        self._sets = _processor_sets(processors[:num_rows] or [()] * num_rows)
 
     def read(self, where: Bool[Tensor, "B L"], function: RowFunction) -> tuple[Tensor, ...]:
         """Apply `function` to x_theta at the chosen positions; values are [B, L], 0 elsewhere.
 
         If no position is chosen, the network is not called.
         """
+        where = where & self._is_predicted[:, None]
         self.was_read = self.was_read | where.any(-1)
-        index = where.flatten().nonzero().squeeze(-1)
+        index, runs = self._order(where)
         if len(index):
-            tiles = index.split(self._tile)
-            parts = [function(*block) for tile in tiles for block in self._rows(tile)]
+            parts = [function(*block) for block in self._blocks(index, runs)]
         else:
             parts = [function(torch.empty(0, self.vocab_size, device=index.device), index)]
         return tuple(self._scatter(index, torch.cat(v)) for v in zip(*parts, strict=True))
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
-        self.was_read = torch.ones_like(self.was_read)
-        index = torch.arange(self.z.numel(), device=self.z.device)
-        blocks = [rows for part in index.split(self._tile) for rows, _ in self._rows(part)]
-        return torch.cat(blocks).unflatten(0, self.z.shape)
+        return self.read(torch.ones_like(self.z, dtype=torch.bool), lambda rows, _: (rows,))[0]
 
     def observe(self) -> Observation:
         """Compute statistics at all positions; costs a pass of the head, changes no sample."""
@@ -106,22 +148,68 @@ class Prediction:
         largest = max(32, TILE_ENTRIES // self.vocab_size // 32 * 32)
         return min(largest, (self.z.numel() + 31) // 32 * 32)
 
-    def _rows(self, index: Int[Tensor, " K"]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _order(self, where: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " K"], list[_Run]]:
+        """Return the chosen positions, those with equal processors one after the other."""
+        if len(self._sets) == 1:
+            index = where.flatten().nonzero().squeeze(-1)
+            return index, [_Run(0, len(index), next(iter(self._sets)))]
+        parts: list[Tensor] = []
+        runs: list[_Run] = []
+        start = 0
+        for processors, rows in self._sets.items():
+            chosen = torch.zeros_like(where)
+            chosen[rows] = where[rows]
+            parts.append(chosen.flatten().nonzero().squeeze(-1))
+            runs.append(_Run(start, start + len(parts[-1]), processors))
+            start = runs[-1].stop
+        return torch.cat(parts), runs
+
+    def _blocks(
+        self, index: Int[Tensor, " K"], runs: Sequence[_Run]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows of x_theta and their indices, block by block."""
-        if self._hidden is None:
-            self._hidden = self.network.hidden(self.z, self.t).flatten(0, 1)
-        hidden = self._hidden[index]
+        block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
+        for tile in range(0, len(index), self._tile):
+            indices = index[tile : tile + self._tile]
+            rows = self._head(indices)
+            size = min(block, len(rows))
+            for run in runs:
+                begin, end = max(run.start - tile, 0), min(run.stop - tile, len(indices))
+                for start in range(begin, end, block):
+                    stop = min(start + block, end)
+                    if len(self.z) > 1:  # processors get one shape: sums depend on shapes
+                        first = min(start, len(rows) - size)
+                        part = rows[first : first + size]
+                    else:
+                        first, part = start, rows[start:stop]
+                    for processor in run.processors:
+                        part = processor(part)
+                    yield part[start - first : stop - first], indices[start:stop]
+
+    def _head(self, index: Int[Tensor, " K"]) -> Float[Tensor, "T V"]:
+        """Return x_theta at some positions, then that of padding."""
+        row, position = index // self.z.shape[1], index % self.z.shape[1]
+        in_forward = row if self._rows is None else self._rows[row]
+        hidden = self._forward.features[in_forward, position]
         if len(self.z) > 1:
             hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
-        rows = self.network.distribution(hidden)
+        rows = self._forward.network.distribution(hidden)
         # of a softmax either all entries are NaN or none
-        self.is_finite = self.is_finite & rows[:, 0].isfinite().all()
-        block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
-        for part, indices in zip(rows.split(block), index.split(block), strict=False):
-            for processor in self.processors:
-                part = processor(part)  # before the padding is removed: sums depend on shapes
-            yield part[: len(indices)], indices
+        is_nan = ~rows[: len(index), 0].isfinite()
+        failures = torch.zeros_like(row[:1]).expand(len(self.z)).index_add(0, row, is_nan.to(row))
+        self.is_finite = self.is_finite & (failures == 0)
+        return rows
 
     def _scatter(self, index: Tensor, values: Tensor) -> Tensor:
-        zeros = values.new_zeros(self.z.numel())
-        return zeros.scatter(0, index, values).unflatten(0, self.z.shape)
+        everywhere = values.new_zeros(self.z.numel(), *values.shape[1:])
+        return everywhere.index_copy(0, index, values).unflatten(0, self.z.shape)
+
+
+def _processor_sets(
+    processors: Sequence[tuple[Processor, ...]],
+) -> dict[tuple[Processor, ...], list[int]]:
+    """Return the rows of each different tuple of processors."""
+    sets: dict[tuple[Processor, ...], list[int]] = {}
+    for row, own in enumerate(processors):
+        sets.setdefault(own, []).append(row)
+    return sets

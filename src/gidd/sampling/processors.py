@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gidd.common.allowed import integer, number, require_arguments
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
@@ -27,7 +28,28 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Processor = Callable[[Tensor], Tensor]
-"""Rows of x_theta [K, V] -> rows [K, V]. Equal processors (==) share a batch."""
+"""Rows of x_theta [K, V] -> rows [K, V]; equal processors (==) make equal rows.
+
+One that depends on a vocabulary may have a method `check(vocab)`, which raises `ConfigError` if it
+is another one; it is called before a request is admitted.
+"""
+
+TEMPERATURE = number(
+    lambda t: 0 <= t <= MAX_TEMPERATURE,
+    f"in [0, {MAX_TEMPERATURE:g}]",
+    "0 always takes the most likely token, 1 leaves x_theta unchanged; the paper corrects with 0.1 "
+    "to 0.5.",
+)
+"""Allowed temperatures: not negative, and float32 can represent them."""
+
+_TOP_K = integer(1, fix="1 is greedy; omit the processor to keep all tokens.")
+_TOP_P = number(
+    lambda p: 0 < p <= 1,
+    "in (0, 1]",
+    "It is the probability mass to keep; 0.9 is common, 1 keeps all tokens.",
+)
+_KEPT_MASKS = 256
+"""Number of sets of tokens whose masks are kept, on each device."""
 
 
 def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
@@ -44,16 +66,6 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
     return F.threshold(logits, math.log(TINY), -torch.inf).softmax(-1)
 
 
-def require_temperature(field: str, temperature: float) -> None:
-    """Check that a temperature is not negative and that float32 can represent it."""
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise ConfigError(
-            f"{field} must be a number in [0, {MAX_TEMPERATURE:g}], got {temperature}. 0 always "
-            "takes the most likely token, 1 leaves x_theta unchanged; the paper corrects with 0.1 "
-            "to 0.5."
-        )
-
-
 @final
 @dataclass(frozen=True)
 class Temperature:
@@ -62,7 +74,7 @@ class Temperature:
     value: float
 
     def __post_init__(self) -> None:
-        require_temperature("temperature", self.value)
+        require_arguments(temperature=(self.value, TEMPERATURE))
 
     def __call__(self, p: Tensor) -> Tensor:
         """Return p^(1 / value), normalised."""
@@ -77,11 +89,7 @@ class TopK:
     number: int
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ConfigError(
-                f"top_k.number must be at least 1, got {self.number}. 1 is greedy; omit the "
-                "processor to keep all tokens."
-            )
+        require_arguments(top_k=(self.number, _TOP_K))
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
@@ -97,11 +105,7 @@ class TopP:
     mass: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.mass <= 1:
-            raise ConfigError(
-                f"top_p must be in (0, 1], got {self.mass}. It is the probability mass to "
-                "keep; 0.9 is common, 1 keeps all tokens."
-            )
+        require_arguments(top_p=(self.mass, _TOP_P))
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
@@ -153,41 +157,107 @@ class Require:
     tokens: frozenset[int]
 
     def __post_init__(self) -> None:
-        if not self.tokens or not self.tokens <= _data_tokens(self.vocab):
+        known = range(self.vocab.size)
+        wrong = [v for v in self.tokens if v not in known or v == self.vocab.mask_id]
+        if wrong or not self.tokens:
             raise ConfigError(
                 f"required tokens must be at least one token id in [0, {self.vocab.size}), without "
-                f"the mask ({self.vocab.mask_id}), got {sorted(self.tokens)[:10]}. Encode the text "
-                "with the model's own tokenizer."
+                f"the mask ({self.vocab.mask_id}), got {wrong[:10]}. Encode the text with the "
+                "model's own tokenizer."
             )
 
-    @cached_property
-    def _allowed(self) -> Bool[Tensor, " V"]:
-        allowed = torch.zeros(self.vocab.size, dtype=torch.bool)
-        allowed[sorted(self.tokens)] = True
-        return allowed
+    @property
+    def num_allowed(self) -> int:
+        """Number of tokens that may be predicted."""
+        return len(self.tokens)
+
+    def check(self, vocab: Vocab) -> None:
+        """Raise `ConfigError` if the tokens are those of another vocabulary."""
+        _require_vocab("required", self.vocab, vocab)
+
+    def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
+        """Return the tokens that may be predicted; the same tensor for equal processors."""
+        return _mask(self.vocab, self.tokens, True, device)
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
-        allowed = self._allowed.to(p.device)
-        kept = torch.where(allowed, p, 0)
-        is_empty = kept.sum(-1, keepdim=True) == 0
-        return _normalise(torch.where(is_empty & allowed, 1, kept))
+        return _keep(p, self.allowed(p.device))
 
 
-def ban(vocab: Vocab, tokens: Iterable[int]) -> Require:
-    """Make a processor that never predicts these tokens."""
-    banned, known = set(tokens), _data_tokens(vocab)
-    if not banned <= set(range(vocab.size)) or banned >= known:
+@final
+@dataclass(frozen=True)
+class Ban:
+    """Never predict these tokens; uniform over all others if those have probability 0."""
+
+    vocab: Vocab
+    tokens: frozenset[int]
+
+    def __post_init__(self) -> None:
+        known = range(self.vocab.size)
+        wrong = [v for v in self.tokens if v not in known]
+        if wrong or self.num_allowed < 1:
+            raise ConfigError(
+                f"banned tokens must be token ids in [0, {self.vocab.size}) and leave at least one "
+                f"token, got {len(self.tokens)} ids such as {(wrong or sorted(self.tokens))[:10]}. "
+                "Encode the text with the model's own tokenizer."
+            )
+
+    @property
+    def num_allowed(self) -> int:
+        """Number of tokens that may be predicted; the mask never is."""
+        return self.vocab.num_data_tokens - len(self.tokens - {self.vocab.mask_id})
+
+    def check(self, vocab: Vocab) -> None:
+        """Raise `ConfigError` if the tokens are those of another vocabulary."""
+        _require_vocab("banned", self.vocab, vocab)
+
+    def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
+        """Return the tokens that may be predicted; the same tensor for equal processors."""
+        return _mask(self.vocab, self.tokens, False, device)
+
+    def __call__(self, p: Tensor) -> Tensor:
+        """Truncate and normalise."""
+        return _keep(p, self.allowed(p.device))
+
+
+def ban(vocab: Vocab, tokens: Iterable[int]) -> Ban:
+    """Return a processor that never predicts these tokens; the same object for equal sets."""
+    return _kept_ban(vocab, frozenset(tokens))
+
+
+@lru_cache(maxsize=_KEPT_MASKS)
+def _kept_ban(vocab: Vocab, tokens: frozenset[int]) -> Ban:
+    return Ban(vocab, tokens)
+
+
+@lru_cache(maxsize=_KEPT_MASKS)
+def _mask(
+    vocab: Vocab, tokens: frozenset[int], are_allowed: bool, device: torch.device
+) -> Bool[Tensor, " V"]:
+    """Return the tokens that may be predicted, on a device; kept, so that a call uploads nothing.
+
+    `tokens` are all that may be, or all that may not; the mask never may.
+    """
+    with torch.inference_mode(False):  # used outside of it as well
+        allowed = torch.full((vocab.size,), not are_allowed)
+        allowed[sorted(tokens)] = are_allowed
+        if vocab.mask_id is not None:
+            allowed[vocab.mask_id] = False
+        return allowed.to(device)
+
+
+def _keep(p: Tensor, allowed: Bool[Tensor, " V"]) -> Tensor:
+    kept = torch.where(allowed, p, 0)
+    is_empty = kept.sum(-1, keepdim=True) == 0
+    return _normalise(torch.where(is_empty & allowed, 1, kept))
+
+
+def _require_vocab(which: str, own: Vocab, vocab: Vocab) -> None:
+    if (own.size, own.mask_id) != (vocab.size, vocab.mask_id):
         raise ConfigError(
-            f"banned tokens must be token ids in [0, {vocab.size}) and leave at least one token, "
-            f"got {len(banned)} ids such as {sorted(banned)[:10]}. Encode the text with the "
-            "model's own tokenizer."
+            f"{which} tokens must be those of the model's vocabulary, {vocab}, got some of {own}. "
+            "Encode the text with the model's own tokenizer."
         )
-    return Require(vocab, known - banned)
-
-
-def _data_tokens(vocab: Vocab) -> frozenset[int]:
-    return frozenset(range(vocab.size)) - {vocab.mask_id}
 
 
 def _normalise(p: Tensor) -> Tensor:

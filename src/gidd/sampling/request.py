@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, Literal, cast, final
 
-from gidd.common.allowed import SEED, field_problems, integer, require_arguments
+from torch import Tensor
+
+from gidd.common.allowed import (
+    SEED,
+    Allowed,
+    choice,
+    field_problems,
+    integer,
+    number,
+    optional,
+    require_arguments,
+)
+from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
-from gidd.sampling.plan import Plan
+from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor
 from gidd.sampling.trace import Edit, Frame
 from gidd.vocab import Vocab
@@ -49,8 +62,27 @@ class Request:
     stop: tuple[int, ...] = ()
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
 
-    def check(self, vocab: Vocab, max_length: int | None = None) -> None:
-        """Check length, token ids, seeds and protected positions."""
+    def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:
+        """Raise if a field is invalid, also given a schedule and the context of a model."""
+        for problem in field_problems(self, "request.", **_FIELDS):
+            raise ConfigError(problem)
+        self._check_tokens(schedule.vocab, max_length)
+        if self.protected is not None and len(self.protected) != len(self.tokens):
+            raise ConfigError(
+                f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
+                f"got {len(self.protected)}. Omit it to protect all given tokens."
+            )
+        positions = enumerate(zip(self.tokens, self.are_protected, strict=True))
+        if blank := [i for i, (v, is_protected) in positions if v is None and is_protected]:
+            raise ConfigError(
+                f"request.protected must not include blanks, got positions {blank[:10]}. "
+                "Give a token there, or leave the position unprotected."
+            )
+        for processor in self.processors:
+            if (check := getattr(processor, "check", None)) is not None:
+                check(schedule.vocab)
+
+    def _check_tokens(self, vocab: Vocab, max_length: int | None) -> None:
         if not self.tokens:
             raise DataError(
                 "a request must have at least one token or blank, got an empty sequence. "
@@ -67,18 +99,6 @@ class Request:
                 f"token ids must be in [0, {vocab.size}), the vocabulary size, got "
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
-        for problem in field_problems(self, "request.", seed=SEED, sample_index=SEED):
-            raise ConfigError(problem)
-        if self.protected is not None and len(self.protected) != len(self.tokens):
-            raise ConfigError(
-                f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
-                f"got {len(self.protected)}. Omit it to protect all given tokens."
-            )
-        if blank := [i for i, v in enumerate(self.tokens) if v is None and self.are_protected[i]]:
-            raise ConfigError(
-                f"request.protected must not include blanks, got positions {blank[:10]}. "
-                "Give a token there, or leave the position unprotected."
-            )
 
     @property
     def are_protected(self) -> tuple[bool, ...]:
@@ -91,6 +111,84 @@ class Request:
             if token in self.stop and not is_protected:
                 return tokens[:i]
         return tokens
+
+
+_INTEGER = integer(-(2**63))
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int or _INTEGER.contains(value)  # the first is faster
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        v is None or _is_token(v) for v in cast("tuple[object, ...]", value)
+    )
+
+
+def _are_stops(value: object) -> bool:
+    return _are_tokens(value) and None not in cast("tuple[object, ...]", value)
+
+
+def _are_flags(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        type(v) is bool for v in cast("tuple[object, ...]", value)
+    )
+
+
+def _are_processors(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        map(is_hashable_function, cast("tuple[object, ...]", value))
+    )
+
+
+def _is_plan(value: object) -> bool:
+    return isinstance(value, Plan)
+
+
+_FIELDS: Final = {
+    "tokens": Allowed(
+        _are_tokens, "a tuple of token ids and None for blanks", "prompt() and blanks() make one."
+    ),
+    "plan": Allowed(_is_plan, "a Plan", "sampling_plan(even_mesh(128)) makes one."),
+    "seed": SEED,
+    "sample_index": SEED,
+    "protected": optional(
+        Allowed(_are_flags, "a tuple of True and False, one for each token", "Or omit it.")
+    ),
+    "processors": Allowed(
+        _are_processors, "a tuple of processors", "A processor is a function or frozen dataclass."
+    ),
+    "stop": Allowed(_are_stops, "a tuple of token ids", "() keeps the whole sequence."),
+}
+"""Values that a field may have, whatever the model."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a request ends before its plan does, and what happens then."""
+
+    calls: int | None = None
+    """Maximum forward passes."""
+
+    seconds: float | None = None
+    """Maximum time since it was submitted."""
+
+    then: Literal["finish", "abort"] = "finish"
+    """finish: one last step takes the most likely token at each position (`PosteriorCorrection`);
+    it is one of `calls`, and comes after `seconds`. abort: the request fails (`LimitReached`)."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a limit is invalid."""
+        require_arguments(
+            calls=(self.calls, optional(integer(1, fix="None is no limit."))),
+            seconds=(
+                self.seconds,
+                optional(number(lambda x: 0 <= x < math.inf, "of at least 0", "None is no limit.")),
+            ),
+            then=(self.then, choice(("finish", "abort"))),
+        )
 
 
 @final
@@ -114,6 +212,12 @@ class Sample:
 
     frames: tuple[Frame, ...] = ()
     """State and predictions before every step, if frames were recorded."""
+
+    values: tuple[Tensor, ...] = ()
+    """`StepOutput.values` of the last step that had any, each [L, ...], on the CPU."""
+
+    is_complete: bool = True
+    """False if `Limits` ended the plan early."""
 
 
 def blanks(length: int) -> Tokens:

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gidd.errors import ConfigError
+from gidd.common.allowed import integer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Shaped
+
+DISTANCE = integer(
+    1,
+    fix="It is the minimum distance between positions changed in one step: 1 allows all of them, "
+    "2 every other one.",
+)
+"""Allowed distances between positions that are changed together."""
 
 
 def top_spaced(
@@ -36,12 +43,3 @@ def every_nth(distance: int, offset: Int[Tensor, " B"], length: int) -> Bool[Ten
     """Select the positions that equal `offset` modulo `distance`."""
     position = torch.arange(length, device=offset.device)
     return (position - offset[:, None]) % distance == 0
-
-
-def require_distance(distance: int) -> None:
-    """Check that a distance is at least 1."""
-    if distance < 1:
-        raise ConfigError(
-            f"distance must be at least 1, got {distance}. It is the minimum distance between "
-            "positions changed in one step: 1 allows all of them, 2 every other one."
-        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -31,38 +29,6 @@ class Edit(NamedTuple):
     probability: float
     """x_theta of the new token when it was drawn; 0 if it was not drawn from x_theta. Of the
     corrector `posterior`, the posterior probability."""
-
-
-@final
-@dataclass
-class EditLog:
-    """The edits of all sequences of a canvas, in order."""
-
-    _parts: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
-
-    def add(
-        self,
-        rows: Int[Tensor, " K"],
-        step_index: Int[Tensor, " K"],
-        old: Int[Tensor, "K L"],
-        new: Int[Tensor, "K L"],
-        probability: Float[Tensor, "K L"] | None,
-    ) -> None:
-        """Record the positions at which `new` differs from `old`."""
-        k, position = (old != new).nonzero(as_tuple=True)
-        if probability is None:
-            probability = torch.zeros_like(old, dtype=torch.float32)
-        values = (old[k, position], new[k, position], probability[k, position].float())
-        self._parts.append((rows[k], step_index[k], position, *values))
-
-    def by_row(self, steps: list[list[tuple[str, float]]]) -> list[list[Edit]]:
-        """Return the edits of each sequence; `steps` has the name and end time of each step."""
-        edits: list[list[Edit]] = [[] for _ in steps]
-        columns = [torch.cat(column).tolist() for column in zip(*self._parts, strict=True)]
-        for row, step_index, position, old, new, probability in zip(*columns, strict=True):
-            name, time = steps[row][step_index]
-            edits[row].append(Edit(step_index, name, time, position, old, new, probability))
-        return edits
 
 
 class Frame(NamedTuple):
@@ -93,14 +59,3 @@ class Frame(NamedTuple):
         """Mean entropy of x_theta at free positions, in nats; 0 if none is free."""
         entropy = self.entropy[free]
         return float(entropy.cpu().double().mean()) if len(entropy) else 0.0
-
-
-@final
-@dataclass
-class Record:
-    """Edits and, optionally, frames of a run."""
-
-    edits: EditLog = field(default_factory=EditLog)
-
-    frames: dict[int, list[Frame]] | None = None
-    """Row of the canvas -> its frames; None to record none."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self, final
 
+import torch
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.common.terminal import printable
-from gidd.sampling import StepEvent
+from gidd.sampling import Event
 
 _FRAMES_PER_SECOND = 15
 _FRESH_STEPS = 4
@@ -68,34 +69,32 @@ class CanvasView:
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def __call__(self, event: StepEvent) -> None:
+    def __call__(self, events: Sequence[Event]) -> None:
         """Record a step, and draw it if the last drawing is old enough."""
-        self._update(event)
+        if not events:
+            return
+        self._update(min(events, key=lambda event: event.ticket.number))
         now = time.monotonic()
         if now - self._drawn >= 1 / _FRAMES_PER_SECOND:
             self._drawn = now
             self._live.update(self.render(), refresh=True)
 
-    def _update(self, event: StepEvent) -> None:
-        canvas, row = event.canvas, int(event.rows.min())
-        tokens: list[int] = canvas.tokens[row].tolist()
-        member = event.members[row]
-        if member != self._member:
-            self._tokens = event.before[event.rows.argmin()].tolist()
-            self._given = canvas.protected[row].tolist()
-            self._member, self._since = member, {}
-        self._step_index, self._num_steps = int(canvas.step_index[row]), int(event.num_steps[row])
-        for i, (old, new) in enumerate(zip(self._tokens, tokens, strict=True)):
-            if old != new:
-                self._since[i] = (self._step_index, "fresh" if old == self._mask_id else "changed")
-        self._tokens = tokens
-        blanks = sum(token == self._mask_id for token in tokens)
-        self._status = f"t = {float(canvas.time[row]):.3f}   {blanks} blanks"
-        frames = event.record.frames if event.record else None
-        if frames and frames.get(row):
-            frame, free = frames[row][-1], canvas.free[row]
-            self._status += f"   self-accuracy {frame.self_accuracy(free):.0%}"
-            self._status += f"   entropy {frame.mean_entropy(free):.2f}"
+    def _update(self, event: Event) -> None:
+        ticket = event.ticket
+        if ticket.number != self._member:
+            self._member, self._since = ticket.number, {}
+            self._given = list(ticket.request.are_protected)
+        self._tokens = list(ticket.tokens)
+        self._step_index, self._num_steps = ticket.steps_done, ticket.num_steps
+        for edit in event.edits:
+            how = "fresh" if edit.old == self._mask_id else "changed"
+            self._since[edit.position] = (self._step_index, how)
+        blanks = sum(token == self._mask_id for token in self._tokens)
+        self._status = f"t = {ticket.time:.3f}   {blanks} blanks"
+        if event.frame is not None:
+            free = ~torch.tensor(self._given, device=event.frame.tokens.device)
+            self._status += f"   self-accuracy {event.frame.self_accuracy(free):.0%}"
+            self._status += f"   entropy {event.frame.mean_entropy(free):.2f}"
 
     def render(self) -> RenderableType:
         """Return the current state as a panel."""

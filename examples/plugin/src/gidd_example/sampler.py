@@ -1,9 +1,13 @@
 """A sampler step: new tokens of a batch, from time t to an earlier time s."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 import gidd
+from gidd.common.parts import require_options
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
@@ -13,35 +17,40 @@ from gidd.sampling.steps.confidence import masks_to_fill, require_masks
 
 
 @gidd.register("step", "left-to-right")
-def left_to_right(
-    schedule: MixingSchedule,
-    s: Times,
-    t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
-    *,
-    at_least: int = 0,
-) -> StepOutput:
+@dataclass(frozen=True)
+class LeftToRight:
     """Fill the leftmost masks, each with a token drawn from x_theta.
 
     The number of masks left is the one expected at time s.
-
-    Args:
-        schedule: Noise; all tokens must be masks at t = 1.
-        s: Time after the step.
-        t: Time before the step.
-        canvas: The sequences.
-        prediction: x_theta at t.
-        at_least: Fill at least this many masks per step; 1 leaves no step without effect.
     """
-    require_masks(schedule, t)
-    equal = torch.zeros_like(canvas.tokens, dtype=t.dtype)  # among equals, the leftmost are filled
-    filled = masks_to_fill(schedule, s, canvas, equal, at_least)
-    u = canvas.random(Stream.TOKEN).flatten()
 
-    def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        token = draw(rows, u[i, None]).squeeze(-1)
-        return token, at(rows, token)
+    at_least: int = 0
+    """Fill at least this many masks per step; 1 leaves no step without effect."""
 
-    token, probability = prediction.read(filled, draw_tokens)
-    return StepOutput(torch.where(filled, token, canvas.tokens), probability)
+    @staticmethod
+    def problems(at_least: int) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        if at_least < 0:
+            yield f"at_least must be at least 0, got {at_least}."
+
+    def __post_init__(self) -> None:
+        require_options(self)  # raises if `problems` yields one
+
+    def check(self, schedule: MixingSchedule, t: float) -> None:
+        """Raise if this step cannot begin at time t; called before a request is admitted."""
+        require_masks(schedule)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Return the tokens at time s."""
+        equal = torch.zeros_like(canvas.tokens, dtype=t.dtype)  # so the leftmost are filled
+        filled = masks_to_fill(schedule, s, canvas, equal, self.at_least)
+        u = canvas.random(Stream.TOKEN).flatten()
+
+        def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            token = draw(rows, u[i, None]).squeeze(-1)
+            return token, at(rows, token)
+
+        token, probability = prediction.read(filled, draw_tokens)
+        return StepOutput(torch.where(filled, token, canvas.tokens), probability)

@@ -26,7 +26,7 @@ from gidd.pipeline import Pipeline
 from gidd.pipeline.confidence import predict_frames
 from gidd.pipeline.describe import describe_plan, describe_processors
 from gidd.pipeline.options import CorrectionOptions, SamplingOptions
-from gidd.sampling import Request, StepEvent
+from gidd.sampling import Request, run_job
 
 OnSamples = Callable[[int, int], None]
 """Called with the number of samples that are corrected and measured, and of all samples."""
@@ -141,17 +141,6 @@ def correct_samples(
     start_index: int = 0,
 ) -> dict[int, list[CorrectedState]]:
     """Correct sequences of one length, and return the results of every budget up to `calls`."""
-    found: dict[int, list[CorrectedState]] = {}
-    rounds = 0
-
-    def read(event: StepEvent) -> None:
-        nonlocal rounds
-        rounds += 1
-        if rounds in budgets:
-            # the best state is what a plan of that many calls would have returned
-            best, calls = event.canvas.best.tokens.tolist(), event.canvas.calls.tolist()
-            found[rounds] = [CorrectedState(tuple(t), c) for t, c in zip(best, calls, strict=True)]
-
     plan = options.plan()
     requests = [
         Request(
@@ -163,9 +152,22 @@ def correct_samples(
         )
         for number, state in enumerate(samples)
     ]
-    finished = pipe.engine.sample(requests, on_step=read)
-    last = [CorrectedState(sample.tokens, sample.calls) for sample in finished]
-    return {budget: found.get(budget, last) for budget in budgets}  # all converged before the rest
+    session = pipe.engine.session()
+    tickets = [session.submit(request) for request in requests]
+    found: dict[tuple[int, int], CorrectedState] = {}
+    while session.pending:
+        for event in session.step():
+            if event.error is not None:
+                raise event.error
+            if event.sample is None and event.calls in budgets:
+                # what a plan of that many calls would have returned
+                best = session.best_tokens(event.ticket)
+                found[event.ticket.number, event.calls] = CorrectedState(best, event.calls)
+    last = [CorrectedState(t.sample.tokens, t.sample.calls) for t in tickets if t.sample]
+    return {
+        budget: [found.get((k, budget), state) for k, state in enumerate(last)]
+        for budget in budgets
+    }
 
 
 def score_sequences(
@@ -178,7 +180,8 @@ def score_sequences(
     if grader is not None:
         graded = grader.score(["".join(pipe.token_texts(text)) for text in texts])
     scores: dict[tuple[int, ...], SequenceScores] = {}
-    frames = predict_frames(pipe.engine, tokens)
+    plain = [(one, ()) for one in tokens]
+    frames = run_job(lambda jobs: predict_frames(jobs, pipe.engine, plain))
     for sequence, text, frame, grade in zip(tokens, texts, frames, graded, strict=True):
         is_text = torch.arange(len(sequence), device=pipe.device) < len(text)
         accuracy = frame.self_accuracy(is_text) if text else math.nan

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import final
 
 from gidd.evaluation.correction.edit_distance import levenshtein
-from gidd.proofreading.words import WordList
 
 _EDITS = 2
 
@@ -21,6 +20,8 @@ class NearWords:
     """A dictionary, searched by the number of each letter before words are compared."""
 
     def __init__(self, words: Iterable[str]) -> None:
+        from gidd.proofreading.words import WordList  # imports torch, which help texts must not
+
         self._words = WordList(dict.fromkeys(words, 1))
 
     def within_two_edits(self, word: str, one_edit: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from gidd.evaluation.samples.sample_files import TextSample
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
 from gidd.pipeline.confidence import predict_frames
-from gidd.sampling import StepEvent
+from gidd.sampling import Event, OnStep, run_job
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of it is done and in total."""
@@ -67,7 +67,8 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
     if not pipe.can_score_visible_tokens:
         return [None] * len(samples)
     found: list[float | None] = []
-    frames = predict_frames(pipe.engine, [sample.trace.tokens for sample in samples])
+    texts = [(sample.trace.tokens, ()) for sample in samples]
+    frames = run_job(lambda jobs: predict_frames(jobs, pipe.engine, texts))
     for sample, frame in zip(samples, frames, strict=True):
         free = ~torch.tensor(sample.trace.protected, device=frame.tokens.device)
         free[len(sample.tokens) :] = False
@@ -82,15 +83,13 @@ def _shared_manifest(pipe: Pipeline, generation: Generation) -> dict[str, Any]:
     return shared
 
 
-def _steps_to_progress(
-    on_progress: OnProgress, start: int, num_samples: int
-) -> Callable[[StepEvent], None]:
+def _steps_to_progress(on_progress: OnProgress, start: int, num_samples: int) -> OnStep:
     """Return a callback of the sampler that counts the steps of all samples."""
     done: dict[int, int] = {}
 
-    def count(event: StepEvent) -> None:
-        done.update(zip(event.members, event.canvas.step_index.tolist(), strict=True))
-        most = int(event.num_steps.max())
+    def count(events: Sequence[Event]) -> None:
+        done.update({event.ticket.number: event.steps_done for event in events})
+        most = max((event.ticket.num_steps for event in events), default=0)
         on_progress("sampling", start * most + sum(done.values()), num_samples * most)
 
     return count

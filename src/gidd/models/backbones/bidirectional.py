@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
-from gidd.models.backbones.layers import Rotation, rotate, rotation
+from gidd.models.backbones.layers import Rotation, mask_of_keys, rotate, rotation
 from gidd.models.weights import Shape, assign_tensors, require_tensors, shapes_of_blocks
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 
 @final
@@ -92,6 +92,7 @@ class BidirectionalTransformer(nn.Module):
     """From noisy tokens to hidden states and logits; the time is ignored."""
 
     uses_time = False
+    accepts_padding = True
 
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
@@ -108,8 +109,16 @@ class BidirectionalTransformer(nn.Module):
         """The layers, under the attribute name of `DiT`."""
         return self.layers
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head, shifted to the position that they predict."""
+    def hidden(
+        self,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B"],
+        valid: Bool[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head, shifted to the position that they predict.
+
+        Those of valid tokens do not depend on padding.
+        """
         config, length = self.config, z.shape[1]
         if length > config.max_length:
             raise ConfigError(
@@ -125,7 +134,7 @@ class BidirectionalTransformer(nn.Module):
         angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
         x = self.embed_tokens(z)
         for layer in self.layers:
-            x = layer(x, angles)
+            x = layer(x, angles, valid)
         x = self.norm(x)
         return x if config.shifted_mask_id is None else torch.cat([x[:, :1], x[:, :-1]], dim=1)
 
@@ -161,13 +170,17 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=bias)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
+    def forward(
+        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None
+    ) -> Float[Tensor, "B L D"]:
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         k, v = (heads.repeat_interleave(self.shared, dim=1) for heads in (rotate(k, angles), v))
-        mixed = F.scaled_dot_product_attention(rotate(q, angles), k, v)
+        mixed = F.scaled_dot_product_attention(
+            rotate(q, angles), k, v, attn_mask=mask_of_keys(valid)
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -194,8 +207,10 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _RMSNorm(config)
         self.mlp = _MLP(config)
 
-    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
-        x = x + self.self_attn(self.input_layernorm(x), angles)
+    def forward(
+        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None
+    ) -> Float[Tensor, "B L D"]:
+        x = x + self.self_attn(self.input_layernorm(x), angles, valid)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 

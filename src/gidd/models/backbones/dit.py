@@ -32,7 +32,7 @@ from gidd.models.weights import (
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 _MIXING_BOUND = 0.2
 """Initial weights of local mixing are uniform in +-0.2: about a tenth of the input."""
@@ -45,6 +45,8 @@ class DiT(nn.Module):
     The logits of a new model are exactly zero: head and modulations start at 0 (adaLN-zero).
     Build a large model under `torch.device("meta")`; then call `to_empty` and `reset_parameters`.
     """
+
+    accepts_padding = True
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -81,8 +83,13 @@ class DiT(nn.Module):
             elif isinstance(module, nn.LayerNorm):
                 module.weight.fill_(1)
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head."""
+    def hidden(
+        self,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B"],
+        valid: Bool[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head; those of valid tokens do not depend on padding."""
         length = z.shape[1]
         if length > self.config.max_length:
             raise ConfigError(
@@ -94,9 +101,11 @@ class DiT(nn.Module):
         x = self.embedding(z)
         for block in self.blocks:
             if self.config.checkpoint_activations and self.training:
-                x = cast(Tensor, checkpoint(block, x, condition, angles, use_reentrant=False))
+                x = cast(
+                    Tensor, checkpoint(block, x, condition, angles, valid, use_reentrant=False)
+                )
             else:
-                x = block(x, condition, angles)
+                x = block(x, condition, angles, valid)
         shift, scale = self.final_modulation(condition)[:, None, :].chunk(2, dim=-1)
         return modulate(self.final_norm(x), shift, scale)
 

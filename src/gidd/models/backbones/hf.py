@@ -1,7 +1,8 @@
 """Networks of `transformers` as backbones: causal language models made bidirectional, encoders.
 
 A causal network is made bidirectional without a mask: its layers are called one by one with no
-mask, and their attention is told not to be causal. Layers and weights are those of transformers.
+mask but that of padding, and their attention is told not to be causal. Layers and weights are
+those of transformers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
-from gidd.models.backbones.layers import TimeEmbedding
+from gidd.models.backbones.layers import TimeEmbedding, mask_of_keys
 from gidd.models.init import Initializer
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 _TIME_WIDTH = 128
 """Size of the time embedding, as in `DiTConfig`."""
@@ -95,6 +96,8 @@ class HFNetwork(nn.Module):
 
     Build a large one under `torch.device("meta")`; then call `to_empty` and `reset_parameters`.
     """
+
+    accepts_padding = True
 
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
@@ -180,8 +183,13 @@ class HFNetwork(nn.Module):
             if buffers:
                 self.body._init_weights(module)
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head."""
+    def hidden(
+        self,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B"],
+        valid: Bool[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head; those of valid tokens do not depend on padding."""
         length = z.shape[1]
         if length > self.config.max_length:
             raise ConfigError(
@@ -193,19 +201,22 @@ class HFNetwork(nn.Module):
         if self.config.time_embedding:
             x = x + self.time_projection(self.time(t))[:, None]
         if self.config.family in CAUSAL:
-            return self._bidirectional(x)
-        return self.transform(self.body(inputs_embeds=x).last_hidden_state)
+            return self._bidirectional(x, valid)
+        encoded = self.body(inputs_embeds=x, attention_mask=valid)
+        return self.transform(encoded.last_hidden_state)
 
     def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
         """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
         return self.head(self.hidden(z, t))
 
-    def _bidirectional(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    def _bidirectional(
+        self, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None
+    ) -> Float[Tensor, "B L D"]:
         """Apply the layers of a causal network, without the causal mask of its `forward`."""
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        angles = self.body.rotary_emb(x, positions)
+        angles, mask = self.body.rotary_emb(x, positions), mask_of_keys(valid)
         for block in self.blocks:
-            x = block(x, attention_mask=None, position_ids=positions, position_embeddings=angles)
+            x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return self.body.norm(x)
 
 

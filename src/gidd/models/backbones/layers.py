@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 ROTARY_BASE = 10_000.0
 TIME_FEATURES = 256
@@ -77,6 +77,14 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.output(F.silu(self.input(features))))
 
 
+def mask_of_keys(valid: Bool[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 1 L"] | None:
+    """Return the attention mask that hides padding from every query; None: there is no padding.
+
+    The queries at padding are computed too, from valid keys, so that they are finite.
+    """
+    return None if valid is None else valid[:, None, None, :]
+
+
 class Attention(nn.Module):
     """Bidirectional multi-head self-attention without biases."""
 
@@ -87,8 +95,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Float[Tensor, "B L D"], angles: Rotation) -> Float[Tensor, "B L D"]:
-        """Attend with rotated queries and keys; values are not rotated."""
+    def forward(
+        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L D"]:
+        """Attend to valid positions with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype = qkv.dtype
         if self.float32_on_cpu and qkv.device.type == "cpu" and qkv.requires_grad:
@@ -97,7 +107,9 @@ class Attention(nn.Module):
             qkv = qkv.float()
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         with torch.autocast(qkv.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
+            mixed = F.scaled_dot_product_attention(
+                rotate(q, angles), rotate(k, angles), v, attn_mask=mask_of_keys(valid)
+            )
         return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 
@@ -115,7 +127,7 @@ class MLP(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """Depthwise convolution over positions, added to its input; positions outside count as 0.
+    """Depthwise convolution over positions, added to its input; padding and outside count as 0.
 
     Attention of a new model is an average over all positions, from which a small model takes
     hundreds of steps to learn to read its neighbours. This layer reads them from the first step.
@@ -125,12 +137,15 @@ class LocalMixing(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_positions, width))
 
-    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    def forward(
+        self, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L D"]:
         """Add a weighted sum of each position's neighbours."""
         num_positions = len(self.weight)
         kernel = self.weight.t()[:, None, :].to(x.dtype)
         padding = num_positions // 2
-        mixed = F.conv1d(x.transpose(1, 2), kernel, padding=padding, groups=x.shape[-1])
+        read = x if valid is None else x.masked_fill(~valid[..., None], 0)
+        mixed = F.conv1d(read.transpose(1, 2), kernel, padding=padding, groups=x.shape[-1])
         return x + mixed.transpose(1, 2)
 
 
@@ -150,14 +165,18 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], condition: Float[Tensor, "B time_width"], angles: Rotation
+        self,
+        x: Float[Tensor, "B L D"],
+        condition: Float[Tensor, "B time_width"],
+        angles: Rotation,
+        valid: Bool[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Apply local mixing, if any, then attention, then the MLP."""
         if self.mixing is not None:
-            x = self.mixing(x)
+            x = self.mixing(x, valid)
         parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
-        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles)
+        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles, valid)
         x = x + gate_a * self.dropout(attended)
         transformed = self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m))
         return x + gate_m * self.dropout(transformed)

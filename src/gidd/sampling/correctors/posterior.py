@@ -11,11 +11,15 @@ is the ordinary posterior. The most likely token minimises the expected number o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from gidd.common.allowed import number, optional
+from gidd.common.parts import require_options
+from gidd.common.terminal import shorten
 from gidd.diffusion.categorical import at
 from gidd.diffusion.noise_share import noise_share, visible_noise
 from gidd.diffusion.schedule import MixingSchedule
@@ -145,56 +149,87 @@ def is_replaced(
     return (other > found) & (other >= (min_confidence or 0.0))
 
 
-def posterior_correction(
-    schedule: MixingSchedule,
-    s: Times,
-    t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
-    *,
-    error_rate: float | None = None,
-    min_confidence: float | None = None,
-    channel: Tensor | None = None,
-) -> StepOutput:
+_ERROR_RATE = optional(
+    number(
+        lambda rate: 0 <= rate < 1,
+        "in [0, 1)",
+        "It is the expected fraction of wrong tokens, e.g. 0.05.",
+    )
+)
+_MIN_CONFIDENCE = optional(
+    number(
+        lambda p: 0 <= p <= 1,
+        "in [0, 1]",
+        "It is the least posterior probability of a replacement, e.g. 0.9.",
+    )
+)
+
+
+@final
+@dataclass(frozen=True)
+class PosteriorCorrection:
     """Replace every token for which another one has a higher posterior probability (s = t).
 
-    One call suffices: `corrector_plan(posterior_correction, 1, t)`, where t is `matched_time` of
+    One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, where t is `matched_time` of
     the expected fraction of wrong tokens. The edit log has posterior probabilities.
-
-    Args:
-        schedule: Noise.
-        s: Time after the step, equal to t.
-        t: Time of the canvas.
-        canvas: The sequences.
-        prediction: x_theta at t.
-        error_rate: Expected fraction of wrong tokens; by default that of the noise at t.
-        min_confidence: Least posterior probability of a replacement; by default, tokens are
-            replaced so that the expected number of wrong ones is smallest.
-        channel: Probability of each written token (column) given a right one (row) that was
-            replaced; by default, wrong tokens are distributed like the noise.
     """
-    for problem in _problems(error_rate, min_confidence):
-        raise ConfigError(problem)
-    likelihood = likelihood_of(schedule, t, canvas.tokens, error_rate, channel)
-    read = read_posterior(prediction, canvas.free, likelihood)
-    changed = canvas.free & is_replaced(read.found, read.probabilities[0], min_confidence)
-    tokens = torch.where(changed, read.tokens[0], canvas.tokens)
-    return StepOutput(tokens, read.probabilities[0] * changed, finished=~changed.any(-1))
+
+    log_name: ClassVar[str] = "posterior_correction"
+    """Name in edit logs and manifests; the registered name is `posterior`."""
+
+    error_rate: float | None = None
+    """Expected fraction of wrong tokens; by default that of the noise at t."""
+
+    min_confidence: float | None = None
+    """Least posterior probability of a replacement; by default, tokens are replaced so that the
+    expected number of wrong ones is smallest."""
+
+    channel: Tensor | None = None
+    """Probability of each written token (column) given a right one (row) that was replaced; by
+    default, wrong tokens are distributed like the noise. Equal steps have the same tensor."""
+
+    @staticmethod
+    def problems(
+        error_rate: float | None, min_confidence: float | None, channel: Tensor | None
+    ) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        yield from _ERROR_RATE.problems("error_rate", error_rate)
+        yield from _MIN_CONFIDENCE.problems("min_confidence", min_confidence)
+        if channel is not None and not _is_square(channel):
+            given = list(channel.shape) if isinstance(channel, Tensor) else shorten(channel)  # pyright: ignore[reportUnnecessaryIsInstance]
+            yield (
+                "channel must be a square tensor of probabilities [V, V], V the vocabulary size, "
+                f"got {given}. Leave it out if wrong tokens are distributed like the noise."
+            )
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def check(self, schedule: MixingSchedule, t: float) -> None:
+        """Raise `ConfigError` if the channel is one of another vocabulary."""
+        size = schedule.vocab.size
+        if self.channel is not None and len(self.channel) != size:
+            raise ConfigError(
+                f"channel must have a row and a column for each of the {size} tokens of the "
+                f"vocabulary, got {list(self.channel.shape)}. Make it with the model's tokenizer."
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PosteriorCorrection):
+            return NotImplemented
+        options = (self.error_rate, self.min_confidence) == (other.error_rate, other.min_confidence)
+        return options and self.channel is other.channel  # == would compare element by element
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Replace the tokens that are more likely wrong than right."""
+        likelihood = likelihood_of(schedule, t, canvas.tokens, self.error_rate, self.channel)
+        read = read_posterior(prediction, canvas.free, likelihood)
+        changed = canvas.free & is_replaced(read.found, read.probabilities[0], self.min_confidence)
+        tokens = torch.where(changed, read.tokens[0], canvas.tokens)
+        return StepOutput(tokens, read.probabilities[0] * changed, finished=~changed.any(-1))
 
 
-def _problems(
-    error_rate: float | None, min_confidence: float | None, channel: object = None
-) -> Iterable[str]:
-    if error_rate is not None and not 0 <= error_rate < 1:
-        yield (
-            f"error_rate must be in [0, 1), got {error_rate}. It is the expected fraction of "
-            "wrong tokens, e.g. 0.05."
-        )
-    if min_confidence is not None and not 0 <= min_confidence <= 1:
-        yield (
-            f"min_confidence must be in [0, 1], got {min_confidence}. It is the least posterior "
-            "probability of a replacement, e.g. 0.9."
-        )
-
-
-posterior_correction.problems = _problems  # pyright: ignore[reportFunctionMemberAccess]
+def _is_square(channel: object) -> bool:
+    return isinstance(channel, Tensor) and channel.ndim == 2 and len(channel) == channel.shape[1]

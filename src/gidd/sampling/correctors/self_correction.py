@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from gidd.common.allowed import Allowed, integer
+from gidd.common.parts import require_options
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
-from gidd.errors import ConfigError
 from gidd.sampling.canvas import BestState, Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.processors import require_temperature, temper
-from gidd.sampling.spaced import require_distance, top_spaced
+from gidd.sampling.processors import TEMPERATURE, temper
+from gidd.sampling.spaced import DISTANCE, top_spaced
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+_COUNT = integer(1, fix="The paper commits 1 token per call, with a patience of 32.")
+_SCORE = Allowed(callable, "a function of a Proposal", "Use likelihood (the paper) or gain.")
 
 
 class Proposal(NamedTuple):
@@ -48,19 +53,9 @@ def gain(proposal: Proposal) -> Tensor:
     return proposal.new / proposal.old.clamp_min(TINY)
 
 
-def self_correction(
-    schedule: MixingSchedule,
-    s: Times,
-    t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
-    *,
-    temperature: float = 0.1,
-    patience: int = 32,
-    num_tokens: int = 1,
-    distance: int = 1,
-    score: Score = likelihood,
-) -> StepOutput:
+@final
+@dataclass(frozen=True)
+class SelfCorrectionStep:
     """Run one iteration of Algorithm 1, App. C (s = t): draw tokens, commit the best change.
 
     A sequence has converged when no token would change. It also stops after `patience` calls
@@ -69,49 +64,66 @@ def self_correction(
     change has not been scored and is never returned. Each state's self-accuracy comes from its own
     prediction.
 
-    It suits samples of the model. In a text that was given, `posterior_correction` replaces only
+    It suits samples of the model. In a text that was given, `PosteriorCorrection` replaces only
     tokens that are more likely wrong than right.
-
-    Args:
-        schedule: Noise.
-        s: Time after the step, equal to t.
-        t: Time of the canvas.
-        canvas: The sequences.
-        prediction: x_theta at t.
-        temperature: Softmax temperature of the tokens that are drawn.
-        patience: Calls without a higher self-accuracy after which to stop.
-        num_tokens: Changes to commit per call; the paper commits 1.
-        distance: Least distance in tokens between changes of one call.
-        score: Ranks the changes: `likelihood` or `gain`.
     """
-    require_temperature("self-correction's temperature", temperature)
-    require_distance(distance)
-    for name, value in (("num_tokens", num_tokens), ("patience", patience)):
-        if value < 1:
-            raise ConfigError(
-                f"self-correction's {name} must be at least 1, got {value}. The paper commits 1 "
-                "token per call, with a patience of 32."
+
+    least_calls: ClassVar[int] = 2
+    """Calls that a phase needs: each one scores the change made by the call before."""
+
+    temperature: float = 0.1
+    """Softmax temperature of the tokens that are drawn."""
+
+    patience: int = 32
+    """Calls without a higher self-accuracy after which to stop."""
+
+    num_tokens: int = 1
+    """Changes to commit per call; the paper commits 1."""
+
+    distance: int = 1
+    """Least distance in tokens between changes of one call."""
+
+    score: Score = likelihood
+    """Ranks the changes: `likelihood` or `gain`."""
+
+    @staticmethod
+    def problems(
+        temperature: float, patience: int, num_tokens: int, distance: int, score: Score
+    ) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        yield from TEMPERATURE.problems("temperature", temperature)
+        yield from _COUNT.problems("patience", patience)
+        yield from _COUNT.problems("num_tokens", num_tokens)
+        yield from DISTANCE.problems("distance", distance)
+        yield from _SCORE.problems("score", score)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Score the current state and commit the best changes."""
+        z, free = canvas.tokens, canvas.free
+        u, tau = canvas.random(Stream.TOKEN).flatten(), self.temperature
+
+        def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            token, current = draw(temper(rows, tau), u[i, None]).squeeze(-1), z.flatten()[i]
+            changed = token != current
+            log_odds = rows.new_zeros(len(rows)).masked_scatter(
+                changed, scaled_log_odds(rows[changed], token[changed, None], tau)
             )
-    z, free = canvas.tokens, canvas.free
-    u = canvas.random(Stream.TOKEN).flatten()
+            proposal = Proposal(at(rows, current), at(rows, token), log_odds)
+            is_top = proposal.old >= rows.amax(-1)
+            return token, proposal.new, self.score(proposal), is_top
 
-    def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        token, current = draw(temper(rows, temperature), u[i, None]).squeeze(-1), z.flatten()[i]
-        changed = token != current
-        log_odds = rows.new_zeros(len(rows)).masked_scatter(
-            changed, scaled_log_odds(rows[changed], token[changed, None], temperature)
-        )
-        proposal = Proposal(at(rows, current), at(rows, token), log_odds)
-        is_top = proposal.old >= rows.amax(-1)
-        return token, proposal.new, score(proposal), is_top
-
-    token, probability, scores, is_top = prediction.read(free, propose)
-    self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
-    best = _update_best(canvas.best, z, self_accuracy)
-    differs = free & (token != z)
-    finished = ~differs.any(-1) | (best.age >= patience)
-    committed = top_spaced(scores, differs, num_tokens, distance)
-    return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
+        token, probability, scores, is_top = prediction.read(free, propose)
+        self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
+        best = _update_best(canvas.best, z, self_accuracy)
+        differs = free & (token != z)
+        finished = ~differs.any(-1) | (best.age >= self.patience)
+        committed = top_spaced(scores, differs, self.num_tokens, self.distance)
+        return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
 
 
 def scaled_log_odds(

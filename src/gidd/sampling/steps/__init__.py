@@ -1,7 +1,8 @@
-"""Sampler steps, one file each. Every test of steps covers the functions that `PARTS` names.
+"""Sampler steps, one file each. Every test of steps covers the parts that `PARTS` names.
 
-A step is a function (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s. The
-exports are imported on first use, so the names are known without importing torch.
+A step is a callable (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s: a
+function, or a frozen dataclass if it has options or a `check` of schedule and time. The exports are
+imported on first use, so the names are known without importing torch.
 """
 
 from typing import TYPE_CHECKING
@@ -11,18 +12,18 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.sampling.steps.ancestral import ancestral as ancestral
     from gidd.sampling.steps.ancestral_reference import ancestral_reference as ancestral_reference
-    from gidd.sampling.steps.confidence import confidence as confidence, greedy as greedy
-    from gidd.sampling.steps.gibbs import gibbs as gibbs
-    from gidd.sampling.steps.threshold import threshold as threshold
+    from gidd.sampling.steps.confidence import Confidence as Confidence, Greedy as Greedy
+    from gidd.sampling.steps.gibbs import Gibbs as Gibbs
+    from gidd.sampling.steps.threshold import Threshold as Threshold
 
 PARTS: dict[str, str] = {
     "ancestral": "ancestral",
     "ancestral_reference": "ancestral_reference",
-    "confidence": "confidence",
-    "greedy": "greedy",
-    "threshold": "threshold",
+    "confidence": "Confidence",
+    "greedy": "Greedy",
+    "threshold": "Threshold",
 }
-"""Function of each step from t to s < t by its name."""
+"""Function or class of each step from t to s < t by its name."""
 
 SAMPLING_STEPS = tuple(name for name in PARTS if name != "greedy")
 """Steps that converge to the data distribution with the number of steps, for an exact denoiser.

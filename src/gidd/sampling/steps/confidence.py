@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -22,9 +24,9 @@ _ALL_MASKS = 0.999
 """Fraction of masks at t = 1 above which the prior counts as all masks."""
 
 
-def confidence(
-    schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-) -> StepOutput:
+@final
+@dataclass(frozen=True)
+class Confidence:
     """Fill the masks with the highest max x_theta, each with a token drawn from its x_theta.
 
     The number of masks left is the one expected at time s; visible tokens are never changed. For
@@ -32,28 +34,46 @@ def confidence(
     position depends on visible tokens, not on tokens still to be drawn. Other noise requires
     tokens to be replaced, so there the distribution is not that of the data.
     """
-    u = canvas.random(Stream.TOKEN).flatten()
 
-    def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        token = draw(rows, u[i, None]).squeeze(-1)
-        return token, at(rows, token), rows.amax(-1)
+    def check(self, schedule: MixingSchedule, t: float) -> None:
+        """Raise `ConfigError` unless the schedule has only masks at t = 1."""
+        require_masks(schedule)
 
-    return _fill(schedule, s, canvas, prediction, draw_tokens)
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Fill the masks of this step."""
+        u = canvas.random(Stream.TOKEN).flatten()
+
+        def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            token = draw(rows, u[i, None]).squeeze(-1)
+            return token, at(rows, token), rows.amax(-1)
+
+        return _fill(schedule, s, canvas, prediction, draw_tokens)
 
 
-def greedy(
-    schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-) -> StepOutput:
+@final
+@dataclass(frozen=True)
+class Greedy:
     """Fill the masks with the highest max x_theta, each with its most likely token.
 
     Deterministic: a search for a likely sequence, not a sampler of the data.
     """
 
-    def most_likely(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        top, token = rows.max(-1)
-        return token, top, top
+    def check(self, schedule: MixingSchedule, t: float) -> None:
+        """Raise `ConfigError` unless the schedule has only masks at t = 1."""
+        require_masks(schedule)
 
-    return _fill(schedule, s, canvas, prediction, most_likely)
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Fill the masks of this step."""
+
+        def most_likely(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            top, token = rows.max(-1)
+            return token, top, top
+
+        return _fill(schedule, s, canvas, prediction, most_likely)
 
 
 def free_masks(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
@@ -67,7 +87,6 @@ def _fill(
     schedule: MixingSchedule, s: Times, canvas: Canvas, prediction: Prediction, propose: RowFunction
 ) -> StepOutput:
     """Fill by confidence; `propose` returns token, its probability and the confidence."""
-    require_masks(schedule, s)
     masks = free_masks(schedule, canvas)
     token, probability, confidences = prediction.read(masks, propose)
     filled = masks_to_fill(schedule, s, canvas, confidences)
@@ -94,13 +113,23 @@ def masks_to_fill(
     return masks & (order.argsort(dim=-1) < num[:, None])
 
 
-def require_masks(schedule: MixingSchedule, like: Tensor) -> None:
-    """Check that the prior of a schedule is all masks; `like` is any tensor of times."""
-    mask = schedule.vocab.mask_id
-    at_start = 0.0 if mask is None else float(schedule.beta_pi(torch.ones_like(like[:1]))[0, mask])
+def require_masks(schedule: MixingSchedule) -> None:
+    """Raise `ConfigError` unless all tokens are masks at t = 1."""
+    try:
+        at_start = _prior_masks(schedule)
+    except TypeError:  # a schedule of one's own need not be hashable
+        at_start = _prior_masks.__wrapped__(schedule)
     if at_start < _ALL_MASKS:
         raise ConfigError(
             "this sampler fills masks, so its schedule must have only masks at t = 1, got "
             f"{at_start:.1%} masks: the other tokens would never change. "
             "Use the ancestral sampler, which works with every schedule."
         )
+
+
+@lru_cache(maxsize=64)  # a row of the vocabulary takes a millisecond, for every request
+def _prior_masks(schedule: MixingSchedule) -> float:
+    """Return the fraction of masks at t = 1."""
+    one = torch.ones(1, dtype=torch.float64)
+    mask = schedule.vocab.mask_id
+    return 0.0 if mask is None else float(schedule.beta_pi(one)[0, mask])

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
+from gidd.common.allowed import integer, optional
+from gidd.common.parts import require_options
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.spaced import every_nth, require_distance, top_spaced
+from gidd.sampling.spaced import DISTANCE, every_nth, top_spaced
 from gidd.sampling.steps.ancestral import FROM_X_THETA, draw_where
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
+_POSITIONS = optional(
+    integer(1, fix="Leave it out to redraw every position that is a multiple of the distance.")
+)
 
-def gibbs(
-    schedule: MixingSchedule,
-    s: Times,
-    t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
-    *,
-    distance: int = 2,
-    num_positions: int | None = None,
-) -> StepOutput:
+
+@final
+@dataclass(frozen=True)
+class Gibbs:
     """Redraw random positions, at least `distance` apart, from alpha x_theta + beta pi (s = t).
 
     x_theta does not depend on the position's own token, so this marginal is the conditional
@@ -36,24 +37,33 @@ def gibbs(
     distribution of Z_t invariant, for every schedule, and at t = 0 samples the data. Positions
     redrawn in one step should be independent given the rest; `distance` is the distance from which
     they are assumed to be (2 is exact for first-order Markov text).
-
-    Args:
-        schedule: Noise.
-        s: Time after the step, equal to t.
-        t: Time of the canvas.
-        canvas: The sequences.
-        prediction: x_theta at t.
-        distance: Least distance in tokens between positions that are redrawn together.
-        num_positions: Number of positions to redraw; None is every `distance`-th one, from a random
-            offset.
     """
-    require_distance(distance)
-    u = canvas.random(Stream.PLACE)
-    if num_positions is None:
-        chosen = every_nth(distance, u[:, 0] % distance, canvas.tokens.shape[1])
-    else:
-        chosen = top_spaced(u, canvas.free, num_positions, distance)
-    return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
+
+    distance: int = 2
+    """Least distance in tokens between positions that are redrawn together."""
+
+    num_positions: int | None = None
+    """Number of positions to redraw; None is every `distance`-th one, from a random offset."""
+
+    @staticmethod
+    def problems(distance: int, num_positions: int | None) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        yield from DISTANCE.problems("distance", distance)
+        yield from _POSITIONS.problems("num_positions", num_positions)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Redraw the positions of this call."""
+        u = canvas.random(Stream.PLACE)
+        if self.num_positions is None:
+            chosen = every_nth(self.distance, u[:, 0] % self.distance, canvas.tokens.shape[1])
+        else:
+            chosen = top_spaced(u, canvas.free, self.num_positions, self.distance)
+        return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
 
 
 def redraw(

@@ -1,0 +1,208 @@
+"""Cost of a session: shared forward passes, admission, overhead of a step, memory.
+
+python benchmarks/session.py            # a table; about five minutes on one core
+python benchmarks/session.py --json     # print a JSON object at the end
+
+Forward passes over the ideal number, for four requests of 8 steps in a session of 4 rows that
+differ in nothing (`equal_requests`), in `temperatures`, in `lengths` or in `mixed_steps`.
+`admission_ms` is the median time to make and submit a request with GPT-2's vocabulary: 512 tokens,
+128 steps, a ban. `step_overhead` is the time of a session's step of 16 rows of `tiny` over that of
+the bare network: the features of the batch, and the head at as many positions as the step reads;
+medians, in alternation. `memory_mb` is what the process grew by from request 1,000 to the last of
+`--requests`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.models import SIZES, Denoiser, DiT, DiTConfig
+from gidd.pipeline import SamplingOptions
+from gidd.sampling import (
+    Confidence,
+    DenoisingNetwork,
+    Greedy,
+    Request,
+    Session,
+    Step,
+    Temperature,
+    Threshold,
+    ancestral,
+    ban,
+    blanks,
+    sampling_plan,
+)
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(50258, mask_id=50257)
+SMALL = Vocab(257, mask_id=256)
+LENGTH, NUM_STEPS, ROWS = 512, 128, 16
+IDEAL = 8
+MIXED: tuple[Step, ...] = (ancestral, Confidence(), Greedy(), Threshold(fill=1.0))
+
+
+@dataclass
+class Counting:
+    """A network that counts its forward passes, and the positions its head is computed at."""
+
+    network: Denoiser
+    calls: int = 0
+    positions: int = 0
+    accepts_padding = True
+
+    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Compute features."""
+        self.calls += 1
+        return self.network.hidden(z, t, valid)
+
+    def distribution(self, hidden: Tensor) -> Tensor:
+        """Compute x_theta."""
+        self.positions += len(hidden)
+        return self.network.distribution(hidden)
+
+
+def denoiser(config: DiTConfig, vocab: Vocab) -> Denoiser:
+    """Make a network with random weights, also where the initial weights are zero."""
+    torch.manual_seed(0)
+    made = Denoiser(DiT(config), vocab).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.normal_(0, 0.02)
+    return made
+
+
+def passes(network: Denoiser, requests: list[Request]) -> float:
+    """Return the forward passes of some requests over the ideal number."""
+    counting = Counting(network)
+    session = Session(counting, MaskedSchedule(SMALL), rows=4, lengths=64, max_length=64)
+    for request in requests:
+        session.submit(request)
+    run(session)
+    return counting.calls / IDEAL
+
+
+def run(session: Session) -> None:
+    """Step until nothing is pending."""
+    while session.pending:
+        for event in session.step():
+            if event.error is not None:
+                raise event.error
+
+
+def shared_passes() -> dict[str, float]:
+    """Measure how forward passes are shared."""
+    config = DiTConfig(vocab_size=SMALL.size, max_length=64, width=64, num_layers=2, num_heads=2)
+    network, mesh = denoiser(config, SMALL), even_mesh(IDEAL)
+
+    def requests(**fields: list[Any]) -> list[Request]:
+        made: list[Request] = []
+        for i in range(4):
+            own = {name: values[i] for name, values in fields.items()}
+            step, length = own.pop("step", Threshold(fill=1.0)), own.pop("length", 64)
+            plan = sampling_plan(mesh, step)
+            made.append(Request(tokens=blanks(length), plan=plan, sample_index=i, **own))
+        return made
+
+    temperatures = [(Temperature(value),) for value in (0.5, 0.7, 0.9, 1.1)]
+    return {
+        "equal_requests": passes(network, requests()),
+        "temperatures": passes(network, requests(processors=temperatures)),
+        "lengths": passes(network, requests(length=[24, 40, 57, 64])),
+        "mixed_steps": passes(network, requests(step=list(MIXED))),
+    }
+
+
+def admission(network: DenoisingNetwork, repeats: int = 200) -> float:
+    """Return the median time to make and submit a request, in milliseconds."""
+    session = Session(network, HybridSchedule(VOCAB, 0.2), rows=ROWS, lengths=64, max_length=LENGTH)
+    options, times = SamplingOptions(temperature=0.8), list[float]()
+    for i in range(repeats):
+        start = time.perf_counter()
+        processors = (ban(VOCAB, {50256}), *options.processors())
+        request = Request(
+            tokens=blanks(LENGTH - i % 64),
+            plan=options.plan(),
+            sample_index=i,
+            processors=processors,
+            stop=(50256,),
+        )
+        session.submit(request)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+@torch.no_grad()
+def step_overhead(network: Denoiser, num_steps: int) -> float:
+    """Return the time of a step of 16 rows over that of the bare network."""
+    counting = Counting(network)
+    session = Session(counting, HybridSchedule(VOCAB, 0.2), rows=ROWS, lengths=64)
+    plan = sampling_plan(even_mesh(NUM_STEPS))
+    for i in range(ROWS):
+        session.submit(Request(tokens=blanks(LENGTH), plan=plan, sample_index=i))
+    session.step()
+    z, t = torch.zeros(ROWS, LENGTH, dtype=torch.int64), torch.full((ROWS,), 0.5)
+    steps, bare = list[float](), list[float]()
+    for _ in range(num_steps):
+        counting.positions = 0
+        start = time.perf_counter()
+        session.step()
+        steps.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        features = network.hidden(z, t).flatten(0, 1)
+        network.distribution(features[: counting.positions])
+        bare.append(time.perf_counter() - start)
+    return statistics.median(steps) / statistics.median(bare)
+
+
+def memory(num_requests: int) -> float:
+    """Return how much the process grows from request 1,000 to the last, in MB."""
+    config = DiTConfig(vocab_size=SMALL.size, max_length=32, width=32, num_layers=1, num_heads=2)
+    schedule = HybridSchedule(SMALL, 0.2)
+    session = Session(denoiser(config, SMALL), schedule, rows=16, lengths=8, max_length=32)
+    plan, process, first = sampling_plan(even_mesh(2)), psutil.Process(), 0
+    for i in range(num_requests):
+        session.submit(Request(tokens=blanks(1 + i % 32), plan=plan, sample_index=i))
+        if i % 64 == 63:
+            run(session)
+        if i == 1000:
+            gc.collect()
+            first = process.memory_info().rss
+    run(session)
+    gc.collect()
+    return (process.memory_info().rss - first) / 2**20
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    parser.add_argument("--steps", type=int, default=7, help="steps of tiny to time")
+    parser.add_argument("--requests", type=int, default=10_000, help="requests of the memory test")
+    options = parser.parse_args()
+    found = shared_passes()
+    tiny = denoiser(SIZES["tiny"](VOCAB.size, LENGTH), VOCAB)
+    found["admission_ms"] = admission(tiny)
+    found["step_overhead"] = step_overhead(tiny, options.steps)
+    found["memory_mb"] = memory(options.requests)
+    print("| | |\n|---|---|")
+    for name, value in found.items():
+        print(f"| {name} | {value:.3f} |")
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

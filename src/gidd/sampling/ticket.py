@@ -1,0 +1,189 @@
+"""A request in a session: its progress, its result, and what each step changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from torch import Tensor
+
+from gidd.errors import LimitReached
+from gidd.sampling.correctors.posterior import PosteriorCorrection
+from gidd.sampling.plan import Plan, PlannedStep, leave
+from gidd.sampling.request import Limits, Request, Sample
+from gidd.sampling.trace import Edit, Frame
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Event(NamedTuple):
+    """One step of one request, or its end."""
+
+    ticket: Ticket
+
+    edits: tuple[Edit, ...] = ()
+    """Tokens that this step replaced, in order; a corrector may revert some of them at once."""
+
+    steps_done: int = 0
+    """Steps of the plan so far, skipped ones included."""
+
+    calls: int = 0
+    """Forward passes so far."""
+
+    frame: Frame | None = None
+    """State and prediction before the step, if frames are recorded."""
+
+    sample: Sample | None = None
+    """The result, if this was the last step."""
+
+    error: Exception | None = None
+    """Why the request failed, if it did."""
+
+
+@final
+class Ticket:
+    """A request that was submitted to a session. Only the session changes it."""
+
+    def __init__(
+        self, number: int, request: Request, limits: Limits, record_frames: bool = False
+    ) -> None:
+        self.number = number
+        """Index among the requests of the session, in the order in which they were submitted."""
+        self.request, self.limits, self.record_frames = request, limits, record_frames
+        self.plan = request.plan
+        """Steps to take; a limit may replace those that are left."""
+        self.steps_done = 0
+        """Steps of the plan so far, skipped ones included."""
+        self.calls = 0
+        """Forward passes so far."""
+        self.sample: Sample | None = None
+        """The result, once there is one."""
+        self.error: Exception | None = None
+        """Why it failed, if it did."""
+        self.is_cancelled = False
+        self.deadline: float | None = None
+        """Time of the session's clock after which its limits apply."""
+        self.values: tuple[Tensor, ...] = ()
+        """`StepOutput.values` of the last step that had any."""
+        self.is_scored = False
+        """Whether its phase scores states, of which the best is restored at the end."""
+        self._is_expired = False
+        self._row: NDArray[np.int64] | None = None
+        self._edits: list[Edit] = []
+        self._frames: list[Frame] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it takes no further step: finished, failed or cancelled."""
+        return self.is_cancelled or self.sample is not None or self.error is not None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of its plan."""
+        return len(self.plan)
+
+    @property
+    def time(self) -> float:
+        """Noise level of the sequence: 1 before the first step of sampling, 0 after the last."""
+        if self.steps_done:
+            return self.plan.steps[self.steps_done - 1].s
+        return self.plan.steps[0].t if self.plan.steps else 0.0
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The sequence as it is now; empty before its first step."""
+        return () if self._row is None else tuple(self._row.tolist())
+
+    @property
+    def next_step(self) -> PlannedStep:
+        """The step to take next."""
+        return self.plan.steps[self.steps_done]
+
+    @property
+    def phase_end(self) -> int:
+        """Index after the last step of the phase of the next step."""
+        return self.plan.phase_ends[self.steps_done]
+
+    def start(self, row: NDArray[np.int64]) -> None:
+        """Have a row of a lane, which the lane keeps up to date."""
+        self._row = row
+
+    def leave(self) -> None:
+        """Keep the sequence as it is, since another one gets the row."""
+        if self._row is not None:
+            self._row = self._row.copy()
+
+    def add(
+        self,
+        edits: list[Edit],
+        frame: Frame | None,
+        was_read: bool,
+    ) -> None:
+        """Remember what a step did."""
+        self._edits += edits
+        self.calls += was_read
+        if frame is not None:
+            self._frames.append(frame)
+
+    def advance(self, *, ends_phase: bool, is_scored: bool) -> None:
+        """Go on to the next step, or to the next phase."""
+        self.is_scored = is_scored and not ends_phase
+        self.steps_done = self.phase_end if ends_phase else self.steps_done + 1
+
+    def finish(self) -> Sample:
+        """Make the result."""
+        self.leave()
+        tokens = self.tokens
+        self.sample = Sample(
+            tokens=tokens,
+            text=self.request.truncate_at_stop(tokens),
+            protected=self.request.are_protected,
+            calls=self.calls,
+            edits=tuple(self._edits),
+            frames=tuple(self._frames),
+            values=self.values,
+            is_complete=not self._is_expired,
+        )
+        return self.sample
+
+    def event(self, edits: list[Edit], frame: Frame | None = None) -> Event:
+        """Return what happened, given the edits of the step."""
+        return Event(
+            self, tuple(edits), self.steps_done, self.calls, frame, self.sample, self.error
+        )
+
+    def reaches_calls(self) -> bool:
+        """Whether its limit of forward passes allows no other step, or only the last one."""
+        if self.limits.calls is None or self._is_expired or self.steps_done >= self.num_steps:
+            return False
+        left = self.limits.calls - self.calls
+        if self.limits.then == "abort":
+            return left < 1
+        return left < 2 and self.num_steps - self.steps_done > 1
+
+    def expire(self) -> None:
+        """Replace the rest of the plan by one step, as `Limits.then` = "finish" asks.
+
+        Where sampling is not over, it takes the most likely token at each position, given the
+        sequence as noise of its time. Where a corrector is at work, its best state is the result.
+        """
+        if self._is_expired or self.steps_done >= self.num_steps:
+            return
+        self._is_expired = True
+        done, (_, t, _s) = self.plan.steps[: self.steps_done], self.next_step
+        s = min(self.plan.steps[-1].s, t)
+        last = PlannedStep(PosteriorCorrection() if s < t else leave, t, s)
+        self.plan = Plan((*done, last))
+
+
+def limit_reached(ticket: Ticket) -> LimitReached:
+    """Return the error of a request that is aborted by its limits."""
+    limits = ticket.limits
+    texts = {"calls": limits.calls, "seconds": limits.seconds}
+    allowed = " and ".join(f"{value} {name}" for name, value in texts.items() if value is not None)
+    return LimitReached(
+        f"a request must be finished within its limits, {allowed}, got {ticket.calls} calls and "
+        f"{ticket.steps_done} of {ticket.num_steps} steps. Use a plan with fewer steps, raise the "
+        'limits, or set then="finish".'
+    )

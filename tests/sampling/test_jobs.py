@@ -1,0 +1,194 @@
+"""Coroutines over a session: they share forward passes, and fail alone."""
+
+import pytest
+import torch
+from support.sampling_worlds import random_denoiser
+from torch import Tensor
+
+from gidd.diffusion.schedules import MaskedSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.errors import ConfigError, DataError, LimitReached
+from gidd.sampling import (
+    Engine,
+    Jobs,
+    Limits,
+    Request,
+    Threshold,
+    blanks,
+    prompt,
+    run_job,
+    sampling_plan,
+)
+from gidd.sampling.blocks import sample_blocks
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(17, mask_id=16)
+SCHEDULE = MaskedSchedule(VOCAB)
+MODEL = random_denoiser(VOCAB, max_length=32)
+PLAN = sampling_plan(even_mesh(4), Threshold(fill=1.0))
+
+
+class Counting:
+    """A network that counts its forward passes."""
+
+    accepts_padding = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        return MODEL.hidden(z, t, valid)
+
+    def distribution(self, hidden: Tensor) -> Tensor:
+        return MODEL.distribution(hidden)
+
+
+BLANKS = blanks(4)
+
+
+def request(index: int, tokens=BLANKS) -> Request:
+    return Request(tokens=tokens, plan=PLAN, sample_index=index)
+
+
+async def twice(jobs: Jobs, engine: Engine, index: int) -> tuple[int, ...]:
+    """Sample a sequence, then one that begins with it."""
+    (first,) = await jobs.sample(engine, [request(index)])
+    (second,) = await jobs.sample(engine, [request(index, prompt(8, first.tokens))])
+    return second.tokens
+
+
+def run_all(jobs: Jobs) -> None:
+    while jobs.pending:
+        jobs.step()
+
+
+def test_jobs_share_forward_passes_and_have_the_results_they_have_alone():
+    network = Counting()
+    engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=8, max_length=32)
+    alone = [run_job(lambda jobs, i=i: twice(jobs, engine, i)) for i in range(4)]
+    assert network.calls == 4 * 8
+    network.calls = 0
+    jobs = Jobs()
+    started = [jobs.start(twice(jobs, engine, i)) for i in range(4)]
+    run_all(jobs)
+    assert [job.result() for job in started] == alone and network.calls == 8
+    gathered = run_job(lambda jobs: jobs.gather(twice(jobs, engine, i) for i in range(4)))
+    assert gathered == alone
+
+
+def test_a_job_that_fails_does_not_disturb_others():
+    engine = Engine(MODEL, SCHEDULE, rows_per_call=4, max_length=32)
+
+    async def fails(jobs: Jobs, tokens) -> None:
+        await jobs.sample(engine, [request(0), request(1, tokens)])
+
+    async def recovers(jobs: Jobs) -> str:
+        try:
+            await jobs.sample(engine, [request(0)], Limits(calls=1, then="abort"))
+        except LimitReached as error:
+            return str(error)
+        return ""
+
+    jobs = Jobs()
+    good = jobs.start(twice(jobs, engine, 3))
+    refused = jobs.start(fails(jobs, (99,)))
+    limited = jobs.start(recovers(jobs))
+    run_all(jobs)
+    assert isinstance(refused.error, DataError)
+    with pytest.raises(DataError, match=r"token ids must be in \[0, 17\)"):
+        refused.result()
+    assert "1 calls" in limited.result()
+    assert good.result() == run_job(lambda jobs: twice(jobs, engine, 3))
+
+
+def test_a_job_that_is_cancelled_makes_no_further_step():
+    network = Counting()
+    engine = Engine(network, SCHEDULE)
+    jobs = Jobs()
+    job = jobs.start(twice(jobs, engine, 0))
+    jobs.step()
+    job.cancel()
+    run_all(jobs)
+    assert job.is_done and network.calls == 1
+
+
+def test_the_first_error_ends_what_is_gathered():
+    engine = Engine(MODEL, SCHEDULE)
+
+    async def fails(jobs: Jobs) -> tuple[int, ...]:
+        await jobs.sample(engine, [request(0)])
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        run_job(lambda jobs: jobs.gather([fails(jobs), twice(jobs, engine, 1)]))
+
+
+def test_events_go_to_those_who_asked():
+    engine = Engine(MODEL, SCHEDULE, rows_per_call=2)
+    seen: dict[str, set[int]] = {"a": set(), "b": set()}
+
+    def watch(name: str):
+        return lambda events: seen[name].update(e.ticket.request.sample_index for e in events)
+
+    async def job(jobs: Jobs, name: str, index: int) -> None:
+        await jobs.sample(engine, [request(index)], on_step=watch(name))
+        await jobs.sample(engine, [request(9)])
+
+    run_job(lambda jobs: jobs.gather([job(jobs, "a", 0), job(jobs, "b", 1)]))
+    assert seen == {"a": {0}, "b": {1}}
+
+
+def test_blocks_are_sampled_from_left_to_right():
+    engine, parts = Engine(MODEL, SCHEDULE), []
+    given = prompt(11, (1, 2))
+    sample = run_job(
+        lambda jobs: sample_blocks(jobs, engine, request(0, given), 4, on_tokens=parts.append)
+    )
+    assert [len(part) for part in parts] == [6, 4, 1]
+    assert sum(parts, ()) == sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
+    assert sample.calls == 4 + 4 + 1 and len(sample.tokens) == 11
+    # a block is what a request for it alone gives, with what is before it
+    (again,) = engine.sample([request(0, prompt(10, sample.tokens[:6]))])
+    assert again.tokens == sample.tokens[:10]
+    tokens = [16] * 11
+    tokens[:2] = 1, 2
+    for edit in sample.edits:
+        assert tokens[edit.position] == edit.old
+        tokens[edit.position] = edit.new
+    assert tuple(tokens) == sample.tokens
+    assert [edit.step_index for edit in sample.edits] == sorted(e.step_index for e in sample.edits)
+
+
+def test_no_block_follows_a_stop_token():
+    engine = Engine(MODEL, SCHEDULE)
+    whole = run_job(lambda jobs: sample_blocks(jobs, engine, request(0, blanks(12)), 3))
+    stop = whole.tokens[4]
+    first = whole.tokens.index(stop)
+    stopped = Request(tokens=blanks(12), plan=PLAN, stop=(stop,))
+    parts: list[tuple[int, ...]] = []
+    sample = run_job(lambda jobs: sample_blocks(jobs, engine, stopped, 3, on_tokens=parts.append))
+    assert sample.text == whole.tokens[:first] == sum(parts, ())
+    assert len(sample.tokens) == 3 * (first // 3 + 1) < 12
+    assert torch.tensor(sample.protected).logical_not().all()
+
+
+def test_many_block_wise_samples_share_forward_passes():
+    network = Counting()
+    engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=16, max_length=32)
+
+    async def blocks(jobs: Jobs) -> list[tuple[int, ...]]:
+        coroutines = (sample_blocks(jobs, engine, request(i, blanks(8)), 4) for i in range(4))
+        return [sample.tokens for sample in await jobs.gather(coroutines)]
+
+    together = run_job(blocks)
+    assert network.calls == 8
+    one = run_job(lambda jobs: sample_blocks(jobs, engine, request(2, blanks(8)), 4))
+    assert one.tokens == together[2]
+
+
+def test_tokens_that_may_change_are_not_sampled_in_blocks():
+    engine = Engine(MODEL, SCHEDULE)
+    wrong = Request(tokens=(1, 2), plan=PLAN, protected=(False, False))
+    with pytest.raises(ConfigError, match=r"request.protected must be None for block-wise"):
+        run_job(lambda jobs: sample_blocks(jobs, engine, wrong, 4))

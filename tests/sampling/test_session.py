@@ -1,0 +1,418 @@
+"""A session: requests share forward passes, and never a result."""
+
+import gc
+import random
+import weakref
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from support.random_requests import random_request
+from support.sampling_worlds import random_denoiser
+from torch import Tensor
+
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.errors import CheckpointError, ConfigError, LimitReached
+from gidd.sampling import (
+    EventBuffer,
+    FunctionNetwork,
+    Limits,
+    Request,
+    Sample,
+    SelfCorrectionStep,
+    Session,
+    StepOutput,
+    Temperature,
+    Threshold,
+    Ticket,
+    blanks,
+    corrector_plan,
+    sampling_plan,
+)
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(17, mask_id=16)
+MASKED = MaskedSchedule(VOCAB)
+HYBRID = HybridSchedule(VOCAB, 0.2)
+MODEL = random_denoiser(VOCAB, max_length=40)
+
+
+@dataclass
+class Clock:
+    """A clock that tests set."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Counting:
+    """A network that counts its forward passes."""
+
+    calls: int = 0
+    accepts_padding = True
+
+    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        return MODEL.hidden(z, t, valid)
+
+    def distribution(self, hidden: Tensor) -> Tensor:
+        return MODEL.distribution(hidden)
+
+
+def finish(session: Session) -> None:
+    """Step until nothing is pending."""
+    while session.pending:
+        session.step()
+
+
+def sample_of(ticket: Ticket) -> Sample:
+    assert ticket.sample is not None, ticket.error
+    return ticket.sample
+
+
+# the promise: the same sample in any company
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows):
+    rng, clock = random.Random(rows), Clock()
+    schedule = MASKED
+    options = {"rows": rows, "lengths": 16, "max_length": 40}
+    session = Session(MODEL, schedule, **options, clock=clock)
+    tickets: list[Ticket] = []
+    cancelled: dict[Ticket, int] = {}
+    while len(tickets) < 200 or session.pending:
+        for _ in range(rng.choice((0, 0, 1, 5, 20))):
+            if len(tickets) < 200:
+                request = random_request(rng, VOCAB, 40, index=len(tickets))
+                tickets.append(session.submit(request, random_limits(rng)))
+        if rng.random() < 0.1 and tickets:
+            ticket = rng.choice(tickets)
+            if not ticket.is_done:
+                session.cancel(ticket)
+                cancelled[ticket] = ticket.steps_done
+        stepped = [event.ticket for event in session.step()]
+        assert not any(ticket in cancelled for ticket in stepped)
+        clock.now += 1
+    assert all(ticket.steps_done == cancelled[ticket] for ticket in cancelled)
+    endings = {"cancelled": 0, "aborted": 0, "early": 0, "complete": 0}
+    for ticket in tickets:
+        if ticket.is_cancelled:
+            endings["cancelled"] += 1
+        elif ticket.error is not None:
+            assert isinstance(ticket.error, LimitReached), ticket.error
+            endings["aborted"] += 1
+        else:
+            found = sample_of(ticket)
+            endings["complete" if found.is_complete else "early"] += 1
+            assert found == alone(ticket, schedule, options)
+    assert min(endings.values()) >= 5, endings
+
+
+def random_limits(rng: random.Random) -> Limits:
+    kind = rng.random()
+    then = rng.choice(("finish", "abort"))
+    if kind < 0.15:
+        return Limits(calls=rng.randint(1, 6), then=then)
+    if kind < 0.3:
+        return Limits(seconds=rng.randint(0, 150), then=then)
+    return Limits()
+
+
+def alone(ticket: Ticket, schedule, options) -> Sample:
+    """Sample the request of a ticket alone; a deadline ends it at the step at which it did."""
+    clock = Clock()
+    session = Session(MODEL, schedule, **options, clock=clock)
+    again = session.submit(ticket.request, replace(ticket.limits, seconds=ticket.limits.seconds))
+    while session.pending:
+        ends_early = not sample_of(ticket).is_complete and again.limits.seconds is not None
+        if ends_early and again.steps_done == ticket.num_steps - 1:
+            clock.now = 1e9
+        session.step()
+    return sample_of(again)
+
+
+# forward passes
+
+
+def passes_of(requests: list[Request], rows: int = 4) -> int:
+    network = Counting()
+    session = Session(network, MASKED, rows=rows, lengths=16, max_length=40)
+    for request in requests:
+        session.submit(request)
+    finish(session)
+    return network.calls
+
+
+def test_requests_that_differ_in_anything_share_forward_passes():
+    def request(step=None, length=16, index=0, **fields):
+        step = step or Threshold(fill=1.0)
+        plan = sampling_plan(even_mesh(8), step)
+        return Request(tokens=blanks(length), plan=plan, sample_index=index, **fields)
+
+    assert passes_of([request()]) == 8
+    assert passes_of([request(index=i) for i in range(4)]) == 8
+    assert passes_of([request(processors=(Temperature(0.5 + i),)) for i in range(4)]) == 8
+    assert passes_of([request(length=16 - i, index=i) for i in range(4)]) == 8
+    steps = [Threshold(fill=1.0), Threshold(fill=0.99), Threshold(fill=1.0, replace=0.5)]
+    assert passes_of([request(step, index=i) for i, step in enumerate(steps)]) == 8
+
+
+def test_a_step_that_reads_nothing_costs_nothing():
+    def noop(schedule, s, t, canvas, prediction):
+        return StepOutput(canvas.tokens)
+
+    plan = sampling_plan(even_mesh(5), noop)
+    assert passes_of([Request(tokens=blanks(4), plan=plan)]) == 0
+
+
+def test_a_free_row_is_taken_at_the_next_step():
+    network = Counting()
+    session = Session(network, MASKED, rows=2)
+    lengths = (3, 9, 6)
+    tickets = [
+        session.submit(Request(tokens=blanks(8), plan=sampling_plan(even_mesh(n), Threshold(1.0))))
+        for n in lengths
+    ]
+    finish(session)
+    assert [ticket.num_steps for ticket in tickets] == [3, 9, 6]
+    assert network.calls == 9  # 3 + 6 in one row, 9 in the other; 8 masks are filled in 8 steps
+
+
+# isolation
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A step that fails for one sample."""
+
+    index: int
+
+    def __call__(self, schedule, s, t, canvas, prediction):
+        if (canvas.sample_index == self.index).any():
+            raise RuntimeError("a step failed")
+        return StepOutput(canvas.tokens)
+
+
+def test_a_failing_request_ends_alone():
+    session = Session(MODEL, MASKED, rows=4)
+    plan = sampling_plan(even_mesh(3), Failing(2))
+    tickets = [
+        session.submit(Request(tokens=blanks(4), plan=plan, sample_index=i)) for i in range(4)
+    ]
+    good = sampling_plan(even_mesh(3))
+    others = [session.submit(Request(tokens=blanks(4), plan=good)) for _ in range(2)]
+    finish(session)
+    assert [ticket.error is None for ticket in tickets] == [True, True, False, True]
+    assert "a step failed" in str(tickets[2].error)
+    assert [sample_of(ticket).calls for ticket in others] == [sample_of(others[0]).calls] * 2
+
+
+def test_a_network_that_fails_on_one_sequence_fails_that_one():
+    def x_theta(z: Tensor, t: Tensor) -> Tensor:
+        if (z[:, 0] == 3).any():
+            raise ConfigError("a sequence must not begin with 3")
+        return torch.ones(*z.shape, 17).masked_fill(torch.arange(17) == 16, 0) / 16
+
+    session = Session(FunctionNetwork(x_theta), MASKED, rows=4)
+    plan = sampling_plan(even_mesh(3), Threshold(fill=1.0))
+    tickets = [
+        session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3, 2)
+    ]
+    finish(session)
+    assert [str(ticket.error) for ticket in tickets if ticket.error] == [
+        "a sequence must not begin with 3"
+    ]
+    assert sample_of(tickets[0]).calls == sample_of(tickets[2]).calls
+
+
+def test_predictions_that_are_not_finite_fail_their_request_alone():
+    def x_theta(z: Tensor, t: Tensor) -> Tensor:
+        p = torch.ones(*z.shape, 17).masked_fill(torch.arange(17) == 16, 0) / 16
+        return torch.where((z[:, :1, None] == 3), torch.nan, p)
+
+    session = Session(FunctionNetwork(x_theta), MASKED, rows=4)
+    plan = sampling_plan(even_mesh(3), Threshold(fill=1.0))
+    good, bad = (session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3))
+    finish(session)
+    assert sample_of(good).is_complete
+    assert isinstance(bad.error, CheckpointError)
+
+
+def test_a_step_that_returns_unknown_tokens_fails_its_request():
+    def broken(schedule, s, t, canvas, prediction):
+        return StepOutput(canvas.tokens + 100)
+
+    session = Session(MODEL, MASKED)
+    ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2), broken)))
+    finish(session)
+    assert "step broken must return ids of the vocabulary" in str(ticket.error)
+
+
+# limits, cancelling, events
+
+
+def plan_of(num_steps: int):
+    return sampling_plan(even_mesh(num_steps))
+
+
+def test_a_limit_of_forward_passes_finishes_with_the_most_likely_tokens():
+    session = Session(MODEL, HYBRID)
+    request = Request(tokens=blanks(12), plan=plan_of(32))
+    full, limited = session.submit(request), session.submit(request, Limits(calls=3))
+    finish(session)
+    assert sample_of(full).is_complete and sample_of(full).calls > 3
+    sample = sample_of(limited)
+    assert not sample.is_complete and sample.calls == 3
+    assert VOCAB.mask_id not in sample.tokens
+    assert sample.edits[-1].step == "posterior_correction"
+
+
+def test_a_limit_that_is_not_reached_changes_nothing():
+    session = Session(MODEL, HYBRID)
+    request = Request(tokens=blanks(12), plan=plan_of(6))
+    full, limited = session.submit(request), session.submit(request, Limits(calls=6))
+    finish(session)
+    assert sample_of(full) == sample_of(limited)
+
+
+def test_a_request_can_be_aborted_by_its_limits():
+    session = Session(MODEL, HYBRID, clock=(clock := Clock()))
+    request = Request(tokens=blanks(12), plan=plan_of(32))
+    by_calls = session.submit(request, Limits(calls=2, then="abort"))
+    while not by_calls.is_done:
+        session.step()
+    assert by_calls.calls == 2 and "2 calls" in str(by_calls.error)
+    by_time = session.submit(request, Limits(seconds=5, then="abort"))
+    session.step()
+    clock.now = 5
+    (event,) = session.step()
+    assert event.ticket is by_time and isinstance(event.error, LimitReached)
+    assert not session.pending
+
+
+def test_a_request_that_expires_in_the_queue_has_the_next_free_row():
+    session = Session(MODEL, HYBRID, clock=(clock := Clock()))
+    request = Request(tokens=blanks(12), plan=plan_of(4))
+    first, second, third = (session.submit(request) for _ in range(3))
+    hurried = session.submit(request, Limits(seconds=1))
+    session.step()
+    clock.now = 2
+    while not first.is_done:
+        session.step()
+    session.step()
+    assert hurried.is_done and not second.is_done and not third.is_done
+    assert sample_of(hurried).calls == 1
+
+
+def test_a_corrector_that_is_ended_returns_its_best_state():
+    session = Session(MODEL, HYBRID)
+    plan = corrector_plan(SelfCorrectionStep(temperature=1.0, patience=50), 40, 1e-4)
+    request = Request(tokens=tuple(range(12)), plan=plan, protected=(False,) * 12)
+    limited = session.submit(request, Limits(calls=9))
+    finish(session)
+    short = replace(request, plan=corrector_plan(plan.steps[0].step, 8, 1e-4))
+    expected = session.submit(short)
+    finish(session)
+    assert sample_of(limited).tokens == sample_of(expected).tokens
+
+
+def test_best_tokens_are_those_of_a_plan_that_ends_here():
+    step = SelfCorrectionStep(temperature=1.0, patience=50)
+    request = Request(
+        tokens=tuple(range(12)), plan=corrector_plan(step, 12, 1e-4), protected=(False,) * 12
+    )
+    session = Session(MODEL, HYBRID)
+    ticket = session.submit(request)
+    for calls in range(1, 9):
+        session.step()
+        if calls >= 2:
+            other = Session(MODEL, HYBRID)
+            short = other.submit(replace(request, plan=corrector_plan(step, calls, 1e-4)))
+            finish(other)
+            assert session.best_tokens(ticket) == sample_of(short).tokens
+
+
+def test_events_tell_every_change():
+    session = Session(MODEL, HYBRID, rows=2)
+    request = Request(
+        tokens=blanks(10),
+        plan=plan_of(8) + corrector_plan(SelfCorrectionStep(temperature=1.0), 6, 1e-4),
+    )
+    ticket = session.submit(request)
+    tokens, edits, last = None, [], None
+    while session.pending:
+        (event,) = session.step()
+        if tokens is None:
+            undone = list(ticket.tokens)
+            for edit in reversed(event.edits):
+                undone[edit.position] = edit.old
+            tokens = undone
+        for edit in event.edits:
+            assert tokens[edit.position] == edit.old
+            tokens[edit.position] = edit.new
+        assert tuple(tokens) == ticket.tokens
+        assert event.calls == ticket.calls and event.steps_done == ticket.steps_done
+        edits += event.edits
+        last = event
+    assert last is not None and last.sample == ticket.sample
+    assert tuple(edits) == sample_of(ticket).edits and ticket.time == 1e-4
+
+
+def test_a_slow_reader_gets_the_same_tokens_in_bounded_memory():
+    session = Session(MODEL, HYBRID)
+    request = Request(tokens=blanks(10), plan=plan_of(64))
+    ticket = session.submit(request)
+    every, slow = EventBuffer(capacity=1000), EventBuffer(capacity=4)
+    most = 0
+    while session.pending:
+        for event in session.step():
+            every.put(event)
+            slow.put(event)
+            most = max(most, len(slow._events))
+    assert most <= 4
+    events = every.take()
+    merged = slow.take()
+    assert len(events) > 20 and len(merged) <= 4 and slow.take() == []
+    assert merged[-1].sample == events[-1].sample == sample_of(ticket)
+    assert net_changes(merged) == net_changes(events)
+    assert sum(len(event.edits) for event in merged[:1]) <= 10
+
+
+def net_changes(events) -> dict[int, tuple[int, int]]:
+    first, last = {}, {}
+    for edit in (edit for event in events for edit in event.edits):
+        first.setdefault(edit.position, edit.old)
+        last[edit.position] = edit.new
+    return {p: (first[p], last[p]) for p in last if first[p] != last[p]}
+
+
+def test_a_session_keeps_nothing_of_requests_that_are_done():
+    session = Session(MODEL, HYBRID, rows=2, clock=(clock := Clock()))
+    kept = []
+    for i in range(300):
+        request = Request(tokens=blanks(1 + i % 5), plan=plan_of(2), sample_index=i)
+        ticket = session.submit(request, Limits(seconds=1e6) if i % 2 else Limits())
+        if i % 7 == 0:
+            session.cancel(ticket)
+        kept.append(weakref.ref(ticket))
+        del ticket, request
+        finish(session)
+        clock.now += 1
+    session.step()
+    gc.collect()
+    assert sum(ref() is not None for ref in kept) <= 70  # deadlines are dropped in bulk
+    assert not session._lanes
+
+
+def test_what_has_no_step_to_make_is_done_at_once():
+    session = Session(MODEL, HYBRID)
+    fixed = session.submit(Request(tokens=(1, 2), plan=plan_of(4)))
+    empty = session.submit(Request(tokens=blanks(2), plan=corrector_plan(Threshold(), 0)))
+    finish(session)
+    assert sample_of(fixed).tokens == (1, 2) and sample_of(fixed).calls == 0
+    assert len(sample_of(empty).tokens) == 2 and session.step() == []

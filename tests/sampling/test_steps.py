@@ -1,0 +1,213 @@
+"""Steps are values: equal if their options are, checked when they are made and before a request."""
+
+from dataclasses import dataclass, fields
+from functools import partial
+
+import pytest
+import torch
+from support.registrations import temporary_registrations
+
+from gidd.common.parts import part
+from gidd.common.registry import builtin_parts, register
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.errors import ConfigError
+from gidd.pipeline.describe import describe_plan
+from gidd.sampling import (
+    Confidence,
+    Gibbs,
+    GibbsSweep,
+    Greedy,
+    PlannedStep,
+    PosteriorCorrection,
+    SelfCorrectionStep,
+    Threshold,
+    ancestral,
+    corrector_plan,
+    gain,
+    sampling_plan,
+)
+from gidd.vocab import Vocab
+
+VOCAB = Vocab(5, mask_id=4)
+MASKED, HYBRID = MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.2)
+UNIFORM = UniformSchedule(Vocab(5))
+CHANNEL = torch.eye(5)
+
+# a step, and others that differ from it in one option each
+STEPS = {
+    Confidence: [{}],
+    Greedy: [{}],
+    Threshold: [{}, {"fill": 0.5}, {"replace": 0.5}],
+    Gibbs: [{}, {"distance": 4}, {"num_positions": 1}],
+    GibbsSweep: [{}, {"distance": 4}],
+    SelfCorrectionStep: [
+        {},
+        {"temperature": 0.2},
+        {"patience": 3},
+        {"num_tokens": 2},
+        {"distance": 2},
+        {"score": gain},
+    ],
+    PosteriorCorrection: [
+        {},
+        {"error_rate": 0.1},
+        {"min_confidence": 0.9},
+        {"channel": CHANNEL},
+        {"channel": CHANNEL.clone()},  # the same tensor is equal, not one of the same values
+    ],
+}
+
+
+def test_all_parts_are_covered():
+    parts = {*builtin_parts("step").values(), *builtin_parts("corrector").values()}
+    assert {make for make in parts if isinstance(make, type)} == set(STEPS)
+    for make, options in STEPS.items():
+        assert {name for given in options for name in given} == {f.name for f in fields(make)}
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_steps_are_equal_if_and_only_if_their_options_are(make):
+    options = STEPS[make]
+    steps, again = [make(**given) for given in options], [make(**given) for given in options]
+    assert steps == again
+    assert list(map(hash, steps)) == list(map(hash, again))
+    assert len(set(steps)) == len(steps)
+    assert all(step != other() for step in steps for other in STEPS if other is not make)
+    assert steps[0] != ancestral and steps[0] != None  # noqa: E711
+
+
+def test_plans_are_equal_if_their_steps_are():
+    plan = sampling_plan(even_mesh(4), Threshold()) + corrector_plan(Gibbs(distance=3), 2)
+    again = sampling_plan(even_mesh(4), Threshold()) + corrector_plan(Gibbs(distance=3), 2)
+    assert (plan, hash(plan)) == (again, hash(again))
+    assert plan != sampling_plan(even_mesh(4), Threshold()) + corrector_plan(Gibbs(), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "message"),
+    [
+        (Threshold, {"fill": 1.1}, r"fill .*in \[0, 1\], got 1.1. Lower"),
+        (Threshold, {"replace": float("nan")}, r"replace .*in \[0, 1\], got nan. Lower"),
+        (Threshold, {"fill": "0.5"}, "fill .*a number.*got '0.5'"),
+        (Gibbs, {"distance": 0}, "distance .*at least 1.*got 0. It is"),
+        (Gibbs, {"distance": 2.0}, "distance .*an integer.*got 2.0"),
+        (Gibbs, {"distance": True}, "distance .*an integer.*got True"),
+        (Gibbs, {"num_positions": 0}, "num_positions .*at least 1.*got 0. Leave it out"),
+        (GibbsSweep, {"distance": -1}, "distance .*at least 1.*got -1. It is"),
+        (SelfCorrectionStep, {"temperature": -0.1}, r"temperature .*\[0, .*got -0.1. 0 always"),
+        (SelfCorrectionStep, {"patience": 0}, "patience .*at least 1.*got 0. The paper"),
+        (SelfCorrectionStep, {"num_tokens": 0}, "num_tokens .*at least 1.*got 0. The paper"),
+        (SelfCorrectionStep, {"distance": 0}, "distance .*at least 1.*got 0. It is"),
+        (SelfCorrectionStep, {"score": "gain"}, "score .*a function.*got 'gain'. Use likelihood"),
+        (PosteriorCorrection, {"error_rate": 1.0}, r"error_rate .*in \[0, 1\), got 1.0. It is"),
+        (PosteriorCorrection, {"error_rate": "1"}, "error_rate .*a number.*got '1'"),
+        (PosteriorCorrection, {"min_confidence": -1}, r"min_confidence .*in \[0, 1\], got -1. It"),
+        (PosteriorCorrection, {"channel": torch.ones(5, 4)}, r"channel .*\[V, V\].*got \[5, 4\]"),
+        (PosteriorCorrection, {"channel": "uniform"}, r"channel .*got 'uniform'. Leave it out"),
+    ],
+)
+def test_wrong_options_are_refused_by_the_class_and_by_the_command_line(make, option, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**option)
+    kind, name = next(
+        (kind, name)
+        for kind in ("step", "corrector")
+        for name, found in builtin_parts(kind).items()
+        if found is make
+    )
+    (problem,) = part(kind, name, **option).problems()
+    assert problem.startswith(next(iter(option)))
+
+
+def test_all_wrong_options_are_reported_at_once():
+    with pytest.raises(ConfigError, match="(?s)fill .*replace "):
+        Threshold(fill=2, replace=-1)
+
+
+@pytest.mark.parametrize("step", [Confidence(), Greedy(), Threshold()])
+@pytest.mark.parametrize("t", [1.0, 0.5, 0.0])
+def test_filling_masks_needs_masks(step, t):
+    """`Threshold` fills masks from t = 1 only; later it edits given tokens under any noise."""
+    step.check(MASKED, t)
+    step.check(HYBRID, t)
+    for schedule, fraction in ((UNIFORM, "0.0%"), (UniformSchedule(VOCAB), "0.0%")):
+        if isinstance(step, Threshold) and t < 1:
+            step.check(schedule, t)
+        else:
+            with pytest.raises(ConfigError, match=f"masks at t = 1, got {fraction}.*ancestral"):
+                step.check(schedule, t)
+
+
+def test_schedules_that_are_not_hashable_are_checked_too():
+    class Own(MaskedSchedule):
+        __hash__ = None
+
+    Confidence().check(Own(VOCAB), 1.0)
+
+
+def test_a_channel_must_be_one_of_the_vocabulary():
+    PosteriorCorrection().check(HYBRID, 0.1)
+    PosteriorCorrection(channel=CHANNEL).check(HYBRID, 0.1)
+    with pytest.raises(ConfigError, match=r"channel .*5 tokens.*got \[4, 4\].*tokenizer"):
+        PosteriorCorrection(channel=torch.eye(4)).check(HYBRID, 0.1)
+
+
+def test_a_step_that_returns_its_best_state_needs_two_calls():
+    assert SelfCorrectionStep.least_calls == 2
+    assert not any(hasattr(make, "least_calls") for make in STEPS if make is not SelfCorrectionStep)
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    width: int = 3
+
+    def __call__(self, schedule, s, t, canvas, prediction): ...
+
+
+@dataclass(frozen=True)
+class NamedStep:
+    def __call__(self, schedule, s, t, canvas, prediction): ...
+
+
+def own_function(schedule, s, t, canvas, prediction, *, width=3): ...
+
+
+def test_names_in_logs():
+    """Edit logs and manifests of earlier versions have the same names."""
+    expected = {
+        ancestral: "ancestral",
+        Confidence(): "confidence",
+        Greedy(): "greedy",
+        Threshold(): "threshold",
+        Gibbs(): "gibbs",
+        GibbsSweep(): "gibbs_sweep",
+        SelfCorrectionStep(): "self_correction",
+        PosteriorCorrection(): "posterior_correction",
+        OwnStep(): "OwnStep",
+        own_function: "own_function",
+        partial(own_function, width=2): "own_function",
+    }
+    assert {step: PlannedStep(step, 1.0, 0.5).name for step in expected} == expected
+    with temporary_registrations():
+        register("step", "named")(NamedStep)
+        assert PlannedStep(NamedStep(), 1.0, 0.5).name == "named"
+
+
+def test_manifests_have_the_options_of_steps():
+    def described(step):
+        (phase,) = describe_plan(corrector_plan(step, 2, 0.5))
+        return {name: value for name, value in phase.items() if name not in ("from", "to", "steps")}
+
+    assert described(ancestral) == {"step": "ancestral"}
+    assert described(Threshold(fill=0.5)) == {"step": "threshold", "fill": 0.5, "replace": 0.9}
+    assert described(SelfCorrectionStep(score=gain)) == {
+        "step": "self_correction",
+        "temperature": 0.1,
+        "patience": 32,
+        "num_tokens": 1,
+        "distance": 1,
+        "score": "gain",
+    }
+    assert described(partial(own_function, width=2)) == {"step": "own_function", "width": 2}
+    assert described(PosteriorCorrection(channel=CHANNEL))["channel"] == "tensor of shape [5, 5]"
