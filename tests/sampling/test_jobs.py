@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.counting_network import CountingNetwork
 from support.sampling_worlds import random_denoiser
-from torch import Tensor
 
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.diffusion.times import even_mesh
@@ -28,22 +28,6 @@ MODEL = random_denoiser(VOCAB, max_length=32)
 PLAN = sampling_plan(even_mesh(4), Threshold(fill=1.0))
 
 
-class Counting:
-    """A network that counts its forward passes."""
-
-    accepts_padding = True
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        return MODEL.hidden(z, t, valid)
-
-    def distribution(self, hidden: Tensor) -> Tensor:
-        return MODEL.distribution(hidden)
-
-
 BLANKS = blanks(4)
 
 
@@ -64,7 +48,7 @@ def run_all(jobs: Jobs) -> None:
 
 
 def test_jobs_share_forward_passes_and_have_the_results_they_have_alone():
-    network = Counting()
+    network = CountingNetwork(MODEL)
     engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=8, max_length=32)
     alone = [run_job(lambda jobs, i=i: twice(jobs, engine, i)) for i in range(4)]
     assert network.calls == 4 * 8
@@ -103,7 +87,7 @@ def test_a_job_that_fails_does_not_disturb_others():
 
 
 def test_a_job_that_is_cancelled_makes_no_further_step():
-    network = Counting()
+    network = CountingNetwork(MODEL)
     engine = Engine(network, SCHEDULE)
     jobs = Jobs()
     job = jobs.start(twice(jobs, engine, 0))
@@ -174,7 +158,7 @@ def test_no_block_follows_a_stop_token():
 
 
 def test_many_block_wise_samples_share_forward_passes():
-    network = Counting()
+    network = CountingNetwork(MODEL)
     engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=16, max_length=32)
 
     async def blocks(jobs: Jobs) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from support.counting_network import CountingNetwork
 from support.random_requests import random_request
 from support.sampling_worlds import random_denoiser
 from torch import Tensor
@@ -46,21 +47,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@dataclass
-class Counting:
-    """A network that counts its forward passes."""
-
-    calls: int = 0
-    accepts_padding = True
-
-    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        return MODEL.hidden(z, t, valid)
-
-    def distribution(self, hidden: Tensor) -> Tensor:
-        return MODEL.distribution(hidden)
 
 
 def finish(session: Session) -> None:
@@ -140,7 +126,7 @@ def alone(ticket: Ticket, schedule, options) -> Sample:
 
 
 def passes_of(requests: list[Request], rows: int = 4) -> int:
-    network = Counting()
+    network = CountingNetwork(MODEL)
     session = Session(network, MASKED, rows=rows, lengths=16, max_length=40)
     for request in requests:
         session.submit(request)
@@ -171,7 +157,7 @@ def test_a_step_that_reads_nothing_costs_nothing():
 
 
 def test_a_free_row_is_taken_at_the_next_step():
-    network = Counting()
+    network = CountingNetwork(MODEL)
     session = Session(network, MASKED, rows=2)
     lengths = (3, 9, 6)
     tickets = [
