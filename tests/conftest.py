@@ -1,5 +1,7 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 # before torch starts its threads: spinning ones slow everything down when tests share the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,7 +16,9 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("gidd", deadline=None, derandomize=True, print_blob=True)
+PROPERTIES = {"deadline": None, "derandomize": True, "print_blob": True}
+hypothesis.settings.register_profile("gidd", **PROPERTIES)
+hypothesis.settings.register_profile("ci", **PROPERTIES, max_examples=30)  # `make test-all`
 hypothesis.settings.load_profile("gidd")
 
 DEVICES = ["cpu"]
@@ -28,3 +32,16 @@ if torch.backends.mps.is_available():
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device of this machine."""
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="module")
+def forked_traces() -> Iterator[None]:
+    """Plans are traced in new processes as always; these do not import torch again."""
+    from support.ranks import CONTEXT
+
+    from gidd.planning import step_trace
+
+    with pytest.MonkeyPatch.context() as patch:
+        forks = SimpleNamespace(get_context=lambda _method: CONTEXT)
+        patch.setattr(step_trace, "multiprocessing", forks)
+        yield

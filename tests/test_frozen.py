@@ -17,6 +17,7 @@ def test_numbers_have_not_moved(part, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_traces")
 @pytest.mark.parametrize("name", frozen.PLANS)
 def test_plans_have_not_moved(name):
     frozen.require_equal(RECORDED["plans"][name], frozen.plan(name), RECORDED["machine"])

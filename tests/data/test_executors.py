@@ -6,6 +6,7 @@ docs/scaling/data.md has the commands for a real Slurm on one node.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -91,15 +92,20 @@ def slurm(tmp_path) -> Path:
 def gidd(
     folder: Path, *words: str, path: Path | None = None, system: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
+    environment = {}
     if path is not None:  # the commands of datatrove are not there
         environment["PATH"] = f"{path}:/usr/bin:/bin" if system else str(path)
+    return python(folder, "-c", MAIN, *words, **environment)
+
+
+def python(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
     return subprocess.run(
-        [sys.executable, "-c", MAIN, *words],
+        [sys.executable, *words],
         cwd=folder,
         capture_output=True,
         text=True,
-        env=environment | {"RAY_AUTH_MODE": "disabled"},
+        env=environment | {"RAY_AUTH_MODE": "disabled"} | changes,
     )
 
 
@@ -225,7 +231,48 @@ def test_url_credentials_are_in_no_file(folder, slurm, monkeypatch):
     )
 
 
+ONE_SESSION = """
+import os, sys
+from gidd.cli import main
+from gidd.common.actors import ray_session
+
+*words, bad = sys.argv[1:]
+lost, other = "made/train/00001.ds", "made/train/00000.ds"
+with ray_session(None):
+    main([*words, "texts", "--out", "made"])
+    os.remove(lost)
+    before = os.stat(other).st_mtime_ns
+    main([*words, "texts", "--out", "made"])
+    assert os.stat(other).st_mtime_ns == before
+    try:
+        main([*words, bad, "--out", "failed"])
+    except SystemExit as ending:
+        sys.exit(ending.code)
+"""
+
+
 @pytest.mark.slow
+def test_ray_writes_the_same_bytes_or_names_what_failed(folder):
+    """All in one session of Ray, which takes long to start; below, one command for each."""
+    pytest.importorskip("ray", reason=REASON)
+    shutil.copytree(folder / "texts", folder / "bad")
+    (folder / "bad" / "10.txt").write_bytes(b"\xff")
+    words = ("data", "prepare", "--tokenizer", "tok", "--validation", "3", "--tasks", "3")
+    words += ("--executor", "ray", "--ray.memory-per-cpu-gb", "1", "bad")
+    result = python(folder, "-c", ONE_SESSION, *words)
+    assert result.returncode == 2, result.stderr
+    assert "17 documents" in result.stdout
+    require_equal(folder / "made", folder / "local")
+    require_failed_task(result.stderr, folder / "failed")
+
+
+def require_failed_task(stderr: str, made: Path) -> None:
+    assert "1 of 3 tasks are not finished (00001)" in stderr
+    assert "10.txt, line 1: not UTF-8" in stderr
+    assert not (made / "manifest.json").exists()
+
+
+@pytest.mark.long
 def test_ray_writes_the_same_bytes(folder):
     pytest.importorskip("ray", reason=REASON)
     words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1")
@@ -239,13 +286,11 @@ def test_ray_writes_the_same_bytes(folder):
     assert other.stat().st_mtime_ns == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_ray_task_is_named_and_there_is_no_manifest(folder):
     pytest.importorskip("ray", reason=REASON)
     (folder / "texts" / "10.txt").write_bytes(b"\xff")
     words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1", "--out", "made")
     result = gidd(folder, *words)
     assert result.returncode == 2
-    assert "1 of 3 tasks are not finished (00001)" in result.stderr
-    assert "10.txt, line 1: not UTF-8" in result.stderr
-    assert not (folder / "made" / "manifest.json").exists()
+    require_failed_task(result.stderr, folder / "made")

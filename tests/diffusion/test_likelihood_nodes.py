@@ -22,7 +22,6 @@ SMALL = Vocab(ORACLE["N"], mask_id=ORACLE["mask_id"])
 
 # --------------------------------------------------- a one-token Zipf text with the exact denoiser
 
-VOCAB = Vocab(50258, mask_id=50257)
 EPS = ORACLE["eps"]
 
 
@@ -33,7 +32,7 @@ def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
 
 
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
-@pytest.mark.parametrize("nodes", [exact_nodes(), sine_midpoints(16), paper_nodes(16)])
+@pytest.mark.parametrize("nodes", [exact_nodes(16), sine_midpoints(8), paper_nodes(8)])
 def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
     """The O(V) sum against `elbo_terms` for all pairs, for every schedule."""
     schedule = schedule_from_unit_cube(schedule_type, Vocab(13, mask_id=12), (0.4, 0.5, 0.6))
@@ -62,17 +61,24 @@ def test_ends_are_the_reconstruction_and_the_first_step():
     )
 
 
-@pytest.mark.slow
+FULL_SIZE = [(1.6, 0.1, 0.29), (1.6, 0.2, 0.58), (1.0, 0.1, 0.92), (1.0, 0.2, 1.93)]
+
+
 @pytest.mark.parametrize(
-    ("exponent", "p_uniform", "bias"),
-    [(1.6, 0.1, 0.29), (1.6, 0.2, 0.58), (1.0, 0.1, 0.92), (1.0, 0.2, 1.93)],
+    ("size", "exponent", "p_uniform", "bias"),
+    [
+        (5026, 1.6, 0.2, 0.70),
+        *(pytest.param(50_258, *case, marks=pytest.mark.long) for case in FULL_SIZE),
+    ],
 )
-def test_sine_nodes_are_right_and_the_even_grid_is_biased(exponent, p_uniform, bias):
+def test_sine_nodes_are_right_and_the_even_grid_is_biased(size, exponent, p_uniform, bias):
     """V = 50,258, T = 128: within 1e-3 nats of the entropy, against +0.29 and +0.58 (and more).
 
-    The mean over shifts, which is what a random shift has as its expectation, is within 5e-5.
+    The mean over shifts, which is what a random shift has as its expectation, is within 5e-5. CI
+    has a tenth of the vocabulary.
     """
-    schedule, distribution = HybridSchedule(VOCAB, p_uniform), zipf(50257, exponent)
+    schedule = HybridSchedule(Vocab(size, mask_id=size - 1), p_uniform)
+    distribution = zipf(size - 1, exponent)
     entropy = float(torch.special.entr(distribution).sum())
     ends = sum(
         unigram_nelbo(schedule, distribution, exact_nodes(128, *interval))
@@ -167,11 +173,14 @@ def chain_log_likelihood(schedule, x_theta: Tensor, z: Tensor, num_steps: int) -
 
 
 @pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("num_steps", [10, 100, 1000])
-def test_oracle_likelihoods_of_discrete_chains(length, num_steps):
-    """oracle_elbo.json: exact likelihoods of chains with 10, 100 and 1000 steps."""
+@pytest.mark.parametrize(
+    ("num_steps", "every"),
+    [(10, 1), (100, 1), (1000, 3), pytest.param(1000, 1, marks=pytest.mark.long)],
+)
+def test_oracle_likelihoods_of_discrete_chains(length, num_steps, every):
+    """oracle_elbo.json: exact likelihoods of chains with 10, 100 and (CI: some with) 1000 steps."""
     _, z, x_theta = texts(length)
-    for row in ORACLE[f"L{length}"]:
+    for row in ORACLE[f"L{length}"][::every]:
         schedule = HybridSchedule(SMALL, row["p_u"], row["gamma"])
         actual = chain_log_likelihood(schedule, x_theta, z, num_steps)
         expected = torch.tensor(row[f"neglogp_T{num_steps}"], dtype=torch.float64).flatten()

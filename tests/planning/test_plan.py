@@ -38,6 +38,7 @@ from gidd.training.parallel import DDP, FSDP, sync_gradients_if_last
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab
 
+pytestmark = pytest.mark.usefixtures("forked_traces")
 HERE = Device(name="here", memory=1e9, flops=1e11, float32_flops=2e10, link=1e10, kind="cpu")
 VOCAB_SIZE = 8192
 VOCAB = Vocab(VOCAB_SIZE, mask_id=VOCAB_SIZE - 1)
@@ -67,7 +68,7 @@ SMALL = run_of(FSDP(shard_size=2), width=32, layers=2, batch=16, length=16, accu
 
 
 @pytest.fixture(scope="module")
-def small():
+def small(forked_traces):
     """Two machines of two ranks, with a replica of the model in each."""
     return plan_run(SMALL, 4, HERE, Assumptions(ranks_per_machine=2))
 
@@ -303,8 +304,9 @@ def test_unknown_device_is_named(capsys):
     assert "'h1000'" in message and all(name in message for name in DEVICES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_billion_parameters_on_1024_ranks():
+    """What `test_sharded_state_of_a_rank` shows for a small run, and that it fits."""
     plan = plan_run(PRESETS["10b"], 1024, DEVICES["h100"])
     assert 10e9 < plan.num_parameters < 10.5e9 and plan.memory.fits
     assert plan.memory.phases["update"]["parameters"] == pytest.approx(

@@ -184,6 +184,7 @@ def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
     assert run.backbone.options["width"] == 32
 
 
+@pytest.mark.usefixtures("forked_traces")
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_a_dry_run_and_a_plan_have_the_network_of_the_source(command, llama, tmp_path, capsys):
     folder, data, _, _ = llama

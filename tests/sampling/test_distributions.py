@@ -216,9 +216,7 @@ def test_redrawing_neighbours_together_is_biased():
     world = world_of(SCHEDULES["hybrid"])
     generator = torch.Generator().manual_seed(5)
     canvas = Canvas.blank(world.schedule, 8_000, 3)
-    start = torch.multinomial(
-        world.data_distribution, 8_000, replacement=True, generator=generator
-    )
+    start = torch.multinomial(world.data_distribution, 8_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     engine = Engine(tabulated(world), world.schedule, rows_per_call=8_000)
     run_canvas(engine, canvas, corrector_plan(Gibbs(distance=1), 1))

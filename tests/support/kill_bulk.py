@@ -55,11 +55,18 @@ def kill_while_writing(folder: Path, samples: int, kills: int, block_size: int =
     return {"kills": kills, "blocks_at_kills": at_kill} | compare(folder, samples)
 
 
-def kill_ray(folder: Path, samples: int, *, block_size: int = 64, rows_per_call: int = 64) -> dict:
+def kill_ray(
+    folder: Path,
+    samples: int,
+    *,
+    block_size: int = 64,
+    rows_per_call: int = 64,
+    resume_on_ray: bool = True,
+) -> dict:
     """Kill sampling on Ray actors when half is done; return what happened."""
     seconds, total = {}, -(-samples // block_size)
     start = time.monotonic()
-    sample_undisturbed(folder, samples, block_size, rows_per_call)
+    job = sample_undisturbed(folder, samples, block_size, rows_per_call)
     seconds["undisturbed, local"] = round(time.monotonic() - start, 1)
 
     settings = f"--device cpu --length {LENGTH} --steps {STEPS} --rows-per-call {rows_per_call}"
@@ -88,8 +95,11 @@ def kill_ray(folder: Path, samples: int, *, block_size: int = 64, rows_per_call:
     seconds["until the kill, Ray"] = round(time.monotonic() - start, 1)
 
     start = time.monotonic()
-    subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
-    seconds["resumed, Ray"] = round(time.monotonic() - start, 1)
+    if resume_on_ray:
+        subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
+    else:
+        assert child(lambda: sample_to_folder(job, folder / "killed")) == 0
+    seconds["resumed"] = round(time.monotonic() - start, 1)
     return {
         "blocks": total,
         "blocks_at_kill": at_kill,
@@ -179,6 +189,7 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--rows-per-call", type=int, default=64)
+    parser.add_argument("--resume-locally", action="store_true", help="without Ray")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -186,5 +197,6 @@ if __name__ == "__main__":
             result = kill_while_writing(Path(name), given.samples, given.kills)
         else:
             sizes = {"block_size": given.block_size, "rows_per_call": given.rows_per_call}
-            result = kill_ray(Path(name), given.samples, **sizes)
+            on_ray = not given.resume_locally
+            result = kill_ray(Path(name), given.samples, **sizes, resume_on_ray=on_ray)
         print(json.dumps(result))

@@ -18,11 +18,12 @@ from pathlib import Path
 import psutil
 
 from gidd.training.reporting.log import METRICS_FILE
+from support.training_runs import speeches
 
 WORKERS = 2
 PATIENCE = 120.0
 WORDS = (
-    ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--device", "cpu")
+    ("train", "nano", "--data.length", "32", "--device", "cpu", "--train.generate-samples", "0")
     + ("--train.steps", "1000000", "--train.global-batch", "4", "--train.evaluate-samples", "4")
     + ("--train.report-every", "1", "--data.workers", str(WORKERS), "--quiet")
     + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
@@ -58,9 +59,12 @@ def kill_once(folder: Path) -> tuple[float, list[psutil.Process]]:
 
 def start(folder: Path) -> subprocess.Popen[str]:
     """Start the training in a process group of its own."""
-    (folder / METRICS_FILE).unlink(missing_ok=True)  # a line in it is of this attempt
+    data, out = folder / "data", folder / "run"
+    if not data.exists():
+        speeches(data, vocab_size=300, documents=20)
+    (out / METRICS_FILE).unlink(missing_ok=True)  # a line in it is of this attempt
     return subprocess.Popen(
-        [sys.executable, "-m", "gidd.cli", *WORDS, "--out", str(folder)],
+        [sys.executable, "-m", "gidd.cli", *WORDS, "--data.folder", str(data), "--out", str(out)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
@@ -70,7 +74,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 def wait_for_a_step(process: subprocess.Popen[str], folder: Path) -> None:
     """Wait until the training has taken a step, with a batch of its workers."""
-    log, end = folder / METRICS_FILE, time.monotonic() + PATIENCE
+    log, end = folder / "run" / METRICS_FILE, time.monotonic() + PATIENCE
     while not log.exists() or not log.stat().st_size:
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < end, "the run makes no progress"

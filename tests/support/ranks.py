@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from gidd.training.world import World
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# processes are forked from one that has imported these, so that each starts in milliseconds
+# processes are forked from one that has imported these (those that are installed), so that each
+# starts in milliseconds
 CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "gidd.training.checkpoints"]
+    ["torch._dynamo", "torch.distributed.fsdp", "gidd.runs.fit", "gidd.planning.step_trace"]
+    + ["transformers.models.llama.modeling_llama"]
 )
 
 

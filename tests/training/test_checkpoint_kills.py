@@ -20,6 +20,8 @@ from gidd.training.checkpoints import Checkpoints
 from gidd.training.checkpoints.folder import damage, steps_in
 from gidd.training.world import World, open_world
 
+LONG = ((1, 50), (2, 20))
+
 
 def state(world: World, step: int) -> dict[str, Tensor]:
     """1.2 MB that depend on the step: a sharded and a replicated tensor."""
@@ -60,7 +62,7 @@ def kill_often(folder: Path, ranks: int, kills: int, draw: random.Random) -> Ite
     """Start, kill and start again; yields the kind of moment of each kill."""
     begun = CONTEXT.Value("q", 0, lock=False)  # a killed process would keep the lock
     # any time from the start on may be while it reads, or deletes what the last kill left
-    moments = {"start": kills // 10, "any": 3 * kills // 10}
+    moments = {"start": max(1, kills // 10), "any": 3 * kills // 10}
     moments["save"] = kills - sum(moments.values())
     for moment in draw.sample(list(moments), kills, counts=list(moments.values())):
         ready = CONTEXT.Event()
@@ -101,11 +103,14 @@ def _wait_until_begun(begun: Any, step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 50), (2, 20)])
+@pytest.mark.parametrize(
+    ("ranks", "kills"), [(1, 10), (2, 6), *(pytest.param(*c, marks=pytest.mark.long) for c in LONG)]
+)
 def test_no_kill_leaves_a_visible_checkpoint_that_is_incomplete(tmp_path, ranks, kills):
     folder = tmp_path / "run"
     folder.mkdir()
     met = list(kill_often(folder, ranks, kills, random.Random(ranks)))
     assert len(met) == kills
     assert met.count("save") >= kills / 2
-    assert max(steps_in(folder)) > kills
+    # each kill but those at a start came at least one save later, and lost at most one
+    assert max(steps_in(folder)) >= kills - met.count("start") - 1

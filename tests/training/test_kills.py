@@ -1,4 +1,4 @@
-"""A training that is killed often; `make kills` does the same with 200 kills."""
+"""A training that is killed; `make kills` does the same with 200 kills."""
 
 import json
 import subprocess
@@ -8,13 +8,14 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_training_killed_at_random_moments_ends_as_if_uninterrupted():
-    command = [sys.executable, "-m", "support.kill_training", "--kills", "15", "--seed", "1"]
+@pytest.mark.parametrize("kills", [5, pytest.param(15, marks=pytest.mark.long)])
+def test_a_training_killed_at_random_moments_ends_as_if_uninterrupted(kills):
+    command = [sys.executable, "-m", "support.kill_training", "--kills", str(kills), "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
-    assert outcome["kills"] == 15
-    assert outcome["kills_while_saving"] >= 6  # 2 in 5 stop at a stage of a save
+    assert outcome["kills"] == kills
+    assert outcome["kills_while_saving"] >= 2 * kills // 5  # those stop at a stage of a save
     assert outcome["damaged_checkpoints"] == []
     assert outcome["steps_lost_at_most"] <= outcome["save_every"]
     assert outcome["leftovers"] == []

@@ -48,7 +48,7 @@ OBJECTIVES = {
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_learns(name, data, tmp_path):
     run = replace(
-        tiny_run(data, steps=150, evaluate_every=10, evaluate_samples=64),
+        tiny_run(data, steps=120, evaluate_every=40, evaluate_samples=64),
         objective=OBJECTIVES[name],
     )
     run = replace(run, optim=replace(run.optim, learning_rate=1e-2))
@@ -199,17 +199,23 @@ def test_mistakes_end_in_one_message(words, message, capsys, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_compiled_step_has_no_graph_break_and_the_same_losses(data, tmp_path):
-    """Blocks are compiled with fullgraph=True, which fails where a graph would break."""
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_a_compiled_step_has_no_graph_break_and_the_same_losses(backend, data, tmp_path):
+    """Blocks are compiled with fullgraph=True, which fails where a graph would break.
+
+    Graphs and their derivatives do not depend on the backend; CI does not wait for a C++ compiler.
+    """
     run = tiny_run(data, steps=5)
     train_here(run, tmp_path / "eager")
     compiled = tmp_path / "compiled"
     code = (
-        "import sys; from support.training_runs import *\n"
+        "import sys, functools, torch; from support.training_runs import *\n"
+        f"torch.compile = functools.partial(torch.compile, backend={backend!r})\n"
         f"run = tiny_run(Path({str(data)!r}), steps=5, compile=True)\n"
         f"train_here(run, Path({str(compiled)!r}))\n"
-        "import json, torch\n"
-        "print(json.dumps(dict(torch._dynamo.utils.counters['graph_break'])))"
+        "import json\n"
+        "counters = torch._dynamo.utils.counters\n"
+        "print(json.dumps([counters['stats']['unique_graphs'], counters['graph_break']]))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -217,5 +223,6 @@ def test_a_compiled_step_has_no_graph_break_and_the_same_losses(data, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {}
+    graphs, breaks = json.loads(done.stdout.splitlines()[-1])
+    assert graphs >= 1 and breaks == {}
     torch.testing.assert_close(losses(compiled), losses(tmp_path / "eager"), rtol=1e-4, atol=0)

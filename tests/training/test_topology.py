@@ -1,6 +1,7 @@
 """The same run gives the same numbers on every layout of ranks."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -22,34 +23,38 @@ LAYOUTS = {
     "accumulate-4": (1, DDP(), 4),
     "ddp-2-accumulate-2": (2, DDP(), 2),
 }
-IN_CI = ("ddp-2", "fsdp-2", "hsdp-2x2-accumulate-2", "ddp-3")
-PARAMETERS = [
-    name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS
-]
-STEPS = 50
+IN_CI = ("fsdp-2", "hsdp-2x2-accumulate-2", "ddp-3")
+CASES = [(name, 12) for name in IN_CI]
+CASES += [pytest.param(name, 50, marks=pytest.mark.long) for name in LAYOUTS]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return speeches(tmp_path_factory.mktemp("data"))
+    return speeches(tmp_path_factory.mktemp("data"), documents=40)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, data):
-    """The uninterrupted run in a single process."""
-    out = tmp_path_factory.mktemp("alone")
-    run_ranks(train_here, 1, small_run(data, steps=STEPS), out, timeout=200)
-    return out
+def run_alone(tmp_path_factory, data):
+    """The uninterrupted run in a single process, by its number of steps."""
+
+    @cache
+    def run(steps):
+        out = tmp_path_factory.mktemp("alone")
+        run_ranks(train_here, 1, small_run(data, steps=steps), out, timeout=200)
+        return out
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_path):
+@pytest.mark.parametrize(("name", "steps"), CASES)
+def test_every_layout_has_the_losses_of_a_single_process(name, steps, data, run_alone, tmp_path):
     size, parallel, accumulate = LAYOUTS[name]
-    run = small_run(data, steps=STEPS, accumulate=accumulate)
+    alone = run_alone(steps)
+    run = small_run(data, steps=steps, accumulate=accumulate)
     run_ranks(train_here, size, run, tmp_path, parallel, timeout=200)
     expected = losses(alone)
-    assert len(expected) == STEPS
+    assert len(expected) == steps
     torch.testing.assert_close(losses(tmp_path), expected, rtol=1e-4, atol=0)
     # and all other metrics: fractions of tokens exactly, because they are counts
     for ours, theirs in zip(reported(tmp_path), reported(alone), strict=True):
@@ -60,7 +65,7 @@ def test_every_layout_has_the_losses_of_a_single_process(name, data, alone, tmp_
 
 @pytest.mark.slow
 def test_recomputed_activations_change_nothing(data, tmp_path):
-    run = tiny_run(data)
+    run = tiny_run(data, steps=10)
     run_ranks(train_here, 1, run, tmp_path / "kept")
     run = replace(run, backbone=run.backbone.changed(checkpoint_activations=True))
     run_ranks(train_here, 2, run, tmp_path / "recomputed", FSDP())
@@ -70,7 +75,7 @@ def test_recomputed_activations_change_nothing(data, tmp_path):
 
 @pytest.mark.slow
 def test_the_autoregressive_baseline_is_the_same_on_any_layout(data, tmp_path):
-    run = replace(tiny_run(data), objective=Autoregressive())
+    run = replace(tiny_run(data, steps=10), objective=Autoregressive())
     run_ranks(train_here, 1, run, tmp_path / "alone")
     for name, (size, parallel) in {"ddp": (2, DDP()), "fsdp": (2, FSDP())}.items():
         run_ranks(train_here, size, run, tmp_path / name, parallel)

@@ -41,6 +41,20 @@ COMMANDS: dict[str, list[list[str]]] = {
 }
 """Commands by what they read: the name of the folder."""
 
+_EXPORT, _TRAIN, _PLOT = COMMANDS["run"]
+_READERS = {"run ": [_EXPORT], "log ": [_PLOT, _TRAIN]}
+
+
+def readers(kind: str, name: str) -> list[list[str]]:
+    """Return the commands that interpret what the attack of this name damages.
+
+    run.yaml of a checkpoint is for `export` alone, and the log is not read by it; `plot` reads
+    nothing but the log.
+    """
+    if kind != "run":
+        return COMMANDS[kind]
+    return _READERS.get(name[:4], [_EXPORT, _TRAIN])
+
 
 @dataclass(frozen=True)
 class Honest:
@@ -86,8 +100,7 @@ def build(folder: Path, sandbox: Sandbox) -> Honest:
     sandbox.run([*TRAIN, "--data.folder", "data", "--out", "run"], folder, warm_up=True)
     peaks: dict[str, int] = {}
     for words in (words for commands in COMMANDS.values() for words in commands):
-        sandbox.run(words, folder, warm_up=True)
-        result = sandbox.run(words, folder)
+        result = sandbox.run(words, folder, warm_up=True)
         assert result.violations(result.peak) == [], f"gidd {' '.join(words)}: {result.text}"
         assert result.status == 0, f"gidd {' '.join(words)}: {result.text}"
         peaks[" ".join(words[:2])] = result.peak

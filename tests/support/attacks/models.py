@@ -131,6 +131,12 @@ def _put(path: tuple[Any, ...], value: Any) -> Any:
     return lambda header, data: (put(header, path, value), data, None)
 
 
+def _empty(name: str, end: int) -> dict[str, Any]:
+    """Entries of 10^5 tensors without elements."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [end, end]}
+    return {name.format(k): entry for k in range(10**5)}
+
+
 _FIRST = "blocks.0.attention.qkv.weight"
 _HEADERS: dict[str, Attack] = {
     f"header: {name}": partial(_header, change)
@@ -160,6 +166,8 @@ _HEADERS: dict[str, Attack] = {
         "not JSON": lambda h, d: (b"\xff" * 100, d, None),
         "nested": lambda h, d: (nested(10**5, "{").encode(), d, None),
         "a list": lambda h, d: ([h], d, None),
+        "10^5 more tensors": lambda h, d: (h | _empty("x{}", len(d)), d, None),
+        "10^5 more layers": lambda h, d: (h | _empty("blocks.{}.x", len(d)), d, None),
         "padding of 50 MB": lambda h, d: (json.dumps(h).encode() + b" " * 50_000_000, d, None),
     }.items()
 }
@@ -192,8 +200,6 @@ _CONTENTS: dict[str, Attack] = {
         "embedding is nan": _fill(float("nan"), "embedding.weight"),
         "names are escapes": _rename,
         "one name is long": lambda t: t | {"x" * 10**6: torch.zeros(1)},
-        "10^5 more": lambda t: t | {f"x{k}": torch.zeros(0) for k in range(10**5)},
-        "10^5 layers": lambda t: t | {f"blocks.{k}.x": torch.zeros(0) for k in range(10**5)},
         "one is missing": lambda t: {n: v for n, v in t.items() if n != _FIRST},
         "float8": lambda t: {n: v.to(torch.float8_e4m3fn) for n, v in t.items()},
         "float16": lambda t: {n: v.half() for n, v in t.items()},
