@@ -16,11 +16,12 @@ format:  ## let ruff mend what it can
 test:  ## the fast tests
 	$(PYTHON) -m pytest -m "not slow and not perf and not long"
 
-test-all:  ## all tests, on two cores, a file at a time on each
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --durations=10
+# worksteal: each core runs the files of its half in order, and takes tests of the other's when done
+test-all:  ## all tests, on two cores; 30 examples of each property
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal --hypothesis-profile ci --durations=10
 
-test-long:  ## further cases of what the other tests show, about ten minutes
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile -m long
+test-long:  ## what CI tests on fewer or smaller cases at its full size; 100 examples of each property
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m "long or (hypothesis and not perf)"
 
 test-lowest:  ## tests with the lower bounds of all dependencies, those of the extras included
 	$(PYTHON) -m venv lowest

@@ -166,9 +166,9 @@ def test_attention_is_traced_in_bfloat16_and_norms_in_float32(monkeypatch):
     seen = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
-    def spy(q, k, v):
+    def spy(q, k, v, **options):
         seen.append((q.dtype, v.dtype))
-        return attend(q, k, v)
+        return attend(q, k, v, **options)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
     model = DiT(SMALL.network_config(64))

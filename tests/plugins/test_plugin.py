@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.one_process import run_each
 from support.registrations import (
     EXAMPLE,
     environment_with,
@@ -84,12 +85,14 @@ def ran(*words, site=None, cwd=None) -> str:
     return done.stdout
 
 
-def refused(*words, cwd) -> str:
-    """What a command without the example prints; it must be one message, without a traceback."""
-    done = run_gidd(*words, cwd=cwd)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith("gidd: ") and "Traceback" not in done.stderr
-    return done.stderr
+def refused(*commands, cwd) -> list[str]:
+    """What commands without the example print: each one message, without a traceback."""
+    messages = []
+    for done in run_each(commands, environment_with(None), cwd):
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith("gidd: ") and "Traceback" not in done.stderr
+        messages.append(done.stderr)
+    return messages
 
 
 def test_help_shows_the_parts_and_their_options(site):
@@ -110,7 +113,6 @@ def test_the_corpus_is_listed_if_and_only_if_the_package_is_installed(site):
 def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_without_them(
     site, tmp_path
 ):
-    ran(*TRAIN, "--out", "undisturbed", site=site, cwd=tmp_path)
     command = [sys.executable, "-c", STOP_IN_STEP_6, *TRAIN, "--out", "killed"]
     with subprocess.Popen(command, env=environment_with(site), cwd=tmp_path) as child:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -119,26 +121,32 @@ def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_withou
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     assert steps_in(killed / "checkpoints") == [4]
     refuse_resume(killed, tmp_path)
-    ran(*TRAIN, "--out", "killed", site=site, cwd=tmp_path)
+    sample = ("sample", "model", "--length", "16", "--steps", "4", "--sampler", "left-to-right")
+    commands = [
+        (*TRAIN, "--out", "undisturbed"),
+        (*TRAIN, "--out", "killed"),
+        ("export", "killed", "--out", "model"),
+        (*sample, "--sampler.at-least", "2"),
+        ("python", USE),
+    ]
+    done = run_each(commands, environment_with(site), tmp_path)
+    assert all(each.returncode == 0 for each in done), [each.stderr for each in done]
     assert reported(killed) == reported(undisturbed)
     ours, theirs = (saved_tensors(run / LAST) for run in (killed, undisturbed))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
-    ran("export", "killed", "--out", "model", site=site, cwd=tmp_path)
-    words = ("sample", "model", "--length", "16", "--steps", "4", "--sampler", "left-to-right")
-    assert ran(*words, "--sampler.at-least", "2", site=site, cwd=tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", USE], env=environment_with(site), cwd=tmp_path, capture_output=True
-    )
-    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+    *_, sampled, used = done
+    assert sampled.stdout
+    assert float(used.stdout) > 0
 
-    message = refused("export", "killed", "--out", "other", cwd=tmp_path)
+    message, other = refused(
+        ("export", "killed", "--out", "other"), ("sample", "model"), cwd=tmp_path
+    )
     assert "backbone 'conv'" in message and "gidd-example 0.1.0" in message
     assert "delete" not in message  # the checkpoint is not damaged
-    message = refused("sample", "model", cwd=tmp_path)
-    assert "model/gidd.json" in message and "backbone 'conv'" in message
-    assert "gidd-example 0.1.0" in message
+    assert "model/gidd.json" in other and "backbone 'conv'" in other
+    assert "gidd-example 0.1.0" in other
 
 
 def saved_tensors(checkpoint):
@@ -150,11 +158,15 @@ def saved_tensors(checkpoint):
 def refuse_resume(run, cwd):
     """Without the package a run is not resumed, by any of the commands that could."""
     yaml = str(run / "checkpoints" / "step-000000004" / "run.yaml")
-    message = refused("train", yaml, "--out", str(run), cwd=cwd)
-    assert "backbone 'conv'" in message and "gidd-example 0.1.0" in message
-    message = refused("train", "nano", "--data.folder", f"{run}/data", "--out", str(run), cwd=cwd)
-    assert "record.json" in message and "gidd-example 0.1.0" in message
-    assert "'drifting'" in refused(*TRAIN, "--out", str(run), cwd=cwd)
+    again, other, same = refused(
+        ("train", yaml, "--out", str(run)),
+        ("train", "nano", "--data.folder", f"{run}/data", "--out", str(run)),
+        (*TRAIN, "--out", str(run)),
+        cwd=cwd,
+    )
+    assert "backbone 'conv'" in again and "gidd-example 0.1.0" in again
+    assert "record.json" in other and "gidd-example 0.1.0" in other
+    assert "'drifting'" in same
 
 
 def test_a_package_that_cannot_be_imported_is_reported_once_and_left_out(tmp_path):
@@ -177,8 +189,8 @@ def test_a_required_option_is_asked_for_by_the_command(tmp_path):
 
 
 def test_a_name_that_is_not_installed_is_refused_with_its_option(tmp_path):
-    for words in (("train", "nano", "--noise", "drifting"), ("sample", "m", "--sampler", "drift")):
-        message = refused(*words, cwd=tmp_path)
+    commands = ("train", "nano", "--noise", "drifting"), ("sample", "m", "--sampler", "drift")
+    for words, message in zip(commands, refused(*commands, cwd=tmp_path), strict=True):
         assert words[2] in message and f"got '{words[3]}'" in message
         assert "package" in message
 

@@ -190,15 +190,17 @@ def test_a_checkpoint_that_cannot_be_read_but_is_there_is_not_replaced_by_an_old
 
 
 @pytest.mark.slow
-def test_fifty_exports_beside_a_run_that_saves_at_every_step(trained, tmp_path):
+@pytest.mark.parametrize("exports", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_many_exports_beside_a_run_that_saves_at_every_step(exports, trained, tmp_path):
     run, out = tiny_run(trained.data, steps=10**6, save_every=1, keep=1), tmp_path / "run"
     (process,), (pipe,) = start_ranks(train_here, 1, run, out)
     try:
-        while not steps_in(out / "checkpoints"):
-            assert process.is_alive()
-            time.sleep(0.01)
         exported = []
-        for _ in range(50):
+        for _ in range(exports):
+            newest = exported[-1][0] if exported else 0
+            while max(steps_in(out / "checkpoints"), default=0) <= newest:
+                assert process.is_alive()
+                time.sleep(0.01)
             with open_world("cpu") as world:
                 exported.append(export(out, tmp_path / "model", world))
     finally:
@@ -207,8 +209,7 @@ def test_fifty_exports_beside_a_run_that_saves_at_every_step(trained, tmp_path):
         pipe.close()
     assert all(notes == [] for _, notes in exported)
     steps = [step for step, _ in exported]
-    assert steps == sorted(steps)
-    assert len(set(steps)) > 5  # it did save meanwhile
+    assert steps == sorted(set(steps))  # each of a later checkpoint
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

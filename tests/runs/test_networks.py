@@ -21,7 +21,6 @@ from gidd.training.parallel import DDP, FSDP
 from gidd.training.world import open_world
 
 pytest.importorskip("transformers")
-STEPS = 50
 NETWORKS = {
     "llama": gidd.part("backbone", "llama-bidirectional", width=32, num_layers=2, num_heads=2),
     "modernbert": gidd.part("backbone", "masked-lm", width=32, num_layers=2, num_heads=2),
@@ -33,8 +32,13 @@ def data(tmp_path_factory):
     return speeches(tmp_path_factory.mktemp("data"), documents=20)
 
 
-def run_of(data, backbone, **changes):
-    run = tiny_run(data, steps=STEPS, global_batch=32, generate_samples=0, **changes)
+@pytest.fixture(params=[20, pytest.param(50, marks=pytest.mark.long)])
+def steps(request):
+    return request.param
+
+
+def run_of(data, backbone, steps, **changes):
+    run = tiny_run(data, steps=steps, global_batch=32, generate_samples=0, **changes)
     return replace(run, backbone=backbone, optim=replace(run.optim, learning_rate=1e-2))
 
 
@@ -46,11 +50,11 @@ def exported(out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, data, tmp_path):
-    run = run_of(data, NETWORKS[name].changed(time_embedding=name == "llama"))
+def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, data, tmp_path):
+    run = run_of(data, NETWORKS[name].changed(time_embedding=name == "llama"), steps)
     run_ranks(train_here, 1, run, tmp_path / "alone", timeout=200)
     alone = losses(tmp_path / "alone")
-    assert len(alone) == STEPS
+    assert len(alone) == steps
     assert alone[-10:].mean() < alone[:10].mean()
     run_ranks(train_here, 2, run, tmp_path / "fsdp", FSDP(), timeout=200)
     torch.testing.assert_close(losses(tmp_path / "fsdp"), alone, rtol=1e-4, atol=0)
@@ -66,13 +70,12 @@ def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, data, tm
 
 
 @pytest.mark.slow
-def test_lora_of_a_run_trains_few_parameters_and_is_merged_on_export(data, tmp_path):
+def test_lora_of_a_run_trains_few_parameters_and_is_merged_on_export(steps, data, tmp_path):
     wide = NETWORKS["llama"].changed(width=128, num_layers=3)
-    start = run_of(data, wide, save_every=5)
-    start = replace(start, train=replace(start.train, steps=5))
+    start = run_of(data, wide, steps=5, save_every=5)
     train_here(start, tmp_path / "start")
     source = exported(tmp_path / "start")
-    run = replace(run_of(data, wide), lora=LoraConfig(rank=1), init_from=str(source))
+    run = replace(run_of(data, wide, steps), lora=LoraConfig(rank=1), init_from=str(source))
     run = replace(run, optim=replace(run.optim, learning_rate=1e-3))
     run_ranks(train_here, 2, run, tmp_path / "tuned", FSDP(), timeout=200)
     run_ranks(train_here, 1, run, tmp_path / "alone", timeout=200)
@@ -114,21 +117,21 @@ class Plain(torch.nn.Module):
         return x + self.mix(x.mean(1, keepdim=True))
 
 
-def train_plain(data, out, parallel):
+def train_plain(data, out, steps, parallel):
     torch.set_num_threads(1)
     with open_world("cpu", 60) as world:
         torch.manual_seed(world.rank)  # ranks build other weights: those of rank 0 are used
         network = Plain(Tokenizer.load(data).vocab.size)
         unregistered = Part("backbone", "unregistered", {"class": "Plain"})
-        run = replace(run_of(data, unregistered), parallel=parallel)
+        run = replace(run_of(data, unregistered, steps), parallel=parallel)
         fit(run, out, world, quiet=True, given=GivenParts(network=network))
 
 
 @pytest.mark.slow
-def test_any_module_trains_on_any_layout(data, tmp_path):
-    run_ranks(train_plain, 1, data, tmp_path / "alone", DDP())
+def test_any_module_trains_on_any_layout(steps, data, tmp_path):
+    run_ranks(train_plain, 1, data, tmp_path / "alone", steps, DDP())
     for layout, parallel in (("ddp", DDP()), ("fsdp", FSDP())):
-        run_ranks(train_plain, 2, data, tmp_path / layout, parallel)
+        run_ranks(train_plain, 2, data, tmp_path / layout, steps, parallel)
         torch.testing.assert_close(
             losses(tmp_path / layout), losses(tmp_path / "alone"), rtol=1e-4, atol=0
         )

@@ -73,11 +73,12 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_on_other_numbers_of_ranks(data, undisturbed, tmp_path):
+@pytest.mark.parametrize("sizes", [[2], pytest.param([2, 4], marks=pytest.mark.long)], ids=str)
+def test_resume_on_other_numbers_of_ranks(sizes, data, undisturbed, tmp_path):
     run = resumable(data, save_every=15)
     kill_after(run, tmp_path, 15)
-    kill_after(run, tmp_path, 30, 2, FSDP())
-    kill_after(run, tmp_path, 45, 4, FSDP())
+    for step, size in zip((30, 45), sizes, strict=False):
+        kill_after(run, tmp_path, step, size, FSDP())
     run_ranks(train_here, 1, run, tmp_path, DDP())
     ours, theirs = losses(tmp_path), losses(undisturbed)
     assert len(ours) == STEPS // 3
@@ -172,14 +173,21 @@ def fail_in_evaluation(run, out, step, parallel=None):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "parallel"), [(1, DDP()), pytest.param(2, FSDP(), marks=pytest.mark.slow)]
+    ("ranks", "parallel", "failures"),
+    [
+        (1, DDP(), (4, 8)),
+        pytest.param(2, FSDP(), (8,), marks=pytest.mark.slow),
+        pytest.param(2, FSDP(), (4, 8), marks=pytest.mark.long),
+    ],
 )
-def test_an_evaluation_that_fails_loses_no_step_and_is_repeated(data, tmp_path, ranks, parallel):
+def test_an_evaluation_that_fails_loses_no_step_and_is_repeated(
+    data, tmp_path, ranks, parallel, failures
+):
     """Also that of the last step, after which nothing is left to train."""
     run = tiny_run(data, steps=8, save_every=4, evaluate_every=4, ema_decay=0.9)
     whole, failed = tmp_path / "whole", tmp_path / "failed"
     run_ranks(train_here, ranks, run, whole, parallel)
-    for step in (4, 8):
+    for step in failures:
         with pytest.raises(AssertionError, match="the evaluation fails"):
             run_ranks(fail_in_evaluation, ranks, run, failed, step, parallel)
         assert (failed / "checkpoints" / f"step-{step:09}").exists()
@@ -222,20 +230,22 @@ def test_how_often_it_reports_and_saves_may_change(data, tmp_path):
 @pytest.mark.slow
 def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
     """The real command: stopped and resumed, it ends with the same metrics."""
-    words = [sys.executable, "-m", "gidd.cli", "train", "nano", "--data.folder", str(data)]
-    words += ["--train.steps", "40", "--train.global-batch", "4", "--data.length", "16"]
-    words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*words, "--out", str(tmp_path / "undisturbed")], env=environment, check=True)
 
-    words += ["--out", str(tmp_path / "stopped")]
-    process = subprocess.Popen(words, env=environment)
-    log = tmp_path / "stopped" / "metrics.jsonl"
-    while not log.exists() or log.read_text().count("\n") < 5:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == STOPPED
-    assert 5 <= len(losses(tmp_path / "stopped")) < 40
-    subprocess.run(words, env=environment, check=True)
+    def start(out, stopping_rank=-1):
+        words = [sys.executable, "-m", "support.stop_rank", str(stopping_rank), "5"]
+        words += ["train", "nano", "--data.folder", str(data), "--out", str(tmp_path / out)]
+        words += ["--train.steps", "10", "--train.global-batch", "4", "--data.length", "16"]
+        words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
+        words += ["--backbone.width", "32", "--backbone.num-layers", "2"]
+        words += ["--backbone.num-heads", "2", "--train.generate-samples", "0"]
+        return subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    assert start("undisturbed").wait(300) == 0
+    process = start("stopped", stopping_rank=0)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    process.send_signal(signal.SIGTERM)  # it is delivered when the process goes on
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(300) == STOPPED
+    assert 5 <= len(losses(tmp_path / "stopped")) < 10
+    assert start("stopped").wait(300) == 0
     assert reported(tmp_path / "stopped") == reported(tmp_path / "undisturbed")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import psutil
 import pytest
 import yaml
+from support import one_process
 from support.training_runs import speeches, tiny_run, train_here
 
 from gidd.common.codec import to_yaml
@@ -123,25 +125,34 @@ class Shell:
         """Environment variables that a URL refers to."""
         self.children: set[int] = set()
 
-    def gidd(self, *words: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "gidd.cli", *words]
+    def gidd(self, *words: str) -> str:
+        """Run the real command; return what it prints."""
+        return "".join(self._run([sys.executable, "-m", "gidd.cli", *words]))
+
+    def each(self, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
+        """Run commands in one process; return for each its status and what it prints."""
+        printed = one_process.split(commands, *self._run(one_process.command(commands)))
+        return [(each.returncode, each.stdout + each.stderr) for each in printed]
+
+    def _run(self, command: list[str]) -> tuple[str, str]:
         process = psutil.Popen(
             command,
             cwd=self.folder,
             env=self.environment | self.references,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
         )
         while True:
             self.look_at_processes(process)
             try:
-                printed, _ = process.communicate(timeout=0.05)
+                printed = process.communicate(timeout=0.05)
             except subprocess.TimeoutExpired:
                 continue
             break
-        assert process.returncode == status, printed.decode()
-        require_clean(printed, f"what `gidd {words[0]}` prints")
-        return printed.decode()
+        assert process.returncode == 0, printed
+        require_clean(b"".join(printed), "what `gidd` prints")
+        stdout, stderr = (stream.decode() for stream in printed)
+        return stdout, stderr
 
     def look_at_processes(self, main: psutil.Process) -> None:
         try:
@@ -180,31 +191,45 @@ def test_no_secret_of_a_url_leaves_a_run(shell, place, tmp_path, monkeypatch):
         return f"http://{USER}:{PASSWORD}@{place}/{file}?sig={signature}"
 
     first, second = map(url, SIGNATURES)
-    assert f"http://{place}/a.jsonl" in shell.gidd(*TRAIN, "--data.sources", first, "--dry-run")
-    shell.gidd(*TRAIN, "--data.sources", first, "--train.steps", "2")
     other = url(SIGNATURES[1], "b.jsonl")
-    printed = shell.gidd(*TRAIN, "--data.sources", other, "--train.seed", "1", status=2)
+    (zero, shown), (trained, _), (refused, printed) = shell.each(
+        (*TRAIN, "--data.sources", first, "--dry-run"),
+        (*TRAIN, "--data.sources", first, "--train.steps", "2"),
+        (*TRAIN, "--data.sources", other, "--train.seed", "1"),
+    )
+    assert (zero, trained, refused) == (0, 0, 2)
+    assert f"http://{place}/a.jsonl" in shown
     assert f"http://{place}/b.jsonl" in printed
 
     (tmp_path.parent / "password").write_text(PASSWORD)
     password = f"${{{tmp_path.parent}/password}}"
     hidden = f"http://${{SOMEBODY}}:{password}@{place}/a.jsonl?sig=${{SIGNATURE}}"
     shell.references = {"SOMEBODY": USER, "SIGNATURE": SIGNATURES[1]}
-    printed = shell.gidd(*TRAIN, "--data.sources", hidden, "--train.steps", "3")
-    assert "resumed from step 2" in printed
-    shell.gidd("export", "run", "--out", "model")
     prepare = ("data", "prepare", "--tokenizer", "model", "--workers", "2")
-    assert "30 documents" in shell.gidd(*prepare, hidden, "--out", "by-reference")
+    resumed, exported, prepared = shell.each(
+        (*TRAIN, "--data.sources", hidden, "--train.steps", "3"),
+        ("export", "run", "--out", "model"),
+        (*prepare, hidden, "--out", "by-reference"),
+    )
+    assert (resumed[0], exported[0], prepared[0]) == (0, 0, 0)
+    assert "resumed from step 2" in resumed[1]
+    assert "30 documents" in prepared[1]
     shell.references = {}
-    assert "SOMEBODY is not set" in shell.gidd(*prepare, hidden, "--out", "x", status=2)
 
-    shell.gidd(*prepare, first, "--outt", "x", status=2)
-    assert f"http://{place}/a.jsonl" in shell.gidd("train", "nano", first, status=2)
-    for name, signature, reason in (("c", SIGNATURES[0], "404"), ("a", "no", "401")):
-        wrong = url(signature, f"{name}.jsonl")
-        printed = shell.gidd(*prepare, wrong, "--out", "x", status=2)
-        assert f"http://{place}/{name}.jsonl cannot be read: " in printed
-        assert reason in printed
+    wrong = {
+        "SOMEBODY is not set": (*prepare, hidden, "--out", "x"),
+        "--outt": (*prepare, first, "--outt", "x"),
+        f"http://{place}/a.jsonl": ("train", "nano", first),
+        f"http://{place}/c.jsonl cannot be read: .*404": (
+            *prepare, url(SIGNATURES[0], "c.jsonl"), "--out", "x",
+        ),
+        f"http://{place}/a.jsonl cannot be read: .*401": (*prepare, url("no"), "--out", "x"),
+    }  # fmt: skip
+    for (message, _), (status, printed) in zip(
+        wrong.items(), shell.each(*wrong.values()), strict=True
+    ):
+        assert status == 2
+        assert re.search(message, " ".join(printed.split()))
     shell.children.clear()
     shell.gidd(*prepare, first, second, "--out", "data", "--tasks", "2")
     assert shell.children  # the workers
