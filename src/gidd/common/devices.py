@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from gidd.errors import ConfigError
+
+_acting_as: ContextVar[str | None] = ContextVar("acting_as", default=None)
 
 
 def choose(name: str | None) -> torch.device:
@@ -28,3 +36,39 @@ def lacks_bf16(device: torch.device) -> bool:
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     checks = [getattr(torch.cpu, name, None) for name in names]
     return all(check is not None and not check() for check in checks)
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return the type of a tensor's device, by which code chooses how to compute: "cpu", "cuda".
+
+    It is another one inside `acting_as`.
+    """
+    return _acting_as.get() or tensor.device.type
+
+
+@contextmanager
+def acting_as(kind: str) -> Generator[None]:
+    """Compute as on another type of device: `gidd plan` traces the step of a GPU on the CPU."""
+    token = _acting_as.set(kind)
+    try:
+        yield
+    finally:
+        _acting_as.reset(token)
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether Triton kernels compute on a tensor's device: on CUDA, with the extra `gpu`."""
+    return kind_of(tensor) == "cuda" and (_acting_as.get() is not None or _has_triton())
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy numbers to a device; the host does not wait for CUDA, which reads pinned memory."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
