@@ -167,7 +167,7 @@ def test_gradients_ignore_padding_and_survive_recomputed_activations():
 @torch.no_grad()
 def test_bf16_accepts_padding():
     denoiser, z = Denoiser(dit(mixing_width=3), VOCAB), tokens()
-    exact, rounded = unpadded(denoiser, z), in_precision(denoiser, "bf16")
+    exact, rounded = unpadded(denoiser, z), in_precision(denoiser, "bf16", torch.device("cpu"))
     assert rounded.accepts_padding
     padded = rounded.hidden(z, T, VALID)
     other = torch.where(VALID, z, tokens(seed=1))
@@ -190,7 +190,7 @@ class Average(nn.Module):
 def test_a_backbone_with_two_arguments_works_and_is_not_padded():
     backbone = Average()
     denoiser, z = Denoiser(backbone, VOCAB), tokens()
-    for network in (denoiser, in_precision(denoiser, "bf16"), CachedFeatures(denoiser)):
+    for network in (denoiser, in_precision(denoiser, "bf16", torch.device("cpu")), CachedFeatures(denoiser)):
         assert not network.accepts_padding
         assert torch.equal(network.hidden(z, T), backbone.hidden(z, T))
         assert torch.equal(network.hidden(z, T, None), backbone.hidden(z, T))

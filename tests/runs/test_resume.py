@@ -208,8 +208,8 @@ def test_a_run_that_is_stopped_where_it_evaluates_saves_first_and_evaluates_late
     assert train_here(run, tmp_path / "whole")
     working = loop.gradients
 
-    def gradients(run, world, state, *rest):
-        return working(run, world, state, *rest)._replace(stop=state.step == 3)
+    def gradients(run, world, state, batch, stop_requested):
+        return working(run, world, state, batch, stop_requested=state.step == 3)
 
     monkeypatch.setattr(loop, "gradients", gradients)
     assert not train_here(run, tmp_path / "stopped")

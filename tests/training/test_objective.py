@@ -18,6 +18,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSche
 from gidd.diffusion.times import stratified_times, time_weights
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, ElboWeighting
 from gidd.models import AutoregressiveModel, Denoiser, DiT, DiTConfig
+from gidd.models.init import Initializer
 from gidd.runs.evaluate import unigram_entropy, validate
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective
 from gidd.training.world import open_world
@@ -132,6 +133,30 @@ def test_bytes_of_tokens_are_the_bytes_of_their_text(tmp_path):
         decoded = tokenizer.decode(text)
         if "\ufffd" not in decoded:  # a window may begin within a character
             assert sizes[row[valid]].sum() == len(decoded.encode())
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "autoregressive"])
+def test_bytes_are_counted_without_becoming_part_of_a_checkpoint(kind):
+    """Also after a model was built on the meta device."""
+    sizes = torch.arange(1, 12)
+    with torch.device("meta"):
+        model = AutoregressiveModel(SIZE) if kind == "autoregressive" else DiT(SIZE)
+    if kind == "autoregressive":
+        objective = AutoregressiveObjective(model, token_bytes=sizes)
+    else:
+        weights = DynamicWeighting(SCHEDULES[1])
+        objective = DiffusionObjective(
+            Denoiser(model, VOCAB), SCHEDULES[1], weights, token_bytes=sizes
+        )
+    objective.to_empty(device="cpu")
+    model.reset_parameters(Initializer(0))
+    batch = random_batch()
+    first = 1 if kind == "autoregressive" else 0
+    tokens, valid = batch.tokens[:, first:], batch.valid[:, first:]
+    _, sums = sums_of(objective, batch)
+    assert sums["bytes"] == sizes[tokens][valid].sum().item()
+    assert sums["tokens"] == tokens.numel()
+    assert objective.state_dict().keys() == dict(objective.named_parameters()).keys()
 
 
 def test_validation_is_the_same_however_it_is_batched():

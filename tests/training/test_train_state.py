@@ -61,3 +61,26 @@ def test_an_ema_is_resumed_to_the_last_bit(at):
     second.restore(first.record())
     advance(second, values[at:])
     assert torch.equal(second.ema.values["weight"], whole.ema.values["weight"])
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.bfloat16)], ids=str)
+def test_an_update_has_the_bits_of_one_tensor_after_the_other(dtypes):
+    torch.manual_seed(0)
+    shapes = [(), (3,), (7, 5), (0, 4), (2, 3, 1)]
+    weights = [
+        (f"{dtype} {shape}", nn.Parameter(torch.randn(shape, dtype=dtype)))
+        for dtype in dtypes
+        for shape in shapes
+    ]
+    ema = EMA(weights, 0.99)
+    expected = {name: torch.randn_like(value) for name, value in ema.values.items()}
+    for name, value in ema.values.items():
+        value.copy_(expected[name])
+    for n in range(100):
+        decay = min(0.99, (1 + n) / (10 + n))
+        for name, weight in weights:
+            weight.data.normal_()
+            expected[name].lerp_(weight.detach(), 1 - decay)
+        ema.update(weights)
+    for name, value in ema.values.items():
+        assert torch.equal(value, expected[name]), name

@@ -4,13 +4,15 @@ import sys
 
 import pytest
 import torch
+from support.pretended_device import pretended_cuda
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gidd.errors import ConfigError
 from gidd.training.parallel import unsharded
-from gidd.training.world import open_world
+from gidd.training.world import StepStats, open_world
 
 
 def test_tracebacks_of_one_process_have_no_rank_prefix():
@@ -26,6 +28,34 @@ def test_a_shard_size_that_does_not_divide_the_ranks_is_refused(columns):
     message = rf"parallel.shard_size.* 1, got {columns}"
     with open_world("cpu") as world, pytest.raises(ConfigError, match=message):
         world.grid(columns)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_statistics_of_a_step_are_those_that_were_given(flag):
+    with open_world("cpu") as world:
+        stats = world.reduce_step_stats(torch.tensor([1.5, 2.0**24 + 2]), torch.tensor(0.25), flag)
+        assert stats.read() == ([1.5, 2.0**24 + 2], 0.25, flag)
+        assert stats.read() == ([1.5, 2.0**24 + 2], 0.25, flag)
+
+
+def test_the_host_waits_for_a_gpu_only_when_statistics_are_read():
+    with pretended_cuda() as counts:
+        sums = torch.arange(3, dtype=torch.float64, device="cuda:0")
+        stats = StepStats(sums, torch.full((), 0.5, dtype=torch.float64, device="cuda:0"), sums[1])
+        assert counts.num_waits == 0, counts.report()
+        assert stats.read() == ([0.0, 1.0, 2.0], 0.5, True)
+        assert counts.num_waits == 1, counts.report()
+
+
+def flag_on_one_rank():
+    with open_world("cpu", 60) as world:
+        sums = torch.tensor([1.0 + world.rank, 2.0**24])
+        return world.reduce_step_stats(sums, torch.tensor(0.5), world.rank == 1).read()
+
+
+def test_statistics_of_a_step_are_added_over_ranks_in_float64():
+    expected = ([6.0, 3 * 2.0**24], 0.5, True)
+    assert run_ranks(flag_on_one_rank, 3) == [expected] * 3
 
 
 def test_an_exception_leaves_a_sharded_module_sharded():

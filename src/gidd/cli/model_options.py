@@ -34,8 +34,9 @@ class ModelOptions:
     device: Literal["cpu", "cuda", "mps"] | None = None
     """Device to run on; None is the fastest available."""
 
-    precision: Literal["float32", "bf16"] = "float32"
-    """Precision of the transformer; the output layer and probabilities stay float32."""
+    precision: Literal["float32", "tf32", "bf16"] | None = None
+    """Precision of the transformer; None is bf16 on CUDA, float32 elsewhere. The output layer and
+    probabilities stay float32."""
 
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""

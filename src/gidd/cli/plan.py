@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _tables(plan: RunPlan) -> Iterable[Table]:
     yield _memory_table(plan)
-    yield _table(_time_rows(plan))
+    yield _table(_time_rows(plan), caption=_launch_verdict(plan))
     if plan.traffic is not None:
         yield _traffic_table(plan.traffic, plan.throughput.step_seconds)
     yield _table(_checkpoint_rows(plan))
@@ -118,11 +118,40 @@ def _time_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
     yield "time and data", ""
     yield "FLOPs per token", f"{speed.flops_per_token / 1e9:.3g}e9"
     yield "MFU (assumed)", f"{plan.assumptions.mfu:.1%}"
+    yield from _launch_rows(plan)
     yield "HFU (with recomputation)", f"{speed.hfu:.1%}"
     yield "tokens per second", f"{speed.tokens_per_second:,.0f}"
     yield "step", f"{speed.tokens_per_step:,} tokens, {_format_seconds(speed.step_seconds)}"
     yield "run", f"{speed.tokens:.4g} tokens, {speed.days:.2f} days without failures"
     yield "data", f"{speed.data_bytes / 1e12:.3g} TB, {speed.data_bytes_per_second / 1e6:.3g} MB/s"
+
+
+def _launch_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+    launching, microseconds = plan.launching, plan.assumptions.launch_microseconds
+    if launching is None:
+        return
+    if launching.limits:
+        yield "MFU (limited by launches)", f"{plan.throughput.mfu:.1%}"
+    time = f"{launching.seconds * 1e3:,.1f} ms at {microseconds:g} us"
+    number = f"{launching.num_launches:,}, {time} ({launching.ratio:.2f} of the arithmetic)"
+    yield f"launches per step{', compiled' if launching.step.compiled else ''}", number
+    yield "waits for the GPU per step", f"{launching.step.waits:,}"
+    yield "misaligned matrix products", f"{launching.step.misaligned_products:,}"
+
+
+def _launch_verdict(plan: RunPlan) -> str:
+    """Say if the GPU waits for the host."""
+    launching = plan.launching
+    if launching is None or not launching.limits:
+        return ""
+    computing = launching.seconds / launching.ratio
+    advice = "Use fewer and larger micro-batches (--train.accumulate)"
+    if not launching.step.compiled:
+        advice += " or --train.compile"
+    return (
+        f"LAUNCHES ARE THE BOTTLENECK: {launching.seconds * 1e3:,.1f} ms for "
+        f"{computing * 1e3:,.1f} ms of arithmetic at {plan.assumptions.mfu:.1%} MFU.\n{advice}."
+    )
 
 
 def _traffic_table(traffic: Traffic, step_seconds: float) -> Table:

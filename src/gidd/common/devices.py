@@ -6,7 +6,7 @@ import platform
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -66,9 +66,26 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def positions(length: int, device: torch.device) -> Tensor:
+    """Return 0 .. length - 1; kept for a GPU, where making them is a launch."""
+    if device.type != "cuda":
+        return torch.arange(length, device=device)
+    return _kept_positions(length, device)
+
+
+@lru_cache(maxsize=64)
+def _kept_positions(length: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # used outside of it as well
+        return torch.arange(length, device=device)
+
+
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy numbers to a device; the host does not wait for CUDA, which reads pinned memory."""
-    tensor = torch.tensor(values, dtype=dtype)
-    if device.type == "cuda":
+    """Copy numbers to a device, as `copy_to` does."""
+    return copy_to(torch.tensor(values, dtype=dtype), device)
+
+
+def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device; the host does not wait for CUDA."""
+    if device.type == "cuda":  # which reads pinned memory when it gets there
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gidd.common.devices import has_kernels
+from gidd.common.kernels import define_kernel
 from gidd.diffusion.randomness import UNIT_BITS
 from gidd.errors import ConfigError
 
@@ -36,10 +38,83 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
     running total (Gumbel and cumulative-sum samplers therefore truncate unintentionally, App. G),
     a sum of integers does not.
     """
-    cdf = (p * 2.0**_SCALE_BITS).to(torch.int64).cumsum(-1)
+    cdf = _fixed(p).cumsum(-1)
     target = _scaled(u, cdf[..., -1:])
     token = torch.searchsorted(cdf, target, right=True)
     return token.clamp_max(p.shape[-1] - 1)  # of a row of NaN any token, but never an invalid one
+
+
+class FlatRows(NamedTuple):
+    """Rows (keep, other, ..., other, mask, other, ...) of size 1 + V, in three numbers each."""
+
+    size: int
+    """V."""
+
+    mask_id: int | None
+    """Entry 1 + mask_id is `mask`; None: there is none."""
+
+    keep: Float[Tensor, " B"]
+    mask: Float[Tensor, " B"]
+    other: Float[Tensor, " B"] | None
+    """None is 0."""
+
+    def entries(self) -> Int[Tensor, "B 3"]:
+        """Return keep, mask and other in fixed point."""
+        other = torch.zeros_like(self.keep) if self.other is None else self.other
+        return _fixed(torch.stack([self.keep, self.mask, other], 1))
+
+
+def draw_flat(rows: FlatRows, u: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """Draw from rows of three different entries: `draw`, bit for bit, without the rows.
+
+    Their running totals are A, A + f, A + 2f, ..., so the token is found by a division.
+    """
+    return draw_entries(rows.entries(), rows.size, rows.mask_id, u)
+
+
+def draw_entries(
+    entries: Int[Tensor, "B 3"], size: int, mask_id: int | None, u: Int[Tensor, "B K"]
+) -> Int[Tensor, "B K"]:
+    """`draw_flat` from `FlatRows.entries`."""
+    draw_from = _draw_flat_kernel if has_kernels(u) else _draw_flat
+    return draw_from(entries, -1 if mask_id is None else mask_id, size, u)
+
+
+def _draw_flat(
+    entries: Int[Tensor, "B 3"], mask_id: int, size: int, u: Int[Tensor, "B K"]
+) -> Int[Tensor, "B K"]:
+    keep, mask, each = (entry[:, None] for entry in entries.unbind(1))
+    num_others = size - (mask_id >= 0)
+    if mask_id < 0:
+        mask_id, mask = size, torch.zeros_like(mask)  # behind all tokens
+    above = _scaled(u, keep + num_others * each + mask) - keep
+    before_mask = mask_id * each
+    divisor = each.clamp_min(1)
+    left = above.div(divisor, rounding_mode="floor")
+    right = (above - before_mask - mask).div(divisor, rounding_mode="floor") + mask_id + 1
+    token = torch.where(above < before_mask + mask, mask_id, right)
+    token = torch.where(above < before_mask, left, token)
+    # of NaN any token, but never an invalid one
+    return torch.where(above < 0, 0, token.clamp(0, size - 1) + 1)
+
+
+def _launch_draw_flat(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Tensor:
+    from gidd.diffusion.draw_flat_triton import launch_draw_flat
+
+    return launch_draw_flat(entries, mask_id, size, u)
+
+
+def _shape_of_draw(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Tensor:
+    del entries, mask_id, size
+    return torch.empty_like(u)
+
+
+_draw_flat_kernel = define_kernel(
+    "draw_flat(Tensor entries, int mask_id, int size, Tensor u) -> Tensor",
+    definition=_draw_flat,
+    launch=_launch_draw_flat,
+    shapes=_shape_of_draw,
+)
 
 
 def happens(p: Float[Tensor, "*batch"], u: Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
@@ -47,7 +122,12 @@ def happens(p: Float[Tensor, "*batch"], u: Int[Tensor, "*batch"]) -> Bool[Tensor
 
     For the same `u`, the result is monotone in `p`: True for p implies True for any larger p.
     """
-    return (u >> (UNIT_BITS - _SCALE_BITS)) < (p * 2.0**_SCALE_BITS).to(torch.int64)
+    return (u >> (UNIT_BITS - _SCALE_BITS)) < _fixed(p)
+
+
+def _fixed(p: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """Return probabilities as multiples of 2**-60, rounded down."""
+    return (p * 2.0**_SCALE_BITS).to(torch.int64)
 
 
 def _scaled(u: Int[Tensor, "*batch K"], total: Int[Tensor, "*batch 1"]) -> Int[Tensor, "*batch K"]:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.diffusion.categorical import at, at_token
-from gidd.diffusion.process import marginal, marginal_at, posterior
+from gidd.diffusion.categorical import at
+from gidd.diffusion.process import inflow_at, marginal, marginal_at, posterior
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.errors import ScheduleError
 
@@ -64,7 +64,7 @@ def elbo_weight(
 ) -> Float[Tensor, "B L"]:
     """w_t(z_t, x) = inflow(z_t) / q_t(z_t | x) (Eq. 13); 0 where q_t(z_t | x) = 0."""
     q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
-    return at_token(schedule.inflow(t), z) / q_z.clamp_min(TINY)
+    return inflow_at(schedule, t, z) / q_z.clamp_min(TINY)
 
 
 def full_itakura_saito(

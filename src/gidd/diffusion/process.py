@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import at, at_token, draw
-from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.categorical import FlatRows, at, at_token, draw, draw_flat
+from gidd.diffusion.schedule import TINY, FlatNoise, MixingSchedule
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -28,7 +28,31 @@ def marginal_at(
     x_theta_at_z: Float[Tensor, "B L"],
 ) -> Float[Tensor, "B L"]:
     """q_t(z | x_theta) from x_theta(z) alone (Eq. 3); x_theta(z) = 1[z = x] gives q_t(z | x)."""
-    return schedule.alpha(t)[:, None] * x_theta_at_z + at_token(schedule.beta_pi(t), z)
+    return schedule.alpha(t)[:, None] * x_theta_at_z + noise_at(schedule, t, z)
+
+
+def noise_at(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "B L"]:
+    """beta_t pi_t(z): the noise mass on token z; without rows [B, V] for flat noise.
+
+    It is computed in the type of t, and rounded to `dtype`.
+    """
+    flat = schedule.flat_beta_pi(t)
+    if flat is None:
+        return at_token(schedule.beta_pi(t), z).to(dtype or t.dtype)
+    return flat.to(dtype or t.dtype).at(z)
+
+
+def inflow_at(
+    schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
+) -> Float[Tensor, "B L"]:
+    """The rate at which mass enters token z; without rows [B, V] for flat noise."""
+    flat = schedule.flat_inflow(t)
+    return at_token(schedule.inflow(t), z) if flat is None else flat.at(z)
 
 
 def noise(
@@ -37,10 +61,14 @@ def noise(
     """Draw z_t ~ q_t(. | x) (Eq. 3) with fixed-point uniforms `u` (`randomness.random_integers`).
 
     One draw from the row (alpha, beta_pi): its first entry keeps the token, each other entry is a
-    new token. No [B, L, V] tensor is allocated.
+    new token. No [B, L, V] tensor is allocated, and for flat noise no [B, V] tensor either.
     """
-    keep_or_token = torch.cat([schedule.alpha(t)[:, None], schedule.beta_pi(t)], dim=-1)
-    choice = draw(keep_or_token, u)
+    flat, alpha = schedule.flat_beta_pi(t), schedule.alpha(t)
+    if flat is None:
+        choice = draw(torch.cat([alpha[:, None], schedule.beta_pi(t)], dim=-1), u)
+    else:
+        rows = FlatRows(schedule.vocab.size, flat.mask_id, alpha, flat.mask, flat.other)
+        choice = draw_flat(rows, u)
     return torch.where(choice == 0, x, choice - 1)
 
 
@@ -53,8 +81,14 @@ def sample_prior(
     schedule: MixingSchedule, u: Int[Tensor, "B L"], dtype: torch.dtype = torch.float32
 ) -> Int[Tensor, "B L"]:
     """Draw z_1 ~ p_1 with fixed-point uniforms `u`."""
-    like = torch.empty(0, device=u.device, dtype=dtype)
-    return draw(prior(schedule, like).expand(len(u), -1), u)
+    one = torch.ones(1, device=u.device, dtype=dtype)
+    flat = schedule.flat_beta_pi(one)
+    if flat is None:
+        return draw(prior(schedule, one).expand(len(u), -1), u)
+    zero = torch.zeros_like(one)
+    return (
+        draw_flat(FlatRows(schedule.vocab.size, flat.mask_id, zero, flat.mask, flat.other), u) - 1
+    )
 
 
 class Transition(NamedTuple):
@@ -71,6 +105,37 @@ def transition(
     alpha = schedule.alpha(t) / schedule.alpha(s)
     beta_pi = schedule.beta_pi(t) - alpha[:, None] * schedule.beta_pi(s)
     return Transition(alpha, beta_pi.clamp_min(0))  # 0 may be rounded to -1e-8
+
+
+def transition_noise_at(
+    schedule: MixingSchedule,
+    s: Float[Tensor, " B"],
+    t: Float[Tensor, " B"],
+    z: Int[Tensor, "B L"],
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "B L"]:
+    """(beta pi)_{t|s}(z): the probability that noise between s and t produces z (Prop. 3.3).
+
+    It is computed in the type of t, and rounded to `dtype`.
+    """
+    flat = flat_transition(schedule, s, t)
+    if flat is None:
+        return at_token(transition(schedule, s, t).beta_pi, z).to(dtype or t.dtype)
+    return flat.to(dtype or t.dtype).at(z)
+
+
+def flat_transition(
+    schedule: MixingSchedule, s: Float[Tensor, " B"], t: Float[Tensor, " B"]
+) -> FlatNoise | None:
+    """(beta pi)_{t|s} of `transition` for flat noise, else None."""
+    at_t, at_s = schedule.flat_beta_pi(t), schedule.flat_beta_pi(s)
+    if at_t is None or at_s is None:
+        return None
+    alpha = schedule.alpha(t) / schedule.alpha(s)
+    mask = (at_t.mask - alpha * at_s.mask).clamp_min(0)  # 0 may be rounded to -1e-8
+    if at_t.other is None or at_s.other is None:
+        return FlatNoise(at_t.mask_id, mask, None)
+    return FlatNoise(at_t.mask_id, mask, (at_t.other - alpha * at_s.other).clamp_min(0))
 
 
 def forward_rate(

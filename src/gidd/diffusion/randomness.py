@@ -5,8 +5,8 @@ device, in any batch, on any number of ranks and after a restart, so there is no
 save or to broadcast.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-2011), written with torch's int64 operations: it needs no custom kernel and gives the same bits on
-CPU, CUDA and MPS.
+2011), written with torch's int64 operations, which give the same bits on CPU, CUDA and MPS. On CUDA
+a kernel computes the same bits in one launch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from gidd.common.devices import has_kernels
+from gidd.common.kernels import define_kernel
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -84,6 +87,17 @@ def random_integers(
     `sample` is an index into the data set (any int64 >= 0), not into the batch. `seed` and `step`
     are one for the batch or one per sample. `step` and `position` must be below 2**32.
     """
+    if not has_kernels(sample):
+        return _random_integers(seed, stream, step, sample, position)
+    (seed_number, seeds), (step_number, steps) = map(_number_or_tensor, (seed, step))
+    return _random_integers_kernel(
+        seed_number, seeds, int(stream), step_number, steps, sample, position
+    )
+
+
+def _random_integers(
+    seed: int | Tensor, stream: int, step: int | Tensor, sample: Tensor, position: Tensor
+) -> Tensor:
     seed = _column(seed)
     sample = sample[:, None]
     # the key of the stream: the seed, encrypted with the stream as counter
@@ -93,6 +107,14 @@ def random_integers(
     bits = (high << 30) | (low >> 2)
     assert isinstance(bits, Tensor)
     return bits
+
+
+def uniform_number(seed: int, stream: Stream, step: int, bits: int = 24) -> float:
+    """Return the uniform in [0, 1) of sample 0, position 0, computed on the host; as `uniforms`."""
+    key = philox((int(stream), 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
+    high, low, _, _ = philox((0, 0, 0, step), key)
+    assert isinstance(high, int) and isinstance(low, int)
+    return (((high << 30) | (low >> 2)) >> (UNIT_BITS - bits)) * 2.0**-bits
 
 
 def uniforms(
@@ -107,6 +129,52 @@ def uniforms(
     bits = 53 if dtype == torch.float64 else 24
     integers = random_integers(seed, stream, step, sample, position)
     return (integers >> (UNIT_BITS - bits)).to(dtype) * 2.0**-bits
+
+
+def _number_or_tensor(value: int | Tensor) -> tuple[int, Tensor | None]:
+    """Return a signed 64-bit number, or 0 and a tensor."""
+    if isinstance(value, Tensor):
+        return 0, value
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63), None
+
+
+def _by_definition(
+    seed: int,
+    seeds: Tensor | None,
+    stream: int,
+    step: int,
+    steps: Tensor | None,
+    sample: Tensor,
+    position: Tensor,
+) -> Tensor:
+    return _random_integers(
+        seed if seeds is None else seeds, stream, step if steps is None else steps, sample, position
+    )
+
+
+def _launch(
+    seed: int,
+    seeds: Tensor | None,
+    stream: int,
+    step: int,
+    steps: Tensor | None,
+    sample: Tensor,
+    position: Tensor,
+) -> Tensor:
+    from gidd.diffusion.randomness_triton import launch_random_integers
+
+    return launch_random_integers(
+        seed if seeds is None else seeds, stream, step if steps is None else steps, sample, position
+    )
+
+
+_random_integers_kernel = define_kernel(
+    "random_integers(int seed, Tensor? seeds, int stream, int step, Tensor? steps, Tensor sample,"
+    " Tensor position) -> Tensor",
+    definition=_by_definition,
+    launch=_launch,
+    shapes=lambda *arguments: arguments[-2].new_empty(len(arguments[-2]), len(arguments[-1])),
+)
 
 
 def _column(value: int | Tensor) -> int | Tensor:

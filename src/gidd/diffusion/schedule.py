@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    import torch
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 TINY = 1e-30
@@ -27,6 +28,35 @@ _CHECK_STEPS = 128
 _CHECK_TOLERANCE = 1e-9
 _CHECK_ENTRIES = 1 << 22
 """Number of entries of the largest [B, V] tensor that `check` allocates."""
+
+
+class FlatNoise(NamedTuple):
+    """Noise with the same value on every token but the mask: two numbers in place of a row [V]."""
+
+    mask_id: int | None
+    mask: Float[Tensor, " B"]
+    """Value on the mask."""
+
+    other: Float[Tensor, " B"] | None
+    """Value on each other token; None: 0 at all times, so that noise only masks."""
+
+    def at(self, z: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+        """Return the entry at token `z`, as `at_token` of the rows does."""
+        import torch
+
+        other = torch.zeros_like(self.mask) if self.other is None else self.other
+        if self.mask_id is None:
+            return other[:, None].expand_as(z)
+        return torch.where(z == self.mask_id, self.mask[:, None], other[:, None])
+
+    def to(self, dtype: torch.dtype) -> FlatNoise:
+        """Round both numbers to another type."""
+        other = None if self.other is None else self.other.to(dtype)
+        return FlatNoise(self.mask_id, self.mask.to(dtype), other)
+
+    def total(self, vocab: Vocab) -> Float[Tensor, " B"]:
+        """Return the sum over all tokens."""
+        return self.mask if self.other is None else self.mask + vocab.num_data_tokens * self.other
 
 
 class MixingSchedule(ABC):
@@ -57,6 +87,19 @@ class MixingSchedule(ABC):
         It is the second term of the forward rate (Eq. 11) and equals alpha d/dt (beta pi / alpha)
         (App. H.8). It sums to -alpha'/alpha (Lemma H.5).
         """
+
+    def flat_beta_pi(self, t: Float[Tensor, " B"]) -> FlatNoise | None:
+        """`beta_pi`, bit for bit, if all tokens but the mask have the same noise; else None.
+
+        Optional: computing with two numbers is faster than with rows [B, V], most of all on GPUs.
+        """
+        del t
+        return None
+
+    def flat_inflow(self, t: Float[Tensor, " B"]) -> FlatNoise | None:
+        """`inflow`, bit for bit, if `flat_beta_pi` is not None."""
+        del t
+        return None
 
 
 def check(schedule: MixingSchedule) -> None:

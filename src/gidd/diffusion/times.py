@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.randomness import Stream, uniforms
+from gidd.diffusion.randomness import Stream, uniform_number
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def stratified_times(
     The shift depends on (seed, step) only, so all ranks and micro-batches draw from the same
     stratified set.
     """
-    zero = slot.new_zeros(1)
-    u = uniforms(seed, Stream.TIMES, step, zero, zero, dtype).squeeze()
+    u = uniform_number(seed, Stream.TIMES, step, bits=53 if dtype == torch.float64 else 24)
     return stratify(u, slot.to(dtype), num_samples, eps, power)
 
 

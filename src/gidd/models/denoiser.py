@@ -5,12 +5,14 @@ The mask is never predicted: `Denoiser.head` gives it a bias of -inf, the only p
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gidd.common.devices import kind_of
 from gidd.errors import ConfigError
 from gidd.vocab import Vocab
 
@@ -65,6 +67,23 @@ class Head(NamedTuple):
     weight: Float[Tensor, "V D"]
     bias: Float[Tensor, " V"]
     """-inf for the mask token, which is never clean text."""
+
+
+class LogitHead(NamedTuple):
+    """The output layer with padding rows, if the backbone has any: for kernels."""
+
+    weight: Float[Tensor, "rows D"]
+
+    bias: Float[Tensor, " rows"]
+    """float32; -inf for the mask and for padding."""
+
+    def __call__(self, hidden: Float[Tensor, "K D"]) -> Float[Tensor, "K rows"]:
+        """Return logits in float32; on CUDA, a product of 16-bit numbers is never rounded."""
+        weight, bias = self
+        with torch.autocast(hidden.device.type, enabled=False):
+            if kind_of(hidden) == "cuda" and hidden.dtype == weight.dtype != torch.float32:
+                return torch.addmm(bias, hidden, weight.T, out_dtype=torch.float32)
+            return F.linear(hidden.float(), weight.float(), bias)
 
 
 @final
@@ -129,12 +148,33 @@ class Denoiser(nn.Module):
             bias = bias.masked_fill(is_mask, -torch.inf)
         return Head(linear.weight[:size], bias)
 
+    def logit_head(self) -> LogitHead:
+        """Return the output layer with all its rows, for logits of many positions in parts."""
+        linear = self.backbone.head
+        weight, bias = linear.weight, cast("Tensor | None", linear.bias)
+        never = _never_predicted(len(weight), self.vocab.size, self.vocab.mask_id, weight.device)
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        return LogitHead(weight, bias.float().masked_fill(never, -torch.inf))
+
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Return x_theta of hidden states, for any number of positions.
 
         Logits are computed in float32 even under autocast: bf16 has a relative error of up to
         1/256.
         """
+        if kind_of(hidden) != "cpu":
+            logits = self.logit_head()(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
+            return logits.softmax(-1)[..., : self.vocab.size]
         weight, bias = self.head()
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.float(), weight.float(), bias.float()).softmax(-1)
+
+
+@lru_cache(maxsize=64)
+def _never_predicted(
+    num_rows: int, size: int, mask_id: int | None, device: torch.device
+) -> Bool[Tensor, " rows"]:
+    """Return the rows of the head that are no clean token: the mask, and padding."""
+    with torch.inference_mode(False):
+        row = torch.arange(num_rows, device=device)
+        return (row >= size) | (row == (-1 if mask_id is None else mask_id))

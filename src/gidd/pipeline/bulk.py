@@ -32,7 +32,7 @@ from gidd.pipeline.describe import describe_plan, describe_schedule
 from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.pipeline import Pipeline
-from gidd.pipeline.precision import Precision
+from gidd.pipeline.precision import Precision, choose_precision
 from gidd.pipeline.sample_folder import (
     BLOCK_SIZE,
     BulkSample,
@@ -67,7 +67,9 @@ class BulkJob:
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""
 
-    precision: Precision = "float32"
+    precision: Precision | None = None
+    """None: bf16 on CUDA, float32 on other devices."""
+
     rows_per_call: int | None = None
     """Batch size of a forward pass; None: 1 on a CPU and 16 on other devices."""
 
@@ -176,7 +178,14 @@ def _resolved(job: BulkJob, actors: ActorOptions | None) -> BulkJob:
     device = job.device or default
     rows = job.rows_per_call or (1 if device == "cpu" else 16)
     model, tokenizer = _absolute(job.model), job.tokenizer and _absolute(job.tokenizer)
-    return replace(job, model=model, tokenizer=tokenizer, device=device, rows_per_call=rows)
+    return replace(
+        job,
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        precision=choose_precision(job.precision, torch.device(device)),
+        rows_per_call=rows,
+    )
 
 
 def _absolute(name: str) -> str:

@@ -30,7 +30,7 @@ def from_pretrained(
     name: str | Path,
     *,
     device: str | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     rows_per_call: int | None = None,
     tokenizer: str | Path | Tokenizer | FastTokenizer | None = None,
     p_uniform: float | None = None,
@@ -42,7 +42,8 @@ def from_pretrained(
             the authors or of another project (docs/importers.md), a name on the Hugging Face hub,
             or "proof", a small model of characters that comes with the package.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
-        precision: Numeric precision of the backbone; the output layer and x_theta are in float32.
+        precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
+            by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
         rows_per_call: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
             Results are identical bit by bit only for equal values.
         tokenizer: Tokenizer if the model has none: an object (also a fast tokenizer of

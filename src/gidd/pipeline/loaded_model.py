@@ -20,7 +20,12 @@ from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, save
 from gidd.pipeline.confidence import can_score_visible_tokens
 from gidd.pipeline.describe import describe_schedule
-from gidd.pipeline.precision import Precision, in_precision
+from gidd.pipeline.precision import (
+    Precision,
+    choose_precision,
+    in_precision,
+    with_float32_head,
+)
 from gidd.pipeline.results import ResultManifest
 from gidd.pipeline.spans import ban_unwritten_tokens
 from gidd.pipeline.text import EncodedText, TokenTexts
@@ -47,7 +52,7 @@ class LoadedModel:
         *,
         context: int,
         device: torch.device | str = "cpu",
-        precision: Precision = "float32",
+        precision: Precision | None = None,
         rows_per_call: int | None = None,
         source: dict[str, Any] | None = None,
         notes: Sequence[str] = (),
@@ -55,10 +60,11 @@ class LoadedModel:
         words: WordList | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self.denoiser = denoiser.to(self.device).eval().requires_grad_(False)
+        self.denoiser = denoiser.eval().requires_grad_(False)
+        """The model as it was loaded; a GPU computes with a copy of it."""
         self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context
         self.token_texts = TokenTexts(self.tokenizer)
-        self.precision: Precision = precision
+        self.precision: Precision = choose_precision(precision, self.device)
         self.source, self.notes = source or {}, tuple(notes)
         self.times = times
         """The smallest and the largest time that the network was trained with."""
@@ -66,7 +72,7 @@ class LoadedModel:
         """Words of the training corpus, which correction chooses from."""
         default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
         rows = default if rows_per_call is None else rows_per_call
-        self._network = in_precision(denoiser, precision)
+        self._network = in_precision(denoiser, self.precision, self.device)
         uses_time = getattr(denoiser.backbone, "uses_time", True)
         self.network = self._network if uses_time else CachedFeatures(self._network)
         accepts_padding = bool(getattr(self.network, "accepts_padding", False))
@@ -136,9 +142,8 @@ class LoadedModel:
         """
         default = TOKENS_PER_CALL if self.device.type == "cpu" else 16 * TOKENS_PER_CALL
         rows = default if tokens_per_call is None else tokens_per_call
-        return NelboEstimator(
-            self._network, self.schedule, grid, nodes, seed, rows, ranks, self.device
-        )
+        network = with_float32_head(self._network)
+        return NelboEstimator(network, self.schedule, grid, nodes, seed, rows, ranks, self.device)
 
     def require_visible_scores(self, what: str) -> None:
         """Raise `ConfigError` if the network was trained with masking alone."""

@@ -16,6 +16,9 @@ class Assumptions:
     mfu: float = 0.35
     """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
 
+    launch_microseconds: float = 5.0
+    """Microseconds that the host needs to launch a kernel on a GPU."""
+
     usable_memory: float = 0.9
     """Fraction of device memory for tensors; CUDA, NCCL and fragmentation take the rest."""
 
@@ -50,6 +53,7 @@ class Assumptions:
         for name in (*(f"{rate}_gb_per_second" for rate in rates), "ranks_per_machine"):
             if not 0 < getattr(self, name) < math.inf:
                 yield f"{name} must be positive, got {getattr(self, name)}."
-        for name in ("hop_microseconds", "failures_per_device_hour", "restart_minutes"):
+        times = ("launch_microseconds", "hop_microseconds", "restart_minutes")
+        for name in (*times, "failures_per_device_hour"):
             if not 0 <= getattr(self, name) < math.inf:
                 yield f"{name} must be 0 or more, got {getattr(self, name)}."

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gidd.diffusion.fused import CHUNK_TOKENS, HEAD_AND_LOSS, LOSS_BLOCK_ENTRIES
+from gidd.diffusion.fused import CHUNK_TOKENS, HEAD_AND_LOSS
 
 aten, profiler = torch.ops.aten, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005
@@ -71,11 +71,9 @@ class Collective(NamedTuple):
 class MemoryTracker(TorchDispatchMode):
     """Track the storages of fake tensors by kind; data-dependent sizes take their maximum."""
 
-    def __init__(self, num_tokens: int, vocab_size: int) -> None:
+    def __init__(self, num_tokens: int) -> None:
         super().__init__()
-        self._chunk = min(num_tokens, CHUNK_TOKENS)
-        blocks = 2 * max(1, LOSS_BLOCK_ENTRIES // vocab_size)
-        self._counts = torch.tensor([min(blocks, self._chunk)])  # not fake: Python reads its value
+        self._num_tokens = num_tokens
         self._parameters: list[nn.Parameter] = []
         self._entries: dict[int, tuple[int, str]] = {}
         self._unsharded = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
@@ -140,19 +138,14 @@ class MemoryTracker(TorchDispatchMode):
     def _largest_case(self, func: object, args: tuple[Any, ...]) -> Any:
         """Return the result of a data-dependent operation if every token has a loss, else None.
 
-        The loss is computed for one chunk of tokens at a time, and for one block of rows of it. All
-        chunks and all blocks need the same memory: one chunk and two of its blocks are traced.
+        A CPU finds the tokens that have one, and computes it in chunks of them, which all need the
+        same memory: one chunk is traced. A GPU reads their number where noise only masks.
         """
         if func is aten.nonzero.default:
-            return args[0].new_empty(self._chunk, args[0].dim(), dtype=torch.int64)
-        if func is aten.unique_consecutive.default:
-            return args[0][:1], args[0][:0], self._counts
+            num_tokens = min(self._num_tokens, CHUNK_TOKENS)
+            return args[0].new_empty(num_tokens, args[0].dim(), dtype=torch.int64)
         if func is aten._local_scalar_dense.default:
-            return 0
-        if func is aten.index.Tensor and any(
-            i is not None and i.dtype == torch.bool for i in args[1]
-        ):
-            return args[0].flatten().clone()
+            return self._num_tokens
         return None
 
     def _count(self, kind: CollectiveKind, args: tuple[Any, ...]) -> None:

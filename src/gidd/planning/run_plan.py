@@ -1,7 +1,7 @@
 """Estimate memory, time, traffic, checkpoints and failures of a run on given devices.
 
-Memory and traffic come from one traced step of the real model on fake ranks (`step_trace`). Time,
-checkpoints and failures are arithmetic from `Assumptions`.
+Memory, traffic and kernel launches come from one traced step of the real model on fake ranks
+(`step_trace`). Time, checkpoints and failures are arithmetic from `Assumptions`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, cast, final
 
 from torch import nn
 
-from gidd.diffusion.fused import CHUNK_TOKENS
+from gidd.diffusion.fused import CHUNK_TOKENS, CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.errors import ConfigError
 from gidd.planning.assumptions import Assumptions
 from gidd.planning.cluster import (
@@ -23,7 +23,7 @@ from gidd.planning.cluster import (
     traffic,
 )
 from gidd.planning.hardware import Device
-from gidd.planning.step_trace import RankBatch, rank_batch, trace_in_child
+from gidd.planning.step_trace import RankBatch, StepLaunches, rank_batch, trace_in_child
 from gidd.planning.vocab_size import vocab_size_of
 from gidd.training.build import build_objective
 from gidd.training.config import Diffusion, RunConfig
@@ -66,6 +66,9 @@ class Throughput:
     peak: float
     """FLOP/s of a device in that precision."""
 
+    mfu: float
+    """Model FLOPs utilisation: the assumed one, or the one that launching kernels allows."""
+
     hfu: float
     """Hardware FLOPs utilisation: MFU with recomputed activations counted."""
 
@@ -85,6 +88,23 @@ class Throughput:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Launching:
+    """Time in which the host launches the kernels of a step, while the device computes."""
+
+    step: StepLaunches
+    num_launches: int
+    """Kernels of one step."""
+
+    seconds: float
+    ratio: float
+    """Fraction of the time that the device needs to compute, at the assumed MFU."""
+
+    limits: bool
+    """Whether the device waits for the host."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """Estimated needs of a run, in bytes and seconds."""
 
@@ -95,6 +115,9 @@ class RunPlan:
     rank_batch: RankBatch
     memory: Memory
     throughput: Throughput
+    launching: Launching | None
+    """None on CPUs."""
+
     traffic: Traffic | None
     """None if the device's link is unknown."""
 
@@ -131,15 +154,17 @@ def plan_run(
     traced = trace_in_child(run, vocab, ranks, device.kind)
     batch, usable = rank_batch(run, ranks), device.memory * assumptions.usable_memory
     peak = max(sum(held.values()) for held in traced.phases.values())
-    logits = size * min(CHUNK_TOKENS, batch.micro * run.data.length)
     memory = Memory(
         phases=traced.phases,
-        logits=logits * (2 if run.train.autocast else 4),
+        logits=_logits(run, device, size, batch.micro * run.data.length),
         peak=peak,
         usable=usable,
         fits=peak <= usable,
     )
     throughput = _throughput(run, ranks, device, assumptions.mfu, vocab)
+    launching = _launching(traced.launches, throughput.step_seconds, assumptions)
+    if launching is not None and launching.limits:
+        throughput = _throughput(run, ranks, device, assumptions.mfu / launching.ratio, vocab)
     num_shards = run.parallel.shard_size or ranks if isinstance(run.parallel, FSDP) else 1
     hidden_seconds = (run.train.max_steps_ahead_of_save + 1) * throughput.step_seconds
     checkpoint = checkpoint_cost(traced, num_shards, hidden_seconds, assumptions)
@@ -152,10 +177,36 @@ def plan_run(
         rank_batch=batch,
         memory=memory,
         throughput=throughput,
+        launching=launching,
         traffic=traffic(traced.collectives, ranks, device.link, assumptions),
         checkpoint=checkpoint,
         as_configured=failures(seconds, checkpoint, ranks, assumptions, interval),
         at_best=failures(seconds, checkpoint, ranks, assumptions),
+    )
+
+
+def _logits(run: RunConfig, device: Device, vocab_size: int, num_tokens: int) -> int:
+    """Return the bytes of the logits of one chunk of tokens."""
+    chunk, width = CHUNK_TOKENS, vocab_size
+    if device.kind == "cuda" and isinstance(run.objective, Diffusion):
+        chunk, width = CHUNK_TOKENS_OF_KERNELS, -(-vocab_size // HEAD_ROWS) * HEAD_ROWS
+    return min(chunk, num_tokens) * width * (2 if run.train.autocast else 4)
+
+
+def _launching(
+    step: StepLaunches | None, step_seconds: float, assumptions: Assumptions
+) -> Launching | None:
+    """Compare the time to launch the kernels of a step with the time to compute it."""
+    if step is None:
+        return None
+    number = sum(step.launches.values())
+    seconds = number * assumptions.launch_microseconds * 1e-6
+    return Launching(
+        step=step,
+        num_launches=number,
+        seconds=seconds,
+        ratio=seconds / step_seconds,
+        limits=seconds > step_seconds,
     )
 
 
@@ -173,6 +224,7 @@ def _throughput(run: RunConfig, ranks: int, device: Device, mfu: float, vocab: V
         flops_per_token=flops,
         precision="bf16" if run.train.autocast else "float32",
         peak=peak,
+        mfu=mfu,
         hfu=mfu * (flops + recomputed) / flops,
         tokens=tokens,
         tokens_per_step=per_step,

@@ -2,7 +2,8 @@
 
 The objective of the run is built on the meta device, sharded by the run's own `Parallel` over a
 fake process group of N ranks, and run forward and backward on fake tensors, which have shapes but
-no data. Every allocation and every collective is counted on the way.
+no data. Every allocation, every collective and, for GPUs, every kernel launch is counted on the
+way.
 
 The fake process group is global to a process: `trace_in_child` starts another one for it.
 """
@@ -10,25 +11,30 @@ The fake process group is global to a process: `trace_in_child` starts another o
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from gidd.common.devices import acting_as
 from gidd.data.batch import Batch
-from gidd.models.backbones.layers import Attention
 from gidd.models.networks import blocks_of
+from gidd.planning.launches import LaunchCounter
 from gidd.planning.memory import Collective, MemoryTracker
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig
+from gidd.training.loop import Gradients, update
 from gidd.training.objective import Objective
 from gidd.training.parallel import DDP
-from gidd.training.state import EMA
+from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
@@ -54,8 +60,26 @@ def rank_batch(run: RunConfig, ranks: int) -> RankBatch:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class StepLaunches:
+    """Kernel launches of one rank in one training step on a GPU."""
+
+    compiled: bool
+    """Whether the blocks are compiled; the number of their kernels is then an estimate."""
+
+    launches: dict[str, int]
+    """Launches of forward and backward passes over all micro-batches, and of the update."""
+
+    waits: int
+    """Times that the host waits for a result; copies from host memory are not counted."""
+
+    misaligned_products: int
+    """Matrix products with rows of no multiple of 16 bytes, which tensor cores compute slower."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """Memory and collectives of one rank in one training step."""
+    """Memory, collectives and kernel launches of one rank in one training step."""
 
     num_parameters: int
     """Parameters of the complete model."""
@@ -69,6 +93,9 @@ class StepTrace:
     collectives: tuple[Collective, ...]
     """Collectives of all micro-batches."""
 
+    launches: StepLaunches | None
+    """None on CPUs."""
+
 
 def trace_in_child(
     run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]
@@ -81,64 +108,98 @@ def trace_in_child(
 
 def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> StepTrace:
     """Trace one step of rank 0. The fake process group stays initialised afterwards."""
-    objective = _sharded_objective(run, vocab, ranks)
+    (world, objective), counters = _sharded_objective(run, vocab, ranks), _Counters()
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(objective)
+    if kind == "cuda" and run.train.compile is not False:  # None: on by default
+        counters.fuse(blocks_of(objective.network))
     length, micro = run.data.length, rank_batch(run, ranks).micro
-    tracker = MemoryTracker(micro * length, vocab.size)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        objective.to_empty(device="cpu")
-        optimizer = run.optim.build(objective.parameters())
-        tracker.add_parameters(list(objective.parameters()))
-        tracker.add("optimiser", [list(state.values()) for state in optimizer.state.values()])
-        if run.train.ema_decay is not None:
-            ema = EMA(objective.named_parameters(), run.train.ema_decay)
-            tracker.add("ema", ema.values)
-        batch = Batch(
-            torch.zeros(micro, length, dtype=torch.int64),
-            torch.ones(micro, length, dtype=torch.bool),
-            torch.zeros(micro, dtype=torch.int64),
-        )
+    tracker = MemoryTracker(micro * length)
+    as_device = nullcontext() if kind == "cpu" else acting_as(kind)
+    with as_device, FakeTensorMode(allow_non_fake_inputs=True):
+        state = _state(run, objective, tracker)
         accumulates, ddp = run.train.accumulate > 1, isinstance(run.parallel, DDP) and ranks > 1
         # gradients of earlier micro-batches are kept outside the buckets that DDP reduces
         accumulated = objective.parameters() if ddp and accumulates else ()
         buffers = [torch.empty_like(parameter) for parameter in accumulated]
         tracker.add("gradients", buffers)
-        # the second pass starts with gradients: those of an earlier micro-batch, or the buckets of
-        # DDP, which are never freed
-        for _ in range(2 if accumulates or ddp else 1):
+        if accumulates or ddp:
+            # the pass that counts starts with gradients: those of an earlier micro-batch, or the
+            # buckets of DDP, which are never freed
+            _micro_batch(run, objective, (micro, length), tracker, _Counters())
             tracker.collectives.clear()
-            _step(run, objective, batch, tracker)
+        sums = _micro_batch(run, objective, (micro, length), tracker, counters)
+        phases, collectives = tracker.phases(), tuple(tracker.collectives.values())
+        if kind == "cuda":
+            with counters.update:
+                _update(run, world, state, sums)
     parameters = list(objective.parameters())
-    collectives: list[Collective] = []
-    for c in tracker.collectives.values():
-        # gradients of replicas are all-reduced after the last micro-batch only
-        times = 1 if c.kind == "all-reduce" else run.train.accumulate
-        collectives.append(c._replace(calls=c.calls * times, bytes=c.bytes * times))
     if ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
-        collectives = [Collective("all-reduce", ranks, -(-gradient // _DDP_BUCKET), gradient)]
+        buckets = -(-gradient // _DDP_BUCKET)
+        collectives = (Collective("all-reduce", ranks, buckets, gradient),)
+        counters.update.counts.launches["all-reduce of gradients"] += buckets
     return StepTrace(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
-        phases=tracker.phases(),
-        collectives=tuple(collectives),
+        phases=phases,
+        collectives=tuple(_of_step(each, run.train.accumulate) for each in collectives),
+        launches=counters.of_step(run.train.accumulate) if kind == "cuda" else None,
     )
+
+
+def _of_step(collective: Collective, micro_batches: int) -> Collective:
+    """Return the collectives of a step, from those of its last micro-batch."""
+    # gradients of replicas are all-reduced after the last micro-batch only
+    times = 1 if collective.kind == "all-reduce" else micro_batches
+    return collective._replace(calls=collective.calls * times, bytes=collective.bytes * times)
+
+
+@final
+class _Counters:
+    """Launches of one micro-batch, forward and backward, and of the update."""
+
+    def __init__(self) -> None:
+        self.forward, self.backward, self.update = (LaunchCounter() for _ in range(3))
+
+    def fuse(self, blocks: Sequence[nn.Module]) -> None:
+        """Count compiled blocks, and almost only blocks are in the backward pass."""
+
+        def begin(*_: object) -> None:
+            self.forward.is_compiled = True
+
+        def end(*_: object) -> None:
+            self.forward.is_compiled = False
+
+        for block in blocks:
+            block.register_forward_pre_hook(begin)
+            block.register_forward_hook(end)
+        self.backward.is_compiled = bool(blocks)
+
+    def of_step(self, micro_batches: int) -> StepLaunches:
+        """Return the counts of a step."""
+        phases = {"forward": self.forward, "backward": self.backward, "update": self.update}
+        counts = {name: counter.counts for name, counter in phases.items()}
+        times = {"forward": micro_batches, "backward": micro_batches, "update": 1}
+        return StepLaunches(
+            compiled=self.backward.is_compiled,
+            launches={name: times[name] * counts[name].num_launches for name in counts},
+            waits=sum(times[name] * counts[name].num_waits for name in counts),
+            misaligned_products=sum(times[name] * len(counts[name].misaligned) for name in counts),
+        )
 
 
 def follow_cuda_autocast(model: nn.Module) -> None:
     """Let a model on the CPU keep the activations that it would keep on CUDA under autocast.
 
-    Layer norms have float32 inputs and outputs on CUDA, and attention stays in bf16.
+    Layer norms have float32 inputs and outputs there.
     """
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-        elif isinstance(module, Attention):
-            module.float32_on_cpu = False
 
 
-def _sharded_objective(run: RunConfig, vocab: Vocab, ranks: int) -> Objective:
+def _sharded_objective(run: RunConfig, vocab: Vocab, ranks: int) -> tuple[World, Objective]:
     """Build rank 0's part of the objective on the meta device, in a fake process group."""
     uncompiled = replace(run, train=replace(run.train, compile=False))
     objective = build_objective(uncompiled, vocab)
@@ -146,12 +207,49 @@ def _sharded_objective(run: RunConfig, vocab: Vocab, ranks: int) -> Objective:
     world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     run.parallel.place(objective, blocks_of(objective.network), world, precision)
-    return objective
+    return world, objective
 
 
-def _step(run: RunConfig, objective: Objective, batch: Batch, tracker: MemoryTracker) -> None:
+def _state(run: RunConfig, objective: Objective, tracker: MemoryTracker) -> TrainState:
+    """Allocate weights, optimiser and EMA."""
+    objective.to_empty(device="cpu")
+    optimizer = run.optim.build(objective.parameters())
+    tracker.add_parameters(list(objective.parameters()))
+    tracker.add("optimiser", [list(state.values()) for state in optimizer.state.values()])
+    decay = run.train.ema_decay
+    ema = None if decay is None else EMA(objective.named_parameters(), decay)
+    if ema is not None:
+        tracker.add("ema", ema.values)
+    return TrainState(objective=objective, module=objective, optimizer=optimizer, ema=ema)
+
+
+def _micro_batch(
+    run: RunConfig,
+    objective: Objective,
+    shape: tuple[int, int],
+    tracker: MemoryTracker,
+    counters: _Counters,
+) -> Tensor:
+    """Run a micro-batch forward and backward; return the sums of its metrics."""
+    batch = Batch(
+        torch.zeros(shape, dtype=torch.int64),
+        torch.ones(shape, dtype=torch.bool),
+        torch.zeros(shape[0], dtype=torch.int64),
+    )
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=run.train.autocast)
-    with autocast, tracker.track("forward"):
+    with autocast, tracker.track("forward"), counters.forward:
         outcome = objective(batch, 0, run.train.global_batch, 1.0)
-    with tracker.track("backward"):
+    with tracker.track("backward"), counters.backward:
         outcome.loss.backward()
+    return outcome.sums
+
+
+def _update(run: RunConfig, world: World, state: TrainState, sums: Tensor) -> None:
+    """Do what the training loop does after the last backward pass of a step."""
+    parameters = state.objective.parameters()
+    # one kernel for many gradients, which torch does not choose for fake tensors
+    norm = nn.utils.clip_grad_norm_(parameters, run.optim.max_grad_norm, foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    stats = world.reduce_step_stats(sums, norm, False)
+    update(run, state, Gradients(0, state.objective.names, stats))

@@ -13,9 +13,10 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times, time_dtype
 from gidd.sampling.engine import Engine
+from gidd.sampling.forward_pass import ForwardPass
 from gidd.sampling.jobs import Jobs
 from gidd.sampling.plan import Plan, corrector_plan
-from gidd.sampling.prediction import ForwardPass, Prediction
+from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import Processor
 from gidd.sampling.request import Request
 from gidd.sampling.windows import windows

@@ -209,7 +209,10 @@ def generate_samples(
         Request(tokens=blanks(length), plan=plan, sample_index=i, stop=stop)
         for i in range(run.train.generate_samples)
     ]
-    engine = Engine(objective.denoiser, objective.schedule, device=world.device)
+    # a GPU computes all of them at once
+    rows = 1 if world.device.type == "cpu" else run.train.generate_samples
+    parts = objective.denoiser, objective.schedule
+    engine = Engine(*parts, rows_per_call=rows, device=world.device)
     with (
         unsharded(objective),
         torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast),

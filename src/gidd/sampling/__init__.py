@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from gidd.sampling.engine import Engine as Engine, OnStep as OnStep
     from gidd.sampling.event_buffer import EventBuffer as EventBuffer
+    from gidd.sampling.forward_pass import ForwardPass as ForwardPass
     from gidd.sampling.jobs import (
         Jobs as Jobs,
         StartedJob as StartedJob,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         sampling_plan as sampling_plan,
     )
     from gidd.sampling.prediction import (
-        ForwardPass as ForwardPass,
         Observation as Observation,
         Prediction as Prediction,
     )

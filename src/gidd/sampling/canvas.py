@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
 import torch
 from torch import Tensor
 
+from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
@@ -90,6 +91,10 @@ class Canvas:
 
     best: BestState
 
+    times_on_host: Float[Tensor, "2 B"] | None = None
+    """s and t of the step, for a GPU: schedules are functions of few numbers and many operations,
+    each of which would be a launch."""
+
     @classmethod
     def start(
         cls,
@@ -142,27 +147,32 @@ class Canvas:
     @property
     def position(self) -> Int[Tensor, " L"]:
         """0 .. L - 1."""
-        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return positions(self.tokens.shape[1], self.tokens.device)
 
     def random(self, stream: Stream) -> Int[Tensor, "B L"]:
         """Draw this step's uniform random numbers, one per position, in fixed point."""
         # for a single seed the key is computed with Python integers: far fewer tensor operations
-        seed = int(self.seed) if len(self.seed) == 1 else self.seed
+        is_single = len(self.seed) == 1 and kind_of(self.seed) == "cpu"
+        seed = int(self.seed) if is_single else self.seed
         return random_integers(seed, stream, self.step_index, self.sample_index, self.position)
 
     def rows(self, index: Int[Tensor, " K"]) -> Canvas:
         """Copy some of the sequences to a new canvas."""
-        tensors = {name: value for name, value in vars(self).items() if name != "best"}
+        tensors = {name: value for name, value in vars(self).items() if name not in _OTHER}
         parts = {name: tensor[index] for name, tensor in tensors.items()}
         return Canvas(**parts, best=self.best.rows(index))
 
     def put(self, index: Int[Tensor, " K"], other: Canvas) -> None:
         """Write the sequences of another canvas to the rows `index`."""
         for name, value in vars(other).items():
-            if name != "best":
+            if name not in _OTHER:
                 getattr(self, name)[index] = value
         for stored, started in zip(self.best, other.best, strict=True):
             stored[index] = started
+
+
+_OTHER = ("best", "times_on_host")
+"""Fields of a canvas that are no tensors on its device."""
 
 
 def time_dtype(device: torch.device) -> torch.dtype:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
@@ -45,6 +46,7 @@ class Lane:
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
         self._tokens = np.zeros((rows, length), dtype=np.int64)
+        self._capacity: int | None = None
 
     @property
     def is_pending(self) -> bool:
@@ -142,28 +144,34 @@ class Lane:
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
         try:
-            batch = StepBatch.of(self._network, self._schedule, self._canvas, rows, tickets)
-            changes = batch.changes()
+            parts = self._network, self._schedule, self._canvas, rows, tickets
+            changes = StepBatch.of(*parts, self._capacity).changes()
         except Exception as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self._advance([row])]
             return [self._fail(rows[0], error)]
+        self._capacity = _expected(changes)
         return [event for change in changes for event in self._apply(change)]
 
     def _apply(self, change: Change) -> list[Event]:
         """Write what a step did, on the device and on the host."""
         assert self._canvas is not None
-        index = self._integers(change.rows)
-        self._canvas.tokens[index] = change.tokens
-        if change.best is not None:
-            for stored, updated in zip(self._canvas.best, change.best, strict=True):
+        tokens, best = change.outcome.tokens, change.outcome.best
+        if change.rows == list(range(self._num_rows)):
+            index = slice(None)
+        else:
+            index = self._integers(change.rows)
+        self._canvas.tokens[index] = tokens
+        if best is not None:
+            for stored, updated in zip(self._canvas.best, best, strict=True):
                 stored[index] = updated
         edits = self._edits(change)
         new = change.written[-1]
         self._tokens[change.rows] = new
         is_known = np.all((new >= 0) & (new < self._schedule.vocab.size), axis=1)
         events: list[Event] = []
-        rows = zip(change.rows, change.flags, is_known.tolist(), change.frames, strict=True)
+        frames, values = change.outcome.frames, change.values
+        rows = zip(change.rows, change.flags, is_known.tolist(), frames, strict=True)
         for k, (row, (ends_phase, was_read, is_finite), is_valid, frame) in enumerate(rows):
             ticket, own = self._ticket(row), edits.get(k, [])
             if not (is_finite and is_valid):
@@ -171,10 +179,10 @@ class Lane:
                 events.append(self._fail(row, error))
                 continue
             ticket.add(own, frame, bool(was_read))
-            if change.values:
+            if values:
                 length = len(ticket.request.tokens)
-                ticket.values = tuple(value[k, :length] for value in change.values)
-            ticket.advance(ends_phase=bool(ends_phase), is_scored=change.best is not None)
+                ticket.values = tuple(value[k, :length] for value in values)
+            ticket.advance(ends_phase=bool(ends_phase), is_scored=best is not None)
             if ticket.steps_done == ticket.num_steps:
                 ticket.finish()
                 self._slots[row] = None
@@ -207,7 +215,13 @@ class Lane:
         return ticket
 
     def _integers(self, values: list[int]) -> Int[Tensor, " K"]:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, torch.int64, self._device)
+
+
+def _expected(changes: Sequence[Change]) -> int | None:
+    """Return for how many positions the next step provides: on a GPU, twice those of this one."""
+    numbers = [change.num_read for change in changes if change.num_read is not None]
+    return 2 * max(numbers) if numbers else None
 
 
 def _unknown_tokens(ticket: Ticket) -> ConfigError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -129,6 +129,11 @@ class CachedFeatures:
     def distribution(self, hidden: Tensor) -> Tensor:
         """Compute x_theta with the wrapped network."""
         return self.network.distribution(hidden)
+
+    @property
+    def logit_head(self) -> Any:
+        """That of the wrapped network, if it has one."""
+        return cast(Any, self.network).logit_head
 
     def _find(self, keys: list[_Row]) -> list[Tensor] | None:
         """Return the features of all rows, now the last used, or None if one is missing."""

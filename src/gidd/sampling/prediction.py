@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from gidd.sampling.network import DenoisingNetwork
+from gidd.common.devices import has_kernels, kind_of
+from gidd.sampling.forward_pass import ForwardPass
 from gidd.sampling.processors import Processor
+from gidd.sampling.row_draws import DenseDraws
+from gidd.sampling.static_read import DrawFunction, DrawRequest, RowFunction, StaticReader, tile_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -21,9 +22,6 @@ TILE_ENTRIES = 6_500_000
 
 BLOCK_ENTRIES = 1 << 20
 """Entries that are processed together, so that they stay in a core's cache."""
-
-RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K, ...]."""
 
 
 class Observation(NamedTuple):
@@ -40,30 +38,6 @@ class Observation(NamedTuple):
 
     top_probability: Float[Tensor, "B L"]
     """x_theta of the most likely token."""
-
-
-@final
-@dataclass(frozen=True)
-class ForwardPass:
-    """A forward pass of the network on a batch, made when its features are first needed.
-
-    Sequences with different steps share it: the first prediction that is read computes the features
-    of all of them.
-    """
-
-    network: DenoisingNetwork
-    z: Int[Tensor, "B L"]
-    t: Float[Tensor, " B"]
-
-    valid: Bool[Tensor, "B L"] | None = None
-    """False at padding; None if no sequence is padded."""
-
-    @cached_property
-    def features(self) -> Float[Tensor, "B L D"]:
-        """What enters the output head."""
-        if self.valid is None:
-            return self.network.hidden(self.z, self.t)
-        return self.network.hidden(self.z, self.t, self.valid)
 
 
 class _Run(NamedTuple):
@@ -91,6 +65,7 @@ class Prediction:
         *,
         rows: Int[Tensor, " B"] | None = None,
         num_rows: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Predict for some sequences of a forward pass.
 
@@ -100,6 +75,9 @@ class Prediction:
             processors: Those of each sequence; none by default.
             rows: Sequences of the forward pass; all by default.
             num_rows: Only the first of them are predicted: the others pad the batch.
+            capacity: On a GPU, the largest number of positions that a read is expected to choose;
+                all by default. If there are more, `static.overflows` is set, and results are
+                incomplete.
         """
         self.vocab_size = vocab_size
         self.z = forward.z if rows is None else forward.z[rows]
@@ -110,22 +88,61 @@ class Prediction:
         self.is_finite = ~self.was_read
         """Whether all that was read of a sequence is finite; no step waits for a GPU to know."""
         self._forward, self._rows = forward, rows
-        self._is_predicted = torch.arange(len(self.z), device=self.z.device) < num_rows
+        self._is_predicted = None
+        if num_rows < len(self.z):
+            self._is_predicted = torch.arange(len(self.z), device=self.z.device) < num_rows
         self._sets = _processor_sets(processors[:num_rows] or [()] * num_rows)
+        self.static = None
+        """How a GPU reads; a CPU reads the chosen positions alone."""
+        if kind_of(self.z) != "cpu":
+            self.static = StaticReader(forward, self.z, vocab_size, rows, capacity)
 
     def read(self, where: Bool[Tensor, "B L"], function: RowFunction) -> tuple[Tensor, ...]:
         """Apply `function` to x_theta at the chosen positions; values are [B, L], 0 elsewhere.
 
-        If no position is chosen, the network is not called.
+        If no position is chosen, the network is not called, except on a GPU, where the number of
+        positions is not known without waiting for it. There, rows that were not chosen are passed
+        to `function` as well, and their values are dropped.
         """
-        where = where & self._is_predicted[:, None]
-        self.was_read = self.was_read | where.any(-1)
+        where = self._predicted(where)
+        if self.static is not None:
+            return self._read_static(self.static, where, function, None)
         index, runs = self._order(where)
         if len(index):
             parts = [function(*block) for block in self._blocks(index, runs)]
         else:
             parts = [function(torch.empty(0, self.vocab_size, device=index.device), index)]
         return tuple(self._scatter(index, torch.cat(v)) for v in zip(*parts, strict=True))
+
+    def read_draws(
+        self,
+        where: Bool[Tensor, "B L"],
+        u: Int[Tensor, "B L"],
+        function: DrawFunction,
+        temperature: float = 1.0,
+        with_odds: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """As `read`, for functions that draw a token from each row.
+
+        Without processors, a kernel draws on CUDA, and x_theta itself is never in memory.
+
+        Args:
+            where: Chosen positions.
+            u: Fixed-point uniforms of the tokens.
+            function: Applied to the chosen rows.
+            temperature: Of the tokens that are drawn.
+            with_odds: Whether `function` calls `RowDraws.log_odds`.
+        """
+        z, u = self.z.flatten(), u.flatten()
+
+        def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            return function(DenseDraws(rows, z[i], u[i], temperature), i)
+
+        if self.static is None:
+            return self.read(where, of_rows)
+        draws = DrawRequest(z, u, temperature, with_odds, function)
+        kernel = draws if has_kernels(where) else None
+        return self._read_static(self.static, self._predicted(where), of_rows, kernel)
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
@@ -145,8 +162,25 @@ class Prediction:
     @property
     def _tile(self) -> int:
         """Positions per pass of the head: a multiple of 32, so that vector loops have no tail."""
-        largest = max(32, TILE_ENTRIES // self.vocab_size // 32 * 32)
-        return min(largest, (self.z.numel() + 31) // 32 * 32)
+        return tile_of(TILE_ENTRIES, self.vocab_size, self.z.numel())
+
+    def _predicted(self, where: Bool[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
+        """Leave out padding, and note which sequences are read."""
+        if self._is_predicted is not None:
+            where = where & self._is_predicted[:, None]
+        self.was_read = self.was_read | where.any(-1)
+        return where
+
+    def _read_static(
+        self,
+        static: StaticReader,
+        where: Bool[Tensor, "B L"],
+        of_rows: RowFunction,
+        draws: DrawRequest | None,
+    ) -> tuple[Tensor, ...]:
+        values = static.read(where, self._sets, of_rows, draws)
+        self.is_finite = self.is_finite & static.is_finite
+        return values
 
     def _order(self, where: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " K"], list[_Run]]:
         """Return the chosen positions, those with equal processors one after the other."""

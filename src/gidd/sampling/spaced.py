@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.allowed import integer
+from gidd.common.devices import kind_of, positions
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Shaped
@@ -27,14 +28,14 @@ def top_spaced(
 
     Greedy: take the highest score, then the highest of those far enough from it, and so on.
     """
-    position = torch.arange(score.shape[1], device=score.device)
+    position = positions(score.shape[1], score.device)
     lowest = -torch.inf if score.is_floating_point() else torch.iinfo(score.dtype).min
     chosen = torch.zeros_like(allowed)
     for _ in range(min(num, score.shape[1])):
         best = torch.where(allowed, score, lowest).argmax(-1, keepdim=True)
         chosen |= (position == best) & allowed
         allowed = allowed & ((position - best).abs() >= distance)
-        if not allowed.any():
+        if kind_of(allowed) == "cpu" and not allowed.any():  # a GPU would be waited for
             break
     return chosen
 

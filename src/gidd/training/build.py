@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import cast, final
 
 import torch
@@ -64,10 +65,17 @@ def build_objective(
         seed=run.train.seed,
         eps=objective.eps,
         token_bytes=token_bytes,
-        compiled=run.train.compile,
+        compiled=bool(run.train.compile),
         p_uniform_warmup=objective.p_uniform_warmup,
         time_power=objective.time_power,
     )
+
+
+def is_compiled(setting: bool | None, device: torch.device) -> bool:
+    """Return `train.compile`, or its default on a device."""
+    if setting is not None:
+        return setting
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def build_state(
@@ -82,12 +90,16 @@ def build_state(
     A rank never holds more than its shard of the state and one full parameter, if the network can
     fill its own parameters.
     """
-    objective = build_objective(run, vocab, token_bytes, given)
+    compiled = is_compiled(run.train.compile, world.device)
+    compiled_run = replace(run, train=replace(run.train, compile=compiled))
+    objective = build_objective(compiled_run, vocab, token_bytes, given)
     network = objective.network
     blocks = blocks_of(network)
-    if run.train.compile:
+    if compiled:
         for block in blocks:
-            block.compile(fullgraph=True)  # one short compilation that all blocks share
+            # one short compilation that all blocks share; blocks that cannot be compiled as one
+            # graph are an error only if the setting was given
+            block.compile(fullgraph=run.train.compile is True)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     if given.network is not None and world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):

@@ -130,8 +130,9 @@ class TrainConfig:
     autocast: bool = True
     """bfloat16 autocast, as in the paper; weights and optimiser state stay float32."""
 
-    compile: bool = False
-    """Compile the blocks and the loss with torch.compile; the first steps take a minute or two."""
+    compile: bool | None = None
+    """Compile the blocks and the loss with torch.compile; the first steps take a minute or two. On
+    by default on CUDA with Triton, off elsewhere."""
 
     ema_decay: float | None = None
     """EMA decay of the weights, e.g. 0.9999; off by default."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gidd.common.codec import to_plain
@@ -21,7 +22,10 @@ from gidd.training.parallel import sync_gradients_if_last
 from gidd.training.reporting import Report, Speed
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
-from gidd.training.world import World
+from gidd.training.world import StepStats, World
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class Evaluation(NamedTuple):
@@ -68,9 +72,11 @@ def training_loop(
     batch = next(batches).to(world.device)
     _dry_run(run, world, state, batch)
 
+    unread: deque[Gradients] = deque()
     while state.step < config.steps:
         watchdog.phase(state.step, "step")
         found = gradients(run, world, state, batch, watchdog.stop_requested)
+        unread.append(found)
         if state.step % config.save_every >= config.max_steps_ahead_of_save:
             # bounds the steps that a kill loses: no further update before the save is complete
             watchdog.phase(state.step, "writing")
@@ -81,17 +87,21 @@ def training_loop(
 
         # all ranks enter; only rank 0 reports
         last = state.step == config.steps
-        if state.step % config.report_every == 0 or last:
+        is_report_due = state.step % config.report_every == 0 or last
+        is_save_due = state.step % config.save_every == 0 or last
+        is_needed = is_report_due or is_save_due or _is_evaluation_due(config, state.step)
+        norm, stop = _read(state, unread, leave=0 if is_needed else 1)
+        if is_report_due:
             metrics = state.objective.summary(state.pending)
-            metrics |= {"grad_norm": found.norm, "learning_rate": learning_rate}
+            metrics |= {"grad_norm": norm, "learning_rate": learning_rate}
             report.training(state.step, metrics | speed.wall(config.steps - state.step))
             state.pending = {}
         # saved first: an evaluation that fails loses no step
-        if state.step % config.save_every == 0 or last or found.stop:
+        if is_save_due or stop:
             watchdog.phase(state.step, "checkpoint")
             with speed.paused():
                 checkpoints.save(state.step, state.tensors(), state.record() | settings, files)
-        if found.stop and not last:  # the resumed run evaluates
+        if stop and not last:  # the resumed run evaluates
             break
         if _is_evaluation_due(config, state.step):
             report_evaluation()
@@ -107,8 +117,22 @@ def _is_evaluation_due(config: TrainConfig, step: int) -> bool:
     return step > 0 and (step % config.evaluate_every == 0 or step == config.steps)
 
 
-class Gradients(NamedTuple):
-    """Statistics of a step before its update; the gradients themselves are in the module."""
+def _read(state: TrainState, unread: deque[Gradients], leave: int) -> tuple[float, bool]:
+    """Read statistics of steps, but of the last `leave`; return the last norm, and whether to stop.
+
+    Reading those of the step that the device computes would let it wait for the next one. All are
+    read if the run is to stop: it is then saved.
+    """
+    norm, stop = 0.0, False
+    while len(unread) > (0 if stop else leave):
+        sums, norm, is_requested = unread.popleft().read()
+        state.add(sums)
+        stop = stop or is_requested
+    return norm, stop
+
+
+class StepResult(NamedTuple):
+    """Statistics of a step on the host."""
 
     sums: dict[str, float]
     """Sums of the objective over the global batch."""
@@ -120,12 +144,45 @@ class Gradients(NamedTuple):
     """Whether any rank received a stop signal."""
 
 
+class Gradients(NamedTuple):
+    """Statistics of a step before its update; the gradients themselves are in the module."""
+
+    step: int
+    names: tuple[str, ...]
+    """Names of the sums of the objective."""
+
+    stats: StepStats
+
+    @property
+    def are_invalid(self) -> Float[Tensor, ""]:
+        """1.0 if the loss or the gradient norm is not finite, else 0.0; on the device."""
+        loss = self.stats.sums[self.names.index("loss")]
+        return (loss + self.stats.norm).isfinite().logical_not().float()
+
+    def read(self) -> StepResult:
+        """Wait for the statistics.
+
+        Raises:
+            TrainingDiverged: The loss or the gradient norm is not finite.
+        """
+        totals, norm, stop = self.stats.read()
+        sums = dict(zip(self.names, totals, strict=True))
+        if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
+            raise TrainingDiverged(
+                f"step {self.step}: the loss is {sums['loss']} and the gradient norm is {norm}. "
+                "The weights were not updated. Resume from the last checkpoint with a lower "
+                "optim.learning_rate or a longer optim.warmup."
+            )
+        return StepResult(sums, norm, stop)
+
+
 def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_requested: bool = False
 ) -> Gradients:
     """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
     torch.manual_seed(dropout_seed(run.train.seed, state.step, world.rank))
-    sums = torch.zeros(len(state.objective.names), device=world.device)
+    names = state.objective.names
+    sums = torch.zeros(len(names), device=world.device)
     micros = batch.split(run.train.accumulate)
     for k, micro in enumerate(micros):
         with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
@@ -133,32 +190,29 @@ def gradients(
             outcome.loss.backward()
         sums += outcome.sums
 
-    # one all-reduce and one wait for the device
     grad_norm = nn.utils.clip_grad_norm_(state.module.parameters(), run.optim.max_grad_norm)
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor()
-    totals, norm, stop = world.reduce_step_stats(sums, grad_norm, stop_requested)
-    step_sums = dict(zip(state.objective.names, totals, strict=True))
-    if not math.isfinite(step_sums["loss"]) or not math.isfinite(norm):
-        raise TrainingDiverged(
-            f"step {state.step}: the loss is {step_sums['loss']} and the gradient norm is {norm}. "
-            "The weights were not updated. Resume from the last checkpoint with a lower "
-            "optim.learning_rate or a longer optim.warmup."
-        )
-    return Gradients(step_sums, norm, stop)
+    stats = world.reduce_step_stats(sums, grad_norm, stop_requested)
+    return Gradients(state.step, names, stats)
 
 
 def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
-    """Take an optimiser step; return the learning rate."""
+    """Take an optimiser step, unless this or an earlier step diverged; return the learning rate."""
     learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate
+    if found.stats.norm.device.type == "mps":
+        found.read()  # raises before the update: AdamW on Apple GPUs ignores `found_inf`
+    invalid, before = found.are_invalid, state.has_diverged
+    state.has_diverged = invalid if before is None else torch.maximum(invalid, before)
+    # read by fused AdamW on the device: if it is 1.0, weights, moments and counters do not change
+    state.optimizer.found_inf = state.has_diverged  # pyright: ignore[reportAttributeAccessIssue]
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     if state.ema:
         state.ema.update(state.objective.named_parameters())
     state.step += 1
-    state.add(found.sums)
     return learning_rate
 
 

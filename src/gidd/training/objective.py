@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gidd.common.devices import copy_to, positions
 from gidd.data.batch import Batch
 from gidd.diffusion.fused import CHUNK_TOKENS
 from gidd.diffusion.loss import loss_at
@@ -25,10 +26,11 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratified_times, time_weights
 from gidd.diffusion.weighting import Weighting
-from gidd.models import AutoregressiveModel, Denoiser
+from gidd.models import AutoregressiveModel, Denoiser, Head
+from gidd.training.parallel import gather
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 Metrics = dict[str, float]
 
@@ -55,6 +57,13 @@ class Objective(nn.Module, ABC):
     names: tuple[str, ...]
     """Names of the sums."""
 
+    def __init__(self, token_bytes: Int[Tensor, " V"] | None) -> None:
+        super().__init__()
+        self.token_bytes = token_bytes
+        """UTF-8 bytes of each token, in host memory; None if the tokenizer does not define them."""
+
+        self._token_bytes_on: dict[torch.device, Tensor] = {}
+
     @property
     @abstractmethod
     def network(self) -> nn.Module:
@@ -75,12 +84,21 @@ class Objective(nn.Module, ABC):
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute means and fractions from sums over any number of tokens."""
 
+    def _bytes_of(self, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """Return the UTF-8 bytes of each token; 0 if the tokenizer does not define them."""
+        if self.token_bytes is None:
+            return torch.zeros_like(tokens)
+        device = tokens.device
+        if device not in self._token_bytes_on:
+            self._token_bytes_on[device] = copy_to(self.token_bytes, device)
+        return self._token_bytes_on[device][tokens]
+
 
 class DiffusionObjective(Objective):
     """The NELBO of Eq. 14, or its reweighted form, at one random time t per sample."""
 
     names = ("loss", "tokens", "nelbo", "valid", "bytes", "kl", "itakura_saito")
-    names += tuple(f"{what}_{kind}" for kind in _KINDS for what in ("nelbo", "num"))
+    names += tuple(f"{what}_{kind}" for what in ("nelbo", "num") for kind in _KINDS)
 
     def __init__(
         self,
@@ -108,9 +126,9 @@ class DiffusionObjective(Objective):
             p_uniform_warmup: Training steps in which p_uniform of hybrid noise grows from 0.
             time_power: As `power` in `stratify`.
         """
-        super().__init__()
+        super().__init__(token_bytes)
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
-        self.seed, self.eps, self.token_bytes, self.compiled = seed, eps, token_bytes, compiled
+        self.seed, self.eps, self.compiled = seed, eps, compiled
         self.p_uniform_warmup, self.time_power = p_uniform_warmup, time_power
         self._noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = {}
 
@@ -129,30 +147,35 @@ class DiffusionObjective(Objective):
         schedule, weighting = self._noise_at(step)
         slot = batch.sample_index % num_samples
         t = stratified_times(self.seed, step, slot, num_samples, self.eps, power=self.time_power)
-        position = torch.arange(x.shape[1], device=x.device)
+        position = positions(x.shape[1], x.device)
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
         z, (loss, weight, kl, itakura_saito) = loss_at(
-            self.denoiser, schedule, weighting, t, x, u, scale, compiled=self.compiled
+            self, schedule, weighting, t, x, u, scale, compiled=self.compiled
         )
         with torch.no_grad():
-            weight, valid = weight * batch.valid, batch.valid
+            valid = batch.valid.to(weight.dtype)
+            weight = weight * valid
             if self.time_power != 1:  # the density of times changes the loss, not the NELBO
                 weight = weight * time_weights(t, self.eps, self.time_power)[:, None]
-            nelbo = weight * (kl + itakura_saito)
-            mask_id, kept = self.schedule.vocab.mask_id, z == x
-            masked = torch.zeros_like(kept) if mask_id is None else z == mask_id
-            kinds = (masked, ~masked & ~kept, kept)
-            sums = (
-                loss / scale,
-                torch.tensor(x.numel()),
-                nelbo.sum(),
-                valid.sum(),
-                num_bytes(self.token_bytes, x, valid),
-                (weight * kl).sum(),
-                (weight * itakura_saito).sum(),
-                *(part for k in kinds for part in (nelbo[k].sum(), (k & valid).sum())),
-            )
-            return ObjectiveOutput(loss, torch.stack([part.to(loss) for part in sums]))
+            nelbo, kinds = weight * (kl + itakura_saito), self._kinds(x, z)
+            per_token = [nelbo, valid, self._bytes_of(x) * valid, weight * kl]
+            per_token += [weight * itakura_saito, *(nelbo * kinds), *(valid * kinds)]
+            return ObjectiveOutput(loss, _sums(loss / scale, per_token))
+
+    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
+        """Compute the hidden states of the denoiser."""
+        return self.denoiser.hidden(z, t)
+
+    def head(self) -> Head:
+        """Return the head of the denoiser, gathered from all ranks if it is sharded."""
+        gather(self.denoiser.backbone.head)
+        return self.denoiser.head()
+
+    def _kinds(self, x: Int[Tensor, "B L"], z: Int[Tensor, "B L"]) -> Bool[Tensor, "3 B L"]:
+        """Return which noisy tokens are of each kind in `_KINDS`."""
+        mask_id, kept = self.schedule.vocab.mask_id, z == x
+        masked = torch.zeros_like(kept) if mask_id is None else z == mask_id
+        return torch.stack([masked, ~(masked | kept), kept])
 
     def _noise_at(self, step: int) -> tuple[MixingSchedule, Weighting]:
         """Return noise and weights of a training step, while p_uniform grows; in few levels.
@@ -190,8 +213,8 @@ class AutoregressiveObjective(Objective):
         token_bytes: Int[Tensor, " V"] | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        super().__init__()
-        self.model, self.token_bytes, self.chunk_tokens = model, token_bytes, chunk_tokens
+        super().__init__(token_bytes)
+        self.model, self.chunk_tokens = model, chunk_tokens
 
     @property
     def network(self) -> nn.Module:
@@ -208,14 +231,16 @@ class AutoregressiveObjective(Objective):
         hidden = self.model.hidden(batch.tokens)[:, :-1].flatten(0, 1)
         labels, valid = batch.tokens[:, 1:], batch.valid[:, 1:]
         size = self.chunk_tokens
+        gather(self.model.head)
         # saves memory: logits of one chunk at a time, recomputed in the backward pass
         chunks = zip(hidden.split(size), labels.flatten().split(size), strict=True)
         parts = [checkpoint(self._nll, *chunk, use_reentrant=False) for chunk in chunks]
         nll = torch.cat(cast("list[Tensor]", parts)).view_as(labels)
-        loss, num_labels = nll.sum(), torch.tensor(labels.numel())
-        size_in_bytes = num_bytes(self.token_bytes, labels, valid)
-        sums = (loss, num_labels, (nll * valid).sum(), valid.sum(), size_in_bytes)
-        return ObjectiveOutput(loss * scale, torch.stack([part.detach().to(nll) for part in sums]))
+        loss = nll.sum()
+        with torch.no_grad():
+            valid = valid.to(nll.dtype)
+            sums = _sums(loss, [nll * valid, valid, self._bytes_of(labels) * valid])
+        return ObjectiveOutput(loss * scale, sums)
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute metrics per non-padding token."""
@@ -224,7 +249,15 @@ class AutoregressiveObjective(Objective):
         return metrics | per_unit(sums["nll"], valid, sums["bytes"])
 
     def _nll(self, states: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.model.head(states).float(), labels, reduction="none")
+        head = self.model.head  # not called: FSDP2 would gather and reduce it for every chunk
+        logits = F.linear(states, head.weight, head.bias)
+        return F.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def _sums(loss: Float[Tensor, ""], per_token: list[Tensor]) -> Tensor:
+    """Return the loss, the number of tokens and sums over tokens, in few operators."""
+    num_tokens = loss.new_full((1,), per_token[0].numel())
+    return torch.cat([loss.detach().view(1), num_tokens, torch.stack(per_token).sum((1, 2))])
 
 
 def num_bytes(token_bytes: Tensor | None, tokens: Tensor, valid: Tensor) -> Tensor:

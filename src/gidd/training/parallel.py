@@ -9,13 +9,14 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.fsdp import FSDPModule
 
     from gidd.training.world import World
 
@@ -41,7 +42,11 @@ class DDP:
         # no broadcast: all ranks initialised the same weights
         device_ids = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(
-            module, device_ids=device_ids, init_sync=False, gradient_as_bucket_view=True
+            module,
+            device_ids=device_ids,
+            init_sync=False,
+            broadcast_buffers=False,  # buffers are constants
+            gradient_as_bucket_view=True,
         )
 
 
@@ -62,7 +67,8 @@ class FSDP:
     ) -> nn.Module:
         """Shard a module; the part of this rank is moved or, of the meta device, uninitialised.
 
-        `blocks` are modules inside it that are gathered, used and resharded one at a time.
+        `blocks` are modules inside it that are gathered, used and resharded one at a time. The head
+        of its network is gathered while the last block computes, everything else at the start.
         """
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -82,6 +88,12 @@ class FSDP:
         shard = partial(fully_shard, mesh=mesh, mp_policy=policy)
         for block in blocks:
             shard(block, reshard_after_forward=self.reshard_after_forward)
+        head = _untied_head(module)
+        if blocks and head is not None:
+            shard(head, reshard_after_forward=False)
+            # queued after the all-gather of the last block, which is needed first
+            last, head = cast("FSDPModule", blocks[-1]), cast("FSDPModule", head)
+            last.set_modules_to_forward_prefetch([head])
         shard(module, reshard_after_forward=False)
         return _allocate(module, world.device)
 
@@ -92,6 +104,32 @@ class FSDP:
 
 
 Parallel = DDP | FSDP
+
+
+def gather(head: nn.Module) -> None:
+    """Gather the parameters of the head if it is sharded: only its parameters are used.
+
+    FSDP2 does this for modules that are called.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(head, FSDPModule):
+        head.unshard()  # waits if the last block has started it
+
+
+def _head_of(objective: nn.Module) -> nn.Module | None:
+    return getattr(getattr(objective, "network", None), "head", None)
+
+
+def _untied_head(objective: nn.Module) -> nn.Module | None:
+    """Return the head of the network, unless another module uses its parameters."""
+    head = _head_of(objective)
+    if head is None:
+        return None
+    own = {id(parameter) for parameter in head.parameters()}
+    uses = [id(parameter) for _, parameter in objective.named_parameters(remove_duplicate=False)]
+    is_untied = sum(use in own for use in uses) == len(own)
+    return head if is_untied and id(head.weight) in own else None
 
 
 def _allocate(module: nn.Module, device: torch.device) -> nn.Module:
@@ -128,10 +166,8 @@ def is_sharded(module: nn.Module) -> bool:
 
 def reshard(module: nn.Module) -> None:
     """Free parameters that were gathered for a forward pass without a backward pass."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(module, FSDPModule):
-        module.reshard()
+    for group in _groups_outside_blocks(module):
+        group.reshard()
 
 
 @contextmanager
@@ -140,11 +176,15 @@ def unsharded(module: nn.Module) -> Generator[None]:
 
     All ranks enter and run the same code inside: blocks are gathered when they are called.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(module, FSDPModule):
-        module.unshard()
+    for group in _groups_outside_blocks(module):
+        group.unshard()
     try:
         yield
     finally:
         reshard(module)
+
+
+def _groups_outside_blocks(module: nn.Module) -> list[FSDPModule]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in (module, _head_of(module)) if isinstance(part, FSDPModule)]

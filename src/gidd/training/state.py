@@ -9,6 +9,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gidd.training.objective import Objective
 
@@ -28,6 +30,10 @@ class TrainState:
     ema: EMA | None = None
     step: int = 0
     """Completed optimiser steps."""
+
+    has_diverged: Tensor | None = None
+    """On the device: 1.0 after a step whose loss or gradient norm was not finite; no later step
+    updates weights and optimiser. None before the first step."""
 
     pending: dict[str, float] = field(default_factory=lambda: {})
     """Sums over all ranks since the last report."""
@@ -79,7 +85,7 @@ class TrainState:
     def restore(self, record: Mapping[str, Any]) -> None:
         """Load a record after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
-        self.source = record.get("init_from")
+        self.source, self.has_diverged = record.get("init_from"), None
         for moments in self.optimizer.state.values():
             moments["step"].fill_(self.step)
         if self.ema:
@@ -105,6 +111,12 @@ class EMA:
     def update(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Update the average: value += (1 - decay) (weight - value)."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        for name, parameter in parameters:
-            self.values[name].lerp_(parameter.detach(), 1 - decay)
+        pairs = [(_local(self.values[name]), _local(weight)) for name, weight in parameters]
+        values, weights = zip(*pairs, strict=True)
+        get_ema_multi_avg_fn(decay)(values, weights, self.updates)  # one kernel for all
         self.updates += 1
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the shard of this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

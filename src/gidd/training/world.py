@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,36 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gidd.common.devices import choose
 from gidd.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 TIMEOUT_SECONDS = 600.0
 """Default time after which a rank stops waiting for the others."""
+
+
+@final
+class StepStats:
+    """Statistics of a step, on the device and on their way to the host."""
+
+    def __init__(self, sums: Float[Tensor, " K"], norm: Float[Tensor, ""], num_set: Tensor) -> None:
+        """Start to copy to the host; `num_set` is the number of ranks whose flag is set."""
+        self.sums, self.norm = sums, norm
+        stats = torch.cat([sums, norm.view(1), num_set.view(1)])
+        self._is_copied: torch.cuda.Event | None = None
+        if stats.device.type == "cuda":
+            self._stats = torch.empty_like(stats, device="cpu", pin_memory=True)
+            self._stats.copy_(stats, non_blocking=True)
+            self._is_copied = torch.cuda.Event()
+            self._is_copied.record()
+        else:
+            self._stats = stats
+
+    def read(self) -> tuple[list[float], float, bool]:
+        """Wait for the sums, the norm, and whether the flag is set on any rank."""
+        if self._is_copied is not None:
+            self._is_copied.synchronize()
+        *sums, norm, num_set = cast("list[float]", self._stats.tolist())
+        return sums, norm, num_set > 0
 
 
 @final
@@ -64,21 +92,17 @@ class World:
         kind = "cpu" if self.device.type in ("mps", "meta") else self.device.type
         return init_device_mesh(kind, shape, mesh_dim_names=names)
 
-    def reduce_step_stats(
-        self, sums: Tensor, norm: Tensor, flag: bool
-    ) -> tuple[list[float], float, bool]:
-        """Return `sums` added over all ranks, `norm`, and whether `flag` is set on any rank.
+    def reduce_step_stats(self, sums: Tensor, norm: Tensor, flag: bool) -> StepStats:
+        """Add `sums` and `flag` over all ranks, without waiting for the device. All ranks enter.
 
-        `norm` must be equal on all ranks. Costs one all-reduce between devices and one wait for
-        this device. All ranks enter.
+        `norm` must be equal on all ranks. Costs one all-reduce between devices.
         """
         exact = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no float64
-        shared = torch.cat([sums.to(exact), sums.new_tensor([flag], dtype=exact)])
+        is_set = torch.full((1,), float(flag), dtype=exact, device=sums.device)
+        shared = torch.cat([sums.to(exact), is_set])
         if self.size > 1:
             dist.all_reduce(shared)
-        stats = torch.cat([shared, norm.to(exact).reshape(1)])
-        *totals, raised, size = cast("list[float]", stats.tolist())
-        return totals, size, raised > 0
+        return StepStats(shared[:-1], norm.to(exact), shared[-1])
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return each number summed over all ranks in float64. All ranks enter."""

@@ -19,23 +19,18 @@ def mask_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
             "vocab.mask_id must be a token id for noise that masks, got None. "
             f"Use Vocab(size={vocab.size}, mask_id=...), or UniformSchedule, which needs no mask."
         )
-    noise = _zeros(vocab, like)
-    noise[vocab.mask_id] = 1
-    return noise
+    return _is_mask(vocab, like)
 
 
 def uniform_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
     """Return the uniform distribution over all tokens but the mask (u in the paper)."""
-    noise = _zeros(vocab, like) + 1 / vocab.num_data_tokens
-    if vocab.mask_id is not None:
-        noise[vocab.mask_id] = 0
-    return noise
+    return (1 - _is_mask(vocab, like)) * (1 / vocab.num_data_tokens)
 
 
-def _zeros(vocab: Vocab, like: Tensor | None) -> Tensor:
-    """Zeros [V] with the device and type of `like` (float64 on CPU if None)."""
+def _is_mask(vocab: Vocab, like: Tensor | None) -> Tensor:
+    """1 at the mask, 0 elsewhere, with the device and type of `like` (float64 on CPU if None)."""
     import torch
 
-    if like is None:
-        return torch.zeros(vocab.size, dtype=torch.float64)
-    return like.new_zeros(vocab.size)
+    device, dtype = (None, torch.float64) if like is None else (like.device, like.dtype)
+    ids = torch.arange(vocab.size, device=device)
+    return (ids == (-1 if vocab.mask_id is None else vocab.mask_id)).to(dtype)

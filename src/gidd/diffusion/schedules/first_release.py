@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gidd.diffusion.schedule import MixingSchedule, check
+from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
 from gidd.diffusion.schedules.distributions import mask_noise
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
@@ -58,16 +58,25 @@ class FirstReleaseSchedule(MixingSchedule):
 
     def beta_pi(self, t: Tensor) -> Tensor:
         """t / C on the mask, c / C on every other token."""
-        total = self._total(t)
-        return self._noise(t, mask=t / total, other=self._c(t) / total)
+        return self._noise(t, self.flat_beta_pi(t))
 
     def inflow(self, t: Tensor) -> Tensor:
         """(a' S - a S') / (S C) with a = t on the mask and a = c elsewhere (App. H.8).
 
         With c' = c (1 - 2t) / (2 t (1 - t)) the numerators are 1 - c / (2 (1 - t)) and c / (2 t).
         """
+        return self._noise(t, self.flat_inflow(t))
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """The two numbers of `beta_pi`."""
+        total = self._total(t)
+        return FlatNoise(self.vocab.mask_id, t / total, self._c(t) / total)
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """The two numbers of `inflow`."""
         c, scale = self._c(t), self._signal(t) * self._total(t)
-        return self._noise(t, mask=(1 - c / (2 * (1 - t))) / scale, other=c / (2 * t) / scale)
+        mask = (1 - c / (2 * (1 - t))) / scale
+        return FlatNoise(self.vocab.mask_id, mask, c / (2 * t) / scale)
 
     def _c(self, t: Tensor) -> Tensor:
         return self.B * (t * (1 - t)).sqrt()
@@ -80,7 +89,8 @@ class FirstReleaseSchedule(MixingSchedule):
         """C = 1 + (V - 2) c."""
         return 1 + (self.vocab.size - 2) * self._c(t)
 
-    def _noise(self, t: Tensor, mask: Tensor, other: Tensor) -> Tensor:
-        """`mask` on the mask token, `other` on each other token."""
+    def _noise(self, t: Tensor, flat: FlatNoise) -> Tensor:
+        """Rows over the vocabulary."""
         is_mask = mask_noise(self.vocab, t).bool()
-        return mask[:, None].where(is_mask, other[:, None])
+        assert flat.other is not None
+        return flat.mask[:, None].where(is_mask, flat.other[:, None])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gidd.diffusion.schedule import MixingSchedule, check
+from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
 from gidd.diffusion.schedules.amounts import Bump
 from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
 from gidd.vocab import Vocab
@@ -59,6 +59,20 @@ class HybridSchedule(MixingSchedule):
         """(m + (c + (1 - t) c') u) / (C_t (1 - t)), App. H.8."""
         scale = (1 + self.c.value(t)) * (1 - t)
         return self._noise(t, mask=1 / scale, uniform=self.c.gain(t) / scale)
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """t / C_t on the mask, c_t / (C_t N) on each of the N other tokens."""
+        c = self.c.value(t)
+        return self._flat(mask=t / (1 + c), uniform=c / (1 + c))
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """`inflow` in two numbers."""
+        scale = (1 + self.c.value(t)) * (1 - t)
+        return self._flat(mask=1 / scale, uniform=self.c.gain(t) / scale)
+
+    def _flat(self, mask: Tensor, uniform: Tensor) -> FlatNoise:
+        share = 1 / self.vocab.num_data_tokens
+        return FlatNoise(self.vocab.mask_id, mask, uniform * share if self.p_uniform else None)
 
     def _noise(self, t: Tensor, mask: Tensor, uniform: Tensor) -> Tensor:
         """`mask` on the mask token, `uniform` spread evenly over all others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from gidd.diffusion.schedule import FlatNoise
 from gidd.diffusion.schedules.curves import ConstantMixing
 from gidd.diffusion.schedules.distributions import uniform_noise
 
@@ -21,3 +22,15 @@ class UniformSchedule(ConstantMixing):
     def pi(self, like: Tensor) -> Tensor:
         """The same mass on every token but the mask."""
         return uniform_noise(self.vocab, like)
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """(1 - alpha_t) / N on each of the N tokens but the mask."""
+        return self._flat(self.curve.beta(t))
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """-alpha'/alpha / N on each of the N tokens but the mask."""
+        return self._flat(self.curve.hazard(t))
+
+    def _flat(self, total: Tensor) -> FlatNoise:
+        share = 1 / self.vocab.num_data_tokens
+        return FlatNoise(self.vocab.mask_id, total * 0, total * share)

@@ -47,7 +47,9 @@ class DynamicWeighting(Weighting):
         import torch
 
         vocab = self.schedule.vocab
-        noise_to_signal = self.schedule.beta_pi(t).sum(-1) / self.schedule.alpha(t)
+        noise = self.schedule.flat_beta_pi(t)
+        assert noise is not None, "both schedules are flat"
+        noise_to_signal = noise.total(vocab) / self.schedule.alpha(t)
         B = self.schedule.c.B if isinstance(self.schedule, HybridSchedule) else 0.0
         kept = B / vocab.size * noise_to_signal.sqrt()[:, None]
         weight = torch.where(z == vocab.mask_id, 2.0, torch.where(z == x, kept, 1.0))

@@ -38,11 +38,10 @@ class TightWeighting(Weighting):
         """The fraction of q_t(z | x) that is noise, times w_max, times 2 on the mask."""
         import torch
 
-        from gidd.diffusion.categorical import at_token
-        from gidd.diffusion.process import marginal_at
+        from gidd.diffusion.process import marginal_at, noise_at
 
         q_z = marginal_at(self.schedule, t, z, (z == x).to(t.dtype))
-        noise_fraction = at_token(self.schedule.beta_pi(t), z) / q_z.clamp_min(TINY)
+        noise_fraction = noise_at(self.schedule, t, z) / q_z.clamp_min(TINY)
         if self.schedule.vocab.mask_id is not None:
             noise_fraction = torch.where(z == self.schedule.vocab.mask_id, 2, 1) * noise_fraction
         return self.w_max * noise_fraction

@@ -30,7 +30,9 @@ class ModelSource(NamedTuple):
 
     name: str
     device: str | None = None
-    precision: Precision = "float32"
+    precision: Precision | None = None
+    """As in `from_pretrained`; float32 for an autoregressive model."""
+
     tokenizer: str | None = None
     """Tokenizer of a diffusion model that has none."""
 
@@ -48,7 +50,12 @@ class ModelSource(NamedTuple):
                 "tokenizer must be omitted for an autoregressive model, whose own is used, got "
                 f"{self.tokenizer}."
             )
-        return load_causal_model(self.name, device=self.device, precision=self.precision)
+        if self.precision == "tf32":
+            raise ConfigError(
+                "precision must be float32 or bf16 for an autoregressive model, got tf32."
+            )
+        precision = self.precision or "float32"
+        return load_causal_model(self.name, device=self.device, precision=precision)
 
 
 def score_windows(

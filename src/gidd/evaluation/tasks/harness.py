@@ -69,7 +69,7 @@ class GiddLM(_Base):
         pretrained: str | Path | Pipeline,
         *,
         device: str | None = None,
-        precision: Precision = "float32",
+        precision: Precision | None = None,
         tokenizer: str | None = None,
         grid: str | None = None,
         max_length: int | None = None,
@@ -84,7 +84,7 @@ class GiddLM(_Base):
         Args:
             pretrained: A model as for `gidd.from_pretrained`, or a pipeline.
             device: "cpu", "cuda" or "mps"; by default the fastest available.
-            precision: "float32" or "bf16".
+            precision: As in `gidd.from_pretrained`.
             tokenizer: Tokenizer of a model saved without one.
             grid: Time grid; by default that of the rule.
             max_length: Tokens of a text, at most and by default the context of the model.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from gidd.common.devices import kind_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -29,9 +32,15 @@ def rotation(
 ) -> Rotation:
     """Rotary angles of positions 0 .. length - 1, always float32.
 
-    They are recomputed in every forward pass (once for all blocks, a few thousand cosines): a
-    buffer would have to be resized, would be rounded to bf16 and lost on the meta device.
+    A CPU computes them in every forward pass (once for all blocks, a few thousand cosines): a
+    buffer would have to be resized, would be rounded to bf16 and lost on the meta device. For a
+    GPU, where each operation is a launch, they are kept.
     """
+    compute = _kept_rotation if device.type == "cuda" else _rotation
+    return compute(length, head_width, device, base)
+
+
+def _rotation(length: int, head_width: int, device: torch.device, base: float) -> Rotation:
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
     frequency = 1.0 / base**exponent
     position = torch.arange(length, device=device, dtype=torch.float32)
@@ -39,7 +48,25 @@ def rotation(
     return Rotation(angle.cos(), angle.sin())
 
 
-def rotate(x: Float[Tensor, "B H L head_width"], angles: Rotation) -> Tensor:
+@lru_cache(maxsize=64)
+def _kept_rotation(length: int, head_width: int, device: torch.device, base: float) -> Rotation:
+    with torch.inference_mode(False):  # used in training as well
+        return _rotation(length, head_width, device, base)
+
+
+def _time_frequencies(device: torch.device) -> Float[Tensor, " half"]:
+    half = TIME_FEATURES // 2
+    index = torch.arange(half, device=device, dtype=torch.float32)
+    return torch.exp(-math.log(10_000.0) * index / half)
+
+
+@lru_cache(maxsize=64)
+def _kept_time_frequencies(device: torch.device) -> Float[Tensor, " half"]:
+    with torch.inference_mode(False):
+        return _time_frequencies(device)
+
+
+def rotate(x: Float[Tensor, "... L head_width"], angles: Rotation) -> Tensor:
     """Rotate the pairs (i, i + head_width / 2) of every head by the angles of its position."""
     first, second = x.chunk(2, dim=-1)
     rotated = x * angles.cos + torch.cat([-second, first], dim=-1) * angles.sin
@@ -70,9 +97,9 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
         """Conditioning vector of all blocks."""
-        half = TIME_FEATURES // 2
-        index = torch.arange(half, device=t.device, dtype=torch.float32)
-        angle = t.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
+        kept = t.device.type == "cuda"
+        frequencies = (_kept_time_frequencies if kept else _time_frequencies)(t.device)
+        angle = t.float()[:, None] * frequencies
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.input.weight.dtype)
         return F.silu(self.output(F.silu(self.input(features))))
 
@@ -91,7 +118,6 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.float32_on_cpu = True  # `gidd plan` traces the step of a GPU on the CPU
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
@@ -101,15 +127,19 @@ class Attention(nn.Module):
         """Attend to valid positions with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype = qkv.dtype
-        if self.float32_on_cpu and qkv.device.type == "cpu" and qkv.requires_grad:
+        # torch.compile cannot trace `kind_of`, which differs from the device's type for plans only
+        kind = qkv.device.type if torch.compiler.is_compiling() else kind_of(qkv)
+        if kind == "cpu" and qkv.requires_grad:
             # on CPUs torch's backward pass takes up to four times as long in bf16, and was not
             # faster at any length tried
             qkv = qkv.float()
-        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if kind == "cpu":
+            q, k = rotate(parts[0], angles), rotate(parts[1], angles)
+        else:  # half as many launches; slower on a CPU
+            q, k = rotate(parts[:2], angles)
         with torch.autocast(qkv.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(
-                rotate(q, angles), rotate(k, angles), v, attn_mask=mask_of_keys(valid)
-            )
+            mixed = F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask_of_keys(valid))
         return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from gidd.common.allowed import Allowed, integer
 from gidd.common.parts import require_options
-from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.sampling.canvas import BestState, Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.processors import TEMPERATURE, temper
+from gidd.sampling.processors import TEMPERATURE
+from gidd.sampling.row_draws import RowDraws
 from gidd.sampling.spaced import DISTANCE, top_spaced
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 _COUNT = integer(1, fix="The paper commits 1 token per call, with a patience of 32.")
 _SCORE = Allowed(callable, "a function of a Proposal", "Use likelihood (the paper) or gain.")
@@ -105,41 +105,23 @@ class SelfCorrectionStep:
     ) -> StepOutput:
         """Score the current state and commit the best changes."""
         z, free = canvas.tokens, canvas.free
-        u, tau = canvas.random(Stream.TOKEN).flatten(), self.temperature
 
-        def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            token, current = draw(temper(rows, tau), u[i, None]).squeeze(-1), z.flatten()[i]
-            changed = token != current
-            log_odds = rows.new_zeros(len(rows)).masked_scatter(
-                changed, scaled_log_odds(rows[changed], token[changed, None], tau)
-            )
-            proposal = Proposal(at(rows, current), at(rows, token), log_odds)
-            is_top = proposal.old >= rows.amax(-1)
+        def propose(rows: RowDraws, i: Tensor) -> tuple[Tensor, ...]:
+            token, new = rows.draw()
+            log_odds = rows.log_odds(token, token != z.flatten()[i])
+            proposal = Proposal(rows.current, new, log_odds)
+            is_top = proposal.old >= rows.top_probability
             return token, proposal.new, self.score(proposal), is_top
 
-        token, probability, scores, is_top = prediction.read(free, propose)
+        token, probability, scores, is_top = prediction.read_draws(
+            free, canvas.random(Stream.TOKEN), propose, self.temperature, with_odds=True
+        )
         self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
         best = _update_best(canvas.best, z, self_accuracy)
         differs = free & (token != z)
         finished = ~differs.any(-1) | (best.age >= self.patience)
         committed = top_spaced(scores, differs, self.num_tokens, self.distance)
         return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
-
-
-def scaled_log_odds(
-    p: Float[Tensor, "K V"], token: Int[Tensor, "K 1"], temperature: float
-) -> Float[Tensor, " K"]:
-    """Compute temperature * log(q / (1 - q)), q the probability of `token` at that temperature.
-
-    It has the same order as q, which is not used itself: at a temperature of 0.1 float32 rounds q
-    to 1 as soon as the token is six times as likely as the next. At temperature 0 it is the limit,
-    log p(token) minus the largest other log p; at 1 it is log q, which has the same order.
-    """
-    others = p.clamp_min(TINY).scatter(-1, token, 0)
-    second, index = others.max(-1, keepdim=True)
-    fraction = temper(others, temperature).gather(-1, index)  # of the second among the others
-    log_rest = second.log() - temperature * fraction.log()
-    return (p.gather(-1, token).log() - log_rest).squeeze(-1)
 
 
 def _update_best(best: BestState, tokens: Tensor, score: Tensor) -> BestState:

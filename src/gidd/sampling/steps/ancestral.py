@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import at, at_token, draw, happens
-from gidd.diffusion.process import marginal_at, noise, transition
+from gidd.diffusion.categorical import happens
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.row_draws import RowDraws
+from gidd.sampling.steps.reverse_noise import ReverseNoise
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
 FROM_X_THETA = -1
 """Placeholder for a token that is still to be drawn from x_theta."""
@@ -43,36 +44,22 @@ def ancestral(
     needs x_theta, the network is not called.
     """
     z = canvas.tokens
-    arrived = at_token(transition(schedule, s, t).beta_pi, z)
-    alpha_t = schedule.alpha(t)[:, None].expand_as(arrived).flatten()
-    noise_t = marginal_at(schedule, t, z, torch.zeros_like(arrived))
+    noise_of = ReverseNoise.of(schedule, s, t, canvas)
+    arrived, noise_t, alpha_t = noise_of.at(z)
     u = canvas.random(Stream.REDRAW)
     may_change = canvas.free & happens(redraw_probability(arrived, noise_t), u)
-    fresh = noise(schedule, s, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
+    fresh = noise_of.draw(torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
     pending = fresh == FROM_X_THETA
     visible = z != schedule.vocab.mask_id if schedule.vocab.mask_id is not None else may_change
-    token_u = canvas.random(Stream.TOKEN)
 
-    def redraw(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        q_t = alpha_t[i] * at(rows, z.flatten()[i]) + noise_t.flatten()[i]
+    def redraw(rows: RowDraws, i: Tensor) -> tuple[Tensor, ...]:
+        q_t = alpha_t.flatten()[i] * rows.current + noise_t.flatten()[i]
         changes = happens(redraw_probability(arrived.flatten()[i], q_t), u.flatten()[i])
-        drawn = changes & pending.flatten()[i]
-        return changes, *draw_where(rows, token_u.flatten()[i], drawn)
+        return changes, *rows.draw(changes & pending.flatten()[i])
 
     needed = may_change & (visible | pending)
-    changes, token, probability = prediction.read(needed, redraw)
+    token_u = canvas.random(Stream.TOKEN)
+    changes, token, probability = prediction.read_draws(needed, token_u, redraw)
     changes = torch.where(needed, changes, may_change)
     new = torch.where(pending, token, fresh)
     return StepOutput(torch.where(changes, new, z), probability)
-
-
-def draw_where(
-    rows: Float[Tensor, "K V"], u: Int[Tensor, " K"], where: Bool[Tensor, " K"]
-) -> tuple[Int[Tensor, " K"], Float[Tensor, " K"]]:
-    """Draw a token from each chosen row; return tokens and probabilities, 0 elsewhere."""
-    chosen = rows[where]
-    token = draw(chosen, u[where, None]).squeeze(-1)
-    return (
-        torch.zeros_like(u).masked_scatter(where, token),
-        rows.new_zeros(len(rows)).masked_scatter(where, at(chosen, token)),
-    )

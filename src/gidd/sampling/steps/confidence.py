@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput, Times
-from gidd.sampling.prediction import Prediction, RowFunction
+from gidd.sampling.prediction import Prediction
+from gidd.sampling.row_draws import RowDraws
+from gidd.sampling.static_read import DrawFunction
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -43,13 +44,9 @@ class Confidence:
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
     ) -> StepOutput:
         """Fill the masks of this step."""
-        u = canvas.random(Stream.TOKEN).flatten()
-
-        def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            token = draw(rows, u[i, None]).squeeze(-1)
-            return token, at(rows, token), rows.amax(-1)
-
-        return _fill(schedule, s, canvas, prediction, draw_tokens)
+        return _fill(
+            schedule, s, canvas, prediction, lambda rows, _: (*rows.draw(), rows.top_probability)
+        )
 
 
 @final
@@ -69,9 +66,8 @@ class Greedy:
     ) -> StepOutput:
         """Fill the masks of this step."""
 
-        def most_likely(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            top, token = rows.max(-1)
-            return token, top, top
+        def most_likely(rows: RowDraws, _: Tensor) -> tuple[Tensor, ...]:
+            return rows.top, rows.top_probability, rows.top_probability
 
         return _fill(schedule, s, canvas, prediction, most_likely)
 
@@ -84,11 +80,16 @@ def free_masks(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
 
 
 def _fill(
-    schedule: MixingSchedule, s: Times, canvas: Canvas, prediction: Prediction, propose: RowFunction
+    schedule: MixingSchedule,
+    s: Times,
+    canvas: Canvas,
+    prediction: Prediction,
+    propose: DrawFunction,
 ) -> StepOutput:
     """Fill by confidence; `propose` returns token, its probability and the confidence."""
     masks = free_masks(schedule, canvas)
-    token, probability, confidences = prediction.read(masks, propose)
+    u = canvas.random(Stream.TOKEN)
+    token, probability, confidences = prediction.read_draws(masks, u, propose)
     filled = masks_to_fill(schedule, s, canvas, confidences)
     return StepOutput(torch.where(filled, token, canvas.tokens), probability * filled)
 
@@ -107,7 +108,9 @@ def masks_to_fill(
     masks, mask = free_masks(schedule, canvas), schedule.vocab.mask_id
     if mask is None:
         return masks
-    left = (canvas.free.sum(-1) * schedule.beta_pi(s)[:, mask]).round().long()
+    flat = schedule.flat_beta_pi(s)
+    expected = schedule.beta_pi(s)[:, mask] if flat is None else flat.mask
+    left = (canvas.free.sum(-1) * expected).round().long()
     num = (masks.sum(-1) - left).clamp_min(at_least)
     order = torch.where(masks, confidences, -1).argsort(dim=-1, descending=True, stable=True)
     return masks & (order.argsort(dim=-1) < num[:, None])

@@ -17,7 +17,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.spaced import DISTANCE, every_nth, top_spaced
-from gidd.sampling.steps.ancestral import FROM_X_THETA, draw_where
+from gidd.sampling.steps.ancestral import FROM_X_THETA
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -76,9 +76,7 @@ def redraw(
     """Draw z ~ q_t(. | x_theta) at the chosen positions (Eq. 3); noise tokens skip the head."""
     z = canvas.tokens
     fresh = noise(schedule, t, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
-    u = canvas.random(Stream.TOKEN).flatten()
     pending = chosen & (fresh == FROM_X_THETA)
-    token, probability = prediction.read(
-        pending, lambda rows, i: draw_where(rows, u[i], torch.ones_like(i, dtype=torch.bool))
-    )
+    u = canvas.random(Stream.TOKEN)
+    token, probability = prediction.read_draws(pending, u, lambda rows, _: rows.draw())
     return StepOutput(torch.where(chosen, torch.where(pending, token, fresh), z), probability)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gidd.common.allowed import number
 from gidd.common.parts import require_options
-from gidd.diffusion.categorical import at_token
+from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.steps.ancestral import draw_where
+from gidd.sampling.row_draws import RowDraws
 from gidd.sampling.steps.confidence import free_masks, masks_to_fill, require_masks
 
 _PROBABILITY = number(
@@ -69,14 +69,15 @@ class Threshold:
     ) -> StepOutput:
         """Fill and replace the tokens of this step."""
         z, masks = canvas.tokens, free_masks(schedule, canvas)
-        replaceable = canvas.free & ~masks & (at_token(schedule.beta_pi(t), z) > 0)
-        u = canvas.random(Stream.TOKEN).flatten()
+        replaceable = canvas.free & ~masks & (noise_at(schedule, t, z) > 0)
 
-        def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            token, probability = draw_where(rows, u[i], masks.flatten()[i])
-            return token, probability, *rows.max(-1)
+        def propose(rows: RowDraws, i: Tensor) -> tuple[Tensor, ...]:
+            top = rows.top  # before its probability, which comes with it
+            return *rows.draw(masks.flatten()[i]), top, rows.top_probability
 
-        token, probability, top_probability, top = prediction.read(masks | replaceable, propose)
+        token, probability, top, top_probability = prediction.read_draws(
+            masks | replaceable, canvas.random(Stream.TOKEN), propose
+        )
         first = masks_to_fill(schedule, s, canvas, top_probability, at_least=1)
         filled = masks & (first | (top_probability >= self.fill))
         replaced = replaceable & (top != z) & (top_probability >= self.replace)

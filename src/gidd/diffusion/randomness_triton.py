@@ -1,0 +1,96 @@
+"""`random_integers` in one launch (Triton): the same bits as `gidd.diffusion.randomness`."""
+
+# Triton's compiler reads the kernels, not Python: its constants and tuples have types of their own
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 512
+"""Positions of one program."""
+
+
+def launch_random_integers(
+    seed: int | Tensor, stream: int, step: int | Tensor, sample: Tensor, position: Tensor
+) -> Tensor:
+    """Return fixed-point uniforms [B, L] at the given addresses: integers in [0, 2**62).
+
+    `seed` and `step` are one for the batch or int64 [B], `sample` is int64 [B], `position` is
+    int64 [L].
+    """
+    num_samples, length = len(sample), len(position)
+    integers = torch.empty(num_samples, length, dtype=torch.int64, device=sample.device)
+    seeds, low, high = (seed, 0, 0) if isinstance(seed, Tensor) else (None, seed, seed >> 32)
+    steps, step = (step, 0) if isinstance(step, Tensor) else (None, step)
+    random_integers_kernel[(num_samples, triton.cdiv(length, _BLOCK))](
+        integers,
+        seeds,
+        _as_int32(low),
+        _as_int32(high),
+        int(stream),
+        steps,
+        _as_int32(step),
+        sample,
+        position,
+        length,
+        BLOCK=_BLOCK,
+    )
+    return integers
+
+
+def _as_int32(number: int) -> int:
+    """Return the signed number of the lowest 32 bits."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream", "step"])
+def random_integers_kernel(
+    integers_ptr,
+    seeds_ptr,
+    seed_low,
+    seed_high,
+    stream,
+    steps_ptr,
+    step,
+    sample_ptr,
+    position_ptr,
+    length,
+    BLOCK: tl.constexpr,
+):
+    """Compute a block of positions of one sample; seed and step are numbers or have pointers."""
+    n = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if seeds_ptr is not None:
+        seed = tl.load(seeds_ptr + n)
+        seed_low, seed_high = seed, seed >> 32
+    if steps_ptr is not None:
+        step = tl.load(steps_ptr + n)
+    sample = tl.load(sample_ptr + n)
+    position = tl.load(position_ptr + column, mask=column < length, other=0).to(tl.uint32)
+    zero = tl.zeros((BLOCK,), tl.uint32)
+    # the key of the stream: the seed, encrypted with the stream as counter
+    key = zero + seed_low.to(tl.uint32), zero + seed_high.to(tl.uint32)
+    key = _philox(zero + stream.to(tl.uint32), zero, zero, zero, *key)
+    low, high = zero + sample.to(tl.uint32), zero + (sample >> 32).to(tl.uint32)
+    c0, c1 = _philox(position, low, high, zero + step.to(tl.uint32), *key)
+    bits = (c0.to(tl.int64) << 30) | (c1 >> 2).to(tl.int64)
+    tl.store(integers_ptr + n.to(tl.int64) * length + column, bits, mask=column < length)
+
+
+@triton.jit
+def _philox(c0, c1, c2, c3, k0, k1):
+    """The first two words of Philox4x32-10, from uint32 tensors; products and sums wrap."""
+    for _ in tl.static_range(10):
+        before0, before2 = c0, c2
+        c0 = tl.umulhi(before2, 0xCD9E8D57) ^ c1 ^ k0
+        c1 = before2 * 0xCD9E8D57
+        c2 = tl.umulhi(before0, 0xD2511F53) ^ c3 ^ k1
+        c3 = before0 * 0xD2511F53
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1

@@ -1,0 +1,265 @@
+"""The terms of the loss of some tokens from their logits, and the gradient in the logits.
+
+docs/fused-loss.md derives the formulas. `token_terms` is their definition; `loss_rows` computes the
+same in one kernel on CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gidd.common.devices import kind_of
+from gidd.common.kernels import define_kernel
+from gidd.diffusion.elbo import itakura_saito_term
+from gidd.diffusion.process import noise_at
+from gidd.diffusion.schedule import TINY, MixingSchedule
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+
+class LossTokens(NamedTuple):
+    """The inputs of the loss for each of N tokens of a batch."""
+
+    row: Int[Tensor, " N"]
+    """Index into the flattened batch."""
+
+    x: Int[Tensor, " N"]
+    z: Int[Tensor, " N"]
+    alpha: Float[Tensor, " N"]
+    noise_x: Float[Tensor, " N"]
+    """beta_t pi_t at x."""
+
+    noise_z: Float[Tensor, " N"]
+    loss_weight: Float[Tensor, " N"]
+
+    noise: Float[Tensor, "N 1"] | Float[Tensor, "B V"] | None
+    """beta_t pi_t of tokens that can be predicted: one number per token if it is flat, a row per
+    sample if not, None if noise only masks."""
+
+    sample: Int[Tensor, " N"] | None
+    """Row of `noise`, unless it is flat."""
+
+    @classmethod
+    def of(
+        cls,
+        schedule: MixingSchedule,
+        t: Float[Tensor, " B"],
+        x: Int[Tensor, "B L"],
+        z: Int[Tensor, "B L"],
+        loss_weight: Float[Tensor, "B L"],
+        row: Int[Tensor, " N"],
+        width: int,
+    ) -> LossTokens:
+        """Take the tokens at some places of a batch; rows of noise are padded to `width`."""
+        sample = row.div(x.shape[1], rounding_mode="floor")
+        flat = schedule.flat_beta_pi(t)
+        if flat is None:
+            noise = F.pad(schedule.beta_pi(t), (0, width - schedule.vocab.size))
+        else:
+            noise = None if flat.other is None else flat.other[sample, None]
+        places = (x, z, noise_at(schedule, t, x), noise_at(schedule, t, z), loss_weight.to(t.dtype))
+        at_x, at_z, noise_x, noise_z, weight = (part.flatten()[row] for part in places)
+        return cls(
+            row=row,
+            x=at_x,
+            z=at_z,
+            alpha=schedule.alpha(t)[sample],
+            noise_x=noise_x,
+            noise_z=noise_z,
+            loss_weight=weight,
+            noise=noise,
+            sample=sample if flat is None else None,
+        )
+
+    def rows(self, rows: slice) -> LossTokens:
+        """Select some of the tokens."""
+        parts = {name: value[rows] for name, value in self._asdict().items() if name in _OF_TOKENS}
+        noise, sample = self.noise, self.sample
+        if sample is not None:
+            sample = sample[rows]
+        elif noise is not None:
+            noise = noise[rows]
+        return self._replace(**parts, noise=noise, sample=sample)
+
+    def gathered(self) -> LossTokens:
+        """Return the tokens with a row of noise for each; on a CPU, one for those of one sample."""
+        if self.noise is None or self.sample is None:
+            return self
+        first, last = self.sample[:1], self.sample[-1:]
+        is_shared = kind_of(first) == "cpu" and torch.equal(first, last)  # they are in order
+        return self._replace(noise=self.noise[first if is_shared else self.sample], sample=None)
+
+
+_OF_TOKENS = ("row", "x", "z", "alpha", "noise_x", "noise_z", "loss_weight")
+
+
+class TokenTerms(NamedTuple):
+    """Divergences of Eq. 14, and a gradient."""
+
+    kl: Float[Tensor, " N"]
+    itakura_saito: Float[Tensor, " N"]
+
+    gradient: Float[Tensor, "N V"]
+    """Of loss_weight * (kl + itakura_saito) in the logits; unspecified if it was not asked for."""
+
+
+def token_terms(
+    logits: Float[Tensor, "N V"], tokens: LossTokens, with_gradient: bool
+) -> TokenTerms:
+    """Compute KL, IS and the gradient of their weighted sum in the logits of `gathered` tokens.
+
+    In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. Only S,
+    sum(r) and the gradient involve the full vocabulary; all else is at x or at z alone.
+    """
+    alpha, b_x, b_z = tokens.alpha, tokens.noise_x, tokens.noise_z
+    at_x, at_z = tokens.x[:, None], tokens.z[:, None]
+    logits = logits.to(alpha.dtype)
+    top = logits.amax(-1, keepdim=True)
+    x_theta = (logits - top).exp_()
+    total = x_theta.sum(-1, keepdim=True)
+    log_total = top + total.log()
+    log_x_theta_x = (logits.gather(-1, at_x) - log_total).squeeze(-1)
+    log_x_theta_z = (logits.gather(-1, at_z) - log_total).squeeze(-1)
+    x_theta /= total
+    S, r = _noise_terms(x_theta, alpha, tokens.noise, with_gradient)
+
+    # in log space, for precision where x_theta underflows and b = 0
+    log_p_x = torch.logaddexp(alpha.log() + log_x_theta_x, b_x.log())
+    log_p_z = torch.logaddexp(alpha.log() + log_x_theta_z, b_z.log())
+    q_x = alpha + b_x
+    kl = q_x * (q_x.log() - log_p_x) + b_x * (log_p_x - b_x.clamp_min(TINY).log()) - S
+    kept = tokens.z == tokens.x
+    q_z = torch.where(kept, q_x, b_z)
+    gap_z = -alpha * torch.where(kept, log_x_theta_z.expm1(), log_x_theta_z.exp())  # q - p at z
+    p_z = log_p_z.exp()
+    itakura_saito = itakura_saito_term(q_z, p_z, gap_z)
+    if not with_gradient:
+        return TokenTerms(kl, itakura_saito, x_theta)
+
+    # x_theta dKL/dx_theta = -alpha r, plus g_x at x; x_theta dIS/dx_theta = g_z at z, else 0
+    g_x = -alpha * (alpha.log() + log_x_theta_x - log_p_x).exp()
+    g_z = -(alpha.log() + log_x_theta_z - log_p_z).exp() * gap_z / p_z.clamp_min(TINY)
+    c = tokens.loss_weight
+    mean = g_x + g_z if r is None else g_x + g_z - alpha * r.sum(-1)
+    gradient = x_theta.mul_((-c * mean)[:, None])
+    if r is not None:
+        gradient.sub_(r.mul_((c * alpha)[:, None]))
+    gradient.scatter_add_(-1, at_x, (c * g_x)[:, None]).scatter_add_(-1, at_z, (c * g_z)[:, None])
+    return TokenTerms(kl, itakura_saito, gradient)
+
+
+def _noise_terms(
+    x_theta: Tensor, alpha: Tensor, noise: Tensor | None, with_gradient: bool
+) -> tuple[Tensor | float, Tensor | None]:
+    """S = sum_v b log(p / b) [N], and r = x_theta b / p [N, V] if there is a gradient.
+
+    Both are 0 where no token that can be predicted has noise.
+    """
+    if noise is None:
+        return 0.0, None
+    is_flat, is_shared = noise.shape[-1] == 1, len(noise) == 1
+    kept = alpha[:1, None] if is_shared else alpha[:, None]
+    one_plus = (x_theta * (kept / noise.clamp_min(TINY))).add_(1)  # p / b
+    logs = one_plus.log() if with_gradient else one_plus.log_()
+    if is_flat:
+        total = noise.squeeze(-1) * logs.sum(-1)
+    else:
+        total = logs @ noise[0] if is_shared else logs.mul_(noise).sum(-1)
+    del logs
+    return total, torch.div(x_theta, one_plus, out=one_plus) if with_gradient else None
+
+
+def _loss_rows(
+    logits: Float[Tensor, "N W"],
+    x: Int[Tensor, " N"],
+    z: Int[Tensor, " N"],
+    alpha: Float[Tensor, " N"],
+    noise_x: Float[Tensor, " N"],
+    noise_z: Float[Tensor, " N"],
+    loss_weight: Float[Tensor, " N"],
+    noise: Tensor | None,
+    sample: Int[Tensor, " N"] | None,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute by definition, for few rows at a time: [N, W] numbers are many."""
+    tokens = LossTokens(x, x, z, alpha, noise_x, noise_z, loss_weight, noise, sample)
+    kl, itakura_saito = torch.empty_like(alpha), torch.empty_like(alpha)
+    for start in range(0, len(logits), 64):
+        rows = slice(start, start + 64)
+        terms = token_terms(logits[rows], tokens.rows(rows).gathered(), with_gradient)
+        kl[rows], itakura_saito[rows] = terms.kl, terms.itakura_saito
+        if with_gradient:
+            logits[rows] = terms.gradient
+    return kl, itakura_saito
+
+
+def _launch_loss_rows(
+    logits: Tensor,
+    x: Tensor,
+    z: Tensor,
+    alpha: Tensor,
+    noise_x: Tensor,
+    noise_z: Tensor,
+    loss_weight: Tensor,
+    noise: Tensor | None,
+    sample: Tensor | None,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    from gidd.diffusion.fused_triton import launch_loss_rows
+
+    if noise is not None and sample is None:
+        noise = noise.squeeze(-1)
+    return launch_loss_rows(
+        logits, x, z, alpha, noise_x, noise_z, loss_weight, noise, sample, with_gradient
+    )
+
+
+def _shapes_of_terms(
+    logits: Tensor, x: Tensor, z: Tensor, alpha: Tensor, *_: object
+) -> tuple[Tensor, Tensor]:
+    del logits, x, z
+    return torch.empty_like(alpha), torch.empty_like(alpha)
+
+
+_loss_rows_kernel = define_kernel(
+    "loss_rows(Tensor(a!) logits, Tensor x, Tensor z, Tensor alpha, Tensor noise_x, Tensor noise_z,"
+    " Tensor loss_weight, Tensor? noise, Tensor? sample, bool with_gradient) -> (Tensor, Tensor)",
+    definition=_loss_rows,
+    launch=_launch_loss_rows,
+    shapes=_shapes_of_terms,
+)
+
+
+def loss_rows(
+    logits: Float[Tensor, "N W"], tokens: LossTokens, with_gradient: bool
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Return KL and IS of tokens, and overwrite their logits by the gradient: one kernel on CUDA.
+
+    Rows have W >= V logits, W a multiple of 64; those of padding are -inf, and their gradient is 0.
+    """
+    return _loss_rows_kernel(logits, *tokens[1:], with_gradient)
+
+
+def select(touched: Bool[Tensor, "B L"], masks_only: bool, kind: str) -> Int[Tensor, " N"]:
+    """Return the places of a batch whose logits are computed, all `touched` ones among them.
+
+    A CPU computes these alone. A GPU computes all tokens rather than wait to know their number,
+    except if noise only masks: then about half are touched, and it waits once; their number is
+    rounded up to a multiple of 256, so that shapes, and memory with them, differ little.
+    """
+    everywhere = touched.flatten()
+    if kind == "cpu":
+        return everywhere.nonzero().squeeze(-1)
+    if not masks_only:
+        return torch.arange(len(everywhere), device=everywhere.device)
+    number = int(everywhere.sum())
+    first = everywhere.to(torch.uint8).argsort(descending=True, stable=True)
+    return first[: min(-(-number // _ROUNDED) * _ROUNDED, len(first))]
+
+
+_ROUNDED = 256

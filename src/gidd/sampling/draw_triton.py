@@ -1,0 +1,221 @@
+"""Draw a token from each row of logits in one launch (Triton), without a row of probabilities.
+
+The token of `temper` and `gidd.diffusion.categorical.draw`: the exact inverse CDF of probabilities
+in fixed point. Sums of integers do not depend on their order.
+
+One program computes one row: the softmax; the fixed-point sum of each tile of columns, which shows
+in which tile the token is; the running sum of that tile.
+"""
+
+# Triton's compiler reads the kernels, not Python: its constants and tuples have types of their own
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gidd.diffusion.math_triton import LOG2E, LOWEST, exp2, log, tile_columns
+from gidd.diffusion.schedule import TINY
+
+TILE = 4096
+"""Columns that a program loads at once."""
+
+_UNIT = tl.constexpr(2.0**60)
+"""Probabilities are summed in multiples of its inverse."""
+
+_LOG_TINY = tl.constexpr(-69.07755278982137)
+_LOW_BITS = tl.constexpr((1 << 31) - 1)
+
+
+def launch_draw_rows(
+    logits: Tensor,
+    current: Tensor,
+    u: Tensor,
+    temperature: float,
+    with_odds: bool,
+    outputs: Sequence[Tensor],
+) -> None:
+    """Draw a token from each row of logits, float32 [K, W], -inf where a token has probability 0.
+
+    `current` and the fixed-point uniforms `u` are int64 [K]. The six outputs, [K] each, are: the
+    token, int64; its probability at temperature 1; that of the current token; the most likely
+    token, int64; its probability; and the token's `scaled_log_odds`, or 0. The token of a row with
+    NaN is one that can be predicted; its probabilities are NaN.
+    """
+    number, width = logits.shape
+    is_nvidia = logits.is_cuda and torch.version.hip is None
+    is_greedy = temperature < TINY
+    options = {"num_warps": 16 if is_nvidia else 8, "enable_fp_fusion": True}
+    draw_kernel[(number,)](
+        logits,
+        current,
+        u,
+        *outputs,
+        width,
+        temperature,
+        1.0 if is_greedy else 1.0 / temperature,
+        IS_GREEDY=is_greedy,
+        IS_TEMPERED=temperature != 1 and not is_greedy,
+        ODDS=with_odds,
+        TILE=TILE,
+        NUM_TILES=triton.next_power_of_2(triton.cdiv(width, TILE)),
+        FAST=is_nvidia,
+        **options,
+    )
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr,
+    current_ptr,
+    u_ptr,
+    token_ptr,
+    p_token_ptr,
+    p_current_ptr,
+    top_ptr,
+    p_top_ptr,
+    odds_ptr,
+    width,
+    temperature,
+    inverse_temperature,
+    IS_GREEDY: tl.constexpr,
+    IS_TEMPERED: tl.constexpr,
+    ODDS: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Compute one row. FAST: approximate instructions of NVIDIA, 2 units in the last place off."""
+    n = tl.program_id(0)
+    row = logits_ptr + n.to(tl.int64) * width
+    sharpness = inverse_temperature * LOG2E
+    peak, mass, tempered = _sums(row, width, sharpness, IS_TEMPERED, TILE, FAST)
+    scale = _UNIT / tempered
+    top, sums = _tiles(row, width, peak, sharpness, scale, IS_GREEDY, TILE, NUM_TILES, FAST)
+    token = top
+    if not IS_GREEDY:
+        total = tl.sum(sums, 0)
+        target = _scaled(tl.load(u_ptr + n), total)
+        is_before = tl.cumsum(sums, 0) <= target
+        first = tl.sum(is_before.to(tl.int32), 0) * TILE
+        before = tl.sum(tl.where(is_before, sums, 0), 0)
+        columns = first + tl.arange(0, TILE)
+        fixed = _fixed_point(_logits(row, columns, width), peak, sharpness, scale, FAST)
+        drawn = first + tl.sum((before + tl.cumsum(fixed, 0) <= target).to(tl.int32), 0)
+        token = tl.where(total > 0, tl.minimum(drawn, width - 1), top)  # 0 in a row with NaN
+
+    logit, logit_current = tl.load(row + token), tl.load(row + tl.load(current_ptr + n))
+    tl.store(token_ptr + n, token.to(tl.int64))
+    tl.store(p_token_ptr + n, exp2((logit - peak) * LOG2E, FAST) / mass)
+    tl.store(p_current_ptr + n, exp2((logit_current - peak) * LOG2E, FAST) / mass)
+    tl.store(top_ptr + n, top.to(tl.int64))
+    tl.store(p_top_ptr + n, tl.where(mass > 0.0, 1.0 / mass, float("nan")))
+    odds = 0.0
+    if ODDS:
+        log_mass = log(mass)
+        odds = logit - peak - log_mass
+        if IS_GREEDY or IS_TEMPERED:
+            floor = peak + log_mass + _LOG_TINY
+            second, others = _others(row, width, token, floor, sharpness, TILE, FAST)
+            odds = logit - second + 0.0 * mass
+            if IS_TEMPERED:
+                odds -= temperature * log(others)
+    tl.store(odds_ptr + n, odds)
+
+
+@triton.jit
+def _sums(row, width, sharpness, IS_TEMPERED: tl.constexpr, TILE: tl.constexpr, FAST: tl.constexpr):
+    """Return the largest logit and the sums of e^(l - it), at temperature 1 and the other one."""
+    columns = tile_columns(TILE, 4)
+    top = tl.full((columns.shape[0], 1), LOWEST, tl.float32)
+    mass = tl.zeros_like(top)
+    tempered = tl.zeros_like(top)
+    for start in range(0, width, TILE):
+        logits = _logits(row, start + columns, width)
+        higher = tl.maximum(top, tl.max(logits, 1, keep_dims=True))
+        powers = exp2((logits - higher) * LOG2E, FAST)
+        mass = mass * exp2((top - higher) * LOG2E, FAST) + tl.sum(powers, 1, keep_dims=True)
+        if IS_TEMPERED:
+            powers = exp2((logits - higher) * sharpness, FAST)
+            tempered *= exp2((top - higher) * sharpness, FAST)
+            tempered += tl.sum(powers, 1, keep_dims=True)
+        top = higher
+    peak = tl.max(top)
+    mass = tl.sum(mass * exp2((top - peak) * LOG2E, FAST))
+    if IS_TEMPERED:
+        return peak, mass, tl.sum(tempered * exp2((top - peak) * sharpness, FAST))
+    else:
+        return peak, mass, mass
+
+
+@triton.jit
+def _tiles(
+    row,
+    width,
+    peak,
+    sharpness,
+    scale,
+    IS_GREEDY: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Return the first column of the largest logit, and the fixed-point sum of each tile."""
+    columns = tile_columns(TILE, 4)
+    first = tl.full((columns.shape[0],), width, tl.int32)
+    index = tl.arange(0, NUM_TILES)
+    sums = tl.zeros((NUM_TILES,), tl.int64)
+    for start in range(0, width, TILE):
+        v = start + columns
+        logits = _logits(row, v, width)
+        first = tl.minimum(first, tl.min(tl.where(logits == peak, v, width), 1))
+        if not IS_GREEDY:
+            fixed = _fixed_point(logits, peak, sharpness, scale, FAST)
+            sums = tl.where(index * TILE == start, tl.sum(fixed), sums)
+    top = tl.min(first, 0)
+    return tl.where(top == width, 0, top), sums
+
+
+@triton.jit
+def _others(row, width, token, floor, sharpness, TILE: tl.constexpr, FAST: tl.constexpr):
+    """Return the largest logit of all other tokens, and the sum of e^((l - it) / temperature)."""
+    columns = tile_columns(TILE, 4)
+    top = tl.full((columns.shape[0], 1), LOWEST, tl.float32)
+    total = tl.zeros_like(top)
+    for start in range(0, width, TILE):
+        v = start + columns
+        logits = tl.maximum(_logits(row, v, width), floor)
+        logits = tl.where((v == token) | (v >= width), float("-inf"), logits)
+        higher = tl.maximum(top, tl.max(logits, 1, keep_dims=True))
+        powers = exp2((logits - higher) * sharpness, FAST)
+        total *= exp2((top - higher) * sharpness, FAST)
+        total += tl.sum(powers, 1, keep_dims=True)
+        top = higher
+    second = tl.max(top)
+    return second, tl.sum(total * exp2((top - second) * sharpness, FAST))
+
+
+@triton.jit
+def _fixed_point(logits, peak, sharpness, scale, FAST: tl.constexpr):
+    """Probabilities in multiples of 2^-60; 0 for NaN."""
+    return tl.maximum(exp2((logits - peak) * sharpness, FAST) * scale, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _scaled(u, total):
+    """floor(u * total / 2**62), as `gidd.diffusion.categorical` does it."""
+    u_high, u_low = u >> 31, u & _LOW_BITS
+    total_high, total_low = total >> 31, total & _LOW_BITS
+    middle = u_high * total_low + u_low * total_high + (u_low * total_low >> 31)
+    return u_high * total_high + (middle >> 31)
+
+
+@triton.jit
+def _logits(row, columns, width):
+    return tl.load(row + columns, mask=columns < width, other=float("-inf"))

@@ -1,0 +1,170 @@
+"""Reading x_theta at chosen positions in fixed shapes, for devices that one should not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, final
+
+import torch
+from torch import Tensor
+
+from gidd.common.devices import upload
+from gidd.sampling.compaction import compact
+from gidd.sampling.forward_pass import ForwardPass
+from gidd.sampling.processors import Processor
+from gidd.sampling.row_draws import KernelDraws, RowDraws
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+GPU_TILE_ENTRIES = 103_000_000
+"""Maximum size of a [positions, V] tensor on a GPU: 2,048 positions for GPT-2's vocabulary."""
+
+RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K, ...]."""
+
+
+def tile_of(entries: int, vocab_size: int, num_positions: int) -> int:
+    """Return positions per pass of the head, a multiple of 32: vector loops have no tail."""
+    largest = max(32, entries // vocab_size // 32 * 32)
+    return min(largest, (num_positions + 31) // 32 * 32)
+
+
+DrawFunction = Callable[[RowDraws, Tensor], tuple[Tensor, ...]]
+"""A `RowFunction` of tokens drawn from the rows."""
+
+
+class DrawRequest(NamedTuple):
+    """How to draw a token from each row, and what to make of it."""
+
+    z: Int[Tensor, " P"]
+    """Current tokens of all positions."""
+
+    u: Int[Tensor, " P"]
+    """Fixed-point uniforms of all positions."""
+
+    temperature: float
+    with_odds: bool
+    function: DrawFunction
+
+
+class _LogitNetwork(Protocol):
+    def logit_head(self) -> Callable[[Float[Tensor, "K D"]], Float[Tensor, "K W"]]: ...
+
+
+@final
+class StaticReader:
+    """Reads in tiles of one size, as many as the expected number of positions needs.
+
+    The number of chosen positions stays on the device: the caller asks for it with the results of
+    the step, and repeats the step with a larger capacity if there were too many. Results do not
+    depend on the capacity, since every tile has the same shape.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        z: Int[Tensor, "B L"],
+        vocab_size: int,
+        rows: Int[Tensor, " B"] | None,
+        capacity: int | None,
+    ) -> None:
+        """Read for some rows of a forward pass; as many positions as there are by default."""
+        self._forward, self._rows, self._shape = forward, rows, z.shape
+        self._tile = tile_of(GPU_TILE_ENTRIES, vocab_size, z.numel())
+        num = z.numel() if capacity is None else min(capacity, z.numel())
+        self._size = max(1, -(-num // self._tile)) * self._tile
+        self.num_read = torch.zeros((), dtype=torch.int64, device=z.device)
+        """The largest number of positions of a read so far."""
+        self.is_finite = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        """Whether all that was read of a sequence is finite."""
+
+    @property
+    def overflows(self) -> Bool[Tensor, ""]:
+        """Whether a read chose more positions than fit."""
+        return self.num_read > self._size
+
+    def read(
+        self,
+        where: Bool[Tensor, "B L"],
+        sets: Mapping[tuple[Processor, ...], Sequence[int]],
+        of_rows: RowFunction,
+        draws: DrawRequest | None,
+    ) -> tuple[Tensor, ...]:
+        """Return values [B, L], 0 elsewhere.
+
+        `sets` are the sequences of each different tuple of processors; those without any are read
+        by a kernel, if `draws` says how.
+        """
+        if len(sets) == 1:
+            return self._read(where, next(iter(sets)), of_rows, draws)
+        parts: list[tuple[Tensor, ...]] = []
+        for processors, rows in sets.items():
+            is_own = upload([row in rows for row in range(len(where))], torch.bool, where.device)
+            parts.append(self._read(where & is_own[:, None], processors, of_rows, draws))
+        # a position is 0 in all parts but one
+        return tuple(_sum(values) for values in zip(*parts, strict=True))
+
+    def _read(
+        self,
+        where: Tensor,
+        processors: tuple[Processor, ...],
+        of_rows: RowFunction,
+        draws: DrawRequest | None,
+    ) -> tuple[Tensor, ...]:
+        compacted = compact(where.flatten(), self._size)
+        self.num_read = self.num_read.maximum(compacted.number)
+        index = compacted.position
+        hidden = self._forward.features.flatten(0, 1)[self._in_forward(index)]
+        if draws is not None and not processors and hasattr(self._forward.network, "logit_head"):
+            is_nan, *values = self._draw(draws, index, hidden)
+        else:
+            is_nan, *values = self._apply(of_rows, index, hidden, processors)
+        failed, *values = (
+            compacted.scatter(value, where.numel()).unflatten(0, self._shape)
+            for value in (is_nan, *values)
+        )
+        self.is_finite = self.is_finite & ~failed.any(-1)
+        return tuple(values)
+
+    def _draw(self, request: DrawRequest, index: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Draw by a kernel; return whether x_theta is NaN, then the values."""
+        logits = cast(_LogitNetwork, self._forward.network).logit_head()
+        tokens, u = request.z[index], request.u[index]
+        draws = KernelDraws(tokens, u, request.temperature, request.with_odds)
+        for start in range(0, len(index), self._tile):
+            rows = slice(start, start + self._tile)
+            draws.fill(rows, logits(hidden[rows]))
+        return draws.top_probability.isnan(), *request.function(draws, index)
+
+    def _apply(
+        self,
+        function: RowFunction,
+        index: Tensor,
+        hidden: Tensor,
+        processors: tuple[Processor, ...],
+    ) -> tuple[Tensor, ...]:
+        """Compute rows of x_theta; return whether they are NaN, then the values."""
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(index), self._tile):
+            tile = slice(start, start + self._tile)
+            rows = self._forward.network.distribution(hidden[tile])
+            for processor in processors:
+                rows = processor(rows)
+            # of a softmax either all entries are NaN or none
+            parts.append((rows[:, 0].isnan(), *function(rows, index[tile])))
+        return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    def _in_forward(self, index: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
+        """Return the same positions in the forward pass."""
+        if self._rows is None:
+            return index
+        length = self._shape[1]
+        return self._rows[index // length] * length + index % length
+
+
+def _sum(values: tuple[Tensor, ...]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total | value if total.dtype == torch.bool else total + value
+    return total

@@ -1,0 +1,127 @@
+"""How many kernels a step launches on a GPU, and how often the host waits for it.
+
+Counted on the pretended device. A budget that is exceeded makes a GPU slower: at 5 microseconds a
+launch, 200 more are a millisecond of a step of 8.
+"""
+
+import pytest
+import torch
+from support.pretended_device import move_to_pretended, pretended_cuda
+
+from gidd.data.batch import Batch
+from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.times import even_mesh
+from gidd.diffusion.weighting import DynamicWeighting
+from gidd.models import Denoiser, DiT, DiTConfig
+from gidd.planning.launches import LaunchCounts
+from gidd.sampling import Request, SelfCorrectionStep, Session, corrector_plan, sampling_plan
+from gidd.training.objective import DiffusionObjective
+from gidd.vocab import Vocab
+
+GPT2 = 50_258
+LENGTH, ROWS = 512, 16
+DEVICE = torch.device("cuda:0")
+
+
+def denoiser_of(vocab_size: int, layers: int, num_rows: int) -> Denoiser:
+    torch.manual_seed(0)
+    config = DiTConfig(
+        vocab_size=num_rows, max_length=LENGTH, width=48, num_layers=layers, num_heads=4
+    )
+    return Denoiser(DiT(config), Vocab(vocab_size, mask_id=vocab_size - 1))
+
+
+def schedule_of(noise: str, vocab: Vocab):
+    return MaskedSchedule(vocab) if noise == "masked" else HybridSchedule(vocab, 0.1)
+
+
+def training_forward(noise: str, vocab_size: int = 1000, layers: int = 1, samples: int = 8):
+    """Count a micro-step of training: 8 x 512 tokens, bf16."""
+    denoiser = denoiser_of(vocab_size, layers, vocab_size)
+    schedule = schedule_of(noise, denoiser.vocab)
+    objective = DiffusionObjective(
+        denoiser,
+        schedule,
+        DynamicWeighting(schedule),
+        token_bytes=torch.ones(vocab_size, dtype=torch.int64),
+    )
+    move_to_pretended(objective)
+    with torch.no_grad(), pretended_cuda() as counts:
+        batch = Batch(
+            torch.randint(0, vocab_size - 1, (samples, LENGTH)),
+            torch.ones(samples, LENGTH, dtype=torch.bool),
+            torch.arange(samples),
+        ).to(DEVICE)
+        for _ in range(2):  # the first fills caches
+            counts.reset()
+            with torch.autocast("cuda", torch.bfloat16):
+                objective(batch, 0, samples, 1.0)
+    return counts
+
+
+def sampling_step(
+    noise: str, plan, vocab_size: int = 1000, layers: int = 1, tokens=None
+) -> LaunchCounts:
+    """Count the third step of 16 sequences of 512 tokens, bf16."""
+    denoiser = denoiser_of(vocab_size, layers, -(-vocab_size // 64) * 64).eval().bfloat16()
+    schedule = schedule_of(noise, denoiser.vocab)
+    move_to_pretended(denoiser)
+    with torch.no_grad(), pretended_cuda() as counts:
+        session = Session(denoiser, schedule, rows=ROWS, device=DEVICE)
+        for index in range(ROWS):
+            given = [None] * LENGTH if tokens is None else tokens[index].tolist()
+            request = Request(
+                tokens=tuple(given), plan=plan, sample_index=index, protected=(False,) * LENGTH
+            )
+            session.submit(request)
+        for _ in range(3):
+            counts.reset()
+            session.step()
+    return counts
+
+
+def require(counts: LaunchCounts, launches: int, waits: int) -> None:
+    assert counts.num_launches <= launches, counts.report()
+    assert counts.num_waits <= waits, counts.report()
+    assert not counts.misaligned, counts.report()
+
+
+@pytest.mark.parametrize(("noise", "waits"), [("hybrid", 0), ("masked", 1)])
+def test_training(noise, waits):
+    one, two = training_forward(noise), training_forward(noise, layers=2)
+    require(one, 280, waits)
+    require(two, one.num_launches + 36, waits)
+
+
+def test_launches_do_not_depend_on_the_vocabulary_or_the_tokens():
+    counts = training_forward("hybrid", vocab_size=300, samples=2)
+    assert counts.num_launches == training_forward("hybrid", vocab_size=1000).num_launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "waits"), [("hybrid", 0), ("masked", 1)])
+def test_training_with_the_vocabulary_of_gpt2(noise, waits):
+    counts = training_forward(noise, GPT2)
+    require(counts, 280, waits)
+    assert counts.num_launches == training_forward(noise).num_launches
+
+
+@pytest.mark.parametrize("noise", ["hybrid", "masked"])
+def test_ancestral_sampling(noise):
+    plan = sampling_plan(even_mesh(128))
+    one, two = (sampling_step(noise, plan, layers=layers) for layers in (1, 2))
+    require(one, 120 + 26, waits=1)
+    require(two, one.num_launches + 26, waits=1)
+
+
+@pytest.mark.slow
+def test_ancestral_sampling_with_the_vocabulary_of_gpt2():
+    require(sampling_step("hybrid", sampling_plan(even_mesh(128)), GPT2), 120 + 26, waits=1)
+
+
+@pytest.mark.parametrize("vocab_size", [1000, pytest.param(GPT2, marks=pytest.mark.slow)])
+def test_self_correction(vocab_size):
+    plan = corrector_plan(SelfCorrectionStep(), 8, 1e-4)
+    tokens = torch.randint(0, vocab_size - 1, (ROWS, LENGTH))
+    counts = sampling_step("hybrid", plan, vocab_size, tokens=tokens)
+    require(counts, 150, waits=1)

@@ -1,0 +1,169 @@
+"""What is computed for a GPU is what is computed on the CPU."""
+
+import pytest
+import torch
+from support.pretended_device import move_to_pretended, pretended_cuda
+
+from gidd.common.devices import acting_as
+from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.process import noise
+from gidd.diffusion.randomness import Stream, random_integers
+from gidd.diffusion.schedules import (
+    Bump,
+    Component,
+    HybridSchedule,
+    MaskedSchedule,
+    MixtureSchedule,
+    Ramp,
+    UniformSchedule,
+    mask_noise,
+    uniform_noise,
+)
+from gidd.diffusion.times import even_mesh
+from gidd.diffusion.weighting import TightWeighting
+from gidd.models import Denoiser, DiT, DiTConfig
+from gidd.sampling import (
+    Confidence,
+    CutOff,
+    Engine,
+    Gibbs,
+    Greedy,
+    PosteriorCorrection,
+    Request,
+    SelfCorrectionStep,
+    Temperature,
+    Threshold,
+    TopK,
+    ancestral,
+    corrector_plan,
+    sampling_plan,
+)
+from gidd.vocab import Vocab
+
+V, L = 130, 24
+VOCAB = Vocab(V, mask_id=V - 1)
+RANKS = torch.arange(1, V + 1, dtype=torch.float64)
+ZIPF = uniform_noise(VOCAB) / RANKS
+SCHEDULES = {
+    "hybrid": HybridSchedule(VOCAB, 0.3),
+    "masked": MaskedSchedule(VOCAB),
+    "uniform": UniformSchedule(VOCAB),
+    "unigram": MixtureSchedule(
+        VOCAB, (Component(mask_noise(VOCAB), Ramp()), Component(ZIPF / ZIPF.sum(), Bump(0.2)))
+    ),
+}
+
+
+def denoiser(num_rows: int = 192) -> Denoiser:
+    torch.manual_seed(0)
+    config = DiTConfig(vocab_size=num_rows, max_length=L, width=32, num_layers=1, num_heads=4)
+    model = Denoiser(DiT(config), VOCAB).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.25)
+    return model
+
+
+@pytest.mark.parametrize("has_triton", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_loss_and_gradients(name, has_triton, monkeypatch):
+    """Whole chunks, all tokens and a padded head, against blocks, touched tokens and none."""
+    schedule = SCHEDULES[name]
+    if not has_triton:
+        monkeypatch.setattr("gidd.diffusion.fused.has_kernels", lambda _: False)
+    torch.manual_seed(1)
+    t = torch.tensor([1e-4, 0.3, 0.8, 0.9999])
+    x = torch.randint(0, V - 1, (4, L))
+    z = noise(schedule, t, x, random_integers(0, Stream.NOISE, 0, torch.arange(4), torch.arange(L)))
+    weight = TightWeighting(schedule)(t, x, z) / x.numel()
+    scored = torch.rand(4, L) < 0.8
+    hidden = torch.randn(4, L, 16)
+    head, bias = torch.randn(V, 16), torch.randn(V)
+    bias[-1] = -torch.inf
+
+    def computed():
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, head, bias)]
+        found = fused_loss(schedule, t, x, z, *inputs, weight, chunk_tokens=40, scored=scored)
+        found.loss.backward()
+        finite = inputs[2].grad[:-1]  # the mask's has no effect
+        return (*found[1:], found.loss.detach(), inputs[0].grad, inputs[1].grad, finite)
+
+    expected = computed()
+    with acting_as("cuda"):
+        actual = computed()
+    for ours, theirs in zip(actual, expected, strict=True):
+        scale = theirs.abs().max().clamp_min(1e-30)
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=1e-5, atol=2e-6)
+
+
+STEPS = {
+    "ancestral": ancestral,
+    "confidence": Confidence(),
+    "greedy": Greedy(),
+    "threshold": Threshold(fill=0.3),
+}
+CORRECTORS = {
+    "gibbs": Gibbs(),
+    "self-correction": SelfCorrectionStep(num_tokens=2),
+    "greedy self-correction": SelfCorrectionStep(temperature=0.0),
+    "posterior": PosteriorCorrection(),
+}
+
+
+def samples(device: str, schedule, plans, processors=()):
+    model = denoiser()
+    requests = [
+        Request(
+            tokens=(None,) * (L - index),
+            plan=plan,
+            sample_index=index,
+            processors=processors if index % 2 else (),
+        )
+        for index, plan in enumerate(plans)
+    ]
+    if device == "cpu":
+        found = Engine(model, schedule, rows_per_call=4).sample(requests)
+    else:
+        move_to_pretended(model)
+        with pretended_cuda(refuses_float64=False):
+            engine = Engine(model, schedule, rows_per_call=4, device=torch.device("cuda:0"))
+            found = engine.sample(requests)
+    return [(sample.tokens, [edit[:6] for edit in sample.edits], sample.calls) for sample in found]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_ancestral_samples_of_every_noise(name):
+    plans = [sampling_plan(even_mesh(6))] * 5
+    assert samples("cuda", SCHEDULES[name], plans) == samples("cpu", SCHEDULES[name], plans)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("step", STEPS)
+def test_samples_of_every_step(step):
+    plans = [sampling_plan(even_mesh(6), STEPS[step])] * 5
+    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("corrector", CORRECTORS)
+def test_samples_of_every_corrector(corrector):
+    plans = [sampling_plan(even_mesh(4)) + corrector_plan(CORRECTORS[corrector], 5, 0.01)] * 3
+    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
+
+
+@torch.no_grad()
+def test_samples_of_several_steps_and_processors_at_once():
+    plans = [sampling_plan(even_mesh(6), step) for step in STEPS.values()]
+    processors = (Temperature(0.7), TopK(9), CutOff(1e-3))
+    expected = samples("cpu", SCHEDULES["hybrid"], plans, processors)
+    assert samples("cuda", SCHEDULES["hybrid"], plans, processors) == expected
+
+
+@torch.no_grad()
+def test_a_step_that_reads_more_than_expected_is_repeated(monkeypatch):
+    """Tiles are of 32 positions here, and each step expects to read none."""
+    monkeypatch.setattr("gidd.sampling.static_read.GPU_TILE_ENTRIES", 0)
+    monkeypatch.setattr("gidd.sampling.lane._expected", lambda _: 0)
+    plans = [sampling_plan(even_mesh(3))] * 4
+    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
