@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.common.devices import acting_as
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.fused import fused_cross_entropy, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import (
@@ -167,3 +168,31 @@ def test_a_step_that_reads_more_than_expected_is_repeated(monkeypatch):
     monkeypatch.setattr("gidd.sampling.lane._expected", lambda _: 0)
     plans = [sampling_plan(even_mesh(3))] * 4
     assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_cross_entropy_and_its_gradients(has_bias):
+    torch.manual_seed(1)
+    labels, hidden, head = torch.randint(0, V, (90,)), torch.randn(90, 16), torch.randn(V, 16)
+    bias = torch.randn(V) if has_bias else None
+
+    def computed(function):
+        inputs = [t.clone().requires_grad_() for t in (hidden, head, bias) if t is not None]
+        loss, nll = function(inputs[0], inputs[1], inputs[2] if has_bias else None)
+        loss.backward()
+        return loss.detach(), nll.detach(), *(tensor.grad for tensor in inputs)
+
+    def definition(states, weight, bias):
+        nll = F.cross_entropy(F.linear(states, weight, bias), labels, reduction="none")
+        return 0.1 * nll.sum(), nll
+
+    def fused(states, weight, bias):
+        return fused_cross_entropy(labels, states, weight, bias, 0.1, chunk_tokens=40)
+
+    expected = computed(definition)
+    on_cpu = computed(fused)
+    with acting_as("cuda"):
+        on_gpu = computed(fused)
+    for theirs, *ours in zip(expected, on_cpu, on_gpu, strict=True):
+        for value in ours:
+            torch.testing.assert_close(value, theirs, rtol=1e-5, atol=1e-6)

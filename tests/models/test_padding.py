@@ -190,7 +190,11 @@ class Average(nn.Module):
 def test_a_backbone_with_two_arguments_works_and_is_not_padded():
     backbone = Average()
     denoiser, z = Denoiser(backbone, VOCAB), tokens()
-    for network in (denoiser, in_precision(denoiser, "bf16", torch.device("cpu")), CachedFeatures(denoiser)):
+    for network in (
+        denoiser,
+        in_precision(denoiser, "bf16", torch.device("cpu")),
+        CachedFeatures(denoiser),
+    ):
         assert not network.accepts_padding
         assert torch.equal(network.hidden(z, T), backbone.hidden(z, T))
         assert torch.equal(network.hidden(z, T, None), backbone.hidden(z, T))

@@ -155,7 +155,7 @@ def test_the_plan_says_that_launches_are_the_bottleneck(limited, monkeypatch, ca
     assert "LAUNCHES ARE THE BOTTLENECK" in text
     assert re.search(r"waits for the GPU per step\W+0", text)
     assert re.search(r"misaligned matrix products\W+0", text)
-    assert f"{limited.throughput.mfu:.1%}" in text
+    assert f"{limited.throughput.mfu:.2%}" in text
 
 
 def test_cpus_launch_nothing(limited, monkeypatch, capsys):

@@ -131,26 +131,29 @@ def _launch_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
     if launching is None:
         return
     if launching.limits:
-        yield "MFU (limited by launches)", f"{plan.throughput.mfu:.1%}"
-    time = f"{launching.seconds * 1e3:,.1f} ms at {microseconds:g} us"
-    number = f"{launching.num_launches:,}, {time} ({launching.ratio:.2f} of the arithmetic)"
-    yield f"launches per step{', compiled' if launching.step.compiled else ''}", number
+        yield "MFU (limited by launches)", f"{plan.throughput.mfu:.2%}"
+    ratio = f"{launching.ratio:.1f} times" if launching.limits else f"{launching.ratio:.2f} of"
+    time = f"{_format_milliseconds(launching.seconds)} at {microseconds:g} us"
+    yield (
+        f"launches per step{', compiled' if launching.step.compiled else ''}",
+        f"{launching.num_launches:,}, {time} ({ratio} the arithmetic)",
+    )
     yield "waits for the GPU per step", f"{launching.step.waits:,}"
     yield "misaligned matrix products", f"{launching.step.misaligned_products:,}"
 
 
 def _launch_verdict(plan: RunPlan) -> str:
-    """Say if the GPU waits for the host."""
+    """Say if the GPU waits for the host, and what to do."""
     launching = plan.launching
     if launching is None or not launching.limits:
         return ""
-    computing = launching.seconds / launching.ratio
-    advice = "Use fewer and larger micro-batches (--train.accumulate)"
+    computing = _format_milliseconds(launching.seconds / launching.ratio)
+    advice = "Use fewer and larger micro-batches (--train.accumulate, --train.global-batch)"
     if not launching.step.compiled:
         advice += " or --train.compile"
     return (
-        f"LAUNCHES ARE THE BOTTLENECK: {launching.seconds * 1e3:,.1f} ms for "
-        f"{computing * 1e3:,.1f} ms of arithmetic at {plan.assumptions.mfu:.1%} MFU.\n{advice}."
+        f"LAUNCHES ARE THE BOTTLENECK: {_format_milliseconds(launching.seconds)} for {computing} "
+        f"of arithmetic at {plan.assumptions.mfu:.1%} MFU.\n{advice}."
     )
 
 
@@ -193,6 +196,11 @@ def _assumption_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
         yield f"{device.name}: link within a machine", f"{device.link / 1e9:.3g} GB/s"
     for name, value in asdict(plan.assumptions).items():
         yield f"--{name.replace('_', '-')}", f"{value:g}"
+
+
+def _format_milliseconds(seconds: float) -> str:
+    value = 1e3 * seconds
+    return f"{value:,.1f} ms" if value >= 1 else f"{value:.2g} ms"
 
 
 def _format_seconds(seconds: float) -> str:

@@ -80,13 +80,7 @@ def fused_loss(
     The gradients are computed with the loss, so `backward` can be called only once. Under
     `torch.no_grad` they are not computed.
     """
-    if chunk_tokens is None:
-        chunk_tokens = CHUNK_TOKENS_OF_KERNELS if has_kernels(hidden) else CHUNK_TOKENS
-    if chunk_tokens < 1:
-        raise ConfigError(
-            f"chunk_tokens must be at least 1, got {chunk_tokens}. It is the number of tokens "
-            f"whose logits are in memory at once; {CHUNK_TOKENS} suits most machines."
-        )
+    chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
         weight = elbo_weight(schedule, t, x, z)
         # all other tokens need no logits: under mask-only noise, those that are not masked
@@ -98,10 +92,8 @@ def fused_loss(
         row = select(touched, masks_only, kind_of(hidden))
         width = _width(schedule.vocab.size, hidden)
         tokens = LossTokens.of(schedule, t, x, z, loss_weight * touched, row, width)
-        device = hidden.device.type
-        if torch.is_autocast_enabled(device):
-            hidden = hidden.to(torch.get_autocast_dtype(device))
-        with torch.autocast(device, enabled=False):
+        hidden = _in_autocast(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
             states, is_training = hidden.flatten(0, 1), torch.is_grad_enabled()
             loss, kl, itakura_saito = _HeadLoss.apply(
                 states, head_weight, head_bias, tokens, chunk_tokens, compiled, is_training
@@ -109,6 +101,54 @@ def fused_loss(
         if kind_of(hidden) != "cpu":  # others were computed as well
             kl, itakura_saito = (torch.where(touched.flatten(), v, 0) for v in (kl, itakura_saito))
         return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
+
+
+class FusedCrossEntropy(NamedTuple):
+    """The loss of an autoregressive model, which supports `backward`, and its terms."""
+
+    loss: Float[Tensor, ""]
+    """Sum over all tokens, times the scale."""
+
+    nll: Float[Tensor, " N"]
+    """-log p of each token; it has no gradient."""
+
+
+def fused_cross_entropy(
+    labels: Int[Tensor, " N"],
+    hidden: Float[Tensor, "N D"],
+    head_weight: Float[Tensor, "V D"],
+    head_bias: Float[Tensor, " V"] | None,
+    scale: float,
+    chunk_tokens: int | None = None,
+) -> FusedCrossEntropy:
+    """Cross-entropy of softmax(hidden @ head_weight.T + head_bias), computed as `fused_loss` is."""
+    with record_function(HEAD_AND_LOSS):
+        states = _in_autocast(hidden)
+        bias = head_weight.new_zeros(len(head_weight)) if head_bias is None else head_bias
+        weight = torch.full(labels.shape, scale, device=hidden.device)
+        tokens = LossTokens.clean(labels, weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            options = _chunk_tokens(chunk_tokens, hidden), False, torch.is_grad_enabled()
+            loss, nll, _ = _HeadLoss.apply(states, head_weight, bias, tokens, *options)
+        return FusedCrossEntropy(loss, nll)
+
+
+def _in_autocast(hidden: Tensor) -> Tensor:
+    """Return hidden states in the type of matrix products."""
+    device = hidden.device.type
+    is_autocast = torch.is_autocast_enabled(device)
+    return hidden.to(torch.get_autocast_dtype(device)) if is_autocast else hidden
+
+
+def _chunk_tokens(given: int | None, hidden: Tensor) -> int:
+    if given is None:
+        return CHUNK_TOKENS_OF_KERNELS if has_kernels(hidden) else CHUNK_TOKENS
+    if given < 1:
+        raise ConfigError(
+            f"chunk_tokens must be at least 1, got {given}. It is the number of tokens "
+            f"whose logits are in memory at once; {CHUNK_TOKENS} suits most machines."
+        )
+    return given
 
 
 class _HeadLoss(torch.autograd.Function):

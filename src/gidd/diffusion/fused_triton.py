@@ -36,7 +36,7 @@ from gidd.diffusion.math_triton import (
     power,
     tile_columns,
 )
-from gidd.diffusion.token_terms_triton import itakura_saito_at_z, kl_at_x, noise_part, softmax_at
+from gidd.diffusion.token_terms_triton import gradient_at, itakura_saito_at_z, kl_at_x, softmax_at
 
 TILE_BYTES = 8192
 """Bytes of a row that a program loads at once: 16 for each of its 512 threads."""
@@ -49,9 +49,9 @@ def launch_loss_rows(
     logits: Tensor,
     x: Tensor,
     z: Tensor | None,
-    alpha: Tensor | None,
-    noise_x: Tensor | None,
-    noise_z: Tensor | None,
+    alpha: Tensor,
+    noise_x: Tensor,
+    noise_z: Tensor,
     loss_weight: Tensor,
     noise: Tensor | None,
     sample: Tensor | None,
@@ -146,8 +146,9 @@ def loss_kernel(
         if GRADIENT:
             c = tl.load(loss_weight_ptr + n)
             mean = g_x + g_z - alpha_R
-            d_x = tl.where(z == x, g_x + g_z, g_x) - p_x * (mean + noise_part(alpha, p_x, b_x))
-            d_z = g_z - p_z * (mean + noise_part(alpha, p_z, b_z))
+            own_x = tl.where(z == x, g_x + g_z, g_x)
+            d_x = gradient_at(own_x, mean - own_x, p_x, log_x, alpha, b_x)
+            d_z = gradient_at(g_z, mean - g_z, p_z, log_z, alpha, b_z)
             of_p, of_r, a = -c * mean * share, -c * alpha * share, alpha * share
             tl.debug_barrier()  # all threads have loaded the logits at x and z
             if sample_ptr is not None:

@@ -29,7 +29,10 @@ class LossTokens(NamedTuple):
     """Index into the flattened batch."""
 
     x: Int[Tensor, " N"]
-    z: Int[Tensor, " N"]
+
+    z: Int[Tensor, " N"] | None
+    """None: nothing is noisy, and KL is the cross-entropy of an autoregressive model."""
+
     alpha: Float[Tensor, " N"]
     noise_x: Float[Tensor, " N"]
     """beta_t pi_t at x."""
@@ -76,9 +79,20 @@ class LossTokens(NamedTuple):
             sample=sample if flat is None else None,
         )
 
+    @classmethod
+    def clean(cls, x: Int[Tensor, " N"], loss_weight: Float[Tensor, " N"]) -> LossTokens:
+        """Take labels of a model that reads no noise."""
+        one, zero = torch.ones_like(loss_weight), torch.zeros_like(loss_weight)
+        row = torch.arange(len(x), device=x.device)
+        return cls(row, x, None, one, zero, zero, loss_weight, None, None)
+
     def rows(self, rows: slice) -> LossTokens:
         """Select some of the tokens."""
-        parts = {name: value[rows] for name, value in self._asdict().items() if name in _OF_TOKENS}
+        parts = {
+            name: None if value is None else value[rows]
+            for name, value in self._asdict().items()
+            if name in _OF_TOKENS
+        }
         noise, sample = self.noise, self.sample
         if sample is not None:
             sample = sample[rows]
@@ -116,6 +130,8 @@ def token_terms(
     In the notation of docs/fused-loss.md: b is the noise beta pi, p = alpha x_theta + b. Only S,
     sum(r) and the gradient involve the full vocabulary; all else is at x or at z alone.
     """
+    if tokens.z is None:
+        return _cross_entropy(logits.to(tokens.alpha.dtype), tokens, with_gradient)
     alpha, b_x, b_z = tokens.alpha, tokens.noise_x, tokens.noise_z
     at_x, at_z = tokens.x[:, None], tokens.z[:, None]
     logits = logits.to(alpha.dtype)
@@ -153,6 +169,17 @@ def token_terms(
     return TokenTerms(kl, itakura_saito, gradient)
 
 
+def _cross_entropy(logits: Tensor, tokens: LossTokens, with_gradient: bool) -> TokenTerms:
+    """-log x_theta(x), and x_theta - 1[v = x] times the weight."""
+    at_x = tokens.x[:, None]
+    log_x_theta = logits.log_softmax(-1)
+    nll = -log_x_theta.gather(-1, at_x).squeeze(-1)
+    if with_gradient:
+        weight = tokens.loss_weight[:, None]
+        log_x_theta.exp_().mul_(weight).scatter_add_(-1, at_x, -weight)
+    return TokenTerms(nll, torch.zeros_like(nll), log_x_theta)
+
+
 def _noise_terms(
     x_theta: Tensor, alpha: Tensor, noise: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor | float, Tensor | None]:
@@ -177,7 +204,7 @@ def _noise_terms(
 def _loss_rows(
     logits: Float[Tensor, "N W"],
     x: Int[Tensor, " N"],
-    z: Int[Tensor, " N"],
+    z: Int[Tensor, " N"] | None,
     alpha: Float[Tensor, " N"],
     noise_x: Float[Tensor, " N"],
     noise_z: Float[Tensor, " N"],
@@ -201,7 +228,7 @@ def _loss_rows(
 def _launch_loss_rows(
     logits: Tensor,
     x: Tensor,
-    z: Tensor,
+    z: Tensor | None,
     alpha: Tensor,
     noise_x: Tensor,
     noise_z: Tensor,
@@ -220,15 +247,16 @@ def _launch_loss_rows(
 
 
 def _shapes_of_terms(
-    logits: Tensor, x: Tensor, z: Tensor, alpha: Tensor, *_: object
+    logits: Tensor, x: Tensor, z: Tensor | None, alpha: Tensor, *_: object
 ) -> tuple[Tensor, Tensor]:
     del logits, x, z
     return torch.empty_like(alpha), torch.empty_like(alpha)
 
 
 _loss_rows_kernel = define_kernel(
-    "loss_rows(Tensor(a!) logits, Tensor x, Tensor z, Tensor alpha, Tensor noise_x, Tensor noise_z,"
-    " Tensor loss_weight, Tensor? noise, Tensor? sample, bool with_gradient) -> (Tensor, Tensor)",
+    "loss_rows(Tensor(a!) logits, Tensor x, Tensor? z, Tensor alpha, Tensor noise_x,"
+    " Tensor noise_z, Tensor loss_weight, Tensor? noise, Tensor? sample, bool with_gradient)"
+    " -> (Tensor, Tensor)",
     definition=_loss_rows,
     launch=_launch_loss_rows,
     shapes=_shapes_of_terms,

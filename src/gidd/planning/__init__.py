@@ -1,8 +1,8 @@
 """Estimate what a run needs on hardware that is not at hand: the library behind `gidd plan`.
 
 Read in this order: `run_plan` (the estimate and its parts), `hardware` (data sheets),
-`assumptions` (everything else that enters), `step_trace` and `memory` (one training step on fake
-tensors and fake ranks), `cluster` (time of its collectives, checkpoints and failures).
+`assumptions` (everything else that enters), `step_trace`, `memory` and `launches` (one training
+step on fake tensors and fake ranks), `cluster` (time of its collectives, checkpoints and failures).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ALIGNMENT = 16
-"""Bytes that the rows of a matrix must be a multiple of for the fast matrix kernels of a GPU."""
+"""Rows of matrices must be multiples of this many bytes for the fastest kernels of a GPU."""
 
 _PACKAGE = Path(__file__).parents[1]
 _TORCH = str(Path(torch.__file__).parent)
@@ -111,7 +111,7 @@ def misaligned_matrices(func: Any, args: Iterable[Any], result: object) -> list[
     """Return the operands and results of a matrix product with rows of no multiple of 16 bytes."""
     if name_of_operator(func) not in _PRODUCTS:
         return []
-    matrices = [tensor for tensor in _tensors([*args, result]) if tensor.dim() >= 2]
+    matrices = [m for m in _tensors([*args, result]) if m.dim() >= 2 and 1 not in m.shape[-2:]]
     return [_description(matrix) for matrix in matrices if _row_bytes(matrix) % ALIGNMENT]
 
 

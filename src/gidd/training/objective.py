@@ -13,13 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gidd.common.devices import copy_to, positions
 from gidd.data.batch import Batch
-from gidd.diffusion.fused import CHUNK_TOKENS
+from gidd.diffusion.fused import fused_cross_entropy
 from gidd.diffusion.loss import loss_at
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
@@ -211,7 +209,7 @@ class AutoregressiveObjective(Objective):
         model: AutoregressiveModel,
         *,
         token_bytes: Int[Tensor, " V"] | None = None,
-        chunk_tokens: int = CHUNK_TOKENS,
+        chunk_tokens: int | None = None,
     ) -> None:
         super().__init__(token_bytes)
         self.model, self.chunk_tokens = model, chunk_tokens
@@ -230,28 +228,22 @@ class AutoregressiveObjective(Objective):
         del step, num_samples
         hidden = self.model.hidden(batch.tokens)[:, :-1].flatten(0, 1)
         labels, valid = batch.tokens[:, 1:], batch.valid[:, 1:]
-        size = self.chunk_tokens
-        gather(self.model.head)
-        # saves memory: logits of one chunk at a time, recomputed in the backward pass
-        chunks = zip(hidden.split(size), labels.flatten().split(size), strict=True)
-        parts = [checkpoint(self._nll, *chunk, use_reentrant=False) for chunk in chunks]
-        nll = torch.cat(cast("list[Tensor]", parts)).view_as(labels)
-        loss = nll.sum()
+        head = self.model.head
+        gather(head)
+        bias = cast("Tensor | None", head.bias)
+        loss, nll = fused_cross_entropy(
+            labels.flatten(), hidden, head.weight, bias, scale, self.chunk_tokens
+        )
         with torch.no_grad():
-            valid = valid.to(nll.dtype)
-            sums = _sums(loss, [nll * valid, valid, self._bytes_of(labels) * valid])
-        return ObjectiveOutput(loss * scale, sums)
+            nll, valid = nll.view_as(labels), valid.to(nll.dtype)
+            sums = _sums(nll.sum(), [nll * valid, valid, self._bytes_of(labels) * valid])
+        return ObjectiveOutput(loss, sums)
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute metrics per non-padding token."""
         valid = max(sums["valid"], 1)
         metrics = {"loss": sums["loss"] / max(sums["tokens"], 1), "nll": sums["nll"] / valid}
         return metrics | per_unit(sums["nll"], valid, sums["bytes"])
-
-    def _nll(self, states: Tensor, labels: Tensor) -> Tensor:
-        head = self.model.head  # not called: FSDP2 would gather and reduce it for every chunk
-        logits = F.linear(states, head.weight, head.bias)
-        return F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 def _sums(loss: Float[Tensor, ""], per_token: list[Tensor]) -> Tensor:

@@ -1,0 +1,107 @@
+"""What is predicted for the figures that `gpu.py` measures, from `gidd.planning`.
+
+A time is the longer of two: FLOPs at the data sheet's peak and the assumed MFU of `gidd plan`, and
+the time to launch the kernels. Launches of a training step are counted on its trace, those of a
+sampling step are the budget of tests/gpu/test_budgets.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+from gpu_measure import Settings
+
+from gidd.models.networks import blocks_of
+from gidd.pipeline.precision import Precision
+from gidd.planning import DEVICES, Assumptions, Device, plan_run
+from gidd.training.build import build_objective
+from gidd.training.reporting.speed import matmul_rate, training_flops_per_token
+
+_SHEETS = (
+    (r"\bH100 80GB HBM3", "h100"),  # SXM5; PCIe and NVL have other peaks
+    (r"\bH200\b", "h200"),
+    (r"\bB200\b", "b200"),
+    (r"\bA100\b.*\b40GB\b", "a100-40gb"),
+    (r"\bA100\b", "a100-80gb"),
+    (r"\bL4\b", "l4"),
+    (r"\bRTX 4090\b", "rtx4090"),
+)
+"""Names that CUDA gives to devices, and their data sheets."""
+
+_ASSUMED = Assumptions()
+_STEP_LAUNCHES, _LAYER_LAUNCHES = 120, 26
+"""Launches of an ancestral step, and of each layer."""
+
+
+def sheet_of(device: torch.device, name: str) -> Device:
+    """Return the data sheet of a GPU; of an unknown one, the measured rates of products.
+
+    On a CPU it is that of an h100: the arithmetic runs, and its results mean nothing.
+    """
+    if device.type == "cpu":
+        return DEVICES["h100"]
+    for pattern, sheet in _SHEETS:
+        if re.search(pattern, name):
+            return DEVICES[sheet]
+    return Device(
+        name=f"measured, {name}",
+        memory=float(torch.cuda.get_device_properties(device).total_memory),
+        flops=matmul_rate(device, torch.bfloat16),
+        float32_flops=matmul_rate(device, torch.float32),
+        link=None,
+    )
+
+
+def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
+    """Return predicted values by the name of the figure."""
+    network = build_objective(settings.run, settings.vocab).network
+    per_token = training_flops_per_token(network, settings.length)
+    of_head = 6 * settings.vocab.size * settings.width
+    at_assumed = 1000 / (_peak(settings, sheet) * _ASSUMED.mfu)  # ms per FLOP
+    found = {
+        "product of bf16 matrices, TFLOP/s": sheet.flops / 1e12,
+        "head and loss, hybrid, ms": settings.tokens * of_head * at_assumed,
+        "head and loss, cross-entropy, ms": settings.tokens * of_head * at_assumed,
+    }
+    for name, compiled in settings.modes.items():
+        run = replace(settings.run, train=replace(settings.run.train, compile=compiled))
+        plan = plan_run(run, 1, sheet, _ASSUMED, vocab_size=settings.vocab.size)
+        found[f"step, {name}, ms"] = 1000 * plan.throughput.step_seconds
+        found[f"body, {name}, ms"] = settings.tokens * (per_token - of_head) * at_assumed
+        found[f"tokens per second, {name}"] = plan.throughput.tokens_per_second
+        found[f"MFU, {name}"] = plan.throughput.mfu
+        found["peak memory of a step, GB"] = plan.memory.peak / 1e9
+        if plan.launching is not None:
+            found[f"launches of a step, {name}"] = plan.launching.num_launches
+    return found | _of_sampling(settings, sheet, per_token - of_head, len(blocks_of(network)))
+
+
+def _peak(settings: Settings, sheet: Device) -> float:
+    return sheet.flops if settings.run.train.autocast else sheet.float32_flops
+
+
+def _of_sampling(
+    settings: Settings, sheet: Device, body_flops: float, layers: int
+) -> dict[str, float]:
+    """Predict sampling: a third of the training FLOPs, and the head at all tokens to correct."""
+    launches = _STEP_LAUNCHES + layers * _LAYER_LAUNCHES
+    found: dict[str, float] = {"launches of an ancestral step": launches}
+    tokens = settings.rows * settings.length
+    # on NVIDIA GPUs TF32 has half the rate of bf16
+    peaks: dict[Precision, float] = {"bf16": sheet.flops, "tf32": sheet.flops / 2}
+    launching = launches * _ASSUMED.launch_microseconds / 1000
+    for precision in settings.precisions:
+        peak = peaks.get(precision, sheet.float32_flops)
+        body = 1000 * tokens * body_flops / 3 / (peak * _ASSUMED.mfu)
+        step = max(body, launching)
+        # the head is in float32, except that products of bf16 numbers are not rounded
+        of_head = sheet.flops if precision == "bf16" else sheet.float32_flops
+        head = 2 * settings.vocab.size * settings.width * tokens / (of_head * _ASSUMED.mfu)
+        found[f"ancestral step, {precision}, ms"] = step
+        found[f"samples per second, {precision}"] = (
+            1000 * settings.rows / (step * settings.num_steps)
+        )
+        found[f"self-correction call, {precision}, ms"] = step + 1000 * head
+    return found

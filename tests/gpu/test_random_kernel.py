@@ -1,0 +1,40 @@
+"""The kernel of random integers gives the bits of its definition."""
+
+import torch
+from support.interpreted import interpret, needs_triton
+
+from gidd.diffusion.randomness import Stream, random_integers
+
+SAMPLES = [5, 2**31, 2**62 + 12345]
+SEEDS = [1, 2**40 + 3, -7]
+
+
+def different_bits() -> list[str]:
+    """Return the addresses at which the kernel differs."""
+    from gidd.diffusion.randomness_triton import launch_random_integers
+
+    sample, position = torch.tensor(SAMPLES), torch.arange(40) * 107_000_000  # up to 4.2e9
+    steps = torch.arange(3) * 1000
+    different = []
+    for seed, step in [
+        (0, 0),
+        (2**31, 2**32 - 1),
+        (2**63 - 1, 1),
+        (-5, steps),
+        (2**64 - 3, 7),
+        (torch.tensor(SEEDS), 2**31),
+        (torch.tensor(SEEDS), steps),
+    ]:
+        address = seed, Stream.TOKEN, step, sample, position
+        if not torch.equal(launch_random_integers(*address), random_integers(*address)):
+            different.append(str(address))
+    position = torch.arange(1100)  # of several programs
+    address = 3, Stream.NOISE, 5, sample[:1], position
+    if not torch.equal(launch_random_integers(*address), random_integers(*address)):
+        different.append("many positions")
+    return different
+
+
+@needs_triton
+def test_bits_are_equal_for_all_seeds_samples_and_steps():
+    assert interpret(different_bits) == []
