@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from gpu_measure import Settings, Waits, Work, count_launches, find_waits, medians
 from torch import Tensor, nn
 
-from gidd.common.parts import part
+from gidd.common.parts import Part, part
 from gidd.data.batch import Batch
 from gidd.diffusion.fused import fused_loss
 from gidd.diffusion.process import noise
@@ -35,8 +35,12 @@ from gidd.training.objective import DiffusionObjective
 from gidd.training.state import TrainState
 from gidd.training.world import World
 
-MASKED_WAITS = 1
-"""The number of masked tokens, of which alone the head is computed."""
+_WAITS = {
+    "hybrid": (part("schedule", "hybrid", p_uniform=0.1), 0),
+    "masked": (part("schedule", "masked"), 1),
+}
+"""Noise, and how often a step may wait: masking waits for the number of masked tokens, of which
+alone the head is computed."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,14 @@ class Trainer:
     batch: Batch
 
     @classmethod
-    def of(cls, settings: Settings, world: World, *, compiled: bool, noise: str = "") -> Trainer:
-        """Build the preset, with another noise if it is named."""
+    def of(
+        cls, settings: Settings, world: World, *, compiled: bool, noise: Part | None = None
+    ) -> Trainer:
+        """Build the preset, with another noise if it is given."""
         run, objective = settings.run, settings.run.objective
-        if noise and isinstance(objective, Diffusion):
-            run = replace(run, objective=replace(objective, noise=part("schedule", noise)))
+        if noise is not None:
+            assert isinstance(objective, Diffusion), "other presets are refused"
+            run = replace(run, objective=replace(objective, noise=noise))
         run = replace(run, train=replace(run.train, compile=compiled))
         tokens = torch.randint(settings.vocab.size - 1, (settings.samples, settings.length))
         batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(len(tokens)))
@@ -148,12 +155,11 @@ def _autocast(run: RunConfig, device: torch.device) -> AbstractContextManager[An
 def training_waits(settings: Settings, world: World) -> dict[str, Waits]:
     """Find the waits of a whole step: forward, backward, clipping and update, not compiled."""
     found: dict[str, Waits] = {}
-    for noise_name, allowed in (("", 0), ("masked", MASKED_WAITS)):
-        trainer = Trainer.of(settings, world, compiled=False, noise=noise_name)
+    for name, (kind, allowed) in _WAITS.items():
+        trainer = Trainer.of(settings, world, compiled=False, noise=kind)
         for _ in range(2):  # compiles kernels, and fills caches
             trainer.step()
-        name = f"training step, {noise_name or 'noise of the preset'}"
-        found[name] = find_waits(trainer.step, settings.device, allowed)
+        found[f"training step, {name}"] = find_waits(trainer.step, settings.device, allowed)
     return found
 
 

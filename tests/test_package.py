@@ -31,6 +31,8 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gidd
 for module in pkgutil.walk_packages(gidd.__path__, "gidd."):
+    if module.name.endswith("_triton"):
+        continue  # kernels, which the extra `gpu` is for
     importlib.import_module(module.name)
     print(module.name)
 '''

@@ -222,6 +222,14 @@ def test_operators_of_the_library_are_one_launch_and_may_change_arguments(counts
         KERNEL(x, torch.zeros(2), 2.0)
 
 
+def test_attention_is_one_launch(counts):
+    query = on_device(1, 2, 4, 8)
+    mixed = F.scaled_dot_product_attention(query, query, query)
+    assert counts.num_launches == 1 and mixed.device == CUDA, counts.report()
+    values = query.values
+    assert mixed.values.equal(F.scaled_dot_product_attention(values, values, values))
+
+
 def test_modules_are_moved_and_record_gradients(counts):
     layer = move_to_pretended(nn.BatchNorm1d(4))
     assert {t.device for t in (*layer.parameters(), *layer.buffers())} == {CUDA}

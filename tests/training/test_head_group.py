@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from support.ranks import run_ranks
 from support.training_runs import tiny_run
@@ -91,6 +92,7 @@ def gradients_of(parallel):
     return found
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_process():
     """Of every backbone, with tied and untied heads, accumulated over micro-batches."""
     expected = gradients_of(DDP())
