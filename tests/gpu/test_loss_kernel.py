@@ -141,11 +141,9 @@ NOISES = ["hybrid 0.2", "hybrid 0.01", "hybrid 1e-5", "masked", "uniform", "unig
 
 
 def test_terms_and_gradients_are_those_of_the_definition():
-    cases: list[Case] = [(noise, 2000, "float32", 1.0, False) for noise in NOISES]
-    cases += [(noise, 2000, "bfloat16", 6.0, False) for noise in ("hybrid 0.2", "unigram")]
-    cases += [("hybrid 0.2", 2000, "float16", 1.0, False)]
-    cases += [("hybrid 0.2", 2000, "float32", 1.0, True)]
-    require_small(cases)
+    noises = [noise for noise in NOISES if noise != "hybrid 0.01"]
+    cases: list[Case] = [(noise, 2000, "float32", 1.0, False) for noise in noises]
+    require_small([*cases, ("hybrid 0.2", 2000, "bfloat16", 1.0, False)])
 
 
 @pytest.mark.slow
@@ -154,14 +152,22 @@ def test_with_the_vocabulary_of_gpt2(dtype: str):
     require_small([(noise, 50_258, dtype, 6.0, False) for noise in NOISES])
 
 
+@pytest.mark.long
+def test_other_types_and_flat_noise_as_rows():
+    float16: list[Case] = [(noise, 2000, "float16", 1.0, False) for noise in NOISES]
+    require_small(float16 + [(noise, 2000, "float32", 1.0, True) for noise in NOISES])
+
+
 def other_uses() -> dict[str, bool]:
     """Return which of the kernel's other uses are right."""
-    problem = Problem.of("hybrid 0.2", 500, "float32", 2.0)
+    problem = Problem.of("hybrid 0.2", 500, "float32", 1.0)
+    few = slice(2, 5)
+    problem = problem._replace(logits=problem.logits[few], tokens=problem.tokens.rows(few))
     full, terms = problem.computed(False), problem.computed(False, with_gradient=False)
     clean = problem._replace(tokens=LossTokens.clean(problem.tokens.x, problem.tokens.loss_weight))
     nll, expected = clean.computed(False), clean.expected()
     broken = problem._replace(logits=problem.logits.clone())
-    broken.logits[4, 17] = torch.nan
+    broken.logits[1, 17] = torch.nan
     found = broken.computed(False)
     is_nan = torch.stack([found.kl, found.itakura_saito, found.gradient.sum(-1)]).isnan()
     return {
@@ -170,7 +176,7 @@ def other_uses() -> dict[str, bool]:
         and torch.equal(terms.gradient, problem.logits.double()),
         "cross-entropy": relative(nll.kl, expected.kl) <= TERMS and not nll.itakura_saito.any(),
         "its gradient": gradient_error(nll, expected) <= GRADIENT,
-        "NaN in one row alone": torch.equal(is_nan, (torch.arange(6) == 4).expand(3, 6)),
+        "NaN in one row alone": torch.equal(is_nan, (torch.arange(3) == 1).expand(3, 3)),
     }
 
 

@@ -20,6 +20,8 @@ cache: 16 warps per row and two rows per multiprocessor, rather than many small 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -40,6 +42,13 @@ from gidd.diffusion.token_terms_triton import gradient_at, itakura_saito_at_z, k
 
 TILE_BYTES = 8192
 """Bytes of a row that a program loads at once: 16 for each of its 512 threads."""
+
+LOSS_OPTIONS: dict[str, dict[str, Any]] = {
+    # 64 registers: two programs per multiprocessor
+    "cuda": {"num_warps": 16, "maxnreg": 64, "enable_fp_fusion": True},
+    "hip": {"num_warps": 8, "enable_fp_fusion": True},  # a warp of AMD has 64 threads
+}
+"""How `loss_kernel` is compiled, by backend."""
 
 _MAX_RATIO = tl.constexpr(3e9)
 """Largest alpha / b in products of four, which are at most (1 + alpha / (4 b))^4: below 1e36."""
@@ -65,9 +74,7 @@ def launch_loss_rows(
     alpha, noise_x and noise_z are then not read.
     """
     kl, itakura_saito = torch.empty_like(loss_weight), torch.empty_like(loss_weight)
-    is_nvidia = logits.is_cuda and torch.version.hip is None
-    # 64 registers: two programs per multiprocessor. A warp has 64 threads on AMD
-    options = {"num_warps": 16, "maxnreg": 64} if is_nvidia else {"num_warps": 8}
+    backend = "cuda" if torch.version.hip is None else "hip"
     loss_kernel[(len(logits),)](
         logits,
         x,
@@ -83,8 +90,8 @@ def launch_loss_rows(
         logits.shape[1],
         GRADIENT=with_gradient,
         BLOCK=TILE_BYTES // logits.element_size(),
-        FAST=is_nvidia,
-        **options | {"enable_fp_fusion": True},
+        FAST=logits.is_cuda and backend == "cuda",
+        **LOSS_OPTIONS[backend],
     )
     return kl, itakura_saito
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,9 @@ from torch import Tensor
 
 _BLOCK = 512
 """Positions of one program."""
+
+RANDOM_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+"""How `random_integers_kernel` is compiled; without the latter Triton 3.9 warns."""
 
 
 def launch_random_integers(
@@ -39,6 +44,7 @@ def launch_random_integers(
         position,
         length,
         BLOCK=_BLOCK,
+        **RANDOM_OPTIONS,
     )
     return integers
 

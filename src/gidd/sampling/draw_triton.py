@@ -14,6 +14,7 @@ in which tile the token is; the running sum of that tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -25,6 +26,12 @@ from gidd.diffusion.schedule import TINY
 
 TILE = 4096
 """Columns that a program loads at once."""
+
+DRAW_OPTIONS: dict[str, dict[str, Any]] = {
+    "cuda": {"num_warps": 8, "enable_fp_fusion": True},
+    "hip": {"num_warps": 8, "enable_fp_fusion": True},
+}
+"""How `draw_kernel` is compiled, by backend."""
 
 _UNIT = tl.constexpr(2.0**60)
 """Probabilities are summed in multiples of its inverse."""
@@ -49,9 +56,8 @@ def launch_draw_rows(
     NaN is one that can be predicted; its probabilities are NaN.
     """
     number, width = logits.shape
-    is_nvidia = logits.is_cuda and torch.version.hip is None
+    backend = "cuda" if torch.version.hip is None else "hip"
     is_greedy = temperature < TINY
-    options = {"num_warps": 16 if is_nvidia else 8, "enable_fp_fusion": True}
     draw_kernel[(number,)](
         logits,
         current,
@@ -65,8 +71,8 @@ def launch_draw_rows(
         ODDS=with_odds,
         TILE=TILE,
         NUM_TILES=triton.next_power_of_2(triton.cdiv(width, TILE)),
-        FAST=is_nvidia,
-        **options,
+        FAST=logits.is_cuda and backend == "cuda",
+        **DRAW_OPTIONS[backend],
     )
 
 
