@@ -41,8 +41,10 @@ def lacks_bf16(device: torch.device) -> bool:
 def kind_of(tensor: Tensor) -> str:
     """Return the type of a tensor's device, by which code chooses how to compute: "cpu", "cuda".
 
-    It is another one inside `acting_as`.
+    It is another one inside `acting_as`, except in compiled code, which cannot ask for it.
     """
+    if torch.compiler.is_compiling():
+        return tensor.device.type
     return _acting_as.get() or tensor.device.type
 
 

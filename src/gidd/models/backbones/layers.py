@@ -127,8 +127,7 @@ class Attention(nn.Module):
         """Attend to valid positions with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype = qkv.dtype
-        # torch.compile cannot trace `kind_of`, which differs from the device's type for plans only
-        kind = qkv.device.type if torch.compiler.is_compiling() else kind_of(qkv)
+        kind = kind_of(qkv)
         if kind == "cpu" and qkv.requires_grad:
             # on CPUs torch's backward pass takes up to four times as long in bf16, and was not
             # faster at any length tried
