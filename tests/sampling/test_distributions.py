@@ -144,6 +144,7 @@ def test_filling_by_confidence_is_exact_one_token_at_a_time(step):
     assert chi_square_p(counts(world, samples), world.data_distribution) > 1e-3
 
 
+@pytest.mark.long
 def test_a_lower_threshold_saves_calls_and_adds_error():
     """Masks filled together are drawn as if independent: less error at higher confidence."""
     world = world_of(MaskedSchedule(VOCAB))
@@ -274,7 +275,7 @@ def test_the_sampler_follows_the_plan(which):
     assert chi_square_p(counts(world, samples), planned_distribution(world, plan)) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
     """V = 50, L = 64, 1,000 samples, 16 calls: impossible bigrams and true log-likelihood.
 
