@@ -132,7 +132,8 @@ def sampling_plan(
     steps: list[PlannedStep] = []
     for t, s in zip(times[:-1], times[1:], strict=True):
         steps.append(PlannedStep(step, t, s))
-        steps.extend(PlannedStep(corrector, s, s) for corrector in correctors)
+        for corrector in correctors:
+            steps.append(PlannedStep(corrector, s, s))
     return Plan(tuple(steps))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, cast, final
 
 from torch import Tensor
@@ -100,7 +101,7 @@ class Request:
                 f"{unknown[:10]}. Encode the text with the model's own tokenizer."
             )
 
-    @property
+    @cached_property
     def are_protected(self) -> tuple[bool, ...]:
         """Whether each position must not change."""
         return self.protected or tuple(v is not None for v in self.tokens)
