@@ -46,7 +46,7 @@ GPT2_SIZE = 50_258
 QUICK_SIZE = 1024
 NO_GPU = """\
 This benchmark measures a GPU with CUDA, and {missing}.
-On a machine with one, install torch for CUDA (https://pytorch.org/get-started/locally) and Triton:
+On a machine with one, install torch for CUDA and Triton:
     pip install 'gidd[gpu]'
 To try the script itself on this machine:
     python benchmarks/gpu.py --device cpu --quick
