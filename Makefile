@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: attacks check format test test-all test-long test-lowest test-perf figures kills
+.PHONY: attacks check format size test test-all test-long test-lowest test-perf figures kills
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
@@ -8,6 +8,9 @@ check:  ## everything that can be said without running the code
 	$(PYTHON) -m pyright --pythonpath "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as c; c()"
 	$(PYTHON) -m codespell_lib src tests docs benchmarks examples README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
+
+size:  ## files, lines and lines of code of every package
+	$(PYTHON) tests/support/size.py
 
 format:  ## let ruff mend what it can
 	$(PYTHON) -m ruff check --fix .
