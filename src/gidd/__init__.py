@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gidd.diffusion.loss import diffusion_loss as diffusion_loss
     from gidd.pipeline.load import from_pretrained as from_pretrained
     from gidd.pipeline.pipeline import Pipeline as Pipeline
-    from gidd.pipeline.train import train as train
+    from gidd.runs.python_api import train as train
     from gidd.vocab import Vocab as Vocab
 
 __version__ = "0.1.0.dev0"

@@ -25,9 +25,9 @@ import psutil
 import torch._dynamo  # noqa: F401  (loading a model imports it, which takes seconds: before forks)
 
 from gidd.common import files
-from gidd.pipeline.bulk import BulkJob, sample_to_folder
 from gidd.pipeline.options import SamplingOptions
-from gidd.pipeline.sample_folder import iterate_samples
+from gidd.runs.bulk import BulkJob, sample_to_folder
+from gidd.runs.sample_folder import iterate_samples
 from support.small_model import write_model
 
 PATIENCE = 600.0

@@ -35,7 +35,7 @@ from gidd.common.actors import ActorOptions
 from gidd.common.allowed import field_problems, integer, optional
 
 if TYPE_CHECKING:
-    from gidd.pipeline.bulk import OnBlock
+    from gidd.runs.bulk import OnBlock
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _sample_to_folder(options: SampleOptions, out: Path) -> None:
-    from gidd.pipeline.bulk import BulkJob, sample_to_folder
+    from gidd.runs.bulk import BulkJob, sample_to_folder
 
     job = BulkJob(
         model=options.model,

@@ -33,7 +33,7 @@ from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision
-from gidd.pipeline.sample_folder import (
+from gidd.runs.sample_folder import (
     BLOCK_SIZE,
     BulkSample,
     SampleFolder,

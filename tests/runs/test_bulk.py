@@ -14,10 +14,10 @@ from support.small_model import write_model
 from gidd.cli import main
 from gidd.common.files import file_lock
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.bulk import BulkJob, sample_to_folder
 from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import SamplingOptions
-from gidd.pipeline.sample_folder import SampleFolder, iterate_samples
+from gidd.runs.bulk import BulkJob, sample_to_folder
+from gidd.runs.sample_folder import SampleFolder, iterate_samples
 
 
 @pytest.fixture(scope="module")
