@@ -230,6 +230,16 @@ def test_a_budget_stops_when_the_error_is_small_enough():
     assert 400 < limited.calls <= 500
 
 
+def test_a_budget_ends_if_predictions_are_nan(monkeypatch):
+    nelbo = estimator(0.2, nodes=4)
+    hidden = nelbo.model.hidden
+    monkeypatch.setattr(nelbo.model, "hidden", lambda z, t: hidden(z, t) * math.nan)
+    texts = texts_of(nelbo.model.source, 2)
+    found = estimate_nelbo(nelbo, texts, repeats=2, max_se=0.1, max_calls=1000)
+    assert found.nelbo.isnan().all()
+    assert len(found.draws) == 2
+
+
 def test_progress_counts_every_forward_pass():
     nelbo = estimator(0.2, tokens_per_call=2 * LENGTH)
     seen = []

@@ -148,4 +148,4 @@ def test_a_manifest_says_how_many_tokens_may_be_written(pipe):
     """Inside a text, end-of-text and padding are banned, and the mask is never predicted."""
     (sample,) = pipe.infill("a[MASK]b", steps=2)
     size = pipe.schedule.vocab.size
-    assert sample.manifest["processors"] == [f"Require({size - 3} of {size} tokens)"]
+    assert sample.manifest["processors"] == [f"Ban(2 of {size} tokens)"]

@@ -15,7 +15,7 @@ from support.noisy_texts import (
 )
 from support.sampling_worlds import random_denoiser
 
-from gidd.diffusion.noise_share import matched_time, noise_share
+from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import DataError
 from gidd.proofreading import noise_curve
@@ -25,7 +25,7 @@ from gidd.proofreading.window_reader import TextWindows, WindowReader, WindowTok
 from gidd.sampling import Engine, FunctionNetwork, run_job
 from gidd.vocab import Vocab
 
-LOWEST = float(noise_share(HYBRID, torch.tensor([1e-4]).double()))
+LOWEST = float(error_rate_at(HYBRID, torch.tensor([1e-4]).double()))
 
 
 def estimated(reader, windows, **options) -> NoiseLevel:
@@ -50,7 +50,7 @@ def test_the_estimate_is_within_a_tenth_of_the_truth(schedule, rates):
         assert found.error_rate == pytest.approx(rate, rel=0.1)
         assert found.low < found.error_rate < found.high
         assert found.high - found.low < 0.3 * rate
-        expected = matched_time(schedule, found.error_rate)
+        expected = time_at_error_rate(schedule, found.error_rate)
         assert found.time == pytest.approx(float(expected))
         assert len(found.windows) == 400
         typical = torch.tensor([window.error_rate for window in found.windows]).quantile(0.5)
@@ -75,7 +75,7 @@ def curve_of(z) -> NoiseCurve:
     levels = noise_levels(exact_reader(HYBRID, len(z)))
     found = [
         SOURCE.leave_one_out(HYBRID, t.expand(len(z)), z).gather(-1, z[..., None]).flatten()
-        for t in matched_time(HYBRID, levels)
+        for t in time_at_error_rate(HYBRID, levels)
     ]
     noise = torch.full((len(levels), z.numel()), 1 / SIZE, dtype=torch.float64)
     return NoiseCurve(levels, torch.stack(found), noise, SIZE / (SIZE - 1))
@@ -109,7 +109,7 @@ def test_levels_between_those_of_the_network_are_interpolated():
     rates = torch.cat([curve.shares.sqrt()[:-1] * curve.shares.sqrt()[1:], curve.shares])
     own = z[..., None]
     for rate, values in zip(rates, curve(rates), strict=True):
-        t = matched_time(HYBRID, rate).expand(64)
+        t = time_at_error_rate(HYBRID, rate).expand(64)
         x_theta = SOURCE.leave_one_out(HYBRID, t, z).gather(-1, own).flatten()
         rho = rate * SIZE / (SIZE - 1)
         expected = ((1 - rho) * x_theta + rho / SIZE).log()

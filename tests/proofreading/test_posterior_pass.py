@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, strategies as st
 from support.sampling_worlds import random_denoiser
 
-from gidd.diffusion.noise_share import matched_time
+from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.proofreading.posterior_pass import PosteriorPass, WindowPosterior
 from gidd.proofreading.window_reader import TextWindows, WindowReader, WindowTokens
@@ -79,7 +79,7 @@ def test_the_time_is_one_the_network_was_trained_with():
     judge = PosteriorPass(reader(min_time=0.01, max_time=0.3))
     assert judge.time(0.0) == 0.01
     assert judge.time(0.9) == 0.3
-    assert judge.time(0.12) == float(matched_time(SCHEDULE, 0.12))
+    assert judge.time(0.12) == float(time_at_error_rate(SCHEDULE, 0.12))
 
 
 @given(st.integers(1, 90), st.integers(1, 24), st.data())

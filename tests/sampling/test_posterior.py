@@ -14,7 +14,7 @@ from support.sampling_worlds import (
 )
 
 from gidd.common.registry import find_part
-from gidd.diffusion.noise_share import matched_time, noise_share
+from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import (
@@ -68,7 +68,7 @@ def test_the_posterior_of_every_token_by_enumeration(schedule, t):
 def test_the_error_is_the_least_possible_one(schedule, rate):
     """The expected number of wrong tokens, over all clean and all noisy sequences, to 1e-12."""
     world = world_of(schedule)
-    t = float(matched_time(schedule, rate))
+    t = float(time_at_error_rate(schedule, rate))
     engine = Engine(tabulated(world), schedule, rows_per_call=len(world.noisy))
     new = torch.tensor([sample.tokens for sample in corrected(engine, world.noisy.tolist(), t)])
     joint = world.clean_distribution[:, None] * world.noising(t)
@@ -129,7 +129,7 @@ def test_the_table_of_correction_by_matched_and_unmatched_times(name):
         own = unmatched.gather(-1, z[..., None]).squeeze(-1)
         by_odds = torch.where(top >= odds * own, token, z)
         assert rates_after(x, z, by_odds) == pytest.approx(expected, abs=5.1e-5)
-        samples = corrected(engine, z.tolist(), float(matched_time(schedule, rate)))
+        samples = corrected(engine, z.tolist(), float(time_at_error_rate(schedule, rate)))
         new = torch.tensor([sample.tokens for sample in samples])
         assert rates_after(x, z, new) == pytest.approx(MATCHED[rate], abs=5.1e-5)
         assert all(sample.calls == 1 for sample in samples)
@@ -139,7 +139,7 @@ def test_the_error_of_long_texts_is_the_expected_one():
     """What the posterior says about its own errors is true, within three standard errors."""
     schedule = SCHEDULES["uniform"]
     for rate, x, z in noisy_texts((0.02, 0.1)):
-        t = matched_time(schedule, rate).expand(400)
+        t = time_at_error_rate(schedule, rate).expand(400)
         likelihood = likelihood_of(schedule, t, z)
         x_theta = SOURCE.leave_one_out(schedule, t, z).flatten(0, 1)
         every = torch.arange(z.numel())
@@ -176,7 +176,7 @@ def test_a_channel_replaces_the_noise():
     channel = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]).double()
     engine = Engine(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
     (sample,) = corrected(engine, [(0, 1, 2)], 0.3, channel=channel)
-    rate = noise_share(UNIFORM, torch.tensor([0.3]).double())
+    rate = error_rate_at(UNIFORM, torch.tensor([0.3]).double())
     joint = p[:, None] * (channel * rate + torch.eye(3) * (1 - rate))
     assert sample.tokens == tuple(joint.argmax(0).tolist()) == (0, 0, 2)
     (edit,) = sample.edits
@@ -256,7 +256,7 @@ def test_it_is_a_part_and_checks_its_options():
 def test_the_reverse_chain_samples_the_joint_posterior(schedule):
     """All clean sequences, given each visible noisy one; the error falls with the steps."""
     world = world_of(schedule)
-    t = float(matched_time(schedule, 0.2))
+    t = float(time_at_error_rate(schedule, 0.2))
     joint = world.clean_distribution[:, None] * world.noising(t)
     posterior = (joint / joint.sum(0)).T
     visible = [i for i, z in enumerate(world.noisy.tolist()) if VOCAB.mask_id not in z]
@@ -274,7 +274,7 @@ def test_the_reverse_chain_samples_the_joint_posterior(schedule):
 def test_sampled_posteriors_follow_the_chain():
     world = world_of(HYBRID)
     given, num = (0, 2, 1), 4000
-    plan = posterior_sampling_plan(float(matched_time(HYBRID, 0.2)), 8)
+    plan = posterior_sampling_plan(float(time_at_error_rate(HYBRID, 0.2)), 8)
     engine = Engine(tabulated(world), HYBRID, rows_per_call=num)
     requests = [
         Request(tokens=given, plan=plan, protected=(False,) * 3, sample_index=i) for i in range(num)

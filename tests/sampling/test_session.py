@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,6 +17,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, LimitReached
 from gidd.sampling import (
+    BestState,
     EventBuffer,
     FunctionNetwork,
     Limits,
@@ -237,6 +239,45 @@ def test_a_step_that_returns_unknown_tokens_fails_its_request():
     ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2), broken)))
     finish(session)
     assert "step broken must return ids of the vocabulary" in str(ticket.error)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A step whose output has a wrong shape or type."""
+
+    field: str
+    how: Callable[[Tensor], object]
+
+    def __call__(self, schedule, s, t, canvas, prediction):
+        z = canvas.tokens
+        good = {"tokens": z, "probability": torch.zeros(z.shape), "values": (z,)}
+        good |= {"best": canvas.best, "finished": torch.zeros(len(z), dtype=torch.bool)}
+        return StepOutput(**good | {self.field: self.how(z)})
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("field", "how"),
+    [
+        ("tokens", lambda z: z[0]),
+        ("tokens", lambda z: z[:, :1]),
+        ("tokens", lambda z: z[:, :, None]),
+        ("tokens", lambda z: z.float()),
+        ("probability", lambda z: torch.zeros(z.shape[1])),
+        ("finished", lambda z: torch.zeros(z.shape, dtype=torch.bool)),
+        ("values", lambda z: (z[0],)),
+        ("best", lambda z: BestState(z, torch.zeros(len(z)), z)),
+    ],
+)
+def test_a_step_that_returns_a_wrong_shape_fails_its_request_alone(rows, field, how):
+    session = Session(MODEL, MASKED, rows=rows)
+    plan = sampling_plan(even_mesh(2), Broken(field, how))
+    bad = session.submit(Request(tokens=blanks(3), plan=plan))
+    good = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2))))
+    for _ in range(10):
+        session.step()
+    assert f"the step Broken must return {field}" in str(bad.error)
+    assert sample_of(good).is_complete and not session.pending
 
 
 # limits, cancelling, events

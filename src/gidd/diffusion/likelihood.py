@@ -78,7 +78,8 @@ def estimate_nelbo(
         estimator: The model, its noise and the time grid.
         texts: The texts; of any lengths that the model accepts.
         repeats: Number of repeats; with `max_se`, the smallest number.
-        max_se: Continue until the standard error of the total, per scored token, is at most this.
+        max_se: Continue until the standard error of the total, per scored token, is at most this,
+            or is not a number because predictions are not finite.
         max_calls: With `max_se`: start no repeat that exceeds this number of forward passes.
         on_calls: Called with the forward passes done and expected, as they are done.
     """
@@ -101,6 +102,7 @@ def estimate_nelbo(
         draws.append(estimator.draw(texts, len(draws), count))
         if len(draws) >= repeats:
             found = NelboEstimate(torch.stack(draws), prior, calls)
-            is_precise = max_se is None or found.total_error <= max_se * num_scored
+            # the error of a prediction that is NaN never falls
+            is_precise = max_se is None or not found.total_error > max_se * num_scored
             if is_precise or (max_calls is not None and calls + per_repeat > max_calls):
                 return found

@@ -65,9 +65,9 @@ def _plain(value: Any) -> Any:
 
 
 def describe_processors(processors: Sequence[Processor]) -> list[str]:
-    """Return their names and settings; a ban requires one of the tokens that it leaves."""
+    """Return a short description of each processor: its name and settings, not its tokens."""
     return [
-        f"Require({p.num_allowed} of {p.vocab.size} tokens)"
+        f"{type(p).__name__}({len(p.tokens)} of {p.vocab.size} tokens)"
         if isinstance(p, Require | Ban)
         else repr(p)
         for p in processors

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.diffusion.noise_share import matched_time, noise_share, visible_noise
+from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate, visible_noise
 from gidd.errors import DataError
 from gidd.proofreading.noise_curve import NoiseCurve
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
@@ -115,7 +115,7 @@ async def estimate_noise(
     estimate = curve.fit()
     if on_calls is not None:
         on_calls(meter.calls, meter.calls)
-    time = matched_time(
+    time = time_at_error_rate(
         reader.engine.schedule, estimate.error_rate, reader.min_time, reader.max_time
     )
     parts = curve.split([sum(window.judged) for window in read])
@@ -132,7 +132,7 @@ def expected_calls(reader: WindowReader, num_windows: int, max_windows: int = MA
 def noise_levels(reader: WindowReader) -> Float[Tensor, " T"]:
     """Return noise levels from that of the network's smallest time, evenly spaced in log-odds."""
     ends = torch.tensor([reader.min_time, reader.max_time], dtype=torch.float64)
-    lowest, highest = noise_share(reader.engine.schedule, ends).tolist()
+    lowest, highest = error_rate_at(reader.engine.schedule, ends).tolist()
     lowest = min(max(lowest, _LOWEST_SHARE), _HIGHEST_SHARE / 2)
     highest = max(min(highest, _HIGHEST_SHARE), 2 * lowest)
     start, stop = torch.tensor([lowest, highest], dtype=torch.float64).logit().tolist()
@@ -159,7 +159,7 @@ class _Meter:
     async def measure(self, shares: Float[Tensor, " S"]) -> tuple[Tensor, Tensor]:
         """Return x_theta and the noise at each judged token [S, N], for each noise level."""
         reader = self.reader
-        times = matched_time(reader.engine.schedule, shares, reader.min_time, reader.max_time)
+        times = time_at_error_rate(reader.engine.schedule, shares, reader.min_time, reader.max_time)
         # all levels of a window in a row: networks without a time need a single forward pass
         items = [(window, float(t)) for window in self.windows for t in times]
         function = _ReadNoise(reader.engine, self.channel)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from torch import Tensor
 
-from gidd.diffusion.noise_share import matched_time
+from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.proofreading.window_reader import WindowReader, WindowTokens
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
 from gidd.sampling.jobs import Jobs
@@ -69,7 +69,7 @@ class PosteriorPass:
         """Return the time the network is told for this fraction of wrong tokens."""
         reader = self.reader
         schedule = reader.engine.schedule
-        return float(matched_time(schedule, error_rate, reader.min_time, reader.max_time))
+        return float(time_at_error_rate(schedule, error_rate, reader.min_time, reader.max_time))
 
     async def __call__(
         self, jobs: Jobs, windows: Iterable[WindowTokens], error_rate: float

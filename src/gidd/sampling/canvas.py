@@ -12,6 +12,7 @@ from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
+from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -52,6 +53,27 @@ class StepOutput(NamedTuple):
 
     values: tuple[Tensor, ...] = ()
     """Results for `Sample.values`, each [B, L, ...]."""
+
+    def check(self, canvas: Canvas, step: str) -> None:
+        """Raise `ConfigError` for a wrong shape or type, which torch might broadcast or cast."""
+        sequence, batch = canvas.tokens.shape, canvas.seed.shape
+        expected = [("tokens", self.tokens, sequence, canvas.tokens.dtype)]
+        expected += [("values", value, sequence, None) for value in self.values]
+        if self.probability is not None:
+            expected.append(("probability", self.probability, sequence, None))
+        if self.finished is not None:
+            expected.append(("finished", self.finished, batch, torch.bool))
+        if self.best is not None:
+            pairs = zip(self.best, canvas.best, strict=True)
+            expected += [("best", new, old.shape, old.dtype) for new, old in pairs]
+        for field, tensor, shape, dtype in expected:
+            found = tensor.shape[: len(shape)] if field == "values" else tensor.shape
+            if found != shape or dtype not in (None, tensor.dtype):
+                raise ConfigError(
+                    f"the step {step} must return {field} of shape {list(shape)}"
+                    f"{f' and type {dtype}' if dtype else ''}, got {list(tensor.shape)} and "
+                    f"{tensor.dtype}. Correct the function of the step."
+                )
 
     def first(self, num: int) -> StepOutput:
         """Select the first `num` sequences."""

@@ -9,7 +9,7 @@
     tasks = [jobs.start(job(jobs)) for _ in range(8)]
     while jobs.pending:
         jobs.step()
-    results = [task.result() for job in tasks]
+    results = [task.result() for task in tasks]
 
 Jobs that run at the same time share sessions, and so forward passes.
 """
@@ -88,7 +88,7 @@ class StartedJob(Generic[_T]):
         if self.error is not None:
             raise self.error
         if not self._result:
-            raise GiddError("a job has a result when it has ended, got one that was cancelled.")
+            raise GiddError("the job was cancelled and has no result.")
         return self._result[0]
 
     def cancel(self) -> None:

@@ -140,9 +140,9 @@ def sampling_plan(
 def posterior_sampling_plan(t: float, num_steps: int, step: Step = ancestral) -> Plan:
     """Step from the noise level t of a given text to 0: samples of what the text may have been.
 
-    A text with wrong tokens is a sample of Z_t for the t that `matched_time` returns. The reverse
-    chain from there samples all its tokens jointly, given the text; `PosteriorCorrection` takes
-    the most likely token at each position instead. The steps are shorter towards 0: the noise of
+    A text with wrong tokens is a sample of Z_t, t = `time_at_error_rate`. The reverse chain from
+    there samples all its tokens jointly, given the text; `PosteriorCorrection` takes the most
+    likely token at each position instead. The steps are shorter towards 0: the noise of
     the paper's schedule decreases like sqrt(t).
     """
     mesh = t * even_mesh(num_steps).square()

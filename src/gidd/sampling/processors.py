@@ -8,7 +8,7 @@ step, which shrink with the step size, it would remove more tokens the more step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
@@ -250,6 +250,21 @@ def _keep(p: Tensor, allowed: Bool[Tensor, " V"]) -> Tensor:
     kept = torch.where(allowed, p, 0)
     is_empty = kept.sum(-1, keepdim=True) == 0
     return _normalise(torch.where(is_empty & allowed, 1, kept))
+
+
+def require_tokens_left(processors: Sequence[Processor]) -> None:
+    """Raise `ConfigError` if required and banned tokens leave no token that may be predicted."""
+    sets = [p for p in processors if isinstance(p, Require | Ban)]
+    if len(sets) < 2:  # each set alone leaves a token
+        return
+    left = set(range(sets[0].vocab.size)) - {sets[0].vocab.mask_id}
+    for processor in sets:
+        left = left - processor.tokens if isinstance(processor, Ban) else left & processor.tokens
+    if not left:
+        raise ConfigError(
+            f"request.processors must leave at least one token, but the {len(sets)} sets of banned "
+            "and required tokens together leave no token. Remove one of them."
+        )
 
 
 def _require_vocab(which: str, own: Vocab, vocab: Vocab) -> None:

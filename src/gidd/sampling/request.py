@@ -23,7 +23,7 @@ from gidd.common.allowed import (
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.plan import Plan, is_hashable_function
-from gidd.sampling.processors import Processor
+from gidd.sampling.processors import Processor, require_tokens_left
 from gidd.sampling.trace import Edit, Frame
 from gidd.vocab import Vocab
 
@@ -82,6 +82,7 @@ class Request:
         for processor in self.processors:
             if (check := getattr(processor, "check", None)) is not None:
                 check(schedule.vocab)
+        require_tokens_left(self.processors)
 
     def _check_tokens(self, vocab: Vocab, max_length: int | None) -> None:
         if not self.tokens:

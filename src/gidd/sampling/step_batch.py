@@ -176,7 +176,9 @@ class StepBatch:
             num_rows=num,
             capacity=capacity,
         )
-        output = step(self.schedule, s, t, canvas, prediction).first(num)
+        output = step(self.schedule, s, t, canvas, prediction)
+        output.check(canvas, tickets[0].next_step.name)
+        output = output.first(num)
         was_read, static = prediction.was_read[:num], prediction.static
         facts = [] if static is None else [static.num_read, static.overflows]
         frames = _frames(tickets, prediction)  # may read more

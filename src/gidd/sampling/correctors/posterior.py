@@ -1,7 +1,7 @@
 """The exact posterior of every token of a text that was given, in one forward pass.
 
 A text with a fraction r of random tokens is a sample of Z_t, for the t whose noise is r
-(`gidd.diffusion.noise_share`). x_theta is the posterior given all other tokens, so at that t
+(`gidd.diffusion.error_rate`). x_theta is the posterior given all other tokens, so at that t
 
     p(x_i = v | Z) is proportional to x_theta(v | Z, t) q_t(z_i | v)
 
@@ -21,7 +21,7 @@ from gidd.common.allowed import number, optional
 from gidd.common.parts import require_options
 from gidd.common.terminal import shorten
 from gidd.diffusion.categorical import at
-from gidd.diffusion.noise_share import noise_share, visible_noise
+from gidd.diffusion.error_rate import error_rate_at, visible_noise
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput, Times
@@ -89,7 +89,7 @@ def likelihood_of(
         noise = table.gather(-1, z)
         keep = keep[:, None].expand_as(noise)
     else:
-        rate = noise_share(schedule, t) if error_rate is None else error_rate
+        rate = error_rate_at(schedule, t) if error_rate is None else error_rate
         noise = torch.as_tensor(rate).to(t).expand_as(t)[:, None].expand(z.shape)
         keep, channel = 1 - noise, channel.to(t)
     if schedule.vocab.mask_id is not None:
@@ -170,8 +170,8 @@ _MIN_CONFIDENCE = optional(
 class PosteriorCorrection:
     """Replace every token for which another one has a higher posterior probability (s = t).
 
-    One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, where t is `matched_time` of
-    the expected fraction of wrong tokens. The edit log has posterior probabilities.
+    One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, t being `time_at_error_rate`
+    of the expected fraction of wrong tokens. The edit log has posterior probabilities.
     """
 
     log_name: ClassVar[str] = "posterior_correction"

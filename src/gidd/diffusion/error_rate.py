@@ -1,4 +1,4 @@
-"""Noise among visible tokens: how a text with wrong tokens is a sample of Z_t, and at which t.
+"""The error rate of visible tokens at time t, and the time of an error rate.
 
 A text in which a fraction r of the tokens was replaced at random is a sample of Z_t without masks,
 for the t at which a visible token is wrong with probability r.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _BITS = 60
-"""Halvings of an interval in [0, 1]: as many as float64 resolves."""
+"""Number of bisections of [0, 1] that float64 resolves."""
 
 _MAX_POINTS = 63
 _SEARCH_ENTRIES = 1 << 16
-"""Number of entries of a [B, V] tensor of `matched_time`: one operation takes microseconds."""
+"""Entries of a [B, V] tensor of the search: one operation takes microseconds."""
 
 
 class VisibleNoise(NamedTuple):
@@ -38,24 +38,24 @@ class VisibleNoise(NamedTuple):
 def visible_noise(
     schedule: MixingSchedule,
     t: Float[Tensor, " B"],
-    share: Float[Tensor, " B"] | float | None = None,
+    error_rate: Float[Tensor, " B"] | float | None = None,
 ) -> VisibleNoise:
     """Return the noise of visible tokens at time t.
 
-    With `share`, wrong tokens are distributed as at time t but make up this fraction of all: for
-    texts with less noise than at the smallest time a network was trained with.
+    With `error_rate`, wrong tokens are distributed as at time t but make up this fraction of all
+    tokens: for texts with less noise than at the smallest time a network was trained with.
     """
     alpha, noise, total = _visible_masses(schedule, t)
-    if share is None:
+    if error_rate is None:
         visible = (alpha + total).clamp_min(TINY)
         return VisibleNoise(alpha / visible, noise / visible[:, None])
     num_tokens = schedule.vocab.num_data_tokens
-    redrawn = torch.as_tensor(share).to(total) * num_tokens / (num_tokens - 1)
+    redrawn = torch.as_tensor(error_rate).to(total) * num_tokens / (num_tokens - 1)
     redrawn = redrawn.clamp(0, 1).expand_as(total)
     return VisibleNoise(1 - redrawn, noise * (redrawn / total.clamp_min(TINY))[:, None])
 
 
-def noise_share(schedule: MixingSchedule, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def error_rate_at(schedule: MixingSchedule, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Return P(z_t != x | z_t is not the mask), the mean over all clean tokens x.
 
     A token that is drawn from the noise is the clean one with probability 1 / V on average, V the
@@ -76,37 +76,37 @@ def _visible_masses(schedule: MixingSchedule, t: Tensor) -> tuple[Tensor, Tensor
     return schedule.alpha(t), noise, noise.sum(-1)  # 1 - alpha would lose digits
 
 
-def matched_time(
+def time_at_error_rate(
     schedule: MixingSchedule,
-    share: Float[Tensor, " B"] | float,
+    error_rate: Float[Tensor, " B"] | float,
     min_time: float = TRAINING_EPS,
     max_time: float = 1 - TRAINING_EPS,
 ) -> Float[Tensor, " B"]:
-    """Return the t in [min_time, max_time] at which `noise_share` is `share`, by bisection.
+    """Return the t in [min_time, max_time] with this error rate, by bisection.
 
-    Computed in float64 on the CPU. A share outside the range of these times gives the nearest end.
+    Computed in float64 on the CPU. The nearest end is the time of an error rate outside the range.
     """
-    wanted = torch.as_tensor(share, dtype=torch.float64, device="cpu").reshape(-1)
+    wanted = torch.as_tensor(error_rate, dtype=torch.float64, device="cpu").reshape(-1)
     rows = max(1, _SEARCH_ENTRIES // schedule.vocab.size)
     parts = [_search(schedule, part, min_time, max_time) for part in wanted.split(rows)]
-    device = share.device if isinstance(share, Tensor) else torch.device("cpu")
+    device = error_rate.device if isinstance(error_rate, Tensor) else torch.device("cpu")
     found = torch.cat(parts)
     return found.float().to(device) if device.type == "mps" else found.to(device)
 
 
 def _search(schedule: MixingSchedule, wanted: Tensor, low: float, high: float) -> Tensor:
-    """Divide an interval for each share by several points at once, again and again."""
+    """Divide the interval of each error rate by several points at once, again and again."""
     room = _SEARCH_ENTRIES // (schedule.vocab.size * len(wanted))
     num_points = min(max(1, room), _MAX_POINTS)
     fraction = torch.arange(num_points + 2, dtype=wanted.dtype) / (num_points + 1)
     below, above = torch.full_like(wanted, low), torch.full_like(wanted, high)
     for _ in range(math.ceil(_BITS / math.log2(num_points + 1))):
         times = torch.lerp(below[:, None], above[:, None], fraction)
-        shares = noise_share(schedule, times[:, 1:-1].flatten()).view(len(wanted), -1)
-        first = (shares < wanted[:, None]).sum(-1, keepdim=True)
+        rates = error_rate_at(schedule, times[:, 1:-1].flatten()).view(len(wanted), -1)
+        first = (rates < wanted[:, None]).sum(-1, keepdim=True)
         below = times.gather(-1, first).squeeze(-1)
         above = times.gather(-1, first + 1).squeeze(-1)
     ends = wanted.new_tensor([low, high])
-    lowest, highest = noise_share(schedule, ends)
+    lowest, highest = error_rate_at(schedule, ends)
     found = torch.where(wanted >= highest, ends[1], (below + above) / 2)
     return torch.where(wanted <= lowest, ends[0], found)
