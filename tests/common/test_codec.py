@@ -166,7 +166,7 @@ def test_no_file_imports_a_module(tmp_path):
         import sys
         from gidd.common.codec import part_from_plain
         from gidd.common.registry import KINDS, find_part, part_names
-        from gidd.training.run_records import run_from_plain
+        from gidd.training.recorded import run_from_plain
         from gidd.models.record import network_config_from, schedule_from
 
         for kind in KINDS:

@@ -1,12 +1,10 @@
 """The choice of a device, and errors for devices that are not available."""
 
-import platform
-
 import pytest
 import torch
 
 import gidd.training.world
-from gidd.common.devices import choose, lacks_bf16
+from gidd.common.devices import choose, has_bf16
 from gidd.errors import ConfigError
 from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
@@ -59,13 +57,11 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         pass
 
 
-def test_processors_without_bfloat16_are_recognised(monkeypatch):
+def test_devices_with_fast_bfloat16_are_recognised(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     for names in ((), ("_is_amx_tile_supported",), ("_is_avx512_bf16_supported",)):
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
             monkeypatch.setattr(torch.cpu, name, lambda found=name in names: found)
-        assert lacks_bf16(cpu) == (not names)
-    monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    assert not lacks_bf16(cpu)
-    assert not lacks_bf16(torch.device("cuda"))
+        assert has_bf16(cpu) == bool(names)
+    assert has_bf16(torch.device("cuda"))
+    assert not has_bf16(torch.device("mps"))

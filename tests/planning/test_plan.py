@@ -48,7 +48,7 @@ VOCAB = Vocab(VOCAB_SIZE, mask_id=VOCAB_SIZE - 1)
 def run_of(
     parallel=None, *, width=512, layers=6, batch=8, length=128, ema_decay=None, **train
 ) -> RunConfig:
-    recompute = train.pop("recompute", False)
+    recompute, train = train.pop("recompute", False), {"autocast": True} | train
     return RunConfig(
         backbone=part(
             "backbone",

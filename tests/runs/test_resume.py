@@ -20,6 +20,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.runs.evaluate import build_evaluation
 from gidd.training import loop
 from gidd.training.parallel import DDP, FSDP
+from gidd.training.recorded import newest_run
 from gidd.training.watchdog import STOPPED
 
 STEPS = 60
@@ -70,6 +71,21 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
     assert any(name.startswith("ema.") for name in ours)
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
+
+
+def test_precision_is_chosen_by_the_device_and_kept_on_another(data, tmp_path, monkeypatch):
+    def train_on(has_bf16, out, **changes):
+        monkeypatch.setattr(gidd.runs.fit, "has_bf16", lambda device: has_bf16)
+        changes = {"autocast": None, "evaluate_every": 9, "save_every": 9} | changes
+        train_here(tiny_run(data, **changes), out)
+        return newest_run(out / "checkpoints").train.autocast
+
+    assert train_on(False, tmp_path / "a", steps=1) is False
+    assert train_on(True, tmp_path / "a", steps=2) is False
+    assert train_on(True, tmp_path / "b", steps=1) is True
+    assert train_on(False, tmp_path / "b", steps=2) is True
+    with pytest.raises(ConfigError, match=r"train.autocast: True -> False"):
+        train_on(True, tmp_path / "b", steps=3, autocast=False)
 
 
 @pytest.mark.slow

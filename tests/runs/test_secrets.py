@@ -32,8 +32,7 @@ from gidd.training.checkpoints.folder import (
     write_manifest,
 )
 from gidd.training.config import RunConfig
-from gidd.training.resume import require_same_training
-from gidd.training.run_records import run_from_plain
+from gidd.training.recorded import require_same_training, run_from_plain
 from gidd.training.world import open_world
 
 USER, PASSWORD, SIGNATURES = "somebody7", "open%2Fsesame%40", ("signed-once", "signed-again")

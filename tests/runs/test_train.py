@@ -28,9 +28,11 @@ from gidd.diffusion import (
 )
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
+from gidd.runs.export import export
 from gidd.runs.presets import PRESETS
 from gidd.training.config import Autoregressive
 from gidd.training.reporting.report import Report
+from gidd.training.world import open_world
 
 SMALL = {"length": 16, "global_batch": 4, "evaluate_samples": 4, "generate_samples": 0}
 TINY = gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8)
@@ -117,6 +119,79 @@ def test_noise_and_weighting_can_be_objects(data, vocab, tmp_path):
     pipe.save(tmp_path / "model")
     record = json.loads((tmp_path / "model" / "gidd.json").read_text())
     assert record["schedule"] == {"kind": "hybrid", "p_uniform": 0.3, "gamma": 1.0}
+
+
+def test_the_returned_pipeline_is_the_exported_model(data, tmp_path):
+    """Every field but the name and SHA-256 of the source, and every file that `save` writes."""
+    settings = {"objective": {"eps": 1e-2}, "lora": 2, "ema_decay": 0.9}
+    ours = train(tmp_path / "run", data, **settings)
+    with open_world("cpu") as world:
+        export(tmp_path / "run", tmp_path / "exported", world)
+    theirs = gidd.from_pretrained(tmp_path / "exported", device="cpu")
+    assert ours.times == theirs.times == (0.01, 0.99)
+    assert ours.source["steps"] == theirs.source["steps"] == 3
+    names = vars(ours).keys() - {"source", "denoiser", "engine", "network", "_network"}
+    names -= {"tokenizer", "token_texts"}
+    assert {name: getattr(ours, name) for name in names} == {
+        name: getattr(theirs, name) for name in names
+    }
+    assert ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
+    for pipe, folder in ((ours, "ours"), (theirs, "theirs")):
+        pipe.source = {}
+        pipe.save(tmp_path / folder)
+    for file in (tmp_path / "ours").iterdir():
+        assert file.read_bytes() == (tmp_path / "theirs" / file.name).read_bytes(), file.name
+
+
+def test_ambiguous_settings_are_refused_and_can_be_qualified(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"optim={'eps': 1e-08} or objective={'eps': 1e-08}"):
+        train(tmp_path, data, eps=1e-8)
+    train(tmp_path, data, optim={"eps": 1e-7}, objective={"eps": 1e-3}, lora={"rank": 3}, steps=1)
+    run = recorded_run(tmp_path, 1)
+    assert (run["optim"]["eps"], run["objective"]["eps"], run["lora"]["rank"]) == (1e-7, 1e-3, 3)
+    with pytest.raises(ConfigError, match=r"optim has no setting 'epps'. Did you mean eps"):
+        train(tmp_path, data, optim={"epps": 1e-7})
+
+
+def recorded_run(out, step):
+    path = out / "checkpoints" / f"step-{step:09d}" / "record.json"
+    return json.loads(path.read_text())["run"]
+
+
+TORCHRUN = """
+import sys, gidd
+from pathlib import Path
+from gidd.data.corpora.base import Corpus
+from gidd.data.corpora.formats import find_documents
+
+class Texts(Corpus):
+    name, description = "texts", "a file"
+    def documents(self):
+        return find_documents(Path(sys.argv[1]) / "a.txt")
+
+pipe = gidd.train(
+    sys.argv[1] + "/run", data=Texts(), tokenizer=300, steps=2, length=8, global_batch=2,
+    evaluate_samples=2, generate_samples=0, quiet=True, device="cpu", parallel=sys.argv[2],
+    model=gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8),
+)
+print("steps", pipe.source["steps"], pipe.generate(length=4, steps=2)[0].tokens)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
+    (tmp_path / "a.txt").write_text("I embrace with great satisfaction. " * 50)
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words = ["--nproc-per-node", "2", str(script), str(tmp_path), parallel]
+    done = subprocess.run(
+        [*torchrun, *words], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (line for line in done.stdout.splitlines() if line.startswith("steps 2"))
+    assert first == second
 
 
 def test_a_mixture_trains_and_is_saved_with_its_distributions(data, vocab, tmp_path):
@@ -246,7 +321,7 @@ def test_mistakes_are_named(data, tmp_path):
         train(tmp_path, data, preset="nnano")
     with pytest.raises(ConfigError, match=r"schedule must be one of .*got 'hybird'. Did you mean"):
         train(tmp_path, data, schedule="hybird")
-    with pytest.raises(ConfigError, match="not sharded"):
+    with pytest.raises(ConfigError, match="preset must be a diffusion model"):
         train(tmp_path, data, preset=replace(PRESETS["nano"], objective=Autoregressive()))
 
 

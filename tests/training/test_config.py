@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gidd.cli.run_options import parse_run
+from gidd.cli.run_options import RunCommand, parse_run
 from gidd.cli.train import TrainOptions
 from gidd.common.codec import to_plain, to_yaml
 from gidd.common.parts import part
@@ -21,8 +21,7 @@ from gidd.training.config import Autoregressive, Diffusion, RunConfig, TrainConf
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
-from gidd.training.resume import require_same_training
-from gidd.training.run_records import run_from_yaml
+from gidd.training.recorded import require_same_training, run_from_yaml
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
@@ -182,6 +181,19 @@ def test_learning_rate_is_the_papers():
     assert falling == sorted(falling, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("words", "warmup"),
+    [
+        (["--train.steps", "60"], 3),  # 150 of 3,000
+        (["--train.steps", "150"], 150),
+        (["--train.steps", "60", "--optim.warmup", "90"], 90),
+    ],
+)
+def test_a_run_shorter_than_its_warmup_has_a_shorter_warmup(words, warmup):
+    _, _, run = parse_run(RunCommand, ["nano", *words], "gidd train", "")
+    assert run.optim.warmup == warmup
+
+
 # rows of the paper: size, noise, weights, decay, tokens in billions
 ROWS = {
     "small-mdm": ("small", 0.0, ClampWeighting, 0.0, 131),
@@ -212,7 +224,7 @@ def test_presets_are_the_papers_rows(name):
     optim = run.optim
     assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.99, 1e-9)
     assert (optim.learning_rate, optim.warmup, optim.max_grad_norm) == (5e-4, 10_000, 1.0)
-    assert run.train.autocast
+    assert run.train.autocast is None  # bf16 where it is fast
 
 
 def test_noise_without_a_uniform_part_is_masked_diffusion_to_the_last_bit():

@@ -15,7 +15,7 @@ from support.resources import largest_file
 
 from gidd.errors import ConfigError, DataError
 from gidd.training.reporting import Report, log as metrics_log, trackers as report_trackers
-from gidd.training.reporting.console import LiveView, format_duration
+from gidd.training.reporting.console import LiveView, format_duration, format_metrics
 
 METRICS = {"loss": 0.1 + 0.2, "nelbo": 1 / 3, "ppl": math.exp(1 / 3), "grad_norm": 0.25}
 WALL = {"seconds": 1.5, "seconds_left": 60.0, "tokens_per_second": 12_345.6, "mfu": 0.412}
@@ -267,6 +267,19 @@ class Failing:
 
     def __str__(self):
         return "a tracker"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (0.0213, "NELBO 6.003 ± 0.021"),
+        (0.2, "NELBO 6.00 ± 0.20"),
+        (1e-7, "NELBO 6.0031 ± 0.0000"),
+        (math.nan, "NELBO 6.0031"),
+    ],
+)
+def test_the_validation_nelbo_has_its_standard_error(error, text):
+    assert format_metrics({"nelbo": 6.00312, "nelbo_se": error}) == text
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path):

@@ -20,7 +20,7 @@ from gidd.runs.export import RUN_FILE, export
 from gidd.runs.presets import PRESETS
 from gidd.training.checkpoints.folder import folder_name
 from gidd.training.config import Diffusion, RunConfig
-from gidd.training.run_records import run_from_plain, run_from_yaml
+from gidd.training.recorded import run_from_plain, run_from_yaml
 from gidd.training.world import open_world
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -34,8 +34,9 @@ RECORDED = {
     **{name: PRESETS[name] for name in ("nano", "small-mdm", "1b", "small-llama-262b")},
     "uniform-tight": replace(PRESETS["nano"], objective=UNIFORM),
 }
-RUNS = {  # compilation was off by default on all devices
-    name: replace(run, train=replace(run.train, compile=False)) for name, run in RECORDED.items()
+RUNS = {  # on all devices, compilation was off and autocast on by default
+    name: replace(run, train=replace(run.train, compile=False, autocast=True))
+    for name, run in RECORDED.items()
 }
 
 

@@ -71,3 +71,9 @@ def test_an_exception_during_a_pause_leaves_the_clock_running(clock):
     assert metrics["mfu"] == pytest.approx(0.025)
     assert metrics["seconds"] == 52.0
     assert metrics["seconds_left"] == 3 * 52.0
+
+
+def test_there_is_no_mfu_without_a_peak(clock):
+    timer = Speed(tokens_per_step=100, flops_per_token=1.0, peak=None)
+    clock.seconds = 1.0
+    assert "mfu" not in timer.wall(steps_left=3)

@@ -17,8 +17,9 @@ from gidd.common.limits import YAML_BYTES
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import Diffusion, RunConfig
+from gidd.training.optim import OptimConfig
 from gidd.training.parallel import DDP, FSDP
-from gidd.training.run_records import run_from_yaml
+from gidd.training.recorded import run_from_yaml
 
 _PRESET_NAMES = """\
 presets (number of parameters without embeddings):
@@ -157,12 +158,20 @@ def _changed(run: RunConfig, parts: dict[str, PartOptions], parsed: Any) -> RunC
         backbone=chosen["backbone"],
         objective=objective,
         data=parsed.data,
-        optim=parsed.optim,
+        optim=_with_short_warmup(run, parsed),
         train=parsed.train,
         lora=parsed.lora,
         init_from=parsed.init_from,
         parallel=parsed.parallel,
     )
+
+
+def _with_short_warmup(run: RunConfig, parsed: Any) -> OptimConfig:
+    """Return the optimiser; a warmup longer than the run keeps its fraction of all steps."""
+    steps, optim = parsed.train.steps, parsed.optim
+    if steps >= optim.warmup or optim.warmup != run.optim.warmup:
+        return optim
+    return replace(optim, warmup=round(optim.warmup * steps / max(run.train.steps, 1)))
 
 
 def _named_run(name: str, prog: str) -> tuple[str, RunConfig]:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gidd.cli.console import CliConsole, plain
-from gidd.cli.messages import print_message
 from gidd.cli.output import print_text
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.common.codec import to_plain, to_yaml
@@ -67,18 +66,11 @@ def main(arguments: Sequence[str]) -> None:
     if options.dry_run:
         _print_settings(run, out)
         return
-    from gidd.common.devices import lacks_bf16
     from gidd.runs.fit import fit
     from gidd.training.watchdog import STOPPED
     from gidd.training.world import open_world
 
     with open_world(options.device, run.train.timeout + _GRACE_SECONDS) as world:
-        hints = world.is_rank_zero and not options.quiet
-        if hints and run.train.autocast and lacks_bf16(world.device):
-            print_message(
-                "this CPU has no bfloat16 instructions: a new run with --train.no-autocast takes "
-                "about half the time, in float32."
-            )
         trackers = partial(_trackers, options, run, out)
         complete = fit(run, out, world, quiet=options.quiet, trackers=trackers).complete
         is_rank_zero = world.is_rank_zero

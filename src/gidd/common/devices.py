@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,13 +28,13 @@ def choose(name: str | None) -> torch.device:
     return torch.device(name or fastest.type)
 
 
-def lacks_bf16(device: torch.device) -> bool:
-    """Whether a device has no instructions for bfloat16, which makes it slower than float32."""
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
+def has_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is fast: on CUDA, and on CPUs with instructions for it."""
+    if device.type != "cpu":
+        return device.type == "cuda"
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     checks = [getattr(torch.cpu, name, None) for name in names]
-    return all(check is not None and not check() for check in checks)
+    return any(check is not None and check() for check in checks)
 
 
 def kind_of(tensor: Tensor) -> str:

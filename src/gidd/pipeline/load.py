@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gidd.assets import find_model
 from gidd.common.devices import choose
 from gidd.data import tokenizers
@@ -63,19 +65,48 @@ def from_pretrained(
     loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
-    network: Any = loaded.denoiser.backbone  # every network that is loaded has a `config`
-    pipe = Pipeline(
-        loaded.denoiser,
-        loaded.schedule,
+    words = folder / WORDS_FILE
+    return pipeline_of(
+        replace(loaded, notes=(*loaded.notes, *note)),
         chosen,
-        context=network.config.max_length,
+        name=str(given),
         device=chosen_device,
         precision=precision,
         rows_per_call=rows_per_call,
-        source=_source(given, loaded),
-        notes=(*loaded.notes, *note),
-        times=_times(loaded.summary),
-        words=WordList.read(words) if (words := folder / WORDS_FILE).is_file() else None,
+        words=WordList.read(words) if words.is_file() else None,
+    )
+
+
+def pipeline_of(
+    model: Pretrained,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    device: torch.device,
+    context: int | None = None,
+    **options: Any,
+) -> Pipeline:
+    """Return the pipeline of a model that was loaded or trained.
+
+    `context` is the maximum length of a network whose configuration does not have one; `options`
+    are further arguments of `Pipeline`.
+    """
+    config: Any = getattr(model.denoiser.backbone, "config", None)
+    steps = model.summary.get("steps")  # from a file: it can be anything
+    pipe = Pipeline(
+        model.denoiser,
+        model.schedule,
+        tokenizer,
+        context=getattr(config, "max_length", None) or context or 0,
+        device=device,
+        source={
+            "name": name,
+            "sha256": model.sha256 or None,
+            "steps": steps if type(steps) is int else None,
+        },
+        notes=model.notes,
+        times=_times(model.summary),
+        **options,
     )
     pipe.warm_up()
     return pipe
@@ -130,13 +161,6 @@ def _without_unused_rows(loaded: Pretrained, num_tokens: int) -> Pretrained:
     return replace(
         loaded, denoiser=Denoiser(denoiser.backbone, vocab), schedule=MaskedSchedule(vocab)
     )
-
-
-def _source(name: str | Path, loaded: Pretrained) -> dict[str, Any]:
-    """Return the entry of the manifest that identifies the model."""
-    steps = loaded.summary.get("steps")  # from a file: it can be anything
-    steps = steps if type(steps) is int else None
-    return {"name": str(name), "sha256": loaded.sha256, "steps": steps}
 
 
 def _times(summary: dict[str, Any]) -> tuple[float, float]:

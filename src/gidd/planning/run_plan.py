@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, final
 
+import torch
 from torch import nn
 
+from gidd.common.devices import has_bf16
 from gidd.diffusion.fused import CHUNK_TOKENS, CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.errors import ConfigError
 from gidd.planning.assumptions import Assumptions
@@ -25,7 +27,7 @@ from gidd.planning.cluster import (
 from gidd.planning.hardware import Device
 from gidd.planning.step_trace import RankBatch, StepLaunches, rank_batch, trace_in_child
 from gidd.planning.vocab_size import vocab_size_of
-from gidd.training.build import build_objective
+from gidd.training.build import build_objective, with_precision
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.parallel import FSDP
 from gidd.training.reporting.speed import training_flops_per_token
@@ -149,6 +151,7 @@ def plan_run(
     if problems:
         raise ConfigError("\n".join(problems))
     run.check(ranks)
+    run = with_precision(run, device.kind == "cuda" or has_bf16(torch.device("cpu")))
     size = vocab_size or vocab_size_of(run)
     vocab = Vocab(size, mask_id=size - 1 if isinstance(run.objective, Diffusion) else None)
     traced = trace_in_child(run, vocab, ranks, device.kind)

@@ -24,12 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gidd.common.devices import acting_as
+from gidd.common.devices import acting_as, has_bf16
 from gidd.data.batch import Batch
 from gidd.models.networks import blocks_of
 from gidd.planning.launches import LaunchCounter
 from gidd.planning.memory import Collective, MemoryTracker
-from gidd.training.build import build_objective
+from gidd.training.build import build_objective, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
 from gidd.training.objective import Objective
@@ -108,6 +108,7 @@ def trace_in_child(
 
 def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> StepTrace:
     """Trace one step of rank 0. The fake process group stays initialised afterwards."""
+    run = with_precision(run, kind == "cuda" or has_bf16(torch.device("cpu")))
     (world, objective), counters = _sharded_objective(run, vocab, ranks), _Counters()
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(objective)
@@ -236,7 +237,7 @@ def _micro_batch(
         torch.ones(shape, dtype=torch.bool),
         torch.zeros(shape[0], dtype=torch.int64),
     )
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=run.train.autocast)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
     with autocast, tracker.track("forward"), counters.forward:
         outcome = objective(batch, 0, run.train.global_batch, 1.0)
     with tracker.track("backward"), counters.backward:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -35,20 +35,31 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
     if data.folder is not None:
         DataManifest.read(data.folder)
         return data.folder
-    folder, done = out / "data", "data/prepared"
-    if not world.is_rank_zero:
-        while not world.store.check([done]):  # may take hours, longer than other timeouts
-            time.sleep(0.2)
-        if message := world.store.get(done).decode():
-            raise DataError(message)
-        return folder
-    try:
+    folder = out / "data"
+
+    def work() -> None:
         settings = _data_settings(data)
         if (folder / DATA_SETTINGS).is_file():
             _require_same_settings(settings, folder, bool(steps_in(out / "checkpoints")))
         else:
             _prepare(data, folder, quiet)
             write_json(folder / DATA_SETTINGS, settings)
+
+    prepare_on_rank_zero(world, folder, work)
+    return folder
+
+
+def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object]) -> None:
+    """Call `work`, which writes `folder`, on rank 0; other ranks wait, and raise if it fails."""
+    done = "data/prepared"
+    if not world.is_rank_zero:
+        while not world.store.check([done]):  # may take hours, longer than other timeouts
+            time.sleep(0.2)
+        if message := world.store.get(done).decode():
+            raise DataError(message)
+        return
+    try:
+        work()
     except (GiddError, OSError) as error:
         if isinstance(error, OSError):
             reason = error.strerror or error
@@ -56,28 +67,6 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
         world.store.set(done, str(error))
         raise error
     world.store.set(done, "")
-    return folder
-
-
-class RunData(Protocol):
-    """The data of a run: batches for training, and held-out text."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the data was encoded with."""
-        ...
-
-    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
-        """Return this rank's batches, from step `start` on."""
-        ...
-
-    def validation_split(self) -> ShardSet | None:
-        """Return the text that evaluations use, if there is any."""
-        ...
-
-    def warnings(self) -> list[str]:
-        """Return warnings that affect how to read the metrics."""
-        ...
 
 
 class ClosableBatches(Protocol):

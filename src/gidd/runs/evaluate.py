@@ -69,7 +69,7 @@ def build_evaluation(
                 samples,
                 world,
                 batch_size=batch_size,
-                autocast=train.autocast,
+                autocast=bool(train.autocast),
                 on_batch=lambda: watchdog.phase(state.step, "evaluation"),
             )
         texts = _samples(run, state, tokenizer, world, watchdog)
@@ -215,7 +215,7 @@ def generate_samples(
     engine = Engine(*parts, rows_per_call=rows, device=world.device)
     with (
         unsharded(objective),
-        torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast),
+        torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)),
     ):
         samples = engine.sample(
             requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")

@@ -27,7 +27,7 @@ from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
 from gidd.training.checkpoints.folder import read_manifest, read_record
 from gidd.training.config import RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
-from gidd.training.run_records import run_from_yaml
+from gidd.training.recorded import run_from_yaml
 from gidd.training.world import World
 
 RUN_FILE = "run.yaml"
@@ -68,9 +68,7 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
             "`gidd train`) that has saved at least once."
         )
     checkpoint, (run, tokenizer, objective, source) = found
-    summary = {"steps": checkpoint.step, "run": to_plain(run)}
-    if source is not None:
-        summary["init_from"] = source
+    summary = training_summary(run, checkpoint.step, source)
     if bf16:
         objective = objective.bfloat16()
     if isinstance(objective, DiffusionObjective):
@@ -82,6 +80,12 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
     if (words := words_of_run(run_folder, run, tokenizer)) is not None:
         words.save(out / WORDS_FILE)
     return checkpoint
+
+
+def training_summary(run: RunConfig, step: int, source: Any) -> dict[str, Any]:
+    """Return what a model records of its training; `source` is that of the initial weights."""
+    summary = {"steps": step, "run": to_plain(run)}
+    return summary if source is None else summary | {"init_from": source}
 
 
 def _read(checkpoints: Checkpoints, step: int) -> _Trained:

@@ -10,29 +10,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from gidd.common.codec import to_yaml
+from gidd.common.devices import has_bf16
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
-from gidd.errors import CheckpointError, DataError, PartNotInstalled
+from gidd.errors import CheckpointError, DataError
 from gidd.runs.data import PreparedData, TokenStream, ensure_prepared
 from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import RUN_FILE
 from gidd.runs.init_from import with_source
-from gidd.training.build import GivenParts, build_state
+from gidd.training.build import GivenParts, build_state, with_precision
 from gidd.training.checkpoints.checkpoints import Checkpoints
-from gidd.training.checkpoints.folder import RECORD, folder_name, read_record, steps_in
+from gidd.training.checkpoints.folder import RECORD
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.loop import training_loop
+from gidd.training.recorded import newest_run, require_same_training, run_from_plain
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
 from gidd.training.reporting.trackers import Tracker
-from gidd.training.resume import require_same_training
-from gidd.training.run_records import run_from_plain
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
@@ -77,10 +78,15 @@ def fit(
         stream: Batches of tokens, in place of the data of the configuration.
     """
     run, source = with_source(run, out)
+    saved = newest_run(out / "checkpoints")
+    if saved is not None and run.train.autocast is None:  # as on the machine that started the run
+        run = replace(run, train=replace(run.train, autocast=saved.train.autocast))
+    run = with_precision(run, sum(world.sum([has_bf16(world.device)])) == world.size)
     run.check(world.size)
     given = given or GivenParts()
     check_parts(run, given)  # before any data is prepared
-    require_same_run(run, out)
+    if saved is not None:
+        require_same_training(saved, run)
     data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
     tokenizer = data.tokenizer
     with (
@@ -109,7 +115,8 @@ def fit(
                 trackers=used,
             ) as report,
         ):
-            for note in (*notes, *tracker_notes, *data.warnings()):
+            warnings = (*data.warnings(), *warnings_of(run, world.device))
+            for note in (*notes, *tracker_notes, *warnings):
                 report.note(note)
             speed = build_speed(run, state, world)
             files = tokenizer.files() | {RUN_FILE: to_yaml(run)}
@@ -128,17 +135,20 @@ def check_parts(run: RunConfig, given: GivenParts) -> None:
             objective.weighting.build(schedule=schedule)
 
 
-def require_same_run(run: RunConfig, out: Path) -> None:
-    """Refuse settings that differ from those of the newest checkpoint in `out`."""
-    folder = out / "checkpoints"
-    try:
-        newest = folder / folder_name(steps_in(folder)[-1])
-        saved = run_from_plain(read_record(newest).get("run"), f"{newest / RECORD}: run")
-    except PartNotInstalled:
-        raise
-    except (IndexError, OSError, ValueError):
-        return  # no checkpoint, or a damaged one: `restore` reports it
-    require_same_training(saved, run)
+def warnings_of(run: RunConfig, device: torch.device) -> list[str]:
+    """Return warnings about settings that waste time."""
+    found: list[str] = []
+    if run.train.autocast and not has_bf16(device):
+        found.append(
+            f"this {device.type} has no fast bfloat16: a new run without --train.autocast is "
+            "faster, in float32"
+        )
+    if run.train.steps < run.optim.warmup:
+        found.append(
+            f"train.steps = {run.train.steps} ends within optim.warmup = {run.optim.warmup}: the "
+            f"learning rate stays below its peak. Use --optim.warmup {run.train.steps // 20}"
+        )
+    return found
 
 
 def restore(
@@ -184,10 +194,13 @@ def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
 
 
 def build_speed(run: RunConfig, state: TrainState, world: World) -> Speed:
-    """Build the clock that measures tokens per second and MFU."""
-    dtype = torch.bfloat16 if run.train.autocast else torch.float32
+    """Build the clock that measures tokens per second and, except on CPUs, MFU."""
+    peak = None
+    if world.device.type != "cpu":  # other processes share a CPU: no measurement is its peak
+        dtype = torch.bfloat16 if run.train.autocast else torch.float32
+        peak = matmul_rate(world.device, dtype) * world.size
     return Speed(
         tokens_per_step=run.train.global_batch * run.data.length,
         flops_per_token=training_flops_per_token(state.objective.network, run.data.length),
-        peak=matmul_rate(world.device, dtype) * world.size,
+        peak=peak,
     )

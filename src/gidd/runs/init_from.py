@@ -23,9 +23,8 @@ from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.hub import NetworkSource, load_network
 from gidd.models.init import copy_full
 from gidd.models.lora import name_without_lora
-from gidd.training.checkpoints.folder import folder_name, read_record, steps_in
 from gidd.training.config import RunConfig
-from gidd.training.run_records import run_from_plain
+from gidd.training.recorded import newest_run
 from gidd.training.state import TrainState
 
 _OF_THE_RUN = ("dropout", "checkpoint_activations")
@@ -100,7 +99,7 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     """
     if run.init_from is None:
         return run, None
-    saved = _saved_run(out)
+    saved = newest_run(out / "checkpoints")
     if saved is not None and saved.init_from == run.init_from:
         data = run.data
         if data.folder is None:
@@ -119,14 +118,6 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     if data.folder is None and (Path(run.init_from) / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=run.init_from)
     return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
-
-
-def _saved_run(out: Path) -> RunConfig | None:
-    folder = out / "checkpoints"
-    try:
-        return run_from_plain(read_record(folder / folder_name(steps_in(folder)[-1])).get("run"))
-    except (IndexError, OSError, ValueError):
-        return None  # no checkpoint, or a damaged one, which is reported later
 
 
 def _with_own(run: Part, source: Part) -> Part:

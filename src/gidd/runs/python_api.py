@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gidd.common.codec import to_plain
 from gidd.common.parts import UNREGISTERED, Part, part_of
@@ -25,15 +26,19 @@ from gidd.data.tokenizers import Tokenizer, as_tokenizer, tokenizer_for
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
+from gidd.models import Pretrained
 from gidd.models.lora import merge_lora
+from gidd.models.networks import initialize
+from gidd.pipeline.load import pipeline_of
 from gidd.pipeline.pipeline import Pipeline
-from gidd.runs.data import TokenStream
+from gidd.runs.data import TokenStream, prepare_on_rank_zero
+from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
-from gidd.training.build import GivenParts
+from gidd.training.build import GivenParts, build_objective
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import DiffusionObjective
-from gidd.training.parallel import FSDP
+from gidd.training.parallel import DDP, FSDP, Parallel, is_sharded
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world
 
@@ -82,29 +87,35 @@ def train(
         trackers: "tensorboard", "wandb", "trackio".
         quiet: Print nothing.
         **settings: Fields of `DataConfig`, `OptimConfig`, `TrainConfig` and `Diffusion`, e.g.
-            `length=64, learning_rate=1e-3, global_batch=32, seed=1`.
+            `length=64, learning_rate=1e-3, global_batch=32, seed=1`; with their group if two groups
+            have the name: `optim={"eps": 1e-8}`. Also `lora=16` or `lora={"rank": 16, "alpha": 8}`,
+            and `parallel="fsdp"` or `parallel=FSDP(shard_size=8)`.
     """
     out, base = Path(out), _preset(preset)
-    if not isinstance(base.objective, Diffusion) or isinstance(base.parallel, FSDP):
-        raise ConfigError(
-            "preset must be a diffusion model that is not sharded. Use `gidd train` for others."
-        )
-    run = _with_steps(base, steps)
-    network = model if isinstance(model, nn.Module) else None
+    if not isinstance(base.objective, Diffusion):
+        raise ConfigError("preset must be a diffusion model. Use `gidd train` for others.")
     objective = replace(
         base.objective,
         noise=_part(schedule, base.objective.noise),
         weighting=_part(weighting, base.objective.weighting),
     )
-    source = None if init_from is None else str(init_from)
-    backbone = _part(model, run.backbone)
-    run = replace(run, backbone=backbone, objective=objective, init_from=source)
+    run = replace(
+        _with_steps(base, steps),
+        backbone=_part(model, base.backbone),
+        objective=objective,
+        init_from=None if init_from is None else str(init_from),
+    )
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # no other rank can hang, and a notebook must not end because its laptop has slept
         settings = {"timeout": _NEVER} | settings
-    run, stream = _with_data(_with_settings(run, settings), data, tokenizer, out)
+    run = _with_settings(run, settings)
+    if isinstance(run.parallel, FSDP) and run.backbone.name == UNREGISTERED:
+        raise ConfigError(
+            "parallel must be ddp for a network that is not registered: it cannot be built again "
+            "to gather its shards. Register its configuration with gidd.register."
+        )
     given = GivenParts(
-        network=network,
+        network=model if isinstance(model, nn.Module) else None,
         schedule=schedule if isinstance(schedule, MixingSchedule) else None,
         weighting=weighting if isinstance(weighting, Weighting) else None,
     )
@@ -113,6 +124,7 @@ def train(
         return open_trackers(trackers, out, start, to_plain(run)), ()
 
     with open_world(device) as world:
+        run, stream = _with_data(run, data, tokenizer, out, world)
         done = fit(run, out, world, quiet=quiet, trackers=open_all, given=given, stream=stream)
         return _pipeline(done, out, world)
 
@@ -169,31 +181,62 @@ def _part(value: Any, before: Part) -> Part:
 
 
 def _with_settings(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """Return the run with other values of fields of its groups."""
+    """Return the run with other values of the fields of its groups."""
     groups = {name: getattr(run, name) for name in ("data", "optim", "train", "objective")}
-    owner = {field.name: name for name, group in groups.items() for field in fields(group)}
+    owners = {name: {field.name for field in fields(group)} for name, group in groups.items()}
+    groups |= {"lora": run.lora, "parallel": run.parallel}
     for setting, value in settings.items():
-        if setting not in owner:
-            near = get_close_matches(setting, owner, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(
-                f"train() has no setting {setting!r}.{hint} See `gidd train nano --help`."
-            )
-        name = owner[setting]
-        groups[name] = replace(groups[name], **{setting: value})
+        if setting in groups:
+            groups[setting] = _changed_group(setting, groups[setting], value)
+            continue
+        found = [name for name, names in owners.items() if setting in names]
+        if len(found) > 1:
+            choices = " or ".join(f"{name}={{{setting!r}: {value!r}}}" for name in found)
+            raise ConfigError(f"{setting} is a setting of {' and '.join(found)}. Use {choices}.")
+        if not found:
+            raise _unknown("train()", setting, set[str]().union(*owners.values()))
+        groups[found[0]] = replace(groups[found[0]], **{setting: value})
     return replace(run, **groups)
 
 
+def _changed_group(name: str, group: Any, value: Any) -> Any:
+    """Return a group of settings with some changed, or replaced by `value`."""
+    if name == "lora" and isinstance(value, int):
+        value = {"rank": value}
+    if name == "parallel" and isinstance(value, str):
+        kinds: dict[str, Parallel] = {"ddp": DDP(), "fsdp": FSDP()}
+        if value not in kinds:
+            raise ConfigError(f"parallel must be ddp or fsdp, got {value!r}.")
+        return kinds[value]
+    if not isinstance(value, Mapping):
+        return value
+    known = {field.name for field in fields(group)}
+    for setting in cast("Mapping[str, Any]", value):
+        if setting not in known:
+            raise _unknown(name, setting, known)
+    return replace(group, **value)
+
+
+def _unknown(where: str, setting: str, known: Iterable[str]) -> ConfigError:
+    near = get_close_matches(setting, known, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return ConfigError(f"{where} has no setting {setting!r}.{hint} See `gidd train nano --help`.")
+
+
 def _with_data(
-    run: RunConfig, data: Any, tokenizer: Any, out: Path
+    run: RunConfig, data: Any, tokenizer: Any, out: Path, world: World
 ) -> tuple[RunConfig, TokenStream | None]:
-    """Return the run with its data and tokenizer, and the stream of batches if that is the data."""
+    """Return the run with its data and tokenizer, and the stream of batches if that is the data.
+
+    All ranks enter; rank 0 writes.
+    """
     if isinstance(tokenizer, str | Path | int):
         run = replace(run, data=replace(run.data, tokenizer=_plain(tokenizer)))
         tokenizer = None
     elif tokenizer is not None:
         tokenizer = as_tokenizer(tokenizer)
-        tokenizer.save(out / "tokenizer")
+        if world.is_rank_zero:
+            tokenizer.save(out / "tokenizer")
         run = replace(run, data=replace(run.data, tokenizer=str(out / "tokenizer")))
     if data is None:
         return run, None
@@ -201,7 +244,10 @@ def _with_data(
         return replace(run, data=replace(run.data, folder=Path(data), sources=())), None
     if isinstance(data, Corpus):
         folder = out / "data"
-        prepare(data, _tokenizer(run.data.tokenizer, data), folder, quiet=True)
+        choice = run.data.tokenizer
+        prepare_on_rank_zero(
+            world, folder, lambda: prepare(data, _tokenizer(choice, data), folder, quiet=True)
+        )
         return replace(run, data=replace(run.data, folder=folder, sources=())), None
     if _is_sources(data):
         names = [data] if isinstance(data, str | Path) else data
@@ -251,21 +297,28 @@ def _first(batches: Batches) -> tuple[Tensor, Iterator[Tensor]]:
 
 @torch.no_grad()
 def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
-    """Return a pipeline with the weights that training ended with: their EMA, if there is one."""
-    objective, state = done.state.objective, done.state
+    """Return the model that `gidd export` would write: its EMA, if there is one."""
+    run, state = done.run, done.state
+    objective = state.objective
+    if is_sharded(objective):
+        objective, vocab = build_objective(run, done.tokenizer.vocab), done.tokenizer.vocab
+        DDP().place(objective, (), world, torch.float32)
+        initialize(objective.network, 0, lambda: run.network_config(vocab.size).build())
     assert isinstance(objective, DiffusionObjective)
-    if state.ema is not None:
-        for name, parameter in objective.named_parameters():
-            parameter.copy_(state.ema.values[name])
-    if done.run.lora.rank:
+    weights = dict(state.objective.named_parameters()) if state.ema is None else state.ema.values
+    for name, parameter in objective.named_parameters():
+        weight = weights[name]
+        parameter.copy_(weight.full_tensor() if isinstance(weight, DTensor) else weight)
+    if run.lora.rank:
         merge_lora(objective.network)
     notes = () if done.complete else (f"stopped at step {state.step}; the same call resumes it.",)
-    return Pipeline(
-        objective.denoiser,
-        objective.schedule,
-        done.tokenizer,
-        context=done.run.data.length,
-        device=world.device,
-        source={"name": str(out), "sha256": None, "steps": state.step},
+    model = Pretrained(
+        denoiser=objective.denoiser,
+        schedule=objective.schedule,
+        summary=training_summary(run, state.step, state.source),
+        sha256="",
         notes=notes,
+    )
+    return pipeline_of(
+        model, done.tokenizer, name=str(out), device=world.device, context=run.data.length
     )

@@ -78,6 +78,13 @@ def is_compiled(setting: bool | None, device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
+def with_precision(run: RunConfig, has_bf16: bool) -> RunConfig:
+    """Return the run with `train.autocast` set: bfloat16 by default if the device has it."""
+    if run.train.autocast is not None:
+        return run
+    return replace(run, train=replace(run.train, autocast=has_bf16))
+
+
 def build_state(
     run: RunConfig,
     vocab: Vocab,

@@ -127,8 +127,9 @@ class TrainConfig:
     seed: int = 0
     """Seed of the initial weights, data order, crops, times, noise and dropout."""
 
-    autocast: bool = True
-    """bfloat16 autocast, as in the paper; weights and optimiser state stay float32."""
+    autocast: bool | None = None
+    """bfloat16 autocast, as in the paper; weights and optimiser state stay float32. On by default
+    on CUDA and on CPUs with bfloat16 instructions, off elsewhere; a resumed run keeps it."""
 
     compile: bool | None = None
     """Compile the blocks and the loss with torch.compile; the first steps take a minute or two. On

@@ -233,7 +233,7 @@ def _forward(run: RunConfig, world: World, state: TrainState, micro: Batch) -> O
     """
     num_targets = state.objective.num_targets(micro.tokens.shape[1])
     scale = world.size / (run.train.global_batch * num_targets)
-    with torch.autocast(world.device.type, torch.bfloat16, enabled=run.train.autocast):
+    with torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)):
         return state.module(micro, state.step, run.train.global_batch, scale)
 
 

@@ -16,7 +16,7 @@ from gidd.evaluation.scaling.flops import run_flops
 from gidd.runs.export import RUN_FILE
 from gidd.training.checkpoints.folder import folder_name, steps_in
 from gidd.training.config import RunConfig
-from gidd.training.run_records import run_from_yaml
+from gidd.training.recorded import run_from_yaml
 from gidd.viz.run_log import RunLog
 
 _REMEDY = "Give the folder of a run (--out of `gidd train`) that has saved a checkpoint."

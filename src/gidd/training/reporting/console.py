@@ -124,7 +124,7 @@ class LiveView:
         rows = [(title, *run) for title, run in zip(titles, runs, strict=True) if run[1]]
         columns = [("", [title for title, _, _ in rows]), ("step", [f"{row[1]:,}" for row in rows])]
         for name, title, write in COLUMNS:
-            cells = [write(metrics[name]) if name in metrics else "" for _, _, metrics in rows]
+            cells = [_cell(metrics, name, write) for _, _, metrics in rows]
             columns += [(title, cells)] if any(cells) else []
         gap, room = 2 if width >= _WIDE else 1, width - _FRAME
         table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
@@ -162,7 +162,11 @@ class LiveView:
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return the metrics of `COLUMNS` and the times in one line."""
-    words = [f"{title} {write(metrics[name])}" for name, title, write in COLUMNS if name in metrics]
+    words = [
+        f"{title} {_cell(metrics, name, write)}"
+        for name, title, write in COLUMNS
+        if name in metrics
+    ]
     if "seconds" in metrics:
         words.append(f"{format_duration(metrics['seconds'])} elapsed")
     if "seconds_left" in metrics:
@@ -185,6 +189,17 @@ def format_duration(seconds: float) -> str:
     days, hour = divmod(hours, 24)
     clock = f"{minute:02}:{second:02}"
     return f"{days}d {hour:02}:{clock}" if days else f"{hour}:{clock}"
+
+
+def _cell(metrics: Mapping[str, float], name: str, write: Callable[[float], str]) -> str:
+    """Return a metric, with two digits of its standard error if there is one."""
+    value, error = metrics.get(name), metrics.get(f"{name}_se")
+    if value is None:
+        return ""
+    if error is None or not 0 < error < 1000 or not math.isfinite(value):
+        return write(value)
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 4)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _nats(value: float) -> str:

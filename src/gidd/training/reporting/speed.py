@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from statistics import median
 from typing import final
 
 import torch
@@ -46,7 +45,7 @@ def _head_of(network: nn.Module) -> list[nn.Parameter]:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOPs per second of a large square matrix product: 100% MFU.
+    """Measure the FLOPs per second of a large square matrix product, the best of five: 100% MFU.
 
     Peak FLOPs of data sheets are higher, and are not available for most machines.
     """
@@ -59,7 +58,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         torch.matmul(a, b)
         _wait(device)
         seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / median(seconds)
+    return 2 * size**3 / min(seconds)
 
 
 def _wait(device: torch.device) -> None:
@@ -71,10 +70,10 @@ def _wait(device: torch.device) -> None:
 class Speed:
     """Measures training time since the last report, without evaluations and checkpoints."""
 
-    def __init__(self, *, tokens_per_step: int, flops_per_token: float, peak: float) -> None:
-        """`peak`: FLOPs per second of all ranks together."""
+    def __init__(self, *, tokens_per_step: int, flops_per_token: float, peak: float | None) -> None:
+        """`peak`: FLOPs per second of all ranks together; None if unknown: there is no MFU then."""
         self._tokens_per_step = tokens_per_step
-        self._steps_at_peak = peak / (flops_per_token * tokens_per_step)
+        self._steps_at_peak = None if peak is None else peak / (flops_per_token * tokens_per_step)
         self._start = self._since = time.perf_counter()
         self._paused = 0.0
         self._steps = self._steps_ever = 0
@@ -100,9 +99,9 @@ class Speed:
         rate = self._steps / busy
         total = max(now - self._start, 1e-9)  # with evaluations and checkpoints
         self._since, self._paused, self._steps = now, 0.0, 0
+        mfu = {} if self._steps_at_peak is None else {"mfu": rate / self._steps_at_peak}
         return {
             "seconds": now - self._start,
             "tokens_per_second": rate * self._tokens_per_step,
-            "mfu": rate / self._steps_at_peak,
             "seconds_left": steps_left * total / max(self._steps_ever, 1),
-        }
+        } | mfu

@@ -1,0 +1,134 @@
+"""The recorded configuration of a run: read it, also from older layouts, and compare on resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from gidd.common.codec import KIND, from_plain, plain_from_yaml, to_plain
+from gidd.errors import ConfigError, PartNotInstalled
+from gidd.models.lora import LoraConfig
+from gidd.training.config import RunConfig
+
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        "train.steps",
+        "train.accumulate",
+        "train.compile",
+        "train.report_every",
+        "train.evaluate_every",
+        "train.evaluate_samples",
+        "train.generate_samples",
+        "train.save_every",
+        "train.max_steps_ahead_of_save",
+        "train.keep",
+        "train.keep_every",
+        "train.timeout",
+        "data.folder",
+        "data.workers",
+        "backbone.checkpoint_activations",
+        # to recover a run that has diverged
+        "optim.learning_rate",
+        "optim.warmup",
+        "optim.final_lr_ratio",
+        "optim.max_grad_norm",
+    }
+)
+"""Settings that may change on resume, besides those of `parallel`."""
+
+_NAMES = {
+    "HybridNoise": "hybrid",
+    "UniformNoise": "uniform",
+    "ClampedWeights": "clamp",
+    "DynamicWeights": "dynamic",
+    "TightWeights": "tight",
+}
+
+
+def run_from_yaml(text: str) -> RunConfig:
+    """Return the configuration in the text of a run.yaml, which is not trusted."""
+    return run_from_plain(plain_from_yaml(text))
+
+
+def run_from_plain(plain: Any, where: str = "run") -> RunConfig:
+    """Return the configuration in plain data, which is not trusted."""
+    return from_plain(RunConfig, _with_time_power(_with_names(plain)), where)
+
+
+def newest_run(folder: Path) -> RunConfig | None:
+    """Return the configuration in the newest readable checkpoint of a folder, None without one."""
+    from gidd.training.checkpoints.folder import RECORD, folder_name, read_record, steps_in
+
+    for step in reversed(steps_in(folder)):
+        path = folder / folder_name(step)
+        try:
+            return run_from_plain(read_record(path).get("run"), f"{path / RECORD}: run")
+        except PartNotInstalled:
+            raise
+        except (OSError, ValueError):
+            continue  # damaged: reported when the run is restored
+    return None
+
+
+def require_same_training(before: Any, now: Any) -> list[str]:
+    """Refuse to resume a run with other settings; return the permitted changes as lines."""
+    old, new = _leaves(to_plain(before)), _leaves(to_plain(now))
+    changed = sorted(name for name in old | new if old.get(name) != new.get(name))
+    changed = [name for name in changed if not name.startswith("parallel")]
+    lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed}
+    # with a prepared folder, sources are not read
+    allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new.get("data.folder") else set())
+    refused = [line for name, line in lines.items() if name not in allowed]
+    if refused:
+        raise ConfigError(
+            "the checkpoint belongs to a run with other settings:\n  "
+            + "\n  ".join(refused)
+            + "\nUse the same settings to resume it, or another --out to start a new run."
+        )
+    return list(lines.values())
+
+
+def _with_time_power(plain: Any) -> Any:
+    """Return the configuration with uniform training times if it is older than that setting."""
+    run = _fields(plain)
+    objective = _fields(run.get("objective"))
+    if objective.get(KIND) != "Diffusion" or "time_power" in objective:
+        return plain
+    return {**run, "objective": {**objective, "time_power": 1.0}}
+
+
+def _with_names(plain: Any) -> Any:
+    """Return the configuration with the names of its parts in place of their classes."""
+    run = {**_fields(plain)}
+    model = _fields(run.pop("model", None))
+    if model.get(KIND) != "ModelConfig" or "backbone" in run:
+        return plain
+    run |= {"lora": to_plain(LoraConfig()), "init_from": None}
+    run["backbone"] = {**model, KIND: "dit"}
+    objective = {**_fields(run.get("objective"))}
+    if objective.get(KIND) == "Diffusion":
+        objective["noise"] = _renamed(objective.get("noise"))
+        objective["weighting"] = _renamed(objective.pop("weights", None))
+        objective["p_uniform_warmup"] = 0
+        run["objective"] = objective
+    return run
+
+
+def _renamed(part: Any) -> Any:
+    kind = _fields(part).get(KIND)
+    return {**part, KIND: _NAMES[kind]} if isinstance(kind, str) and kind in _NAMES else part
+
+
+def _fields(plain: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", plain) if isinstance(plain, dict) else {}
+
+
+def _leaves(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in plain.items():
+        if isinstance(value, Mapping):
+            leaves |= _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value
+    return leaves
