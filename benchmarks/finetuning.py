@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import gidd
+from gidd.common.devices import has_bf16
 from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
@@ -36,7 +37,7 @@ from gidd.runs.export import export
 from gidd.runs.fit import fit
 from gidd.runs.init_from import with_source
 from gidd.runs.presets import PRESETS, hybrid
-from gidd.training.build import build_state
+from gidd.training.build import build_state, with_precision
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World, open_world
@@ -90,7 +91,7 @@ def nelbo_of(model: Path, run: RunConfig, world: World) -> float:
     """Return the validation NELBO of a model on the data of a run."""
     run, source = with_source(replace(run, init_from=str(model)), Path("none"))
     assert run.data.folder is not None and source is not None
-    data = PreparedData(run.data.folder)
+    run, data = with_precision(run, has_bf16(world.device)), PreparedData(run.data.folder)
     state = build_state(run, data.tokenizer.vocab, world)
     source.initialize(state, data.tokenizer)
     with Watchdog(world, 600.0).on() as watchdog:

@@ -32,10 +32,11 @@ from gpu_report import VERDICTS, Report, environment
 from gpu_sampling import sampling_times, sampling_waits
 from gpu_training import StepFigures, head_seconds, step_figures, training_waits
 
+from gidd.common.devices import has_bf16
 from gidd.planning import Device
 from gidd.planning.vocab_size import vocab_size_of
 from gidd.runs.presets import PRESETS
-from gidd.training.build import build_objective
+from gidd.training.build import build_objective, with_precision
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.parallel import DDP
 from gidd.training.reporting.speed import matmul_rate, training_flops_per_token
@@ -155,8 +156,10 @@ def settings_of(options: argparse.Namespace, run: RunConfig) -> Settings:
     quick = options.quick
     samples = options.samples or (2 if quick else 8)
     size, train = vocab_size_of(run), replace(run.train, global_batch=samples, accumulate=1)
+    device = torch.device("cuda:0" if options.device == "cuda" else "cpu")
+    run = with_precision(run, has_bf16(device))
     return Settings(
-        device=torch.device("cuda:0" if options.device == "cuda" else "cpu"),
+        device=device,
         run=replace(run, train=train, parallel=DDP()),  # one device: nothing to shard
         vocab=Vocab(size, mask_id=size - 1),
         rows=2 if quick else 16,

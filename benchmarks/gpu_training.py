@@ -2,7 +2,7 @@
 
 Head and loss are compared with the same head and cross-entropy: `F.linear` + `F.cross_entropy`,
 and the fused kernel of liger-kernel if that is installed. All of it is forward and backward, in
-bf16 autocast if the preset has it.
+bf16 autocast unless the preset has none.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class HeadProblem:
 
 
 def _autocast(run: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, torch.bfloat16, enabled=run.train.autocast)
+    return torch.autocast(device.type, torch.bfloat16, enabled=bool(run.train.autocast))
 
 
 def training_waits(settings: Settings, world: World) -> dict[str, Waits]:

@@ -4,7 +4,8 @@
 
 `step_ratio`: time of a step of `small` (GIDD, p_u = 0.1, dynamic weights, vocabulary size 50,258;
 noise, fused loss, clipping, sums, AdamW) divided by that of the same DiT trained with
-`F.cross_entropy` and `AdamW` in plain PyTorch; both in bf16 autocast, alternating, medians.
+`F.cross_entropy` and `AdamW` in plain PyTorch; both in bf16 autocast if the CPU has instructions for
+it, else in float32; alternating, medians.
 `overhead_share`: time of a real `micro` run for reports, checkpoints and data, as a fraction of the
 time of its steps.
 """
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gidd.common.devices import has_bf16
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import Loader
 from gidd.models import DiT
@@ -32,7 +34,7 @@ from gidd.models.init import Initializer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training import loop
-from gidd.training.build import build_state
+from gidd.training.build import build_state, with_precision
 from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.config import RunConfig
 from gidd.training.reporting.report import Report
@@ -55,6 +57,7 @@ def step_times(size: str, samples: int, rounds: int, world: World) -> tuple[floa
     """Return the median seconds of the step of gidd and of the plain one."""
     preset = PRESETS[f"{size}-gidd-plus-0.1"]
     run = replace(preset, train=replace(preset.train, global_batch=samples))
+    run = with_precision(run, has_bf16(world.device))
     state = build_state(run, GPT2, world)
     tokens = torch.randint(0, 50_000, (samples, run.data.length))
     batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(samples))
@@ -80,7 +83,7 @@ def plain_step(run: RunConfig, tokens: torch.Tensor) -> Callable[[], None]:
     t = torch.rand(len(tokens))
 
     def plain() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast)):
             logits = model(tokens, t)
             loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         loss.backward()
