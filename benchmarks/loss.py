@@ -1,7 +1,7 @@
 """Head and loss: fused GIDD loss against cross-entropy, forward and backward, time and memory.
 
 python benchmarks/loss.py            # a table; about four minutes on two cores
-python benchmarks/loss.py --json     # ends with one JSON object: ratio_float32, ratio_bf16 (if fast), ...
+python benchmarks/loss.py --json     # ends with one JSON object: ratio_float32, ...
 
 Times are medians of rounds in which the losses alternate in one process. The baseline is the faster
 of `F.linear_cross_entropy` (chunked, where torch has it) and linear + `F.cross_entropy`. Memory is

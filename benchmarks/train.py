@@ -4,8 +4,8 @@
 
 `step_ratio`: time of a step of `small` (GIDD, p_u = 0.1, dynamic weights, vocabulary size 50,258;
 noise, fused loss, clipping, sums, AdamW) divided by that of the same DiT trained with
-`F.cross_entropy` and `AdamW` in plain PyTorch; both in bf16 autocast if the CPU has instructions for
-it, else in float32; alternating, medians.
+`F.cross_entropy` and `AdamW` in plain PyTorch; both in bf16 autocast if the CPU has
+instructions for it, else in float32; alternating, medians.
 `overhead_share`: time of a real `micro` run for reports, checkpoints and data, as a fraction of the
 time of its steps.
 """
