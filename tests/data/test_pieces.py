@@ -8,10 +8,10 @@ from hypothesis import given, settings, strategies as st
 from support.tokenizer_kinds import KINDS
 
 from gidd.data.manifest import DataManifest
-from gidd.data.pieces import cut
 from gidd.data.preparation import tasks
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, gpt2, train_tokenizer
+from gidd.data.tokenizers.encoding import cut
 from gidd.errors import DataError
 
 SPEECH = "My fellow citizens: 1,234 reasons\n\n  (and more)… 東京 don't  stop.\n"

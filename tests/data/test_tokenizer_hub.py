@@ -91,18 +91,6 @@ def test_what_was_loaded_once_is_loaded_without_a_connection(hub, monkeypatch, c
     assert not [message for message in caplog.messages if "could not be downloaded" in message]
 
 
-def test_settings_that_cannot_be_downloaded_are_reported(hub, monkeypatch, caplog):
-    """Such as those of a tokenizer that is in the cache without them."""
-    import huggingface_hub
-
-    huggingface_hub.hf_hub_download("a/b", "tokenizer.json")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    tokenizer = Tokenizer.load("a/b")
-    assert tokenizer.mask == "[MASK]"
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        assert any(f"{file} of a/b could not be down" in message for message in caplog.messages)
-
-
 def test_hostile_settings_on_the_hub_are_refused(hub):
     hub.add("a/b", "tokenizer_config.json", b'{"eos_token": ' + b'{"content": ' * 100_000)
     with pytest.raises(DataError, match="nested deeper than 64"):

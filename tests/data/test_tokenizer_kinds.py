@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Inner, decoders, models, normalizers, pre_tokenizers
 
 from gidd.data import prepare
-from gidd.data.pieces import cut
 from gidd.data.tokenizers import (
     END,
     MASK,
@@ -21,6 +20,7 @@ from gidd.data.tokenizers import (
     train_characters,
     train_tokenizer,
 )
+from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError
 from tests.support.preparing import read_back, texts
 

@@ -63,7 +63,7 @@ def test_the_object_of_the_caller_is_not_changed(kind):
 def test_our_own_tokenizers_are_not_copied(tmp_path, monkeypatch):
     """A copy takes more than half of the time of loading."""
     train_tokenizer([TEXT], 260).save(tmp_path)
-    monkeypatch.setattr("gidd.data.tokenizer.copy_of", None)
+    monkeypatch.setattr("gidd.data.tokenizers.tokenizer._copy_of", None)
     assert Tokenizer.load(tmp_path).vocab.size == 260
     assert character_level("ab").vocab.size == 4
 

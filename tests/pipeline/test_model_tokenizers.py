@@ -24,17 +24,13 @@ class Fast:
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def hub(tmp_path):
     """A hub with a model that has as many tokens as GPT-2, and no tokenizer yet."""
     vocab = Vocab(50258, mask_id=50257, pad_id=50256)
     models.save(tmp_path / "m", random_denoiser(vocab, std=0.02), MaskedSchedule(vocab))
     with serve_hub(tmp_path / "cache") as server:
-        import huggingface_hub
-
-        def snapshot_download(name: str, **_: object) -> str:
-            return str(tmp_path / "m")
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        for file in (tmp_path / "m").iterdir():
+            server.add("a/b", file.name, file.read_bytes())
         yield server
 
 
@@ -82,3 +78,40 @@ def test_a_mask_that_had_to_be_added_is_noted(tmp_path):
     assert result.manifest["notes"] == list(pipe.notes)
     word_level().save(str(tmp_path / "tokenizer.json"))
     assert gidd.from_pretrained(tmp_path, device="cpu").notes == pipe.notes
+
+
+def test_a_token_without_a_row_in_the_model_is_not_used(tmp_path):
+    """The tokenizer has no end-of-text; the model has rows for its tokens and the mask."""
+    inner = word_level()
+    inner.add_special_tokens(["[MASK]"])
+    size = inner.get_vocab_size()
+    vocab = Vocab(size, mask_id=size - 1)
+    models.save(tmp_path, random_denoiser(vocab), MaskedSchedule(vocab))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    pipe = gidd.from_pretrained(tmp_path, device="cpu")
+    assert pipe.tokenizer.vocab == vocab and pipe.tokenizer.terminator_ids == frozenset()
+    (note,) = [note for note in pipe.notes if "end-of-text" in note]
+    assert "no row" in note and "eos_token" in note
+    (result,) = pipe.generate(length=4, steps=2)
+    assert max(result.tokens) < size and len(result.tokens) == 4
+    pipe.save(tmp_path / "saved")
+    again = gidd.from_pretrained(tmp_path / "saved", device="cpu")
+    assert again.generate(length=4, steps=2)[0].tokens == result.tokens
+
+
+def test_the_mask_takes_the_only_row_that_is_left(tmp_path):
+    size = word_level().get_vocab_size() + 1
+    vocab = Vocab(size, mask_id=size - 1)
+    models.save(tmp_path, random_denoiser(vocab), MaskedSchedule(vocab))
+    word_level().save(str(tmp_path / "tokenizer.json"))
+    pipe = gidd.from_pretrained(tmp_path, device="cpu")
+    assert pipe.tokenizer.vocab == vocab and pipe.tokenizer.end is None
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    vocab = Vocab(6, mask_id=5)
+    models.save(tmp_path, random_denoiser(vocab), MaskedSchedule(vocab))
+    inner = word_level()
+    inner.add_special_tokens(["[MASK]", "<|endoftext|>"])
+    with pytest.raises(ConfigError, match=r"6 tokens.*got 7 tokens.*--tokenizer NAME"):
+        gidd.from_pretrained(tmp_path, device="cpu", tokenizer=inner)

@@ -1,5 +1,7 @@
 """A Hugging Face hub on this machine, with the protocol that `huggingface_hub` downloads by."""
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha1
@@ -20,6 +22,7 @@ class HubServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.revision = "main"
 
     def add(self, repository: str, file: str, data: bytes, revision: str = "main") -> None:
         """Add a file, or replace it."""
@@ -37,10 +40,38 @@ def serve_hub(cache: Path) -> Iterator[HubServer]:
             self._answer()
 
         def do_GET(self) -> None:
-            self.wfile.write(self._answer())
+            if self.path.startswith("/api/models/"):
+                self._list()
+            else:
+                self.wfile.write(self._answer())
+
+        def _list(self) -> None:
+            """Answer with a repository, or with its files, of which old versions ask for names."""
+            hub.requests.append(self.path.lstrip("/"))
+            name, revision = re.fullmatch(
+                r"/api/models/(.*?)(?:/(?:revision|tree)/(.*?))?(?:[?].*)?", self.path
+            ).groups()
+            if revision != COMMIT:
+                hub.revision = revision or "main"
+            start = f"{name}/resolve/{hub.revision}/"
+            files = {k.removeprefix(start): v for k, v in hub.files.items() if k.startswith(start)}
+            answer: object = {"id": name, "sha": COMMIT}
+            answer |= {"siblings": [{"rfilename": file} for file in files]}
+            if "/tree/" in self.path:
+                entries = [(file, len(data)) for file, data in files.items()]
+                answer = [{"type": "file", "path": p, "size": n, "oid": p} for p, n in entries]
+            data = json.dumps(answer).encode()
+            self.send_response(200 if files else 404)
+            self.send_header("Content-Type", "application/json")
+            if not files:
+                self.send_header("X-Error-Code", "RevisionNotFound")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
         def _answer(self) -> bytes:
-            data = hub.files.get(self.path.lstrip("/"))
+            path = self.path.lstrip("/").replace(COMMIT, hub.revision)
+            data = hub.files.get(path)
             self.send_response(404 if data is None else 200)
             self.send_header("X-Repo-Commit", COMMIT)
             if data is None:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -176,7 +176,7 @@ def prepare_command(
         print_text(f"{out / name}: {split.documents:,} documents, {split.tokens:,} tokens")
 
 
-def _tokenizer(sources: Sequence[str], name: str | None, **options: str | None) -> Tokenizer:
+def _tokenizer(sources: Sequence[str], name: str | None, **options: Any) -> Tokenizer:
     """Return the tokenizer of that name, or by default the sources' own."""
     if name is not None:
         return tokenizer_by_name(name, texts=texts(sources), **options)

@@ -25,8 +25,7 @@ from gidd.common.allowed import Allowed, integer, optional
 from gidd.common.files import read_json, sha256, write_json
 from gidd.common.limits import MANIFEST_BYTES
 from gidd.common.terminal import shorten
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer, as_tokenizer
+from gidd.data.tokenizers import TOKENIZER_FILE, FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 

@@ -11,9 +11,13 @@ import torch
 from gidd.assets import find_model
 from gidd.common.devices import choose
 from gidd.data import tokenizers
-from gidd.data.tokenizer_files import TOKENIZER_FILE, find_tokenizer
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.data.tokenizers import (
+    TOKENIZER_FILE,
+    FastTokenizer,
+    Tokenizer,
+    as_tokenizer,
+    find_tokenizer,
+)
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
@@ -26,6 +30,10 @@ from gidd.vocab import Vocab
 
 _GPT2_SIZE = tokenizers.GPT2_VOCAB_SIZES["gpt2"]
 """GPT-2's tokens and the mask: the vocabulary of the published checkpoints."""
+
+_PASS_TOKENIZER = (
+    "Pass the tokenizer it was trained with: --tokenizer NAME, or tokenizer=NAME in Python."
+)
 
 
 def from_pretrained(
@@ -116,9 +124,14 @@ def _tokenizer(
     name: str | Path, given: str | Path | Tokenizer | FastTokenizer | None, loaded: Pretrained
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Return the tokenizer, and notes on how it was found."""
+    vocab = loaded.denoiser.vocab
     if given is not None:
         by_name = isinstance(given, str | Path)
-        chosen = tokenizers.tokenizer_by_name(str(given)) if by_name else as_tokenizer(given)
+        chosen = (
+            tokenizers.tokenizer_by_name(str(given), model=vocab)
+            if by_name
+            else as_tokenizer(given, vocab)
+        )
         return _checked(chosen, loaded), chosen.notes
     folder = Path(name)
     try:
@@ -126,29 +139,29 @@ def _tokenizer(
             raise DataError(f"{folder} has no {TOKENIZER_FILE}.")
         path = find_tokenizer(name)
     except DataError as error:
-        vocab = loaded.denoiser.vocab
         if vocab.size != _GPT2_SIZE:
             raise DataError(
                 f"the model's tokenizer was not found: {error} Its vocabulary has {vocab.size:,} "
-                "tokens; pass the tokenizer it was trained with: tokenizer=NAME."
+                f"tokens. {_PASS_TOKENIZER}"
             ) from error
         note = f"{name} has no tokenizer; GPT-2's is used, as it has {_GPT2_SIZE:,} tokens."
         return _checked(tokenizers.gpt2(), loaded), (note,)
-    chosen = Tokenizer.load(path)  # a damaged one is an error, and never replaced
+    chosen = Tokenizer.load(path, model=vocab)  # a damaged one is an error, and never replaced
     return _checked(chosen, loaded), chosen.notes
 
 
 def _checked(tokenizer: Tokenizer, loaded: Pretrained) -> Tokenizer:
     """Return the tokenizer, or raise if its vocabulary is not the model's."""
     ours, vocab = tokenizer.vocab, loaded.denoiser.vocab
-    same_mask = vocab.mask_id in (None, ours.mask_id)
+    # a model without a mask has no row for the tokenizer's, which is last
+    sizes = (vocab.size, vocab.size + 1) if vocab.mask_id is None else (vocab.size,)
     is_smaller = loaded.has_unused_rows and ours.size < vocab.size
-    if same_mask and (is_smaller or vocab.size in (ours.size, ours.num_data_tokens)):
+    if vocab.mask_id in (None, ours.mask_id) and (is_smaller or ours.size in sizes):
         return tokenizer
     raise ConfigError(
         f"the tokenizer must match the model's vocabulary of {vocab.size:,} tokens with mask id "
         f"{vocab.mask_id}, got {ours.size:,} tokens with mask id {ours.mask_id}. "
-        "Pass the tokenizer that the model was trained with."
+        f"{_PASS_TOKENIZER}"
     )
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 import gidd
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.nelbo import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule

@@ -147,14 +147,18 @@ class TokenTexts:
         )
 
     @cached_property
-    def _end_text(self) -> str:
-        return self.tokenizer.decode([self.tokenizer.end_id])
+    def _first(self) -> tuple[int, str]:
+        """Id and text of a token to decode before others: end-of-text, or the mask."""
+        tokenizer = self.tokenizer
+        number = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
+        return number, self.tokenizer.decode([number])
 
     def _decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens as inside a text: some decoders drop a leading space at its start."""
-        text = self.tokenizer.decode([self.tokenizer.end_id, *tokens])
-        if text.startswith(self._end_text):
-            return text.removeprefix(self._end_text)
+        number, start = self._first
+        text = self.tokenizer.decode([number, *tokens])
+        if text.startswith(start):
+            return text.removeprefix(start)
         return self.tokenizer.decode(tokens)
 
     def _end_of_characters(self, tokens: Sequence[int], texts: Sequence[str], start: int) -> int:

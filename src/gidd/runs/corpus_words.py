@@ -28,7 +28,7 @@ def words_of_run(run_folder: Path, run: RunConfig, tokenizer: Tokenizer) -> Word
 
 
 def _documents(split: ShardSet, tokenizer: Tokenizer) -> Iterator[str]:
-    num_tokens, end = 0, tokenizer.end
+    num_tokens, end = 0, tokenizer.end or ""
     for document in range(len(split)):
         shard, index = split.locate(document)
         start, stop = shard.bounds(index)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from gidd.common.codec import to_plain
 from gidd.common.parts import Part
 from gidd.common.registry import name_of
-from gidd.data.tokenizer_files import TOKENIZER_FILE
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.hub import NetworkSource, load_network
 from gidd.models.init import copy_full

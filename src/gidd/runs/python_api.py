@@ -21,8 +21,7 @@ from gidd.common.registry import KINDS
 from gidd.data.corpora import Corpus, texts
 from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer, tokenizer_for
+from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer, tokenizer_for
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError

@@ -36,8 +36,7 @@ from gidd.data.preparation.work_plan import (
     read_plan,
 )
 from gidd.data.preparation.workers import run
-from gidd.data.tokenizer_objects import FastTokenizer
-from gidd.data.tokenizers import Tokenizer, as_tokenizer
+from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 
 LOGS = "logs"

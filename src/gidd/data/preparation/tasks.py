@@ -16,10 +16,10 @@ from gidd.common.files import atomic_write, read_json, write_json
 from gidd.common.limits import PIECE_CHARACTERS
 from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.manifest import INDEX, ShardRecord
-from gidd.data.pieces import cut, require_piece_size
 from gidd.data.preparation.work_plan import TASKS, plan_digest, tasks_of
 from gidd.data.preparation.workers import ReportProgress
 from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers.encoding import cut
 from gidd.errors import DataError, GiddError
 
 _BATCH_CHARACTERS = 1 << 21
@@ -159,9 +159,22 @@ def _pieces(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Itera
         pieces = cut(text, longest) if tokenizer.encodes_pieces else [text]
         start = 0
         for piece in pieces:
-            require_piece_size(len(piece), place, tokenizer.encodes_pieces)
+            _require_piece_size(len(piece), place, tokenizer.encodes_pieces)
             start += len(piece)
             yield _Piece(piece, is_last=start == len(text))
+
+
+def _require_piece_size(num_characters: int, place: str, can_be_cut: bool) -> None:
+    """Raise if too long a text would have to be encoded at once."""
+    if num_characters > PIECE_CHARACTERS.value:
+        where = "between spaces or line breaks that follow a letter or digit" if can_be_cut else ""
+        reason = "" if can_be_cut else " with this tokenizer, which must see a whole document"
+        raise DataError(
+            f"{place} must have at most {PIECE_CHARACTERS.value:,} characters {where}".rstrip()
+            + f"{reason}, got {num_characters:,}. Split it into several documents, or raise the "
+            f"limit: {PIECE_CHARACTERS.variable}={num_characters} takes up to "
+            f"{num_characters * 300 / 2**30:.1f} GiB of memory."
+        )
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:

