@@ -43,10 +43,9 @@ test-perf:  ## tests of time and memory; on a quiet machine
 attacks:  ## every command on every hostile folder, and 3,000 fuzzed folders
 	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/attacks
 
-kills:  ## trainings, corrections and bulk sampling (also on Ray) killed many times, compared with undisturbed ones
+kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared with undisturbed ones
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_workers --kills 20 --json
-	PYTHONPATH=tests $(PYTHON) -m support.kill_correct --kills 200 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 400 --kills 40 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 10000 --json
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gidd.evaluation.correction.text_correction import evaluate_correction
 
 import gidd
 from gidd.common.devices import has_bf16
@@ -29,7 +30,6 @@ from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
 from gidd.evaluation.correction.correction_settings import CorrectionTestOptions
-from gidd.evaluation.correction.text_correction import evaluate_correction
 from gidd.pipeline.options import CLEAN_TIME, CorrectionOptions
 from gidd.runs.data import PreparedData
 from gidd.runs.evaluate import build_evaluation

@@ -9,9 +9,9 @@ import gidd
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError, DataError
 from gidd.models.hub import MODEL_RECORD
-from gidd.proofreading.noise_level import estimate_noise
-from gidd.proofreading.window_reader import TextWindows
+from gidd.pipeline.noise_level import estimate_noise
 from gidd.sampling import run_job
+from gidd.sampling.window_reader import TextWindows
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -28,14 +28,14 @@ def pipe(folder):
     return gidd.from_pretrained(folder, device="cpu")
 
 
-def test_the_noise_level_of_a_text_and_of_its_windows(pipe):
+def test_the_noise_level_of_a_text(pipe):
     given = pipe.token_texts.of_text(TEXT, "it")
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
     found = pipe.noise_level(TEXT, on_calls=lambda *counts: seen.append(counts))
-    assert found == run_job(lambda jobs: estimate_noise(jobs, pipe.reader, cut))
+    assert found == run_job(lambda jobs: estimate_noise(jobs, pipe.window_reader(), cut))
     assert found == pipe.noise_level(TEXT)
-    assert len(found.windows) == len(cut) > 1
+    assert len(cut) > 1
     assert seen[-1] == (found.calls, found.calls)
     scores = pipe.score(TEXT, nodes=1, repeats=2)
     assert scores.noise_level == found
@@ -45,19 +45,12 @@ def test_the_noise_level_of_a_text_and_of_its_windows(pipe):
 
 def test_protected_text_does_not_count(pipe):
     part = pipe.noise_level(TEXT, protected=[(0, 100)])
-    assert len(part.windows) < len(pipe.noise_level(TEXT).windows)
+    assert part.calls < pipe.noise_level(TEXT).calls
     for text, spans in ((TEXT, [(0, len(TEXT))]), ("\n\n", [])):
         with pytest.raises(DataError, match="not protected"):
             pipe.noise_level(text, protected=spans)
     with pytest.raises(DataError, match="must not be empty"):
         pipe.noise_level("")
-
-
-def test_channels_need_characters(pipe):
-    with pytest.raises(ConfigError, match="tokens are characters.*BPE"):
-        pipe.noise_level(TEXT, channel="keyboard")
-    with pytest.raises(ConfigError, match="keyboard, ocr or a file"):
-        pipe.noise_level(TEXT, channel="telegraph")
 
 
 def test_masking_alone_has_no_noise_level(tmp_path):
@@ -88,6 +81,7 @@ def test_the_times_of_training_are_recorded(folder, tmp_path, summary, times):
     (tmp_path / "model" / MODEL_RECORD).write_text(json.dumps(record))
     changed = gidd.from_pretrained(tmp_path / "model", device="cpu")
     assert changed.times == pytest.approx(times, abs=1e-15)
-    assert (changed.reader.min_time, changed.reader.max_time) == changed.times
+    reader = changed.window_reader()
+    assert (reader.min_time, reader.max_time) == changed.times
     changed.save(tmp_path / "again")
     assert gidd.from_pretrained(tmp_path / "again", device="cpu").times == changed.times

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan", "channel", "demo")
+COMMANDS += ("plot", "plan")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
@@ -70,8 +70,6 @@ def main() -> None:
     text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
     gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
     gidd("correct", "--text", text, "--model", "model")
-    assert "United States" in gidd("correct", "--text", "The peopel of the Untied States.")
-    gidd("channel", "show", "keyboard")
     gidd("sample", "model", "--length", "12", "--steps", "4", "--html", "page.html", "--jsonl")
     done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
@@ -82,7 +80,6 @@ def main() -> None:
         gidd("eval", "ppl", "model", "text.txt", "--nodes", "2", "--out", out)
     gidd("compare", "a.json", "b.json")
     gidd("eval", "samples", "model", "--num-samples", "2", "--steps", "4", "--length", "12")
-    gidd("eval", "correction", "model", "text.txt", "--rates", "0.1", "--max-characters", "500")
     gidd("sample", "model", "--num-samples", "2", "--steps", "4", "--length", "12", "--out", "many")
     Path("q.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 0}\n')
     gidd("plan", "nano", "--device", "l4", "--json")
@@ -93,7 +90,6 @@ def main() -> None:
         (("plot", "a.json"), "viz"),
         (("eval", "samples", "model", "--num-samples", "2", "--grader", "model"), "eval"),
         (("eval", "tasks", "model", "q.jsonl"), "eval"),
-        (("eval", "correction", "model", "text.txt", "--methods", "symspellpy"), "eval"),
         (("sample", "model", "--out", "more", "--executor", "ray"), "cluster"),
         (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
         (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
-from gidd.proofreading.window_reader import WindowReader, WindowTokens
 from gidd.sampling import Engine
+from gidd.sampling.window_reader import WindowReader, WindowTokens
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 from support.sampling_worlds import exact
@@ -31,5 +31,5 @@ def exact_reader(schedule: MixingSchedule, rows_per_call: int) -> WindowReader:
 
 
 def as_windows(rows: Tensor) -> list[WindowTokens]:
-    """Every row is a window, every position is judged."""
+    """Every row is a window, every position is editable."""
     return [WindowTokens(tuple(row), (True,) * len(row)) for row in rows.tolist()]

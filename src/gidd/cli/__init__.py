@@ -19,14 +19,12 @@ from gidd.cli.messages import print_message, print_warnings
 from gidd.errors import GiddError
 
 COMMANDS = {
-    "demo": "proofread a page in the terminal with the packaged model",
     "data": "train tokenizers, prepare token shards, list corpora",
     "train": "train a model or resume training",
     "export": "write the newest checkpoint of a run as a model",
     "sample": "generate text with a model, with or without a prompt",
     "infill": "fill the blanks of a text",
-    "correct": "find and fix mistakes in texts",
-    "channel": "learn what mistakes look like from pairs of wrong and right text",
+    "correct": "find and fix wrong tokens in texts",
     "score": "compute the likelihood of a text and the confidence in its tokens",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",

@@ -214,6 +214,5 @@ def _print_json(name: str, score: Scores) -> None:
     values = {key: getattr(score, key) for key in fields} | {"noise_level": None}
     noise = score.noise_level
     if noise is not None:
-        windows = [window._asdict() for window in noise.windows]
-        values["noise_level"] = noise._asdict() | {"windows": windows}
+        values["noise_level"] = noise._asdict()
     print_json(file=name, **values, calls=score.calls, manifest=score.manifest)

@@ -12,9 +12,6 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.evaluation.correction.correction_curve import correction_curve as correction_curve
-    from gidd.evaluation.correction.text_correction import (
-        evaluate_correction as evaluate_correction,
-    )
     from gidd.evaluation.perplexity.perplexity import evaluate_perplexity as evaluate_perplexity
     from gidd.evaluation.results import (
         EvaluationResult as EvaluationResult,

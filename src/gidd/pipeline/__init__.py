@@ -7,8 +7,9 @@
     pipe.noise_level("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `text` (tokens and text), `results`, `loaded_model`, `pipeline` with
-`generate`, `correct`, `self_correct` and `score`, `load`. Names are imported on first use.
+Reading order: `options`, `text` (tokens and text), `edits`, `noise_level`, `results`,
+`loaded_model`, `pipeline` with `generate`, `correct`, `self_correct` and `score`, `load`. Names
+are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +17,18 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from gidd.pipeline.edits import (
+        Alternative as Alternative,
+        TextEdit as TextEdit,
+        apply_edits as apply_edits,
+        decide as decide,
+        is_doubtful as is_doubtful,
+    )
     from gidd.pipeline.load import from_pretrained as from_pretrained
+    from gidd.pipeline.noise_level import (
+        NoiseLevel as NoiseLevel,
+        estimate_noise as estimate_noise,
+    )
     from gidd.pipeline.options import (
         CorrectionOptions as CorrectionOptions,
         SamplingOptions as SamplingOptions,
@@ -31,5 +43,11 @@ if TYPE_CHECKING:
         SelfCorrection as SelfCorrection,
         Trace as Trace,
     )
+    from gidd.pipeline.spans import (
+        Span as Span,
+        ban_unwritten_tokens as ban_unwritten_tokens,
+        protected_tokens as protected_tokens,
+    )
+    from gidd.pipeline.text import EncodedText as EncodedText
 
 __getattr__, __dir__ = lazy_exports(__name__)

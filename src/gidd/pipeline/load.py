@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gidd.assets import find_model
 from gidd.common.devices import choose
 from gidd.data import tokenizers
 from gidd.data.tokenizers import (
@@ -25,7 +24,6 @@ from gidd.models import Denoiser, Pretrained, load_pretrained
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
-from gidd.proofreading.words import WORDS_FILE, WordList
 from gidd.vocab import Vocab
 
 _GPT2_SIZE = tokenizers.GPT2_VOCAB_SIZES["gpt2"]
@@ -49,8 +47,8 @@ def from_pretrained(
 
     Args:
         name: A folder written by `gidd export` or `gidd.models.save`, a folder with a checkpoint of
-            the authors or of another project (docs/importers.md), a name on the Hugging Face hub,
-            or "proof", a small model of characters that comes with the package.
+            the authors or of another project (docs/importers.md), or a name on the Hugging Face
+            hub.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
             by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
@@ -63,7 +61,6 @@ def from_pretrained(
             parsed from the end of its name.
     """
     chosen_device = choose(device)  # fail before a large model is read
-    given, name = name, find_model(name)
     folder = Path(name)
     if (folder / "checkpoints").is_dir() and not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
@@ -73,15 +70,13 @@ def from_pretrained(
     loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
-    words = folder / WORDS_FILE
     return pipeline_of(
         replace(loaded, notes=(*loaded.notes, *note)),
         chosen,
-        name=str(given),
+        name=str(name),
         device=chosen_device,
         precision=precision,
         rows_per_call=rows_per_call,
-        words=WordList.read(words) if words.is_file() else None,
     )
 
 

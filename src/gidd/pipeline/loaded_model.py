@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,9 @@ from gidd.pipeline.precision import (
 from gidd.pipeline.results import ResultManifest
 from gidd.pipeline.spans import ban_unwritten_tokens
 from gidd.pipeline.text import EncodedText, TokenTexts
-from gidd.proofreading.window_reader import WindowReader
-from gidd.proofreading.words import WORDS_FILE, WordList
-from gidd.sampling import CachedFeatures, Engine
+from gidd.sampling import CachedFeatures, Engine, WindowReader
 
 _CPU_ROWS_PER_CALL, _GPU_ROWS_PER_CALL = 1, 16
-_CROPS_PER_CALL = 8
-"""Short texts in a forward pass: on a CPU, twice as fast as one by one."""
-
 _LENGTHS = 64
 """Sequences are padded to a multiple of this many tokens, if a forward pass has several."""
 
@@ -56,7 +50,6 @@ class LoadedModel:
         source: dict[str, Any] | None = None,
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
-        words: WordList | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.denoiser = denoiser.eval().requires_grad_(False)
@@ -67,8 +60,6 @@ class LoadedModel:
         self.source, self.notes = source or {}, tuple(notes)
         self.times = times
         """The smallest and the largest time that the network was trained with."""
-        self.words = words
-        """Words of the training corpus, which correction chooses from."""
         default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
         rows = default if rows_per_call is None else rows_per_call
         self._network = in_precision(denoiser, self.precision, self.device)
@@ -102,29 +93,26 @@ class LoadedModel:
         summary = {"source": self.source, "times": list(self.times)}
         save(folder, self.denoiser, self.schedule, summary)
         self.tokenizer.save(folder)
-        if self.words is not None:
-            self.words.save(Path(folder) / WORDS_FILE)
 
     def warm_up(self) -> None:
         """Compute what the first requests would wait for: the text of every token."""
         ban_unwritten_tokens(self.schedule.vocab, self.token_texts).allowed(self.device)
 
-    @property
-    def reader(self) -> WindowReader:
-        """The network and the times it was trained with, for windows of texts."""
-        return WindowReader(self.engine, *self.times)
+    def window_reader(self, rows_per_call: int | None = None) -> WindowReader:
+        """Return what reads predictions and posteriors of windows of texts.
 
-    @cached_property
-    def crop_engine(self) -> Engine:
-        """An engine for many short texts, such as words in their context."""
+        `rows_per_call` is the smallest batch size of a forward pass, e.g. for many short texts.
+        """
         engine = self.engine
-        return Engine(
-            engine.network,
-            engine.schedule,
-            rows_per_call=max(_CROPS_PER_CALL, engine.rows_per_call),
-            max_length=engine.max_length,
-            device=engine.device,
-        )
+        if rows_per_call is not None and rows_per_call > engine.rows_per_call:
+            engine = Engine(
+                engine.network,
+                engine.schedule,
+                rows_per_call=rows_per_call,
+                max_length=engine.max_length,
+                device=engine.device,
+            )
+        return WindowReader(engine, *self.times)
 
     def nelbo_estimator(
         self,

@@ -5,20 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack, final, overload
 
 from gidd.common.allowed import SEED, optional, require_arguments
 from gidd.errors import DataError
-from gidd.pipeline.correct import (
-    CorrectSettings,
-    OnCharacters,
-    TextCorrector,
-    correct_texts,
-    resolve_channel,
-)
+from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import build_requests, require_no_blocks, run_requests
 from gidd.pipeline.loaded_model import LoadedModel
+from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone
 from gidd.pipeline.options import (
     ERROR_RATE,
     MIN_CONFIDENCE,
@@ -26,14 +20,11 @@ from gidd.pipeline.options import (
     SamplingOptions,
     with_changes,
 )
-from gidd.pipeline.proofreaders import Proofreaders
 from gidd.pipeline.results import Correction, Generation, Scores, SelfCorrection
 from gidd.pipeline.score import ScoreSettings, score_texts
 from gidd.pipeline.self_correct import SelfCorrector
 from gidd.pipeline.spans import Span
 from gidd.pipeline.stream import stream_text
-from gidd.proofreading.channels import Channel
-from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone
 from gidd.sampling import OnStep, Plan, Request, parse_template, run_job
 from gidd.sampling.request import prompt as with_blanks
 
@@ -190,54 +181,40 @@ class Pipeline(LoadedModel):
         *,
         error_rate: float | None = None,
         min_confidence: float | None = None,
-        channel: Channel | str | Path | None = None,
         protected: Any = (),
         on_progress: OnCharacters | None = None,
     ) -> Correction | list[Correction]:
-        """Find and fix mistakes of a text that was given, such as typos, or of several texts.
+        """Replace the tokens of a found text, or of several texts, that are probably wrong.
 
-        With a model whose tokens are characters and that has a list of words (such as the preset
-        `proof`), words are judged as a whole, and letters may be replaced, added, dropped and
-        exchanged. With other models, each token is judged by its posterior probability at the noise
-        level of the text (`gidd.sampling.correctors.posterior`), and the number of tokens does not
-        change. Line breaks and other control characters are neither written nor replaced, and all
-        that is not changed is preserved byte by byte.
+        Each token is scored by its posterior probability at the error rate of the text
+        (`gidd.sampling.correctors.posterior`), and the number of tokens does not change. Line
+        breaks and other control characters are neither written nor replaced, and all that is not
+        changed is preserved byte by byte. For typos, which also add and drop letters, see the
+        distribution `gidd-proof`.
 
-        Several texts are corrected at once and share forward passes; the result of each is the same
-        as alone. If one fails, its error is raised and no result is returned.
+        Several texts share forward passes, which changes no result. If a text fails, its error is
+        raised and no result is returned.
 
         Args:
             text: A text that the tokenizer restores exactly, or a list of texts.
             error_rate: Fraction of wrong tokens; by default estimated as by `noise_level`.
             min_confidence: Least probability of a change; by default, the most likely text is
                 chosen, which minimises the expected number of mistakes.
-            channel: What mistakes look like: "keyboard", "ocr", a file of `gidd channel learn`, or
-                a `Channel`; by default every other token is equally likely. It needs a model whose
-                tokens are characters.
             protected: Spans (start, stop) of characters that do not change; of several texts, a
                 list of spans for each.
             on_progress: Called with the number of characters done, and of all characters.
         """
-        require_arguments(error_rate=(error_rate, optional(ERROR_RATE)))
+        require_arguments(
+            error_rate=(error_rate, optional(ERROR_RATE)),
+            min_confidence=(min_confidence, optional(MIN_CONFIDENCE)),
+        )
+        self.require_visible_scores("correction")
         manifest = partial(self.manifest, time.perf_counter())
-        corrector = self.corrector(min_confidence=min_confidence, channel=channel)
+        corrector = TokenCorrector(self, error_rate, min_confidence)
         texts = [text] if isinstance(text, str) else text
         spans = [protected] if isinstance(text, str) else protected or [()] * len(texts)
-        found = correct_texts(corrector, texts, spans, error_rate, manifest, on_progress)
+        found = correct_texts(corrector, texts, spans, manifest, on_progress)
         return found[0] if isinstance(text, str) else found
-
-    def corrector(
-        self,
-        *,
-        min_confidence: float | None = None,
-        channel: Channel | str | Path | None = None,
-        protected: Sequence[Span] = (),
-    ) -> TextCorrector:
-        """Return what `correct` uses, to correct a long text part by part."""
-        require_arguments(min_confidence=(min_confidence, optional(MIN_CONFIDENCE)))
-        self.require_visible_scores("correction")
-        proofreaders = Proofreaders(self, resolve_channel(channel))
-        return TextCorrector(proofreaders, min_confidence, tuple(protected))
 
     def self_correct(
         self,
@@ -271,19 +248,16 @@ class Pipeline(LoadedModel):
         self,
         text: str,
         *,
-        channel: Channel | str | Path | None = None,
         protected: Sequence[Span] = (),
         on_calls: OnCallsDone | None = None,
     ) -> NoiseLevel:
         """Estimate the fraction of wrong tokens of a text, with a 95% interval.
 
         It is the noise level at which the text is most likely under the model
-        (`gidd.proofreading.noise_level`), for the text and for each window of it. The arguments are
-        those of `correct`.
+        (`gidd.pipeline.noise_level`).
         """
         self.require_visible_scores("the noise level")
-        proofreaders = Proofreaders(self, resolve_channel(channel))
-        corrector = TextCorrector(proofreaders, protected=tuple(protected))
+        corrector = TokenCorrector(self, protected=tuple(protected))
         found = run_job(lambda jobs: corrector.noise_level(jobs, text, on_calls))
         if found is None:
             raise DataError("the text must have a token that is not protected, got none.")

@@ -7,8 +7,8 @@ import reprlib
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, final
 
-from gidd.proofreading.edits import TextEdit
-from gidd.proofreading.noise_level import NoiseLevel
+from gidd.pipeline.edits import TextEdit
+from gidd.pipeline.noise_level import NoiseLevel
 from gidd.sampling import Edit, Frame, Sample
 
 ResultManifest = dict[str, Any]

@@ -15,13 +15,12 @@ from gidd.diffusion.likelihood import NUM_REPEATS, estimate_nelbo
 from gidd.diffusion.nelbo import NUM_NODES
 from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.time_grids import GRIDS
-from gidd.pipeline.calls import CallPhases
 from gidd.pipeline.confidence import score_tokens
+from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
 from gidd.pipeline.results import ResultManifest, Scores
-from gidd.proofreading.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
-from gidd.proofreading.window_reader import TextWindows
 from gidd.sampling.jobs import Jobs, run_jobs
 from gidd.sampling.network import require_finite_predictions
+from gidd.sampling.window_reader import TextWindows
 
 if TYPE_CHECKING:
     from gidd.pipeline.loaded_model import LoadedModel
@@ -74,8 +73,9 @@ def score_texts(
         for part in torch.tensor(each).split(pipe.context)
     ]
     estimator = pipe.nelbo_estimator(grid=grid, nodes=nodes, seed=seed)
-    judged = _windows(pipe, tokens) if confidence and pipe.can_score_visible_tokens else []
-    phases = CallPhases(on_calls, 0, *(expected_calls(pipe.reader, len(cut)) for cut in judged))
+    cuts = _windows(pipe, tokens) if confidence and pipe.can_score_visible_tokens else []
+    expected = (expected_calls(pipe.window_reader(), len(cut)) for cut in cuts)
+    phases = _CallPhases(on_calls, 0, *expected)
     found = estimate_nelbo(
         estimator,
         [TextTokens(part, index) for index, (_, part) in enumerate(parts)],
@@ -97,7 +97,7 @@ def score_texts(
     task |= {"eps": TRAINING_EPS, "max_se": max_se, "max_calls": max_calls}
     readings = run_jobs(
         partial(_read, pipe=pipe, cut=cut, on_calls=phases.phase(i))
-        for i, cut in enumerate(judged, start=1)
+        for i, cut in enumerate(cuts, start=1)
     )
     return [
         Scores(
@@ -114,6 +114,24 @@ def score_texts(
         )
         for i, text in enumerate(texts)
     ]
+
+
+class _CallPhases:
+    """Adds up the forward passes of phases, each of which reports its own."""
+
+    def __init__(self, on_calls: OnCallsDone | None, *expected: int) -> None:
+        self._on_calls = on_calls
+        self._done = [0] * len(expected)
+        self._expected = list(expected)
+
+    def phase(self, number: int) -> OnCallsDone | None:
+        """Return the callback of a phase; None if no callback was given."""
+        return None if self._on_calls is None else partial(self._report, number)
+
+    def _report(self, number: int, done: int, expected: int) -> None:
+        self._done[number], self._expected[number] = done, expected
+        if self._on_calls is not None:
+            self._on_calls(sum(self._done), sum(self._expected))
 
 
 def _windows(pipe: LoadedModel, texts: Sequence[Sequence[int]]) -> list[TextWindows]:
@@ -137,5 +155,5 @@ async def _read(
     frame = await score_tokens(jobs, pipe.engine, pipe.context, cut.tokens)
     noise = None
     if not all(cut.fixed):
-        noise = await estimate_noise(jobs, pipe.reader, cut, on_calls=on_calls)
+        noise = await estimate_noise(jobs, pipe.window_reader(), cut, on_calls=on_calls)
     return _Reading(tuple(frame.probability.tolist()), noise)

@@ -20,8 +20,6 @@ from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
-from gidd.proofreading.words import WORDS_FILE
-from gidd.runs.corpus_words import words_of_run
 from gidd.training.build import build_objective
 from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
 from gidd.training.checkpoints.folder import read_manifest, read_record
@@ -49,8 +47,7 @@ class _Trained(NamedTuple):
 def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> ValidCheckpoint:
     """Write the newest valid checkpoint as safetensors, a record and the tokenizer's files.
 
-    With `bf16`, weights are rounded to bfloat16: half the size. If tokens are characters, the words
-    of the training data are written too, for proofreading.
+    With `bf16`, weights are rounded to bfloat16: half the size.
 
     Exports the EMA of the weights if the run has one. `gidd.from_pretrained` loads a diffusion
     model, `transformers` an autoregressive one (a Llama). The world must have one process: the
@@ -77,8 +74,6 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
         assert isinstance(objective, AutoregressiveObjective)
         objective.model.save(out)
     tokenizer.save(out)
-    if (words := words_of_run(run_folder, run, tokenizer)) is not None:
-        words.save(out / WORDS_FILE)
     return checkpoint
 
 

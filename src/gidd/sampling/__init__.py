@@ -82,5 +82,13 @@ if TYPE_CHECKING:
     from gidd.sampling.template import parse_template as parse_template
     from gidd.sampling.ticket import Event as Event, Ticket as Ticket
     from gidd.sampling.trace import Edit as Edit, Frame as Frame
+    from gidd.sampling.window_reader import (
+        PosteriorPass as PosteriorPass,
+        TextWindows as TextWindows,
+        WindowPosterior as WindowPosterior,
+        WindowReader as WindowReader,
+        WindowTokens as WindowTokens,
+        read_own_probability as read_own_probability,
+    )
 
 __getattr__, __dir__ = lazy_exports(__name__)

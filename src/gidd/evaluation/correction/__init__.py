@@ -1,5 +1,1 @@
-"""Correction: of text with known mistakes, and of a model's own samples.
-
-Reading order: `correction_settings`; `noises` with `confusions`, `spellcheckers`, `edit_distance`,
-`error_rates`, `passages` and `text_correction` (found text); `correction_curve` (own samples).
-"""
+"""Self-correction of a model's own samples: `correction_settings`, `correction_curve`."""
