@@ -213,7 +213,8 @@ class _NoiseCurve:
         for _ in range(_ZOOMS):  # more rates in the interval, denser towards 0
             inside = self._inside(rates, sums)
             ends = rates[(inside[[0, -1]] + torch.tensor([-1, 1])).clamp(0, len(rates) - 1)].sqrt()
-            rates = torch.lerp(*ends, torch.linspace(0, 1, _NUM_RATES).to(ends)).square()
+            fraction = torch.linspace(0, 1, _NUM_RATES, dtype=rates.dtype)
+            rates = torch.lerp(ends[0], ends[1], fraction).square()
             sums = self.sums(rates)
         inside = self._inside(rates, sums)
         return float(rates[sums.argmax()]), float(rates[inside[0]]), float(rates[inside[-1]])
