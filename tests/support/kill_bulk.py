@@ -26,8 +26,7 @@ import torch._dynamo  # noqa: F401  (loading a model imports it, which takes sec
 
 from gidd.common import files
 from gidd.pipeline.options import SamplingOptions
-from gidd.runs.bulk import BulkJob, sample_to_folder
-from gidd.runs.sample_folder import iterate_samples
+from gidd.runs.bulk import BulkJob, iterate_samples, sample_to_folder
 from support.small_model import write_model
 
 PATIENCE = 600.0

@@ -1,52 +1,62 @@
 """Many samples into a folder: resumable, on this machine or on the actors of a Ray cluster.
 
     job = BulkJob(model="models/nano", num_samples=100_000)
-    folder = sample_to_folder(job, "samples/nano", actors=ActorOptions(num_actors=8))
+    sample_to_folder(job, "samples/nano", actors=ActorOptions(num_actors=8))
     for sample in iterate_samples("samples/nano"):
         ...
 
-A sample is a function of model, settings and its index, so the work is a list of blocks of indices
-in any order on any process. Finished blocks are files (`sample_folder`); to resume is to sample the
-blocks without a valid file.
+    manifest.json                       settings that determine every sample, and their number
+    samples/00000000-00000064.jsonl     a shard: one line {"id", "text", "tokens", "calls"} a sample
+
+A sample is a function of model, settings and its index, and a shard is written atomically to a path
+that depends only on its indices: a shard that exists is done, whichever process wrote it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 import gidd
+from gidd.common import files
 from gidd.common.actors import ActorOptions, map_on_ray
 from gidd.common.allowed import SEED, field_problems, integer, optional
 from gidd.common.codec import to_plain
 from gidd.common.devices import choose
-from gidd.errors import ConfigError
-from gidd.pipeline.describe import describe_plan, describe_schedule
+from gidd.common.limits import RESULT_BYTES
+from gidd.common.terminal import shorten
+from gidd.errors import ConfigError, DataError
+from gidd.pipeline.describe import describe_schedule
 from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision
-from gidd.runs.sample_folder import (
-    BLOCK_SIZE,
-    BulkSample,
-    SampleFolder,
-    open_sample_folder,
-    require_same_settings,
-)
+from gidd.training.recorded import changed_settings
 
 logger = logging.getLogger(__name__)
 
 OnBlock = Callable[[int, int], None]
 """Called with the number of finished samples and of all samples."""
 
-_NAMED_FILES = 5
+MANIFEST = "manifest.json"
+_FORMAT, _LOCK = "gidd samples 1", ".lock"
+
+
+class BulkSample(NamedTuple):
+    """One sample: its index, text and tokens up to end-of-text, and the forward passes it took."""
+
+    id: int
+    text: str
+    tokens: tuple[int, ...]
+    calls: int
 
 
 @final
@@ -66,16 +76,11 @@ class BulkJob:
     tokenizer: str | None = None
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""
-
     precision: Precision | None = None
-    """None: bf16 on CUDA, float32 on other devices."""
-
     rows_per_call: int | None = None
     """Batch size of a forward pass; None: 1 on a CPU and 16 on other devices."""
-
     block_size: int = 64
-    """Samples per file."""
-
+    """Samples per shard."""
     threads: int = 1
     """CPU threads of a process or actor: the last bits of a sum may depend on their number."""
 
@@ -87,22 +92,19 @@ class BulkJob:
             seed=SEED,
             start_index=SEED,
             rows_per_call=optional(integer(1)),
-            block_size=BLOCK_SIZE,
+            block_size=integer(1, 65_536),
             threads=integer(1, 1024),
         )
 
-    def load(self, device: str | None) -> Pipeline:
+    def load(self, device: str | None, precision: Precision | None) -> Pipeline:
         """Load the model."""
-        return from_pretrained(
-            self.model,
-            device=device,
-            precision=self.precision,
-            rows_per_call=self.rows_per_call,
-            tokenizer=self.tokenizer,
-        )
+        chosen = {"tokenizer": self.tokenizer, "rows_per_call": self.rows_per_call}
+        return from_pretrained(self.model, device=device, precision=precision, **chosen)
 
     def settings(self, pipe: Pipeline) -> dict[str, Any]:
-        """Return everything that decides a sample, given the model on any device."""
+        """Return everything that determines a sample, given the model on any device."""
+        names = ("prompt", "suffix", "length", "seed", "start_index", "block_size")
+        names += ("device", "precision", "rows_per_call", "threads")
         settings = {
             "gidd": gidd.__version__,
             "torch": str(torch.__version__),
@@ -110,19 +112,79 @@ class BulkJob:
             "tokenizer": pipe.tokenizer.fingerprint,
             "schedule": describe_schedule(pipe.schedule),
             "context": pipe.context,
-            "prompt": self.prompt,
-            "suffix": self.suffix,
-            "length": self.length,
-            "seed": self.seed,
-            "start_index": self.start_index,
-            "block_size": self.block_size,
+            **{name: getattr(self, name) for name in names},
             "sampling": to_plain(self.sampling),
-            "device": self.device,
-            "precision": self.precision,
-            "rows_per_call": self.rows_per_call,
-            "threads": self.threads,
         }
         return json.loads(json.dumps(settings))  # as the manifest is read: without tuples
+
+
+@final
+@dataclass(frozen=True)
+class SampleFolder:
+    """The samples `start_index` .. `start_index + num_samples - 1` of some settings."""
+
+    path: Path
+    settings: dict[str, Any]
+    """Plain data; has `start_index` and `block_size`."""
+
+    num_samples: int
+
+    @classmethod
+    def read(cls, path: str | Path) -> SampleFolder:
+        """Read the manifest of a folder; `DataError` if it has none or it is invalid."""
+        remedy = "Name a folder written by `gidd sample --out`, or sample again into another one."
+        file = Path(path) / MANIFEST
+        plain = files.read_json(file, remedy, DataError) if file.exists() else {}
+        settings: Any = plain.get("settings")
+        match plain.get("format"), plain.get("num_samples"), settings:
+            case str(kind), int(number), {"start_index": int(first), "block_size": int(size)} if (
+                kind == _FORMAT and number > 0 and size > 0 and first >= 0
+            ):
+                return cls(Path(path), settings, number)
+            case _:
+                raise DataError(f"{file} must exist and have format {_FORMAT!r}. {remedy}")
+
+    @property
+    def blocks(self) -> Iterator[range]:
+        """The sample indices of each shard."""
+        first, size = self.settings["start_index"], self.settings["block_size"]
+        stop = first + self.num_samples
+        return (range(i, min(i + size, stop)) for i in range(first, stop, size))
+
+    def shard(self, block: range) -> Path:
+        """Return the file of a block, named by its first index and the one after its last."""
+        return self.path / "samples" / f"{block.start:08d}-{block.stop:08d}.jsonl"
+
+    def require_same(self, settings: dict[str, Any]) -> None:
+        """Raise `ConfigError` that names the settings in which the folder differs."""
+        changed = changed_settings(self.settings, settings).items()
+        if lines := [f"\n  {name}: {shorten(a)}, now {shorten(b)}" for name, (a, b) in changed]:
+            raise ConfigError(
+                f"{self.path} has samples of other settings:{''.join(lines)}\n"
+                "Resume with the settings of the folder, or name another folder."
+            )
+
+
+def iterate_samples(folder: str | Path) -> Iterator[BulkSample]:
+    """Yield all samples of a finished folder in the order of their indices, a shard at a time.
+
+    Raises `DataError` if a shard is missing, before the first sample, or is damaged.
+    """
+    opened = SampleFolder.read(folder)
+    for path in map(opened.shard, opened.blocks):
+        if not path.exists():
+            raise DataError(f"{path} is missing. Run the command that writes the folder again.")
+    for block in opened.blocks:
+        path = opened.shard(block)
+        lines = files.read_regular(path, DataError, RESULT_BYTES).splitlines()
+        try:
+            for index, line in zip(block, lines, strict=True):
+                row: Any = files.parse_json(line, str(path))
+                if row["id"] != index:
+                    raise ValueError(f"sample {index} must be in line {index - block.start + 1}")
+                yield BulkSample(index, row["text"], tuple(row["tokens"]), row["calls"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{path} is damaged: {error}. Delete it and sample again.") from error
 
 
 def sample_to_folder(
@@ -134,41 +196,35 @@ def sample_to_folder(
 ) -> SampleFolder:
     """Write the samples of a job to a folder; the same call resumes an interrupted one.
 
-    Args:
-        job: What to sample. Its number of samples can be raised later.
-        out: A new folder, or one of the same job. On a cluster, all machines must see it and the
-            model under the same paths.
-        actors: Sample on the actors of a Ray cluster; None: in this process.
-        on_block: Called at the start and after each block.
+    Its number of samples can be raised later. `actors` sample on a Ray cluster, whose machines must
+    see folder and model under the same paths; None samples in this process. `on_block` is called
+    at the start and after each shard.
     """
     if found := [*job.problems(), *(actors.problems("ray.") if actors else ())]:
         raise ConfigError("\n".join(found))
     job = _resolved(job, actors)
-    pipe = job.load("cpu" if actors else job.device)
+    # actors compute: this process only describes the model
+    pipe = job.load("cpu", None) if actors else job.load(job.device, job.precision)
     for note in pipe.notes:
         logger.warning("%s", note)
-    about = {
-        "model": pipe.source.get("name"),
-        "notes": list(pipe.notes),
-        "plan": describe_plan(job.sampling.plan()),
-    }
-    folder = SampleFolder(Path(out).resolve(), job.settings(pipe), job.num_samples, about)
-    with open_sample_folder(folder):
-        blocks, invalid = folder.unfinished()
-        if invalid:
-            names = [path.name for path in invalid[:_NAMED_FILES]]
-            names += ["..."] if len(invalid) > len(names) else []
-            logger.warning(
-                "%d files in %s are damaged or of other settings and are sampled again: %s",
-                *(len(invalid), invalid[0].parent, ", ".join(names)),
-            )
-        done = job.num_samples - sum(map(len, blocks))
-        if on_block:
-            on_block(done, job.num_samples)
-        for number in _run(job, pipe, folder, blocks, actors):
-            done += number
-            if on_block:
-                on_block(done, job.num_samples)
+    folder = SampleFolder(Path(out).resolve(), job.settings(pipe), job.num_samples)
+    threads = torch.get_num_threads()
+    with _locked(folder):
+        blocks = [block for block in folder.blocks if not folder.shard(block).exists()]
+        items = [[block.start, block.stop] for block in blocks]
+        if actors is None:
+            torch.set_num_threads(job.threads)
+            written = enumerate(map(_shard_writer(job, pipe, folder), items))
+        else:
+            written = map_on_ray(_start_actor, (job, str(folder.path)), items, actors)
+        finished = job.num_samples - sum(map(len, blocks))
+        try:
+            for _, number in chain([(0, 0)], written):
+                finished += number
+                if on_block:
+                    on_block(finished, job.num_samples)
+        finally:
+            torch.set_num_threads(threads)
     return folder
 
 
@@ -176,85 +232,69 @@ def _resolved(job: BulkJob, actors: ActorOptions | None) -> BulkJob:
     """Return the job with the device, batch size and paths that all processes use."""
     default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
     device = job.device or default
-    rows = job.rows_per_call or (1 if device == "cpu" else 16)
-    model, tokenizer = _absolute(job.model), job.tokenizer and _absolute(job.tokenizer)
+    names = {"model": job.model, "tokenizer": job.tokenizer}
     return replace(
         job,
-        model=model,
-        tokenizer=tokenizer,
         device=device,
         precision=choose_precision(job.precision, torch.device(device)),
-        rows_per_call=rows,
+        rows_per_call=job.rows_per_call or (1 if device == "cpu" else 16),
+        **{k: str(Path(v).resolve()) for k, v in names.items() if v and Path(v).exists()},
     )
 
 
-def _absolute(name: str) -> str:
-    """Return the absolute path of a file or folder, and any other name unchanged."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
-
-
-def _run(
-    job: BulkJob,
-    pipe: Pipeline,
-    folder: SampleFolder,
-    blocks: Sequence[range],
-    actors: ActorOptions | None,
-) -> Iterator[int]:
-    """Sample blocks and yield the number of samples of each when it is written."""
-    if actors is None:
-        with _threads(job.threads):
-            yield from map(BlockSampler(job, pipe, folder), blocks)
-        return
-    items = [(block.start, block.stop) for block in blocks]
-    for _, number in map_on_ray(_start_actor, (job, str(folder.path)), items, actors):
-        yield number
-
-
-@final
-@dataclass(frozen=True)
-class BlockSampler:
-    """Samples a block and writes its file."""
-
-    job: BulkJob
-    pipe: Pipeline
-    folder: SampleFolder
-
-    def __call__(self, block: range) -> int:
-        """Return the number of samples."""
-        job = self.job
-        generations = self.pipe.generate(
-            len(block),
-            start_index=block.start,
-            prompt=job.prompt,
-            suffix=job.suffix,
-            length=job.length,
-            seed=job.seed,
-            options=job.sampling,
+@contextmanager
+def _locked(folder: SampleFolder) -> Generator[None]:
+    """Lock a folder and write its manifest; refuse one with samples of other settings."""
+    path = folder.path
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set[str]()
+    others = {name for name in names - {_LOCK} if not name.endswith(files.TEMPORARY)}
+    if others and MANIFEST not in names:
+        raise ConfigError(
+            f"{path} must be a new or empty folder, or one written by this command; it has other "
+            f"files and no {MANIFEST}. Name another folder."
         )
-        self.folder.write_block(
-            [
-                BulkSample(index, generation.text, generation.tokens, generation.calls)
-                for index, generation in zip(block, generations, strict=True)
-            ]
-        )
-        return len(block)
+    path.mkdir(parents=True, exist_ok=True)
+    busy = DataError(f"another process is sampling into {path}. Wait for it, or stop it.")
+    with files.file_lock(path / _LOCK, busy):
+        shards = set((path / "samples").glob("*-*.jsonl"))
+        if shards:
+            before = SampleFolder.read(path)
+            before.require_same(folder.settings)
+            if folder.num_samples < before.num_samples:
+                raise ConfigError(
+                    f"num_samples must be at least {before.num_samples:,} to resume {path}, got "
+                    f"{folder.num_samples:,}: it can only be raised. Name another folder."
+                )
+        files.remove_leftovers(path)
+        manifest = {"num_samples": folder.num_samples, "settings": folder.settings}
+        files.write_json(path / MANIFEST, {"format": _FORMAT} | manifest)
+        (path / "samples").mkdir(exist_ok=True)  # not before the manifest
+        for stale in shards - set(map(folder.shard, folder.blocks)):
+            stale.unlink()  # a last shard that was shorter
+        yield
 
 
 def _start_actor(job: BulkJob, path: str) -> Callable[[list[int]], int]:
     """Load the model on an actor; its machine may have another model or version at that path."""
     torch.set_num_threads(job.threads)
-    pipe, folder = job.load(job.device), SampleFolder.read(path)
-    require_same_settings(folder, job.settings(pipe))
-    sample = BlockSampler(job, pipe, folder)
-    return lambda bounds: sample(range(*bounds))
+    pipe, folder = job.load(job.device, job.precision), SampleFolder.read(path)
+    folder.require_same(job.settings(pipe))
+    return _shard_writer(job, pipe, folder)
 
 
-@contextmanager
-def _threads(number: int) -> Generator[None]:
-    """Set torch's number of CPU threads while the block runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callable[[list[int]], int]:
+    """Return a function that samples a block, writes its shard, and returns its size."""
+    names = ("prompt", "suffix", "length", "seed")
+    arguments: dict[str, Any] = {name: getattr(job, name) for name in names}
+
+    def write(bounds: list[int]) -> int:
+        block = range(*bounds)
+        arguments["start_index"] = block.start
+        made = pipe.generate(len(block), options=job.sampling, **arguments)
+        with files.atomic_write(folder.shard(block)) as file:
+            for index, one in zip(block, made, strict=True):
+                sample = BulkSample(index, one.text, one.tokens, one.calls)
+                file.write(json.dumps(sample._asdict()).encode() + b"\n")
+        return len(block)
+
+    return write

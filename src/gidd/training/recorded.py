@@ -73,12 +73,15 @@ def newest_run(folder: Path) -> RunConfig | None:
 
 def require_same_training(before: Any, now: Any) -> list[str]:
     """Refuse to resume a run with other settings; return the permitted changes as lines."""
-    old, new = _leaves(to_plain(before)), _leaves(to_plain(now))
-    changed = sorted(name for name in old | new if old.get(name) != new.get(name))
-    changed = [name for name in changed if not name.startswith("parallel")]
-    lines = {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed}
+    new = to_plain(now)
+    changed = changed_settings(to_plain(before), new)
+    lines = {
+        name: f"{name}: {old} -> {value}"
+        for name, (old, value) in sorted(changed.items())
+        if not name.startswith("parallel")
+    }
     # with a prepared folder, sources are not read
-    allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new.get("data.folder") else set())
+    allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new["data"]["folder"] else set())
     refused = [line for name, line in lines.items() if name not in allowed]
     if refused:
         raise ConfigError(
@@ -87,6 +90,23 @@ def require_same_training(before: Any, now: Any) -> list[str]:
             + "\nUse the same settings to resume it, or another --out to start a new run."
         )
     return list(lines.values())
+
+
+def changed_settings(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Return the old and new values of nested plain settings that differ, by dotted name."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name in dict.fromkeys([*old, *new]):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, Mapping) or isinstance(b, Mapping):
+            nested = (
+                cast("Mapping[str, Any]", x if isinstance(x, Mapping) else {}) for x in (a, b)
+            )
+            changed |= changed_settings(*nested, f"{prefix}{name}.")
+        elif a != b:
+            changed[prefix + name] = a, b
+    return changed
 
 
 def _with_time_power(plain: Any) -> Any:
@@ -122,13 +142,3 @@ def _renamed(part: Any) -> Any:
 
 def _fields(plain: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", plain) if isinstance(plain, dict) else {}
-
-
-def _leaves(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in plain.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value
-    return leaves
