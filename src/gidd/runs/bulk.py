@@ -98,7 +98,7 @@ class BulkJob:
 
     def load(self, device: str | None, precision: Precision | None) -> Pipeline:
         """Load the model."""
-        chosen = {"tokenizer": self.tokenizer, "rows_per_call": self.rows_per_call}
+        chosen: dict[str, Any] = {"tokenizer": self.tokenizer, "rows_per_call": self.rows_per_call}
         return from_pretrained(self.model, device=device, precision=precision, **chosen)
 
     def settings(self, pipe: Pipeline) -> dict[str, Any]:

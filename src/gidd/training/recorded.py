@@ -100,10 +100,8 @@ def changed_settings(
     for name in dict.fromkeys([*old, *new]):
         a, b = old.get(name), new.get(name)
         if isinstance(a, Mapping) or isinstance(b, Mapping):
-            nested = (
-                cast("Mapping[str, Any]", x if isinstance(x, Mapping) else {}) for x in (a, b)
-            )
-            changed |= changed_settings(*nested, f"{prefix}{name}.")
+            nested = [cast("dict[str, Any]", x if isinstance(x, Mapping) else {}) for x in (a, b)]
+            changed |= changed_settings(nested[0], nested[1], f"{prefix}{name}.")
         elif a != b:
             changed[prefix + name] = a, b
     return changed
