@@ -130,6 +130,39 @@ def test_layers_are_chosen_by_name():
         add_lora(hf(), LoraConfig(rank=2, targets="lm_head"))
 
 
+class Plain(nn.Module):
+    """A network that declares no blocks."""
+
+    def __init__(self, size=9, width=16):
+        super().__init__()
+        self.embedding = nn.Embedding(size, width)
+        self.mix = nn.Linear(width, width)
+        self.head = nn.Linear(width, size)
+
+    def hidden(self, z, t):
+        x = self.embedding(z)
+        return x + self.mix(x.mean(1, keepdim=True))
+
+
+def test_a_network_without_blocks_has_adapters_on_all_layers_but_the_head():
+    network = Plain()
+    before = network.hidden(Z, T)
+    add_lora(network, RANK4)
+    reset_lora(network, Initializer(0))
+    torch.testing.assert_close(network.hidden(Z, T), before)
+    adapted = {name for name, p in network.named_parameters() if p.requires_grad}
+    assert adapted == {f"mix.lora_{x}.default.weight" for x in "AB"}
+    merge_lora(network)
+    torch.testing.assert_close(network.hidden(Z, T), before)
+
+
+def test_a_network_without_linear_layers_is_refused():
+    network = Plain()
+    network.mix = nn.Identity()
+    with pytest.raises(ConfigError, match=r"lora.rank.*no linear layers.*Plain"):
+        add_lora(network, RANK4)
+
+
 def test_head_and_embedding_are_not_adapted():
     network = hf("bert", tied_head=True)
     add_lora(network, RANK4)

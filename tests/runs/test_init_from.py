@@ -230,6 +230,51 @@ def test_checkpoints_of_other_projects_are_continued(project, symbols, tmp_path)
     assert pipe.generate(length=8, steps=2)
 
 
+@pytest.fixture(params=["llada", "dream"])
+def masked_transformer(request, tmp_path):
+    """A checkpoint of LLaDA or Dream with a tokenizer of its mask, and texts as JSON lines."""
+    folder = shutil.copytree(GOLDEN / "foreign" / request.param, tmp_path / request.param)
+    mask_id = json.loads((folder / "config.json").read_text())["mask_token_id"]
+    alphabet = "".join(map(chr, range(0x4E00, 0x4E00 + mask_id - 1)))
+    tokenizer = character_level(alphabet)
+    assert tokenizer.vocab.mask_id == mask_id
+    tokenizer.save(folder)
+    lines = [{"text": (alphabet[k:] + alphabet[:k])[:40]} for k in range(40)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder, tmp_path / "x.jsonl"
+
+
+def test_llada_and_dream_train_with_lora_and_are_exported_merged(
+    masked_transformer, tmp_path, monkeypatch
+):
+    pytest.importorskip("peft", reason="needs the extra `hf`")
+    monkeypatch.chdir(tmp_path)
+    folder, texts = masked_transformer
+    main([
+        "train", "nano", "--init-from", str(folder), "--lora.rank", "4", "--out", "run",
+        "--data.sources", str(texts), "--data.length", "32", "--train.steps", "4",
+        "--train.global-batch", "8", "--optim.warmup", "1", "--train.no-autocast",
+        "--device", "cpu", "--train.evaluate-samples", "4", "--quiet",
+    ])  # fmt: skip
+    main(["export", "run", "--out", "model"])
+    before = gidd.from_pretrained(folder, device="cpu").denoiser.backbone
+    pipe = gidd.from_pretrained("model", device="cpu")
+    after = pipe.denoiser.backbone
+    size = pipe.schedule.vocab.size
+    assert after.config == replace(
+        before.config, max_length=32, vocab_size=size, predicts_first=True
+    )
+    theirs, ours = before.state_dict(), after.state_dict()
+    assert ours.keys() == theirs.keys()
+    changed = {
+        name for name in ours if "proj" in name and not torch.equal(ours[name], theirs[name])
+    }
+    assert changed == {name for name in ours if "proj" in name and name.endswith("weight")}
+    [sample] = pipe.generate(length=8, steps=3)  # no prompt: Dream has learnt the first token
+    assert sample.text
+    assert pipe.score("一丁", nodes=2, repeats=2).nelbo > 0
+
+
 def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, source):
     run = tuned(data, source)
     objective = Diffusion(noise=hybrid(0.2), p_uniform_warmup=64)

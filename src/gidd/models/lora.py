@@ -9,7 +9,7 @@ torch and peft are imported by the functions that need them: configurations name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,7 +30,7 @@ _ADAPTER = "default"
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters of the linear layers in the blocks; everything else is frozen."""
+    """Low-rank adapters of linear layers: in the blocks, or in all of a network without blocks."""
 
     rank: int = 0
     """Rank of the trained matrices; 0: no LoRA, all weights are trained."""
@@ -126,12 +126,19 @@ def _target_names(network: nn.Module, targets: str) -> list[str]:
     """Return the full names of the linear layers to adapt."""
     from torch import nn
 
-    blocks = {id(module) for block in network.blocks for module in block.modules()}  # pyright: ignore
+    head: object = getattr(network, "head", None)
+    blocks: Iterable[nn.Module] = getattr(network, "blocks", network.children())
+    inside = {id(part) for block in blocks if block is not head for part in block.modules()}
     linear = [
         name
         for name, module in network.named_modules()
-        if id(module) in blocks and isinstance(module, nn.Linear)
+        if id(module) in inside and isinstance(module, nn.Linear)
     ]
+    if not linear:
+        raise ConfigError(
+            "lora.rank must be 0 for a network that has no linear layers besides its head, got a "
+            f"{type(network).__name__}. Train all its weights: leave out --lora.rank."
+        )
     if targets == _ALL:
         return linear
     wanted = [name.strip() for name in targets.split(",")]

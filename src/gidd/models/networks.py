@@ -15,6 +15,7 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.dit import require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.init import Initializer, copy_full
+from gidd.models.lora import name_without_lora
 from gidd.models.weights import COPY_BOTH_AGAIN, Shape, assign_tensors, require_tensors
 
 
@@ -50,7 +51,8 @@ def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) ->
         complete = build()
     values = dict(complete.named_parameters()) | dict(complete.named_buffers())
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-        copy_full(tensor, values[name])
+        if (key := name_without_lora(name)) is not None:  # `reset_lora` fills adapters
+            copy_full(tensor, values[key])
 
 
 def require_network(config: Any, found: Mapping[str, Shape], file: Path) -> None:

@@ -144,7 +144,7 @@ def _require_safetensors(path: Path) -> None:
         raise CheckpointError(f"{path} does not exist. {hint}")
 
 
-def require_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
+def require_finite(tensors: Mapping[str, Tensor], file: Path | str) -> None:
     """Refuse NaN and infinity, of which no sample or score could be computed."""
     for name, tensor in tensors.items():
         # extremes are NaN if any element is; unlike isfinite() this makes no copy

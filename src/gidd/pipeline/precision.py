@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import Any, Literal, Protocol, cast, final, get_args
 
 import torch
@@ -17,6 +19,7 @@ from gidd.diffusion.loss import HiddenAndHead
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, Head
 from gidd.models.denoiser import LogitHead
+from gidd.models.weights import require_finite
 from gidd.sampling import DenoisingNetwork
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -48,11 +51,15 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
 
     A GPU gets a copy, in bf16 if it computes in bf16, with a head whose rows of logits are aligned:
     the model itself stays as it was, to be saved. On other devices the model itself is moved.
+
+    Raises:
+        CheckpointError: A weight is NaN or infinite.
     """
+    require_finite(dict(denoiser.named_parameters()), "the model")
     if device.type == "cuda":
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         placed = _copy_to_gpu(denoiser, device, dtype)
-        return _Tf32(placed) if precision == "tf32" else placed
+        return _InMode(placed, _tf32) if precision == "tf32" else placed
     denoiser.to(device)
     weights = list(denoiser.parameters())
     if precision == "float32":
@@ -61,7 +68,7 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
         return denoiser
     if any(weight.dtype == torch.float16 for weight in weights):
         denoiser.float()  # autocast to bf16 has no layer norm for float16 weights on a CPU
-    return _Bfloat16(denoiser)
+    return _InMode(denoiser, _bf16)
 
 
 def with_float32_head(network: PipelineNetwork) -> HiddenAndHead:
@@ -70,65 +77,53 @@ def with_float32_head(network: PipelineNetwork) -> HiddenAndHead:
 
 
 def _copy_to_gpu(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> Denoiser:
-    """Copy parameter by parameter, so that the host never holds another copy."""
+    """Copy parameter by parameter, so that the host never holds another copy.
+
+    Buffers, such as rotary frequencies, keep their precision.
+    """
     memo: dict[int, Any] = {}
-    for tensor in (*denoiser.parameters(), *denoiser.buffers()):
-        target = dtype if tensor.is_floating_point() else tensor.dtype
-        moved = tensor.detach().to(device, target)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if is_parameter else moved
+    for parameter in denoiser.parameters():
+        moved = parameter.detach().to(device, dtype)
+        memo[id(parameter)] = nn.Parameter(moved, requires_grad=False)
+    for buffer in denoiser.buffers():
+        memo[id(buffer)] = buffer.to(device)
     copied = copy.deepcopy(denoiser, memo).eval()
-    _pad_head(copied.backbone.head)
+    copied.backbone.head = _padded_head(copied.backbone.head)
     return copied
 
 
-def _pad_head(head: nn.Linear) -> None:
-    """Add rows of zeros, so that rows of logits begin at aligned addresses."""
+def _padded_head(head: nn.Linear) -> nn.Linear:
+    """Return a head with rows of zeros at the end, so that rows of logits are aligned.
+
+    It has a weight of its own, also if the weight of the given head is the embedding.
+    """
     padding = -len(head.weight) % HEAD_ROWS
     if not padding:
-        return
+        return head
     bias = cast("nn.Parameter | None", head.bias)
-    head.weight = nn.Parameter(F.pad(head.weight, (0, 0, 0, padding)), requires_grad=False)
+    with torch.device("meta"):
+        padded = nn.Linear(head.in_features, len(head.weight) + padding, bias is not None)
+    padded.weight = nn.Parameter(F.pad(head.weight, (0, 0, 0, padding)), requires_grad=False)
     if bias is not None:
-        head.bias = nn.Parameter(F.pad(bias, (0, padding)), requires_grad=False)
-    head.out_features += padding
+        padded.bias = nn.Parameter(F.pad(bias, (0, padding)), requires_grad=False)
+    return padded
 
 
 @final
 @dataclass(frozen=True)
-class _Bfloat16:
-    """A network whose backbone computes in bf16; the output layer and x_theta stay in float32."""
+class _InMode:
+    """A network whose backbone computes in bf16 or TF32; the output layer stays in float32."""
 
     denoiser: Denoiser
+    mode: Callable[[str], AbstractContextManager[object]]
+    """From the type of a device to the context of the backbone."""
 
     @property
     def accepts_padding(self) -> bool:
         return self.denoiser.accepts_padding
 
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
-        with torch.autocast(z.device.type, torch.bfloat16):
-            return self.denoiser.hidden(z, t, valid)
-
-    def head(self) -> Head:
-        return self.denoiser.head()
-
-    def distribution(self, hidden: Tensor) -> Tensor:
-        return self.denoiser.distribution(hidden)
-
-
-@final
-@dataclass(frozen=True)
-class _Tf32:
-    """A network whose backbone multiplies float32 matrices in TF32; the head does not."""
-
-    denoiser: Denoiser
-
-    @property
-    def accepts_padding(self) -> bool:
-        return self.denoiser.accepts_padding
-
-    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
-        with _tf32():
+        with self.mode(z.device.type):
             return self.denoiser.hidden(z, t, valid)
 
     def head(self) -> Head:
@@ -141,16 +136,30 @@ class _Tf32:
         return self.denoiser.distribution(hidden)
 
 
+_bf16 = partial(torch.autocast, dtype=torch.bfloat16)
+_tf32_lock = Lock()
+_tf32_users: list[str] = []
+"""One entry per thread that computes in TF32: the flag of torch before the first of them."""
+
+
 @contextmanager
-def _tf32() -> Generator[None]:
-    """Let products of float32 matrices on CUDA use TF32, until the block ends."""
+def _tf32(device: str = "cuda") -> Generator[None]:
+    """Let products of float32 matrices on CUDA use TF32, until the last thread leaves the block.
+
+    The flag is one for the whole process: float32 products of other threads, and the head, are
+    rounded too while any thread is inside.
+    """
     settings: Any = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "tf32"
+    with _tf32_lock:
+        _tf32_users.append(_tf32_users[0] if _tf32_users else settings.fp32_precision)
+        settings.fp32_precision = "tf32"
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        with _tf32_lock:
+            before = _tf32_users.pop()
+            if not _tf32_users:
+                settings.fp32_precision = before
 
 
 @final

@@ -113,6 +113,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         for name in to_plain(config)
         if name not in ("kind", "package", "vocab_size", "max_length")
     }
+    if "predicts_first" in options:
+        options["predicts_first"] = True  # training includes the first token
     backbone, data = _with_own(run.backbone, Part("backbone", found[1], options)), run.data
     if data.folder is None and (Path(run.init_from) / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=run.init_from)

@@ -64,8 +64,12 @@ class BidirectionalConfig:
     shifted_mask_id: int | None = None
     """Mask id of a model whose output at a position predicts the next one (Dream), else None.
 
-    The outputs are shifted by one position. Nothing predicts the first token: it must be visible.
+    The outputs are shifted by one position.
     """
+
+    predicts_first: bool = False
+    """Whether the output at the first position was trained to predict its own token, although the
+    other outputs are shifted. Otherwise nothing predicts the first token: it must be visible."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
@@ -125,7 +129,8 @@ class BidirectionalTransformer(nn.Module):
                 f"a sequence can have at most {config.max_length} tokens, the context of this "
                 f"model, got {length}. Shorten the sequences."
             )
-        if config.shifted_mask_id is not None and bool((z[:, 0] == config.shifted_mask_id).any()):
+        is_refused = config.shifted_mask_id is not None and not config.predicts_first
+        if is_refused and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(
                 "the first token must not be masked: this model predicts every token from the "
                 "output before it, so nothing predicts the first. Begin the prompt or template "
