@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.small_model import write_model
 
+import gidd
+from gidd.cli import main
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
     Bump,
@@ -453,18 +456,70 @@ def test_a_mistyped_path_is_refused_without_the_hub(name, tmp_path, monkeypatch)
         load_pretrained(name)
 
 
-def test_push_to_hub_sends_a_saved_model(tmp_path, monkeypatch):
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch):
+    """A stand-in for the hub: what is uploaded is copied to this folder, by the hub's own rules."""
     hub = pytest.importorskip("huggingface_hub", reason="the hub needs the extra `hf`")
-    calls = []
-    monkeypatch.setattr(hub, "create_repo", lambda name, **options: calls.append((name, options)))
-    monkeypatch.setattr(hub, "upload_folder", lambda **options: calls.append(options))
-    with pytest.raises(CheckpointError, match=r"gidd.json"):
-        push_to_hub("me/mine", tmp_path)
-    assert not calls
+    target = tmp_path / "hub"
+
+    def create_repo(name, *, private, exist_ok):
+        (target / name).mkdir(parents=True, exist_ok=exist_ok)
+        (target / "private").write_text(str(private))
+
+    def upload_folder(*, repo_id, folder_path, allow_patterns):
+        files = [str(f.relative_to(folder_path)) for f in Path(folder_path).rglob("*")]
+        for file in hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns):
+            shutil.copy(Path(folder_path) / file, target / repo_id / file)
+
+    monkeypatch.setattr(hub, "create_repo", create_repo)
+    monkeypatch.setattr(hub, "upload_folder", upload_folder)
+    return target
+
+
+def test_a_model_is_pushed_and_loaded_again(hub_folder, tmp_path, capsys):
+    model = write_model(tmp_path / "model")
+    (model / "secret.env").write_text("HF_TOKEN=hf_secret")
+    (model / "notes").mkdir()
+    (model / "notes" / "private.json").write_text("{}")
+    main(["push", str(model), "me/mine", "--dry-run"])
+    listed = capsys.readouterr().out
+    assert not hub_folder.exists()
+    main(["push", str(model), "me/mine", "--private"])
+    found = sorted(path.name for path in (hub_folder / "me" / "mine").iterdir())
+    assert found == ["gidd.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    for name in found:
+        assert re.search(rf"{name}\s+[\d.]+ [kM]?B", listed), listed
+    assert "secret" not in listed and "private.json" not in listed
+    assert (hub_folder / "private").read_text() == "True"
+    pipe = gidd.from_pretrained(hub_folder / "me" / "mine", device="cpu")
+    pipe.push_to_hub("me/again")
+    again, first = (hub_folder / "me" / name / "model.safetensors" for name in ("again", "mine"))
+    assert again.read_bytes() == first.read_bytes()
+
+
+def test_only_complete_models_are_pushed(hub_folder, tmp_path):
+    for name, message in (("me/mine", r"no gidd.json.*gidd export"), ("a b", "name on the .* hub")):
+        with pytest.raises(CheckpointError, match=message):
+            push_to_hub(name, tmp_path)
+    save(tmp_path / "model", denoiser(), HybridSchedule(VOCAB))
+    with (tmp_path / "model" / "model.safetensors").open("ab") as file:
+        file.write(b"damage")
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        push_to_hub("me/mine", tmp_path / "model")
+    assert not hub_folder.exists()
+
+
+def test_a_refused_upload_is_one_message(hub_folder, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    def refuse(*arguments, **options):
+        raise OSError("401 Client Error.\nInvalid user token.")
+
+    monkeypatch.setattr(huggingface_hub, "create_repo", refuse)
     save(tmp_path, denoiser(), HybridSchedule(VOCAB))
-    push_to_hub("me/mine", tmp_path, private=True)
-    assert calls[0] == ("me/mine", {"private": True, "exist_ok": True})
-    assert calls[1]["folder_path"] == str(tmp_path) and calls[1]["repo_id"] == "me/mine"
+    with pytest.raises(CheckpointError, match=r"401.*hf auth login") as error:
+        push_to_hub("me/mine", tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):

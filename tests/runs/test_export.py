@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from support.ranks import start_ranks
 from support.training_runs import speeches, tiny_run, train_here
 
+import gidd
 import gidd.runs.export
 from gidd.cli import main
-from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers import Tokenizer, character_level
 from gidd.errors import CheckpointError
 from gidd.models import load_pretrained
 from gidd.runs.export import export
@@ -30,6 +32,8 @@ from gidd.training.checkpoints.folder import (
     write_manifest,
 )
 from gidd.training.world import open_world
+
+FOREIGN = Path(__file__).parents[1] / "golden" / "foreign"
 
 
 class Trained(NamedTuple):
@@ -249,3 +253,29 @@ def test_a_full_disk_ends_in_one_message(run, tmp_path, monkeypatch, capsys, err
     assert message.count("\n") == 1
     assert f"{file} could not be written" in message and "No space left on device" in message
     assert not list((tmp_path / "model").iterdir())
+
+
+def test_a_model_is_replaced_only_if_asked(trained, tmp_path, capsys):
+    out = tmp_path / "model"
+    words = ["export", str(trained.run), "--out", str(out)]
+    main(words)
+    before = (out / "gidd.json").stat().st_mtime_ns
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / "gidd.json").stat().st_mtime_ns == before
+    main([*words, "--overwrite", "--bf16"])
+    assert next(load_pretrained(out).denoiser.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_model_of_another_project_is_converted(bf16, tmp_path):
+    folder = shutil.copytree(FOREIGN / "llada", tmp_path / "llada")
+    character_level("".join(map(chr, range(0x4E00, 0x4E00 + 65)))).save(folder)
+    main(["export", str(folder), "--out", str(tmp_path / "model")] + ["--bf16"] * bf16)
+    theirs, ours = (gidd.from_pretrained(p, device="cpu") for p in (folder, tmp_path / "model"))
+    assert (tmp_path / "model" / "gidd.json").is_file()
+    assert ours.schedule == theirs.schedule
+    z, t = torch.arange(20)[None], torch.tensor([0.5])
+    tolerance = 0.02 if bf16 else 0
+    torch.testing.assert_close(ours.denoiser(z, t), theirs.denoiser(z, t), rtol=0, atol=tolerance)

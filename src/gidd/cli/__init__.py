@@ -21,7 +21,8 @@ from gidd.errors import GiddError
 COMMANDS = {
     "data": "train tokenizers, prepare token shards, list corpora",
     "train": "train a model or resume training",
-    "export": "write the newest checkpoint of a run as a model",
+    "export": "write the newest checkpoint of a run, or a model of another project, as a model",
+    "push": "upload a model to the Hugging Face hub",
     "sample": "generate text with a model, with or without a prompt",
     "infill": "fill the blanks of a text",
     "correct": "find and fix wrong tokens in texts",

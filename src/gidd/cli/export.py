@@ -1,8 +1,11 @@
 """Write the newest valid checkpoint of a run as a model: weights, configuration, tokenizer.
 
+A folder with a model of another project (docs/importers.md) is converted to the layout of gidd.
+
 Examples:
   gidd export runs/nano --out models/nano
   gidd export runs/proof --out models/proof --bf16
+  gidd export downloads/LLaDA-8B-Base --out models/llada
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import tyro
 from gidd.cli.messages import print_message
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse
+from gidd.errors import CheckpointError
 
 
 def export_command(
@@ -24,15 +28,35 @@ def export_command(
     *,
     out: Path,
     bf16: bool = False,
+    overwrite: bool = False,
+    tokenizer: str | None = None,
 ) -> None:
     """Write the newest valid checkpoint of a run as a model.
 
     Args:
-        run: Folder of the run (`--out` of `gidd train`).
+        run: Folder of the run (`--out` of `gidd train`), or of a model to convert.
         out: Folder for the model. `gidd sample` and `gidd.from_pretrained` load it; a Llama
             baseline is loaded by `transformers`.
         bf16: Round the weights to bfloat16: half the size.
+        overwrite: Replace a model that is in the folder already.
+        tokenizer: Tokenizer of a model to convert, if its folder has none: a file, a folder or a
+            name such as gpt2.
     """
+    if not overwrite and any((out / name).exists() for name in ("gidd.json", "config.json")):
+        raise CheckpointError(
+            f"{out} contains a model already. Choose another --out, or replace it with --overwrite."
+        )
+    if not (run / "checkpoints").exists() and any(
+        (run / name).is_file() for name in ("gidd.json", "config.json")
+    ):
+        from gidd.pipeline import from_pretrained
+
+        pipe = from_pretrained(run, device="cpu", tokenizer=tokenizer)
+        if bf16:
+            pipe.denoiser.bfloat16()
+        pipe.save(out)
+        print_text(f"{out}: the model of {run}")
+        return
     from gidd.runs.export import export
     from gidd.training.world import open_world
 

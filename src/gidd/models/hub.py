@@ -47,6 +47,7 @@ MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
 _AGAIN = "The file is damaged or was edited; save or download it again."
+_HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
 """Files that are downloaded and uploaded: weights, records, vocabularies; no code, no pickles."""
@@ -155,7 +156,7 @@ def _p_uniform_in(name: str | Path) -> float | None:
 
 def _download(name: str) -> Path:
     """Download a model from the hub, unless its name looks like a path that does not exist."""
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+    if not re.fullmatch(_HUB_NAME, name):
         raise CheckpointError(
             f"{name} is not a folder here, nor the name of a model on the Hugging Face hub "
             "(owner/name). Check the path."
@@ -183,16 +184,44 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None:
-    """Upload a saved model to the Hugging Face hub as owner/name, after `hf auth login`."""
+def files_to_push(folder: str | Path) -> dict[str, int]:
+    """Return the files of a saved model that `push_to_hub` uploads, with their sizes in bytes.
+
+    Weights, records, the tokenizer, word lists and the model card; no subfolders.
+    """
     folder = Path(folder)
     if not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
-            f"{folder} contains no {MODEL_RECORD}. Write the model with `gidd.models.save` first."
+            f"{folder} contains no {MODEL_RECORD}: only models in gidd's layout are uploaded. "
+            f"Write one with `gidd export {folder} --out FOLDER`, or with `Pipeline.save`."
         )
+    for name, digest in _read_record(folder / MODEL_RECORD)["files"].items():
+        _read_shapes(folder / name, digest)
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return {f.name: f.stat().st_size for f in files if f"*{f.suffix}" in (*_PATTERNS, "*.md")}
+
+
+def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None:
+    """Upload a saved model to the Hugging Face hub as owner/name, after `hf auth login`.
+
+    The token is the one of `hf auth login` or of the environment variable HF_TOKEN.
+    """
+    if not re.fullmatch(_HUB_NAME, name):
+        raise CheckpointError(
+            f"{shorten(name)} must be a name on the Hugging Face hub (owner/name). Pass the folder "
+            "of the model first, then the name."
+        )
+    files = list(files_to_push(folder))
     hub = optional_package("huggingface_hub", "hf")
-    hub.create_repo(name, private=private, exist_ok=True)
-    hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=[*_PATTERNS, "*.md"])
+    try:
+        hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=files)
+    except Exception as error:  # besides OSError those of the HTTP client, e.g. of a proxy
+        raise CheckpointError(
+            f"{folder} could not be uploaded to {name} on the Hugging Face hub: "
+            f"{' '.join(str(error).split()).rstrip('.')}. Check the name and the connection, and "
+            "log in with `hf auth login`."
+        ) from error
 
 
 def _load_gidd(folder: Path) -> Pretrained:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.nelbo import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
-from gidd.models import Denoiser, save
+from gidd.models import Denoiser, push_to_hub, save
 from gidd.pipeline.confidence import can_score_visible_tokens
 from gidd.pipeline.describe import describe_schedule
 from gidd.pipeline.precision import (
@@ -93,6 +94,15 @@ class LoadedModel:
         summary = {"source": self.source, "times": list(self.times)}
         save(folder, self.denoiser, self.schedule, summary)
         self.tokenizer.save(folder)
+
+    def push_to_hub(self, name: str, *, private: bool = False) -> None:
+        """Upload model and tokenizer to the Hugging Face hub as owner/name.
+
+        Log in first, with `hf auth login` or the environment variable HF_TOKEN.
+        """
+        with TemporaryDirectory() as folder:
+            self.save(folder)
+            push_to_hub(name, folder, private=private)
 
     def warm_up(self) -> None:
         """Compute what the first requests would wait for: the text of every token."""
