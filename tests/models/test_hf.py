@@ -11,11 +11,14 @@ from safetensors.torch import load_file, save_file
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
+from gidd.common.codec import part_from_plain
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig, BidirectionalTransformer
-from gidd.models.backbones.hf_config import CAUSAL, SETTINGS, hf_config_type
+from gidd.models.backbones.hf_config import CAUSAL, FAMILIES as CONFIGS, BidirectionalLMConfig
 from gidd.models.denoiser import Denoiser
 from gidd.models.init import Initializer
+from gidd.models.networks import network_from_tensors
+from gidd.models.record import network_config_from, record_network
 from gidd.models.weights import write_safetensors
 from gidd.vocab import Vocab
 
@@ -23,17 +26,16 @@ transformers = pytest.importorskip("transformers", reason="needs the extra `hf`"
 
 hf = pytest.importorskip("gidd.models.importers.hf")
 
-FAMILIES = tuple(SETTINGS)
+FAMILIES = tuple(CONFIGS)
 ROWS, LENGTH = 13, 12
-WIDE = json.dumps({"initializer_range": 0.3})
-"""Weights large enough that every layer matters in the comparisons."""
 
 
-def config_of(family="llama", **changes):
-    kv = {"num_kv_heads": 2} if family in CAUSAL else {}
-    sizes = {"vocab_size": ROWS, "max_length": LENGTH, "width": 32, "num_layers": 4}
-    fields = {"num_heads": 4, "mlp_width": 48, "settings": WIDE, **sizes, **kv, **changes}
-    return hf_config_type(family)(family=family, **fields)
+def config_of(family="llama", tied=False, hf=None, **changes):
+    # weights large enough that every layer matters in the comparisons
+    fields = {"initializer_range": 0.3, "intermediate_size": 48, "tie_word_embeddings": tied}
+    fields |= {"num_key_value_heads": 2} if family in CAUSAL else {}
+    sizes = {"vocab_size": ROWS, "max_length": LENGTH, "width": 32, "num_layers": 4, "num_heads": 4}
+    return CONFIGS[family](family=family, hf=json.dumps(fields | (hf or {})), **sizes | changes)
 
 
 def network_of(family="llama", seed=0, **changes):
@@ -52,7 +54,7 @@ T = torch.tensor([0.2, 0.9])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_network_has_the_interface_of_a_backbone(family, tied):
-    network = network_of(family, tied_head=tied)
+    network = network_of(family, tied=tied)
     z = tokens()
     with torch.no_grad():
         hidden, logits = network.hidden(z, T), network(z, T)
@@ -81,7 +83,7 @@ def test_every_position_sees_every_token(family):
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_causal_network_is_our_bidirectional_transformer(family, tied):
-    network, z = network_of(family, tied_head=tied), tokens()
+    network, z = network_of(family, tied=tied), tokens()
     ours = BidirectionalTransformer(
         BidirectionalConfig(
             vocab_size=ROWS,
@@ -123,7 +125,7 @@ def test_time_embedding_starts_without_effect(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_lowers_the_loss(family):
-    config = hf_config_type(family)(
+    config = CONFIGS[family](
         vocab_size=MARKOV_VOCAB.size,
         max_length=16,
         family=family,
@@ -143,7 +145,7 @@ def test_training_lowers_the_loss(family):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_network_of_the_meta_device_is_initialised_completely(family, tied):
     """Parameters and buffers hold anything after `to_empty`."""
-    config = config_of(family, tied_head=tied, time_embedding=True)
+    config = config_of(family, tied=tied, time_embedding=True)
     with torch.device("meta"):
         network = config.build()
     network.to_empty(device="cpu")
@@ -152,8 +154,8 @@ def test_network_of_the_meta_device_is_initialised_completely(family, tied):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 7)
     network.reset_parameters(Initializer(5))
     network.eval()
-    same = network_of(family, seed=5, tied_head=tied, time_embedding=True)
-    other = network_of(family, seed=6, tied_head=tied, time_embedding=True)
+    same = network_of(family, seed=5, tied=tied, time_embedding=True)
+    other = network_of(family, seed=6, tied=tied, time_embedding=True)
     z = tokens()
     with torch.no_grad():
         assert torch.equal(network(z, T), same(z, T))
@@ -164,14 +166,12 @@ def test_network_of_the_meta_device_is_initialised_completely(family, tied):
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_tied_head_stays_tied_and_is_saved_once(family, tmp_path):
-    network = network_of(family, tied_head=True)
-    assert "head.weight" not in network.state_dict()
-    write_safetensors(tmp_path / "model.safetensors", network.state_dict())
-    with torch.device("meta"):
-        loaded = network.config.build()
-    loaded.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=True)
+    network = network_of(family, tied=True)
+    write_safetensors(tmp_path / "model.safetensors", dict(network.named_parameters()))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "head.weight" not in tensors
+    loaded = network_from_tensors(network.config, tensors).to(torch.float64)
     assert loaded.head.weight is loaded.embedding.weight
-    loaded.to(torch.float64)
     assert loaded.head.weight.dtype == torch.float64
 
 
@@ -210,24 +210,62 @@ def test_sequence_longer_than_the_context_is_refused():
         network_of()(tokens(length=LENGTH + 1), T)
 
 
-def test_all_problems_of_a_config_are_reported():
+def test_problems_of_a_config_are_reported():
     with pytest.raises(ConfigError) as caught:
-        config_of("gpt", width=0, num_kv_heads=-1, tied_head=5)
-    message = str(caught.value)
-    for problem in ("family", "'gpt'", "modernbert", "width", "num_kv_heads", "tied_head"):
-        assert problem in message
-    with pytest.raises(ConfigError, match=r"(?s)auto_map.*cannot be set.*width.*divide"):
-        config_of(width=30, num_kv_heads=3, settings='{"auto_map": {}}')
-    with pytest.raises(ConfigError, match=r"settings must be a JSON object"):
-        config_of(settings="[1]")
-    with pytest.raises(ConfigError, match=r"head_dim of settings must be an even number, got 7"):
-        config_of(settings='{"head_dim": 7}')
-    with pytest.raises(ConfigError, match=r"num_kv_heads must not be set for bert"):
-        config_of("bert", num_kv_heads=2)
-    with pytest.raises(ConfigError, match=r"max_position_embeddings = 8.*got 12"):
-        config_of(settings='{"max_position_embeddings": 8}')
-    with pytest.raises(ConfigError, match=r"settings.*no-such-activation"):
-        config_of(settings='{"hidden_act": "no-such-activation"}').build()
+        BidirectionalLMConfig(vocab_size=9, max_length=0, family="gpt", width=0)
+    for problem in ("family", "'gpt'", "qwen3", "width", "max_length"):
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hf": {"auto_map": {}}}, r"hf has \['auto_map'\], which cannot be set.*rms_norm_eps"),
+        ({"hf": {"num_labels": 10**9}}, r"'num_labels'"),
+        ({"hf": {"hidden_size": 64}}, r"'hidden_size'"),
+        ({"hf": {"head_dim": 7}}, r"head_dim of hf, must be even"),
+        ({"hf": {"num_key_value_heads": 3}}, r"multiple of num_key_value_heads"),
+        ({"hf": {"num_key_value_heads": "x"}}, r"hf = .*TypeError"),
+        ({"hf": {"max_position_embeddings": 8}}, r"max_position_embeddings = 8.*got 12"),
+        ({"hf": {"hidden_act": "no-such-activation"}}, r"hf.*no-such-activation"),
+        ({"width": 30}, r"30 / 4"),
+    ],
+)
+def test_fields_that_a_network_cannot_have_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(**changes).build()
+    for text in ("[1]", "{", "1"):
+        with pytest.raises(ConfigError, match=r"hf must be a JSON object"):
+            replace(config_of(), hf=text).build()
+
+
+def test_records_of_older_versions_are_converted():
+    """They had options for fields of transformers."""
+    options = {"width": 32, "num_layers": 4, "num_heads": 4, "family": "qwen2"}
+    old = {
+        "num_kv_heads": 2,
+        "mlp_width": None,
+        "tied_head": True,
+        "time_embedding": True,
+        "checkpoint_activations": False,
+        "settings": '{"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 0.001}',
+    }
+    sizes = {"vocab_size": ROWS, "max_length": LENGTH}
+    record = {"kind": "llama-bidirectional"} | sizes | options | old
+    config = network_config_from(record, "gidd.json: model")
+    hf_fields = {"num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 8}
+    hf_fields |= {"max_position_embeddings": 64, "rms_norm_eps": 0.001}
+    assert config.fields == hf_fields
+    again = network_config_from(record_network(config), "gidd.json: model")
+    assert again == config
+    network = config.build()
+    assert network.head.weight is network.embedding.weight
+    assert network.body.config.intermediate_size == 96 and network.uses_time
+    assert part_from_plain("backbone", record_of_run(record), "run").options["hf"] == config.hf
+
+
+def record_of_run(record):
+    return {name: v for name, v in record.items() if name not in ("vocab_size", "max_length")}
 
 
 def test_config_needs_neither_torch_nor_transformers():
@@ -253,7 +291,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }
-LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 SAVED = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
     "mistral": {"rms_norm_eps": 1e-3, "sliding_window": 8},
@@ -262,7 +299,7 @@ SAVED = {
     "bert": {"type_vocab_size": 3, "layer_norm_eps": 1e-3, "pad_token_id": 5},
     "modernbert": {"local_attention": 4, "norm_bias": True, "classifier_activation": "silu"},
 }
-"""Fields in which the saved networks differ from what the options of `HFConfig` give."""
+"""Fields in which the saved networks differ from the defaults of transformers."""
 
 
 def saved_network(family, folder, max_shard_size="5GB", **changes):
@@ -287,12 +324,7 @@ def saved_network(family, folder, max_shard_size="5GB", **changes):
 def loaded_network(folder, **changes):
     config, tensors, digest = hf.read_hf(folder)
     assert len(digest) == 64
-    with torch.device("meta"):
-        network = replace(config, **changes).build()
-    network.to_empty(device="cpu")
-    network.reset_parameters(Initializer(0))
-    network.load_state_dict(tensors)
-    return network.eval()
+    return network_from_tensors(replace(config, **changes), tensors).eval()
 
 
 def their_logits(model, z):
@@ -321,7 +353,7 @@ def test_tied_and_untied_heads_are_read(family, tmp_path):
         folder = tmp_path / str(tied)
         model = saved_network(family, folder, tie_word_embeddings=tied)
         network, z = loaded_network(folder), tokens(length=8)
-        assert network.config.tied_head == tied
+        assert (network.head.weight is network.embedding.weight) == tied
         with torch.no_grad():
             torch.testing.assert_close(network(z, T), their_logits(model, z), rtol=0, atol=1e-5)
 
@@ -377,37 +409,45 @@ def test_fields_of_older_versions_are_read(tmp_path):
         names = ("rope_theta",) if family == "llama" else ("global_rope_theta", "local_rope_theta")
         fields |= dict.fromkeys(names, 500.0)
         (old / "config.json").write_text(json.dumps(fields))
-        assert hf.read_hf(old).config == hf.read_hf(new).config
+        assert hf.read_hf(old)[0] == hf.read_hf(new)[0]
 
 
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llama", {"model_type": "gpt2"}, r"model_type must be one of llama.*'gpt2'"),
+        ("llama", {"model_type": "gpt2"}, r"model_type must be 'llama'.*'gpt2'"),
         ("llama", {"num_hidden_layers": 10**9}, r"num_hidden_layers must be at most \d+"),
         ("llama", {"num_hidden_layers": 3}, r"layers.3.*not part of this model"),
         ("llama", {"vocab_size": 14}, r"embed_tokens.*must have shape \[14, 32\]"),
-        ("llama", {"hidden_size": 10**12}, r"width must be an integer"),
+        ("llama", {"vocab_size": None}, r"vocab_size must be an integer"),
+        ("llama", {"hidden_size": 10**12}, r"config.json.*width must be an integer"),
+        ("llama", {"intermediate_size": 10**12}, r"must have shape \[1000000000000, 32\]"),
+        ("llama", {"num_key_value_heads": 10**30}, r"config.json"),
         ("llama", {"hidden_act": "no-such"}, r"config.json.*no-such"),
-        ("llama", {"quantization_config": {"bits": 4}}, r"quantization_config"),
         ("llama", {"max_position_embeddings": 10**8}, r"GIDD_MAX_CONTEXT_TOKENS"),
         ("llama", {"rope_parameters": {"rope_type": "no-such"}}, r"config.json"),
-        ("mistral", {"rope_parameters": LINEAR}, r"sliding_window = 8 with rope_parameters"),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, r"layer_types"),
-        ("bert", {"is_decoder": True}, r"is_decoder must be \[False\]"),
+        ("bert", {"is_decoder": True}, r"is_decoder must be False"),
+        ("bert", {"type_vocab_size": 10**12}, r"token_type.*must have shape \[1000000000000, 32\]"),
         ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type"),
     ],
 )
 def test_network_that_would_not_be_reproduced_is_refused(family, changes, message, tmp_path):
     saved_network(family, tmp_path)
-    if family == "qwen2":
-        path = tmp_path / "config.json"
-        fields = json.loads(path.read_text())
-        del fields["layer_types"]  # it follows from the other fields
-        path.write_text(json.dumps(fields | {"sliding_window": 4}))
     change_config(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
         hf.read_hf(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_a_window_limits_the_context(family, tmp_path):
+    window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 2}
+    scaled = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+    changes = window if family == "qwen2" else {"sliding_window": 4, "rope_parameters": scaled}
+    model = saved_network(family, tmp_path, **changes)
+    network, z = loaded_network(tmp_path), tokens(length=4)
+    assert network.config.max_length == 4
+    with torch.no_grad():
+        torch.testing.assert_close(network(z, T), their_logits(model, z), rtol=0, atol=1e-5)
 
 
 def test_pickles_are_not_read(tmp_path):
@@ -416,8 +456,3 @@ def test_pickles_are_not_read(tmp_path):
     torch.save(model.state_dict(), tmp_path / "model.ckpt")
     with pytest.raises(CheckpointError, match=r"model.ckpt in the same folder is a pickle"):
         hf.read_hf(tmp_path)
-
-
-def test_matches_tells_supported_families():
-    assert hf.matches({"model_type": "qwen3"}) and hf.matches({"model_type": "modernbert"})
-    assert not hf.matches({"model_type": "Dream"}) and not hf.matches({})

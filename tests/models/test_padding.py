@@ -11,7 +11,7 @@ from torch import nn
 from gidd.errors import ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.dit_config import DiTConfig, TimeMappedConfig
-from gidd.models.backbones.hf_config import CAUSAL, SETTINGS, hf_config_type
+from gidd.models.backbones.hf_config import CAUSAL, FAMILIES
 from gidd.models.backbones.layers import LocalMixing
 from gidd.models.denoiser import Denoiser
 from gidd.models.lora import LoraConfig, add_lora
@@ -49,12 +49,11 @@ def bidirectional(**options):
     return randomised(BidirectionalConfig(**SIZES, **constants, **heads, **options).build())
 
 
-def hf(family, **options):
+def hf(family, fields=None, **options):
     pytest.importorskip("transformers", reason="needs the extra `hf`")
-    kv = {"num_kv_heads": 2} if family in CAUSAL else {}
-    config = hf_config_type(family)(
-        **SIZES, family=family, num_heads=4, mlp_width=48, **kv, **options
-    )
+    fields = {"intermediate_size": 48} | (fields or {})
+    fields |= {"num_key_value_heads": 2} if family in CAUSAL else {}
+    config = FAMILIES[family](**SIZES, family=family, num_heads=4, hf=json.dumps(fields), **options)
     return randomised(config.build())
 
 
@@ -68,7 +67,7 @@ def lora():
 
 def narrow_window():
     """Padding farther from tokens than the window sees no token at all."""
-    return hf("modernbert", settings=json.dumps({"local_attention": 4}))
+    return hf("modernbert", {"local_attention": 4})
 
 
 NETWORKS = {
@@ -78,7 +77,7 @@ NETWORKS = {
     "bidirectional": bidirectional,
     "bidirectional-shifted": lambda: bidirectional(qkv_bias=True, shifted_mask_id=12),
     "lora": lora,
-    **{family: lambda family=family: hf(family) for family in SETTINGS},
+    **{family: lambda family=family: hf(family) for family in FAMILIES},
     "llama-with-time": lambda: hf("llama", time_embedding=True),
     "modernbert-narrow": narrow_window,
 }

@@ -35,8 +35,11 @@ BIDIRECTIONAL = part(
     tied_head=False,
     **SIZE,
 )
-CAUSAL = part("backbone", "llama-bidirectional", num_layers=2, mlp_width=64, **SIZE)
-ENCODER = part("backbone", "masked-lm", num_layers=2, mlp_width=64, tied_head=True, **SIZE)
+CAUSAL = part(
+    "backbone", "llama-bidirectional", num_layers=2, hf='{"intermediate_size": 64}', **SIZE
+)
+TIED = '{"intermediate_size": 64, "tie_word_embeddings": true}'
+ENCODER = part("backbone", "masked-lm", num_layers=2, hf=TIED, **SIZE)
 RUN = tiny_run(None, steps=10, accumulate=2)
 RUNS = {
     "dit": replace(RUN, backbone=DIT),

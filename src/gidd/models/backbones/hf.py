@@ -1,19 +1,19 @@
 """Networks of `transformers` as backbones: causal language models made bidirectional, encoders.
 
-A causal network is made bidirectional without a mask: its layers are called one by one with no
-mask but that of padding, and their attention is told not to be causal. Layers and weights are
-those of transformers.
+The configuration class, the layers and the weights are the library's own. A causal network is made
+bidirectional: its layers are called one by one, with a mask of padding only, and their attention is
+told not to be causal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from gidd.common.files import explain_damage
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
@@ -27,67 +27,70 @@ if TYPE_CHECKING:
 _TIME_WIDTH = 128
 """Size of the time embedding, as in `DiTConfig`."""
 
-_TOKENS = ("bos", "cls", "eos", "pad", "sep")
+_TOKENS = {f"{token}_token_id" for token in ("bos", "cls", "eos", "pad", "sep")}
 """Tokens of another tokenizer by default; the embedding of a padding token would not be trained."""
 
+_SIZES = {
+    "hidden_size": "width",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "vocab_size": "vocab_size",
+}
+"""Fields of transformers that are options of their own."""
 
-def transformers_config(config: HFConfig) -> Any:
-    """Return the configuration of `transformers` for a backbone."""
+_WINDOWS = {"max_window_layers", "sliding_window", "use_sliding_window"}
+_WITHOUT_EFFECT = _TOKENS | _WINDOWS | {"add_cross_attention", "is_decoder", "use_cache"}
+_MULTIPLE = 32
+"""The default MLP size is rounded to a multiple of this, for efficient kernels."""
+
+
+def field_names(family: str) -> set[str]:
+    """Return the fields that `HFConfig.hf` can have: those that the class of the family adds.
+
+    The fields that all classes of transformers have can name code to download, or a number of
+    labels to make.
+    """
     library = optional_package("transformers", "hf")
+    shared = library.PretrainedConfig().to_dict().keys()
+    own = library.AutoConfig.for_model(family).to_dict().keys() - shared | {"tie_word_embeddings"}
+    own = own | {"head_dim"} if family in CAUSAL else own
+    return own - _WITHOUT_EFFECT - _SIZES.keys() - ({"layer_types"} if family in CAUSAL else set())
+
+
+def _transformers_config(config: HFConfig) -> Any:
+    """Return the configuration of `transformers` for a backbone."""
+    width, heads, given = config.width, config.num_heads, config.fields
+    allowed = field_names(config.family)
+    if unknown := sorted(given.keys() - allowed):
+        raise ConfigError(
+            f"hf has {shorten(unknown)}, which cannot be set for {config.family}. Allowed are "
+            f"{', '.join(sorted(allowed))}."
+        )
     fields: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
+        "intermediate_size": _MULTIPLE * max(1, round(8 * width / 3 / _MULTIPLE)),
         "max_position_embeddings": config.max_length,
-        "tie_word_embeddings": config.tied_head,
-        "use_cache": False,
+        "tie_word_embeddings": False,
     }
     if config.family in CAUSAL:
-        fields["num_key_value_heads"] = config.num_kv_heads or config.num_heads
-        fields["head_dim"] = config.width // config.num_heads
-    if config.family == "mistral":
-        fields["sliding_window"] = None
+        fields |= {"num_key_value_heads": heads, "head_dim": width // heads, "sliding_window": None}
     if config.family == "bert":
         fields |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    fields |= {f"{token}_token_id": None for token in _TOKENS} | config.other_settings
-    with _explain_settings(config):
-        return library.AutoConfig.for_model(config.family, **fields)
-
-
-@contextmanager
-def _explain_settings(config: HFConfig) -> Generator[None]:
-    """Raise a `ConfigError` if transformers refuses a configuration."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        fields["intermediate_size"] = 4 * width
+    fields |= given
+    if config.max_length > fields["max_position_embeddings"]:
         raise ConfigError(
-            f"transformers cannot build a network of family = {config.family} with "
-            f"settings = {shorten(config.settings)}: {type(error).__name__}: {error}"
-        ) from error
-
-
-@final
-class TiedLinear(nn.Linear):
-    """A linear layer whose weight is that of an embedding: its own parameter is the bias alone.
-
-    The weight is looked up in every use, so that it stays tied when parameters are replaced: on
-    leaving the meta device, by sharding, by loading.
-    """
-
-    def __init__(self, embedding: nn.Embedding, bias: bool) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
-        self._embedding = (embedding,)  # a tuple: not a submodule
-        self.register_parameter(
-            "bias", nn.Parameter(torch.zeros(self.out_features)) if bias else None
+            f"max_length must be at most max_position_embeddings = "
+            f"{fields['max_position_embeddings']} of hf, got {config.max_length}."
         )
-
-    @property
-    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The weight of the embedding."""
-        return self._embedding[0].weight
+    odd = fields.get("head_dim", width / heads) % (1 if config.family == "bert" else 2)
+    if odd or heads % fields.get("num_key_value_heads", heads):
+        raise ConfigError(
+            f"width / num_heads = {width} / {heads}, or head_dim of hf, must be even, and "
+            f"num_heads a multiple of num_key_value_heads of hf, got {shorten(config.hf)}."
+        )
+    fields |= {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+    fields |= dict.fromkeys(_TOKENS) | {"use_cache": False}
+    return optional_package("transformers", "hf").AutoConfig.for_model(config.family, **fields)
 
 
 @final
@@ -101,22 +104,28 @@ class HFNetwork(nn.Module):
 
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.uses_time = config, config.time_embedding
         library, is_causal = optional_package("transformers", "hf"), config.family in CAUSAL
         kind = library.AutoModelForCausalLM if is_causal else library.AutoModelForMaskedLM
-        network_config = transformers_config(config)
-        with _explain_settings(config):
-            model = kind.from_config(network_config, attn_implementation="sdpa")
+        what, remedy = f"hf = {shorten(config.hf)}", f"Use fields of a {config.family}."
+        with explain_damage(what, remedy, ConfigError):
+            model = kind.from_config(_transformers_config(config), attn_implementation="sdpa")
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
         self.body: Any = model.base_model
-        self.transform = _prediction_transform(model, config.family)
-        head = cast(nn.Linear, model.get_output_embeddings())
-        if config.tied_head:
-            has_bias = cast("Tensor | None", head.bias) is not None
-            head = TiedLinear(self.embedding, has_bias)
-        self.head = head
+        is_bert = config.family == "bert"
+        if not is_causal:
+            self.transform = model.cls.predictions.transform if is_bert else model.head
+        self.head = cast(nn.Linear, model.get_output_embeddings())
+        self.names_in_files = {name: names[id(p)] for name, p in self.named_parameters()}
+        """The names in transformers of the parameters that a pretrained network has."""
+        self.added_modules: tuple[nn.Module, ...] = ()
+        """Modules that a pretrained network does not have, which are always trained."""
         if config.time_embedding:
             self.time = TimeEmbedding(_TIME_WIDTH)
             self.time_projection = nn.Linear(_TIME_WIDTH, config.width)
+            self.added_modules = (self.time, self.time_projection)
         if is_causal:
             for block in self.blocks:
                 cast(Any, block).self_attn.is_causal = False
@@ -134,28 +143,21 @@ class HFNetwork(nn.Module):
         """Embedding of the tokens."""
         return self.body.get_input_embeddings()
 
-    @property
-    def uses_time(self) -> bool:
-        """Whether the hidden states depend on the time."""
-        return self.config.time_embedding
-
-    @property
-    def added_modules(self) -> tuple[nn.Module, ...]:
-        """Modules that the pretrained network does not have, which are always trained."""
-        return (self.time, self.time_projection) if self.config.time_embedding else ()
-
     @torch.no_grad()
     def reset_parameters(self, initial: Initializer | None = None) -> None:
         """Initialise all weights and buffers: weights normal, norms 1, biases and projection 0."""
         initial = initial or Initializer()
         std = self.body.config.initializer_range
-        for module in self.modules():
+        first_name = {id(parameter): name for name, parameter in self.named_parameters()}
+        for owner, module in self.named_modules():
             is_matrix = isinstance(module, nn.Linear | nn.Embedding)
-            for name, parameter in module.named_parameters(recurse=False):
-                if name == "weight" and is_matrix:
+            for name, parameter in module.named_parameters(owner, recurse=False):
+                if first_name[id(parameter)] != name:
+                    continue  # a tied head: the embedding has been filled
+                if name.endswith(".weight") and is_matrix:
                     initial.normal(parameter, std)
                 else:
-                    parameter.fill_(float(name == "weight"))  # the weight of a norm, or a bias
+                    parameter.fill_(float(name.endswith(".weight")))  # of a norm, or a bias
         if self.config.time_embedding:
             for linear in (self.time.input, self.time.output):
                 initial.uniform(linear.weight, linear.in_features**-0.5)
@@ -163,8 +165,11 @@ class HFNetwork(nn.Module):
         self._reset_buffers()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HFNetwork:
-        """Move or convert the parameters, and compute the buffers again."""
+        """Move or convert the parameters, tie the head again, and compute the buffers again."""
+        is_tied = self.head.weight is self.embedding.weight
         super()._apply(fn, recurse)
+        if is_tied:
+            self.head.weight = self.embedding.weight
         self._reset_buffers()
         return self
 
@@ -200,28 +205,15 @@ class HFNetwork(nn.Module):
         x = self.embedding(z)
         if self.config.time_embedding:
             x = x + self.time_projection(self.time(t))[:, None]
-        if self.config.family in CAUSAL:
-            return self._bidirectional(x, valid)
-        encoded = self.body(inputs_embeds=x, attention_mask=valid)
-        return self.transform(encoded.last_hidden_state)
+        if self.config.family not in CAUSAL:
+            encoded = self.body(inputs_embeds=x, attention_mask=valid)
+            return self.transform(encoded.last_hidden_state)
+        positions = torch.arange(length, device=x.device)[None]
+        angles, mask = self.body.rotary_emb(x, positions), mask_of_keys(valid)
+        for block in self.blocks:  # without the causal mask of their model
+            x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
+        return self.body.norm(x)
 
     def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
         """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
         return self.head(self.hidden(z, t))
-
-    def _bidirectional(
-        self, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None
-    ) -> Float[Tensor, "B L D"]:
-        """Apply the layers of a causal network, without the causal mask of its `forward`."""
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        angles, mask = self.body.rotary_emb(x, positions), mask_of_keys(valid)
-        for block in self.blocks:
-            x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
-        return self.body.norm(x)
-
-
-def _prediction_transform(model: Any, family: str) -> nn.Module:
-    """Return the layers of a masked-LM head before its last one."""
-    if family in CAUSAL:
-        return nn.Identity()
-    return model.cls.predictions.transform if family == "bert" else model.head
