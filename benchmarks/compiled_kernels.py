@@ -22,9 +22,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gidd.diffusion.fused_triton import LOSS_OPTIONS, TILE_BYTES, loss_kernel
-from gidd.diffusion.randomness_triton import RANDOM_OPTIONS, random_integers_kernel
-from gidd.sampling.draw_triton import DRAW_OPTIONS, TILE, draw_kernel
+from gidd.diffusion.kernels.loss import LOSS_OPTIONS, TILE_BYTES, loss_kernel
+from gidd.diffusion.kernels.random import RANDOM_OPTIONS, random_integers_kernel
+from gidd.diffusion.kernels.rows import DRAW_OPTIONS, TILE, draw_kernel
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

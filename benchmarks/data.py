@@ -28,7 +28,7 @@ from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig
 from gidd.data.loading.shards import ShardSet, open_shard
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import gpt2
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule

@@ -28,12 +28,16 @@ from gidd.data.corpora import texts
 from gidd.diffusion import HybridSchedule, MaskedSchedule, elbo_terms, fused_loss
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.elbo import prior_kl, reconstruction
-from gidd.diffusion.likelihood import NUM_REPEATS, estimate_nelbo
-from gidd.diffusion.nelbo import NUM_NODES, NelboEstimator
+from gidd.diffusion.likelihood import (
+    NUM_NODES,
+    NUM_REPEATS,
+    NelboEstimator,
+    ScoredText,
+    estimate_nelbo,
+)
 from gidd.diffusion.process import marginal_at, noise, sample_prior
 from gidd.diffusion.randomness import Stream, random_integers, uniforms
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.text_rows import TextTokens
 from gidd.diffusion.times import paper_nodes, stratify
 from gidd.models import Denoiser
 from gidd.models.backbones.dit_config import SIZES
@@ -65,7 +69,7 @@ def estimator_errors(p_uniform: float) -> Iterator[dict[str, Any]]:
     schedule = HybridSchedule(vocab, p_uniform) if p_uniform else MaskedSchedule(vocab)
     source = MarkovSource.random(6, 0.3, rng=1)
     model, x = _Exact(source, schedule), source.sample(1, torch.arange(1), 3)
-    repetitions = [TextTokens(x[0], index) for index in range(_REPETITIONS)]
+    repetitions = [ScoredText(x[0], index) for index in range(_REPETITIONS)]
     reference = NelboEstimator(model, schedule, nodes=64, tokens_per_call=1 << 16, seed=1)
     truth = float(estimate_nelbo(reference, repetitions, repeats=8).nelbo.mean())
     for grid, nodes in (("sine", 8), ("sine", 31), ("sine", 63), ("stratified", 127)):
@@ -151,7 +155,7 @@ def score_times(size: str, rounds: int) -> dict[str, float]:
             one_at_a_time(denoiser, schedule, x, 0, 32, repeat)
 
     def now() -> None:
-        estimate_nelbo(estimator, [TextTokens(x[0], 0)])
+        estimate_nelbo(estimator, [ScoredText(x[0], 0)])
 
     seconds: dict[str, list[float]] = {"before": [], "now": []}
     with torch.no_grad():
@@ -178,7 +182,7 @@ def score_errors(model: str, repeats: int) -> dict[str, float]:
         for repeat in range(repeats // 4)
     ]
     estimator = pipe.nelbo_estimator()
-    now = estimate_nelbo(estimator, [TextTokens(x, 0)], repeats=repeats)
+    now = estimate_nelbo(estimator, [ScoredText(x, 0)], repeats=repeats)
     draws = now.draws.sum(-1).squeeze(-1)
     return {
         "before": statistics.stdev(before) / math.sqrt(4),

@@ -18,22 +18,22 @@ from torch import Tensor
 
 from gidd.common.devices import acting_as
 from gidd.diffusion.categorical import FlatRows, draw, draw_flat
-from gidd.diffusion.fused import HEAD_ROWS
+from gidd.diffusion.loss import HEAD_ROWS
+from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, token_terms
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
+    PeakedAmount,
     UniformSchedule,
     mask_noise,
     uniform_noise,
 )
-from gidd.diffusion.token_terms import LossTokens, loss_rows, token_terms
 from gidd.sampling.processors import temper
 from gidd.sampling.row_draws import DenseDraws, KernelDraws
 from gidd.vocab import Vocab
@@ -93,8 +93,8 @@ def _schedules(vocab: Vocab) -> dict[str, MixingSchedule]:
     rank = torch.arange(1, vocab.size + 1, dtype=torch.float64)
     unigram = uniform_noise(vocab) / rank
     components = (
-        Component(mask_noise(vocab), Ramp()),
-        Component(unigram / unigram.sum(), Bump(0.2)),
+        Component(mask_noise(vocab), LinearAmount()),
+        Component(unigram / unigram.sum(), PeakedAmount(0.2)),
     )
     return {
         "hybrid": HybridSchedule(vocab, 0.1),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from gidd.common.parts import Part, part
 from gidd.data.batch import Batch
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule

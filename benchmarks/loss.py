@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.devices import has_bf16
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule

@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from torch import nn
 
-from gidd.diffusion.fused import CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
+from gidd.diffusion.loss import CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.models import DiTConfig
 from gidd.planning import DEVICES, plan_run
 from gidd.planning.vocab_size import vocab_size_of

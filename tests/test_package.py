@@ -31,7 +31,7 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gidd
 for module in pkgutil.walk_packages(gidd.__path__, "gidd."):
-    if module.name.endswith("_triton"):
+    if module.name.startswith("gidd.diffusion.kernels."):
         continue  # kernels, which the extra `gpu` is for
     importlib.import_module(module.name)
     print(module.name)

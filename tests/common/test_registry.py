@@ -144,7 +144,7 @@ def test_the_same_module_may_register_a_name_again():
         ("schedule", step, "gidd.diffusion.schedules.MixingSchedule"),
         ("schedule", Sizes, "gidd.diffusion.schedules.MixingSchedule"),
         ("curve", MixingSchedule, "gidd.diffusion.schedules.Curve"),
-        ("amount", Curve, "gidd.diffusion.schedules.Amount"),
+        ("amount", Curve, "gidd.diffusion.schedules.NoiseAmount"),
         ("weighting", dict, "gidd.diffusion.weighting.Weighting"),
         ("corpus", "text.txt", "class or function"),
         ("corpus", list, "gidd.data.corpora.Corpus"),

@@ -19,17 +19,17 @@ from gidd.diffusion.elbo import (
 from gidd.diffusion.process import backward_rates, forward_rate, marginal_at
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     Cosine,
     FunctionalSchedule,
     FunctionCurve,
     HybridSchedule,
     Linear,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
+    PeakedAmount,
     Polynomial,
-    Ramp,
     UniformSchedule,
     mask_noise,
     uniform_noise,
@@ -158,8 +158,8 @@ def test_three_ways_to_write_the_hybrid_schedule(p_uniform, gamma, time):
     mixture = MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), Ramp()),
-            Component(uniform_noise(VOCAB), Bump(p_uniform, gamma)),
+            Component(mask_noise(VOCAB), LinearAmount()),
+            Component(uniform_noise(VOCAB), PeakedAmount(p_uniform, gamma)),
         ),
     )
     for other in (functional, mixture):

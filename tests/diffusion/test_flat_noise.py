@@ -23,10 +23,8 @@ from gidd.diffusion.schedules import (
     MixtureSchedule,
     UniformSchedule,
 )
-from gidd.diffusion.schedules.amounts import Ramp
-from gidd.diffusion.schedules.curves import Cosine
-from gidd.diffusion.schedules.distributions import mask_noise
-from gidd.diffusion.schedules.mixture import Component
+from gidd.diffusion.schedules.curves import Cosine, mask_noise
+from gidd.diffusion.schedules.mixture import Component, LinearAmount
 from gidd.vocab import Vocab
 
 LAST, FIRST, NONE = Vocab(1000, mask_id=999), Vocab(300, mask_id=0), Vocab(70)
@@ -113,7 +111,7 @@ def test_noise_that_only_masks_is_known_to_do_so():
 
 
 def test_other_noise_is_not_flat():
-    mixture = MixtureSchedule(LAST, (Component(mask_noise(LAST), Ramp()),))
+    mixture = MixtureSchedule(LAST, (Component(mask_noise(LAST), LinearAmount()),))
     t = torch.tensor(TIMES)
     assert mixture.flat_beta_pi(t) is None
     assert mixture.flat_inflow(t) is None

@@ -18,9 +18,9 @@ from gidd.diffusion.schedules import (
     Cosine,
     FunctionalSchedule,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
     UniformSchedule,
     uniform_noise,
 )
@@ -38,7 +38,9 @@ SCHEDULES = {
     "hybrid 0.2, gamma 2": HybridSchedule(GPT2, 0.2, 2.0),
     "hybrid 0.9, gamma 0.5": HybridSchedule(GPT2, 0.9, 0.5),
     "mixture": schedule_from_unit_cube(MixtureSchedule, GPT2, (0.3, 0.5, 0.7)),
-    "uniform as a mixture": MixtureSchedule(GPT2, (Component(uniform_noise(GPT2), Ramp()),)),
+    "uniform as a mixture": MixtureSchedule(
+        GPT2, (Component(uniform_noise(GPT2), LinearAmount()),)
+    ),
     "functional": schedule_from_unit_cube(FunctionalSchedule, GPT2, (0.1, 0.6, 0.5)),
 }
 TOKENS = torch.tensor([[0, 0, 0, 31337, 31337, 7]])

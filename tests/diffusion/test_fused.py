@@ -19,7 +19,7 @@ from test_golden import large_logits
 from torch import Tensor
 
 from gidd.diffusion.elbo import elbo_terms
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule

@@ -19,7 +19,7 @@ from gidd.diffusion.constants import PAPER_CEILING
 from gidd.diffusion.elbo import ElboTerms, ar_nll, elbo_terms, elbo_weight, mdm_loss
 from gidd.diffusion.process import marginal_at, posterior, transition
 from gidd.diffusion.schedules import FirstReleaseSchedule, HybridSchedule, MaskedSchedule
-from gidd.diffusion.schedules.autodiff import value_and_slope
+from gidd.diffusion.schedules.curves import value_and_slope
 from gidd.diffusion.times import stratify
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
 from gidd.vocab import Vocab

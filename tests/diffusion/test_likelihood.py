@@ -8,12 +8,10 @@ from scipy import stats
 from support.exact_denoiser import ExactDenoiser, markov_world
 
 from gidd.diffusion.elbo import elbo_terms, prior_kl, reconstruction
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.nelbo import NelboEstimator
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
+from gidd.diffusion.likelihood.texts import ScoringBatch, pair_batches
 from gidd.diffusion.process import marginal_at
-from gidd.diffusion.text_rows import TextTokens, row_batches
-from gidd.diffusion.time_grids import GRIDS
-from gidd.diffusion.times import paper_nodes
+from gidd.diffusion.times import GRIDS, paper_nodes
 from gidd.errors import ConfigError
 
 LENGTH = 12
@@ -26,9 +24,9 @@ def estimator(p_uniform: float, given=None, **settings) -> NelboEstimator:
     return NelboEstimator(ExactDenoiser(source, schedule, given), schedule, **settings)
 
 
-def texts_of(source, number: int, length: int = LENGTH) -> list[TextTokens]:
+def texts_of(source, number: int, length: int = LENGTH) -> list[ScoredText]:
     tokens = source.sample(0, torch.arange(number), length)
-    return [TextTokens(row, index) for index, row in enumerate(tokens)]
+    return [ScoredText(row, index) for index, row in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("grid", ["sine", "stratified"])
@@ -53,7 +51,7 @@ def test_standard_errors_are_honest(p_uniform):
     """95% intervals of 500 repetitions contain the true NELBO in 92% to 98% of the cases."""
     nelbo = estimator(p_uniform)
     x = nelbo.model.source.sample(3, torch.arange(1), LENGTH)[0]
-    found = estimate_nelbo(nelbo, [TextTokens(x, index) for index in range(500)])
+    found = estimate_nelbo(nelbo, [ScoredText(x, index) for index in range(500)])
     truth = float(found.nelbo.mean())  # its error is 4% of that of a repetition
     half_width = stats.t.ppf(0.975, len(found.draws) - 1) * found.standard_error
     covered = float(((found.nelbo - truth).abs() < half_width).double().mean())
@@ -80,7 +78,7 @@ def test_half_the_forward_passes_of_the_paper_have_a_smaller_error(p_uniform):
         value, p = (terms.weight * terms.divergence).sum(-1), probability[possible]
         mean.append(p @ value)
         variance.append(p @ value.square() - mean[-1].square())
-    found = estimate_nelbo(ours, [TextTokens(x[0], index) for index in range(600)], repeats=2)
+    found = estimate_nelbo(ours, [ScoredText(x[0], index) for index in range(600)], repeats=2)
     draws = (found.draws.sum(-1) + found.prior).flatten()
     bias = nodes.weight @ torch.stack(mean) - draws.mean()
     paper = bias.square() + nodes.weight.square() @ torch.stack(variance)
@@ -96,8 +94,8 @@ def test_conditional_likelihoods_add_up(p_uniform):
     together = estimator(p_uniform)
     source = together.model.source
     texts = texts_of(source, 300)
-    first = [TextTokens(text.tokens[:half], text.index) for text in texts]
-    second = [TextTokens(text.tokens, text.index, given) for text in texts]
+    first = [ScoredText(text.tokens[:half], text.index) for text in texts]
+    second = [ScoredText(text.tokens, text.index, given) for text in texts]
     a_b = estimate_nelbo(together, texts, repeats=4)
     a = estimate_nelbo(estimator(p_uniform, seed=1), first, repeats=4)
     b = estimate_nelbo(estimator(p_uniform, given, seed=2), second, repeats=4)
@@ -118,11 +116,11 @@ def test_given_tokens_are_never_noised_and_not_scored():
     seen = []
     hidden = nelbo.model.hidden
     nelbo.model.hidden = lambda z, t: (seen.append(z), hidden(z, t))[1]
-    found = estimate_nelbo(nelbo, [TextTokens(text.tokens, 0, given)])
+    found = estimate_nelbo(nelbo, [ScoredText(text.tokens, 0, given)])
     z = torch.cat(seen)
     assert (z[:, given] == text.tokens[given]).all()
     assert (z[:, ~given] != text.tokens[~given]).any()
-    everything = TextTokens(text.tokens, 0, torch.ones(LENGTH, dtype=torch.bool))
+    everything = ScoredText(text.tokens, 0, torch.ones(LENGTH, dtype=torch.bool))
     nothing = estimate_nelbo(estimator(0.2, everything.given), [everything])
     assert nothing.total == 0 == everything.num_scored
     assert found.total > 0
@@ -153,7 +151,7 @@ def test_the_ends_are_those_of_the_definition(p_uniform):
 def test_batches_and_order_do_not_change_estimates():
     nelbo = estimator(0.2, tokens_per_call=1 << 16)
     short = texts_of(nelbo.model.source, 3, 5)
-    texts = [*texts_of(nelbo.model.source, 4), *(TextTokens(s.tokens, s.index + 9) for s in short)]
+    texts = [*texts_of(nelbo.model.source, 4), *(ScoredText(s.tokens, s.index + 9) for s in short)]
     found = estimate_nelbo(nelbo, texts)
     again = estimate_nelbo(estimator(0.2, tokens_per_call=1), texts[::-1])
     torch.testing.assert_close(again.nelbo.flip(0), found.nelbo, rtol=1e-6, atol=1e-6)
@@ -169,8 +167,8 @@ def test_padding_is_noised_and_not_scored():
     hidden = nelbo.model.hidden
     nelbo.model.hidden = lambda z, t: (seen.append(z), hidden(z, t))[1]
     whole = estimate_nelbo(nelbo, [text])
-    some = estimate_nelbo(nelbo, [TextTokens(text.tokens, 0, valid=valid)])
-    others = estimate_nelbo(nelbo, [TextTokens(text.tokens, 0, valid=~valid)])
+    some = estimate_nelbo(nelbo, [ScoredText(text.tokens, 0, valid=valid)])
+    others = estimate_nelbo(nelbo, [ScoredText(text.tokens, 0, valid=~valid)])
     assert (torch.cat(seen)[:, ~valid] != text.tokens[~valid]).any()
     assert some.total + others.total == pytest.approx(whole.total, rel=1e-5)
 
@@ -188,7 +186,7 @@ def test_strata_spread_the_times_of_all_texts():
 def test_equal_indices_share_times_and_noise():
     nelbo = estimator(0.2)
     x = nelbo.model.source.sample(0, torch.arange(1), LENGTH)[0]
-    same = estimate_nelbo(nelbo, [TextTokens(x, 7), TextTokens(x, 7), TextTokens(x, 8)])
+    same = estimate_nelbo(nelbo, [ScoredText(x, 7), ScoredText(x, 7), ScoredText(x, 8)])
     assert same.nelbo[0] == same.nelbo[1] != same.nelbo[2]
 
 
@@ -270,8 +268,10 @@ def test_one_repeat_has_no_standard_error():
 
 
 def test_rows_are_grouped_by_length():
-    texts = [TextTokens(torch.zeros(n, dtype=torch.int64), n) for n in (5, 2, 5, 9)]
-    batches = [batch.load() for batch in row_batches(texts, range(2), 10, "cpu")]
+    texts = [ScoredText(torch.zeros(n, dtype=torch.int64), n) for n in (5, 2, 5, 9)]
+    batches = [
+        ScoringBatch.load(texts, pairs, "cpu") for pairs in pair_batches(texts, range(2), 10)
+    ]
     assert [tuple(rows.x.shape) for rows in batches] == [(2, 2), (2, 5), (2, 5), (1, 9), (1, 9)]
     pairs = [
         pair

@@ -11,16 +11,16 @@ from gidd.diffusion.categorical import cut_below, cut_below_max
 from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     FunctionalSchedule,
     FunctionAmount,
     FunctionCurve,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
+    PeakedAmount,
     Polynomial,
-    Ramp,
     UniformSchedule,
     mask_noise,
     uniform_noise,
@@ -75,19 +75,19 @@ REFUSED = {
         ["alpha", "1 at t = 0 and 0 at t = 1", "0.5", "Rescale"],
     ),
     "pi that sums to 1/2": (
-        lambda: MixtureSchedule(VOCAB, (Component(HALF, Ramp()),)),
+        lambda: MixtureSchedule(VOCAB, (Component(HALF, LinearAmount()),)),
         ScheduleError,
         ["components[0].noise", "probability distribution", "0.5", "divide by the sum"],
     ),
     "pi with negative entries": (
         lambda: MixtureSchedule(
-            VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), Ramp()),)
+            VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), LinearAmount()),)
         ),
         ScheduleError,
         ["components[0].noise", "entries >= 0", "-0.1"],
     ),
     "pi for another vocabulary": (
-        lambda: MixtureSchedule(VOCAB, (Component(torch.ones(4) / 4, Ramp()),)),
+        lambda: MixtureSchedule(VOCAB, (Component(torch.ones(4) / 4, LinearAmount()),)),
         ScheduleError,
         ["components[0].noise", "5 tokens", "[4]", "Append zeros"],
     ),
@@ -119,7 +119,7 @@ REFUSED = {
         lambda: MixtureSchedule(
             VOCAB,
             (
-                Component(mask_noise(VOCAB), Ramp()),
+                Component(mask_noise(VOCAB), LinearAmount()),
                 Component(uniform_noise(VOCAB), FunctionAmount(lambda t: t * (1 - t) ** 3)),
             ),
         ),
@@ -145,7 +145,7 @@ REFUSED = {
     ),
     "hybrid without a mask": (lambda: HybridSchedule(Vocab(5)), ScheduleError, ["mask_id", "None"]),
     "power of zero": (lambda: Polynomial(0.0), ScheduleError, ["power", "0.0", "positive"]),
-    "negative ramp": (lambda: Ramp(-1.0), ScheduleError, ["weight", "-1.0", "at least 0"]),
+    "negative ramp": (lambda: LinearAmount(-1.0), ScheduleError, ["weight", "-1.0", "at least 0"]),
     "dynamic weights of uniform noise": (
         lambda: DynamicWeighting(UniformSchedule(VOCAB)),
         ScheduleError,
@@ -237,9 +237,9 @@ def test_every_schedule_of_the_tests_passes_its_own_check(schedule):
 def test_gamma_above_two_really_has_negative_rates(gamma):
     """c + (1 - t) c' < 0 for t > gamma / (2 (gamma - 1))."""
     t = torch.tensor([(1 + gamma / (2 * (gamma - 1))) / 2], dtype=torch.float64)
-    bump = Bump(0.2, 2.0)
+    bump = PeakedAmount(0.2, 2.0)
     object.__setattr__(bump, "gamma", gamma)  # as if the range were not checked
-    assert bump.gain(t) < 0
+    assert bump.derivative_term(t) < 0
 
 
 def test_gamma_of_two_is_allowed():

@@ -7,9 +7,7 @@ import torch
 from support.choice_task import CONTEXT_TOKENS, markov_questions
 from support.exact_denoiser import ExactDenoiser, markov_world
 
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.nelbo import NelboEstimator
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
 from gidd.evaluation.tasks.choices import Choice, EarlyStop, Question, score_questions
 
 
@@ -41,8 +39,8 @@ def small_estimator() -> NelboEstimator:
     return NelboEstimator(ExactDenoiser(source, schedule), schedule, nodes=2)
 
 
-def _text(*tokens: int, index: int = 0) -> TextTokens:
-    return TextTokens(torch.tensor(tokens), index)
+def _text(*tokens: int, index: int = 0) -> ScoredText:
+    return ScoredText(torch.tensor(tokens), index)
 
 
 def test_scores_are_those_of_the_one_estimator(small_estimator: NelboEstimator) -> None:

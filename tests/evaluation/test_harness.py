@@ -13,8 +13,7 @@ import pytest
 import torch
 from support.small_model import CONTEXT, TEXT
 
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import ScoredText, estimate_nelbo
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.tasks import harness
 from gidd.evaluation.tasks.continuations import (
@@ -120,7 +119,7 @@ def test_a_log_likelihood_is_minus_the_nelbo_of_the_continuation(pipe: Pipeline)
     model = GiddLM(pipe, nodes=3, repeats=2)
     ((value, _),) = model.loglikelihood([_request("I embrace", " with great")])
     tokens, start = encode_continuation(pipe.token_texts, "I embrace", " with great")
-    text = TextTokens(
+    text = ScoredText(
         torch.tensor(tokens), stable_index(["I embrace"]), torch.arange(len(tokens)) < start
     )
     expected = estimate_nelbo(pipe.nelbo_estimator(nodes=3), [text], repeats=2)
@@ -132,7 +131,7 @@ def test_the_rule_of_the_paper_uses_its_grid(pipe: Pipeline) -> None:
     ((value, _),) = model.loglikelihood([_request("I embrace", " with great")])
     tokens = torch.tensor(encode_continuation(pipe.token_texts, "I embrace", " with great").tokens)
     estimator = pipe.nelbo_estimator(grid="paper", nodes=5)
-    expected = estimator.draw([TextTokens(tokens, stable_index(["I embrace"]))], 0)
+    expected = estimator.draw([ScoredText(tokens, stable_index(["I embrace"]))], 0)
     assert value == pytest.approx(-float(expected.sum()), abs=1e-4)
     assert GiddLM(pipe, rule="paper").estimator.nodes == 128
 

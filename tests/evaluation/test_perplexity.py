@@ -14,8 +14,7 @@ from support.small_model import TEXT
 
 from gidd.data.preparation import prepare
 from gidd.data.tokenizers import character_level
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.nelbo import NelboEstimator
+from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
 from gidd.evaluation.perplexity.windows import (

@@ -27,13 +27,13 @@ def rows_of_logits(vocab_size: int, width: int) -> Tensor:
 
 
 def launch(logits: Tensor, current: Tensor, u: Tensor, temperature: float, odds: bool):
-    from gidd.sampling import draw_triton
+    from gidd.diffusion.kernels import rows
 
     if logits.shape[1] < 9999:
-        draw_triton.TILE = 512  # so that a row has several tiles
+        rows.TILE = 512  # so that a row has several tiles
     integers, numbers = torch.empty(2, len(u), dtype=torch.int64), torch.empty(4, len(u))
     outputs = integers[0], numbers[0], numbers[1], integers[1], numbers[2], numbers[3]
-    draw_triton.launch_draw_rows(logits, current, u, temperature, odds, outputs)
+    rows.launch_draw_rows(logits, current, u, temperature, odds, outputs)
     return dict(zip(NAMES, outputs, strict=True))
 
 

@@ -21,7 +21,7 @@ SCHEDULES = [
 
 def different_tokens() -> list[str]:
     """Return the schedules for which the kernel differs from a draw from rows [B, 1 + V]."""
-    from gidd.diffusion.draw_flat_triton import launch_draw_flat
+    from gidd.diffusion.kernels.random import launch_draw_flat
 
     t = torch.tensor([0.0, 1e-4, 0.5, 0.9999, 1.0])
     u = random_integers(0, Stream.NOISE, 0, torch.arange(len(t)), torch.arange(700))

@@ -8,19 +8,19 @@ import torch.nn.functional as F
 from support.interpreted import interpret, needs_triton
 from torch import Tensor
 
+from gidd.diffusion.loss.token_terms import LossTokens, TokenTerms, token_terms
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
+    PeakedAmount,
     UniformSchedule,
     mask_noise,
     uniform_noise,
 )
-from gidd.diffusion.token_terms import LossTokens, TokenTerms, token_terms
 from gidd.vocab import Vocab
 
 pytestmark = needs_triton
@@ -42,8 +42,8 @@ def schedule_of(noise: str, vocab: Vocab) -> MixingSchedule:
             return UniformSchedule(vocab)
         case _:
             zipf = uniform_noise(vocab) / torch.arange(1, vocab.size + 1, dtype=torch.float64)
-            unigram = Component(zipf / zipf.sum(), Bump(0.2))
-            return MixtureSchedule(vocab, (Component(mask_noise(vocab), Ramp()), unigram))
+            unigram = Component(zipf / zipf.sum(), PeakedAmount(0.2))
+            return MixtureSchedule(vocab, (Component(mask_noise(vocab), LinearAmount()), unigram))
 
 
 class Problem(NamedTuple):
@@ -83,17 +83,17 @@ class Problem(NamedTuple):
 
     def computed(self, with_rows: bool, with_gradient: bool = True) -> TokenTerms:
         """Call the kernel; `with_rows`: as if the noise were not flat."""
-        from gidd.diffusion import fused_triton
+        from gidd.diffusion.kernels import loss
 
         if self.logits.shape[1] < 9999:
-            fused_triton.TILE_BYTES = 512 * self.logits.element_size()  # several in a row
+            loss.TILE_BYTES = 512 * self.logits.element_size()  # several in a row
         noise, sample = self.tokens.noise, self.tokens.sample
         if with_rows:
             noise, sample = self.noise_rows, torch.arange(len(self.noise_rows)).repeat_interleave(3)
         elif noise is not None and sample is None:
             noise = noise.squeeze(-1).contiguous()
         logits, parts = self.logits.clone(), self.tokens[1:-2]
-        terms = fused_triton.launch_loss_rows(logits, *parts, noise, sample, with_gradient)
+        terms = loss.launch_loss_rows(logits, *parts, noise, sample, with_gradient)
         return TokenTerms(*(term.double() for term in (*terms, logits)))
 
 

@@ -10,13 +10,13 @@ from support.random_requests import FIXERS, SAMPLERS
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     FirstReleaseSchedule,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
+    PeakedAmount,
     UniformSchedule,
     mask_noise,
 )
@@ -51,8 +51,8 @@ SCHEDULES = {
     "mixture": MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), Ramp()),
-            Component(UNIGRAM / UNIGRAM.sum(), Bump(peak=0.2)),
+            Component(mask_noise(VOCAB), LinearAmount()),
+            Component(UNIGRAM / UNIGRAM.sum(), PeakedAmount(peak=0.2)),
         ),
     ),
 }

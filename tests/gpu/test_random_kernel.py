@@ -11,7 +11,7 @@ SEEDS = [1, 2**40 + 3, -7]
 
 def different_bits() -> list[str]:
     """Return the addresses at which the kernel differs."""
-    from gidd.diffusion.randomness_triton import launch_random_integers
+    from gidd.diffusion.kernels.random import launch_random_integers
 
     sample, position = torch.tensor(SAMPLES), torch.arange(40) * 107_000_000  # up to 4.2e9
     steps = torch.arange(3) * 1000

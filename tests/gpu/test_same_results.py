@@ -6,16 +6,16 @@ import torch.nn.functional as F
 from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.common.devices import acting_as
-from gidd.diffusion.fused import fused_cross_entropy, fused_loss
+from gidd.diffusion.loss import fused_cross_entropy, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
+    PeakedAmount,
     UniformSchedule,
     mask_noise,
     uniform_noise,
@@ -50,7 +50,11 @@ SCHEDULES = {
     "masked": MaskedSchedule(VOCAB),
     "uniform": UniformSchedule(VOCAB),
     "unigram": MixtureSchedule(
-        VOCAB, (Component(mask_noise(VOCAB), Ramp()), Component(ZIPF / ZIPF.sum(), Bump(0.2)))
+        VOCAB,
+        (
+            Component(mask_noise(VOCAB), LinearAmount()),
+            Component(ZIPF / ZIPF.sum(), PeakedAmount(0.2)),
+        ),
     ),
 }
 
@@ -71,7 +75,7 @@ def test_loss_and_gradients(name, has_triton, monkeypatch):
     """Whole chunks, all tokens and a padded head, against blocks, touched tokens and none."""
     schedule = SCHEDULES[name]
     if not has_triton:
-        monkeypatch.setattr("gidd.diffusion.fused.has_kernels", lambda _: False)
+        monkeypatch.setattr("gidd.diffusion.loss.fused.has_kernels", lambda _: False)
     torch.manual_seed(1)
     t = torch.tensor([1e-4, 0.3, 0.8, 0.9999])
     x = torch.randint(0, V - 1, (4, L))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gidd.diffusion.elbo import elbo_terms
-from gidd.diffusion.fused import fused_loss
+from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError

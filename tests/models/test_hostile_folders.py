@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from gidd.common.files import sha256
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     HybridSchedule,
+    LinearAmount,
     MixtureSchedule,
-    Ramp,
+    PeakedAmount,
     mask_noise,
     uniform_noise,
 )
@@ -38,7 +38,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 VOCAB = Vocab(11, mask_id=10, pad_id=0)
 WEIGHTS, SCHEDULE, RECORD = "model.safetensors", "schedule.safetensors", "gidd.json"
 MIXTURE = MixtureSchedule(
-    VOCAB, (Component(mask_noise(VOCAB), Ramp()), Component(uniform_noise(VOCAB), Bump(0.2)))
+    VOCAB,
+    (
+        Component(mask_noise(VOCAB), LinearAmount()),
+        Component(uniform_noise(VOCAB), PeakedAmount(0.2)),
+    ),
 )
 LARGE = 10**10
 
@@ -353,7 +357,7 @@ def test_noise_of_another_shape_or_type_is_refused(ours):
 
 
 def test_noise_of_too_many_components_is_not_saved(tmp_path):
-    many = MixtureSchedule(VOCAB, (Component(mask_noise(VOCAB), Ramp(1 / 17)),) * 17)
+    many = MixtureSchedule(VOCAB, (Component(mask_noise(VOCAB), LinearAmount(1 / 17)),) * 17)
     with pytest.raises(ConfigError, match="at most 16 components, got 17"):
         save(tmp_path, small_denoiser(), many)
 

@@ -17,7 +17,6 @@ import gidd
 from gidd.cli import main
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     Cosine,
     FirstReleaseSchedule,
@@ -25,10 +24,11 @@ from gidd.diffusion.schedules import (
     FunctionAmount,
     FunctionCurve,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
+    PeakedAmount,
     Polynomial,
-    Ramp,
     UniformSchedule,
     mask_noise,
     uniform_noise,
@@ -80,9 +80,9 @@ SCHEDULES: list[MixingSchedule] = [
     MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), Ramp(0.75)),
-            Component(uniform_noise(VOCAB), Ramp(0.25)),
-            Component(ZIPF / ZIPF.sum(), Bump(0.2, 0.7)),
+            Component(mask_noise(VOCAB), LinearAmount(0.75)),
+            Component(uniform_noise(VOCAB), LinearAmount(0.25)),
+            Component(ZIPF / ZIPF.sum(), PeakedAmount(0.2, 0.7)),
         ),
     ),
 ]

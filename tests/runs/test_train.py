@@ -20,9 +20,9 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion import (
     Component,
     HybridSchedule,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
-    Ramp,
     TightWeighting,
     mask_noise,
 )
@@ -195,7 +195,7 @@ def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
 
 
 def test_a_mixture_trains_and_is_saved_with_its_distributions(data, vocab, tmp_path):
-    schedule = MixtureSchedule(vocab, (Component(mask_noise(vocab), Ramp()),))
+    schedule = MixtureSchedule(vocab, (Component(mask_noise(vocab), LinearAmount()),))
     pipe = train(tmp_path, data, schedule=schedule, weighting="tight")
     pipe.save(tmp_path / "model")
     loaded = gidd.from_pretrained(tmp_path / "model", device="cpu").schedule

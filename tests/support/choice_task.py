@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.nelbo import NelboEstimator
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.evaluation.tasks.choices import Choice, Question
 from gidd.sources import MarkovSource
 from support.exact_denoiser import ExactDenoiser, markov_world
@@ -41,7 +40,7 @@ def markov_questions(number: int, *, nodes: int = 4) -> ChoiceWorld:
         context, true = text[:CONTEXT_TOKENS], text[CONTEXT_TOKENS:]
         shuffled = [true[torch.randperm(CHOICE_TOKENS, generator=generator)] for _ in range(2)]
         choices = [torch.cat([context, end]) for end in (true, *shuffled, elsewhere[index])]
-        questions.append(Question(tuple(Choice((TextTokens(c, index, given),)) for c in choices)))
+        questions.append(Question(tuple(Choice((ScoredText(c, index, given),)) for c in choices)))
     denoiser = ExactDenoiser(source, schedule, given)
     estimator = NelboEstimator(denoiser, schedule, nodes=nodes, tokens_per_call=1 << 15)
     return ChoiceWorld(source, estimator, questions)

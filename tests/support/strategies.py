@@ -13,7 +13,6 @@ from torch import Tensor
 from gidd.common.registry import builtin_parts
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Bump,
     Component,
     Cosine,
     Curve,
@@ -23,10 +22,11 @@ from gidd.diffusion.schedules import (
     FunctionCurve,
     HybridSchedule,
     Linear,
+    LinearAmount,
     MaskedSchedule,
     MixtureSchedule,
+    PeakedAmount,
     Polynomial,
-    Ramp,
     UniformSchedule,
     mask_noise,
     uniform_noise,
@@ -72,8 +72,8 @@ def mixture(vocab: Vocab, u: Sequence[float]) -> MixtureSchedule:
     zipf = uniform_noise(vocab) / rank
     main = uniform_noise(vocab) if vocab.mask_id is None else mask_noise(vocab)
     components = (
-        Component(main, Ramp()),
-        Component(uniform_noise(vocab), Bump(0.8 * u[0], 0.2 + 1.8 * u[1])),
+        Component(main, LinearAmount()),
+        Component(uniform_noise(vocab), PeakedAmount(0.8 * u[0], 0.2 + 1.8 * u[1])),
         Component(zipf / zipf.sum(), FunctionAmount(lambda t: u[2] * t.square())),
     )
     return MixtureSchedule(vocab, components)

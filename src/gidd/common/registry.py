@@ -60,7 +60,7 @@ _STEP_PARAMETERS = ("schedule", "s", "t", "canvas", "prediction")
 KINDS: dict[str, Kind] = {
     "schedule": Kind("gidd.diffusion.schedules", "PARTS", "MixingSchedule", ("vocab",)),
     "curve": Kind("gidd.diffusion.schedules", "CURVES", "Curve"),
-    "amount": Kind("gidd.diffusion.schedules", "AMOUNTS", "Amount"),
+    "amount": Kind("gidd.diffusion.schedules", "AMOUNTS", "NoiseAmount"),
     "weighting": Kind("gidd.diffusion.weighting", "PARTS", "Weighting", ("schedule",)),
     "step": Kind("gidd.sampling.steps", "PARTS", None, _STEP_PARAMETERS),
     "corrector": Kind("gidd.sampling.correctors", "PARTS", None, _STEP_PARAMETERS),

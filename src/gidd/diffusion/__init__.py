@@ -1,9 +1,9 @@
 """The mathematics of generalized interpolating discrete diffusion. It needs only torch.
 
 Reading order: `schedule` (the interface), `schedules/`, `process` (marginals, noising, reverse
-step), `elbo` (the loss), `weighting/`, `times`, `randomness`, `categorical`; `fused` is the
-memory-efficient loss for training, `loss` the loss of a batch. docs/paper-to-code.md maps equations
-to functions.
+step), `elbo` (the loss), `weighting`, `times`, `randomness`, `categorical`; then `loss/` (the same
+loss without [B, L, V] tensors, for training), `likelihood/` (the estimator) and `error_rate`;
+`kernels/` are Triton. docs/paper-to-code.md maps equations to functions.
 
 The names below are imported on first use, so importing this package does not import torch.
 """
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
         prior_kl as prior_kl,
         reconstruction as reconstruction,
     )
-    from gidd.diffusion.fused import fused_loss as fused_loss
-    from gidd.diffusion.loss import DiffusionLoss as DiffusionLoss, diffusion_loss as diffusion_loss
+    from gidd.diffusion.loss import (
+        DiffusionLoss as DiffusionLoss,
+        diffusion_loss as diffusion_loss,
+        fused_loss as fused_loss,
+    )
     from gidd.diffusion.process import (
         marginal as marginal,
         noise as noise,
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from gidd.diffusion.randomness import Stream as Stream, random_integers as random_integers
     from gidd.diffusion.schedule import MixingSchedule as MixingSchedule
     from gidd.diffusion.schedules import (
-        Bump as Bump,
         Component as Component,
         Cosine as Cosine,
         FunctionalSchedule as FunctionalSchedule,
@@ -42,10 +44,11 @@ if TYPE_CHECKING:
         FunctionCurve as FunctionCurve,
         HybridSchedule as HybridSchedule,
         Linear as Linear,
+        LinearAmount as LinearAmount,
         MaskedSchedule as MaskedSchedule,
         MixtureSchedule as MixtureSchedule,
+        PeakedAmount as PeakedAmount,
         Polynomial as Polynomial,
-        Ramp as Ramp,
         UniformSchedule as UniformSchedule,
         mask_noise as mask_noise,
         uniform_noise as uniform_noise,

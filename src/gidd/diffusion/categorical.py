@@ -99,7 +99,7 @@ def _draw_flat(
 
 
 def _launch_draw_flat(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Tensor:
-    from gidd.diffusion.draw_flat_triton import launch_draw_flat
+    from gidd.diffusion.kernels.random import launch_draw_flat
 
     return launch_draw_flat(entries, mask_id, size, u)
 

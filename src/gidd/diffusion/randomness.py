@@ -161,7 +161,7 @@ def _launch(
     sample: Tensor,
     position: Tensor,
 ) -> Tensor:
-    from gidd.diffusion.randomness_triton import launch_random_integers
+    from gidd.diffusion.kernels.random import launch_random_integers
 
     return launch_random_integers(
         seed if seeds is None else seeds, stream, step if steps is None else steps, sample, position

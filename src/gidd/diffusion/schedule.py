@@ -63,10 +63,10 @@ class MixingSchedule(ABC):
     """The mixing rate alpha_t and mixing distribution pi_t of the noise (Defs. 3.1 and 3.2).
 
     A schedule is three functions of time. Marginals, transitions, ELBO weights and samplers are all
-    derived from them in `process.py`, `elbo.py` and `weighting/`.
+    derived from them in `process.py`, `elbo.py` and `weighting.py`.
 
-    To add one, subclass this in a new file under `schedules/`, call `check(self)` at the end of
-    its constructor, give it a name in `PARTS` of `schedules/__init__.py` and add it to
+    To add one, subclass this in a file under `schedules/`, call `check(self)` at the end of its
+    constructor, give it a name in `PARTS` of `schedules/__init__.py` and add it to
     `SCHEDULE_BUILDERS` in tests/support/strategies.py.
     """
 

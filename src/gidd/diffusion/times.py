@@ -1,8 +1,9 @@
-"""Times for training, meshes for sampling and quadrature nodes for likelihoods."""
+"""Times for training, meshes for sampling, quadrature nodes and time grids for likelihoods."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -159,3 +160,50 @@ def _require_eps(eps: float) -> None:
         raise ConfigError(
             f"eps must be in [0, 0.5), got {eps}. Times lie in [eps, 1 - eps]; the paper uses 1e-4."
         )
+
+
+class TimeGrid(NamedTuple):
+    """The times at which the integrand is evaluated in one repeat."""
+
+    nodes: Callable[[int, float, Tensor], Nodes]
+    """(number, eps, random shift of each text [B]) -> times and weights [B, T]."""
+
+    has_ends: bool
+    """Whether the ends are added: without them the estimate is not a bound."""
+
+    is_coupled: bool
+    """Whether the noise of the times of a repeat is coupled, see `gidd.diffusion.likelihood`."""
+
+    description: str
+
+
+def _paper(num_nodes: int, eps: float, shift: Tensor) -> Nodes:
+    nodes = paper_nodes(num_nodes, eps)
+    return Nodes(*(part.to(shift.device).expand(len(shift), -1) for part in nodes))
+
+
+GRIDS = {
+    "sine": TimeGrid(
+        sine_midpoints,
+        True,
+        True,
+        "t = sin^2(y^2 pi/2) with y evenly spaced, folded and randomly shifted; noise of the "
+        "times of a repeat coupled by rotations; reconstruction at eps and prior "
+        "added; unbiased",
+    ),
+    "stratified": TimeGrid(
+        stratified_nodes,
+        True,
+        False,
+        "t evenly spaced with a common random shift, as in training; reconstruction at eps and "
+        "prior added; unbiased",
+    ),
+    "paper": TimeGrid(
+        _paper,
+        False,
+        False,
+        "mean over t evenly spaced in [eps, 1 - eps], both ends included, without reconstruction "
+        "and prior (App. F of the paper, 128 times); biased for p_uniform > 0",
+    ),
+}
+"""Time grids by name."""

@@ -13,7 +13,7 @@ import torch
 import gidd
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.nelbo import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
+from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, push_to_hub, save

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.diffusion.fused import HEAD_ROWS
-from gidd.diffusion.loss import HiddenAndHead
+from gidd.diffusion.loss import HEAD_ROWS, HiddenAndHead
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, Head
 from gidd.models.denoiser import LogitHead

@@ -11,10 +11,8 @@ import torch
 
 from gidd.common.allowed import SEED, integer, number, optional, require_arguments
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.likelihood import NUM_REPEATS, estimate_nelbo
-from gidd.diffusion.nelbo import NUM_NODES
-from gidd.diffusion.text_rows import TextTokens
-from gidd.diffusion.time_grids import GRIDS
+from gidd.diffusion.likelihood import NUM_NODES, NUM_REPEATS, ScoredText, estimate_nelbo
+from gidd.diffusion.times import GRIDS
 from gidd.pipeline.confidence import score_tokens
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
 from gidd.pipeline.results import ResultManifest, Scores
@@ -78,7 +76,7 @@ def score_texts(
     phases = _CallPhases(on_calls, 0, *expected)
     found = estimate_nelbo(
         estimator,
-        [TextTokens(part, index) for index, (_, part) in enumerate(parts)],
+        [ScoredText(part, index) for index, (_, part) in enumerate(parts)],
         repeats=repeats,
         max_se=max_se,
         max_calls=max_calls,

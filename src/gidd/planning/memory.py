@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gidd.diffusion.fused import CHUNK_TOKENS, HEAD_AND_LOSS
+from gidd.diffusion.loss import CHUNK_TOKENS, HEAD_AND_LOSS
 
 aten, profiler = torch.ops.aten, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005

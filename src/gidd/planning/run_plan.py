@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gidd.common.devices import has_bf16
-from gidd.diffusion.fused import CHUNK_TOKENS, CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
+from gidd.diffusion.loss import CHUNK_TOKENS, CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.errors import ConfigError
 from gidd.planning.assumptions import Assumptions
 from gidd.planning.cluster import (

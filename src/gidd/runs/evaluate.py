@@ -15,8 +15,7 @@ from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.shards import ShardSet, invalid_tokens
 from gidd.data.tokenizers import Tokenizer
-from gidd.diffusion.nelbo import NelboEstimator
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.diffusion.times import even_mesh
 from gidd.runs.data import loader_config
 from gidd.sampling import Engine, Request, blanks, sampling_plan
@@ -126,7 +125,7 @@ def _validate_diffusion(
 ) -> Metrics:
     """Estimate the NELBO with one time per sample; the times of all samples are evenly spaced."""
     texts = [
-        TextTokens(tokens, number, valid=valid)
+        ScoredText(tokens, number, valid=valid)
         for number, (tokens, valid) in enumerate(zip(samples.tokens, samples.valid, strict=True))
     ]
     estimator = NelboEstimator(

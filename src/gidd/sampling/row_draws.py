@@ -195,7 +195,7 @@ def _launch_draw_rows(
     with_odds: bool,
     *outputs: Tensor,
 ) -> None:
-    from gidd.sampling.draw_triton import launch_draw_rows
+    from gidd.diffusion.kernels.rows import launch_draw_rows
 
     launch_draw_rows(logits, tokens, u, temperature, with_odds, outputs)
 

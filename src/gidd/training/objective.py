@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from gidd.common.devices import copy_to, positions
 from gidd.data.batch import Batch
-from gidd.diffusion.fused import fused_cross_entropy
-from gidd.diffusion.loss import loss_at
+from gidd.diffusion.loss import fused_cross_entropy, loss_at
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule

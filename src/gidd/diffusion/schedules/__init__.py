@@ -1,4 +1,4 @@
-"""Noise schedules, one per file. Every test of schedules covers the classes that `PARTS` names.
+"""Noise schedules. Every test of schedules covers the classes that `PARTS` names.
 
 The exports are imported on first use, and no module of this package imports torch until a schedule
 is built: help texts list the schedules and their options without it.
@@ -10,32 +10,31 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.diffusion.schedule import MixingSchedule as MixingSchedule
-    from gidd.diffusion.schedules.amounts import (
-        Amount as Amount,
-        Bump as Bump,
-        FunctionAmount as FunctionAmount,
-        Ramp as Ramp,
-    )
     from gidd.diffusion.schedules.curves import (
+        ConstantMixing as ConstantMixing,
         Cosine as Cosine,
         Curve as Curve,
         FunctionCurve as FunctionCurve,
         Linear as Linear,
+        MaskedSchedule as MaskedSchedule,
         Polynomial as Polynomial,
-    )
-    from gidd.diffusion.schedules.distributions import (
+        UniformSchedule as UniformSchedule,
         mask_noise as mask_noise,
         uniform_noise as uniform_noise,
     )
-    from gidd.diffusion.schedules.first_release import FirstReleaseSchedule as FirstReleaseSchedule
-    from gidd.diffusion.schedules.functional import FunctionalSchedule as FunctionalSchedule
-    from gidd.diffusion.schedules.hybrid import HybridSchedule as HybridSchedule
-    from gidd.diffusion.schedules.masked import MaskedSchedule as MaskedSchedule
+    from gidd.diffusion.schedules.hybrid import (
+        FirstReleaseSchedule as FirstReleaseSchedule,
+        HybridSchedule as HybridSchedule,
+    )
     from gidd.diffusion.schedules.mixture import (
         Component as Component,
+        FunctionalSchedule as FunctionalSchedule,
+        FunctionAmount as FunctionAmount,
+        LinearAmount as LinearAmount,
         MixtureSchedule as MixtureSchedule,
+        NoiseAmount as NoiseAmount,
+        PeakedAmount as PeakedAmount,
     )
-    from gidd.diffusion.schedules.uniform import UniformSchedule as UniformSchedule
 
 PARTS: dict[str, str] = {
     "masked": "MaskedSchedule",
@@ -49,7 +48,7 @@ PARTS: dict[str, str] = {
 CURVES: dict[str, str] = {"linear": "Linear", "cosine": "Cosine", "polynomial": "Polynomial"}
 """Class of each mixing rate by its name."""
 
-AMOUNTS: dict[str, str] = {"ramp": "Ramp", "bump": "Bump"}
+AMOUNTS: dict[str, str] = {"ramp": "LinearAmount", "bump": "PeakedAmount"}
 """Class of each amount of a mixture by its name."""
 
 __getattr__, __dir__ = lazy_exports(__name__)

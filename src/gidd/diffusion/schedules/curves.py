@@ -1,4 +1,4 @@
-"""Mixing rates alpha_t, and schedules whose mixing distribution is constant in time."""
+"""Mixing rates alpha_t, and schedules whose mixing distribution is constant: masked and uniform."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from gidd.diffusion.schedule import MixingSchedule, check
-from gidd.diffusion.schedules.autodiff import value_and_slope
+from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -150,3 +149,77 @@ class ConstantMixing(MixingSchedule):
     def inflow(self, t: Tensor) -> Tensor:
         """(-alpha'/alpha) pi: pi' = 0 in Eq. 11."""
         return self.curve.hazard(t)[:, None] * self.pi(t)
+
+
+@final
+class MaskedSchedule(ConstantMixing):
+    """pi_t = m at all times, with any mixing rate alpha_t (Eq. 1)."""
+
+    def pi(self, like: Tensor) -> Tensor:
+        """All mass on the mask token."""
+        return mask_noise(self.vocab, like)
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """1 - alpha_t on the mask."""
+        return FlatNoise(self.vocab.mask_id, self.curve.beta(t), None)
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """-alpha'/alpha on the mask."""
+        return FlatNoise(self.vocab.mask_id, self.curve.hazard(t), None)
+
+
+@final
+class UniformSchedule(ConstantMixing):
+    """pi_t is uniform at all times, and so is the prior.
+
+    If the vocabulary has a mask token, this noise never produces it.
+    """
+
+    def pi(self, like: Tensor) -> Tensor:
+        """The same mass on every token but the mask."""
+        return uniform_noise(self.vocab, like)
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """(1 - alpha_t) / N on each of the N tokens but the mask."""
+        return self._flat(self.curve.beta(t))
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """-alpha'/alpha / N on each of the N tokens but the mask."""
+        return self._flat(self.curve.hazard(t))
+
+    def _flat(self, total: Tensor) -> FlatNoise:
+        share = 1 / self.vocab.num_data_tokens
+        return FlatNoise(self.vocab.mask_id, total * 0, total * share)
+
+
+def mask_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
+    """Return the distribution with all mass on the mask token (m in the paper)."""
+    if vocab.mask_id is None:
+        raise ScheduleError(
+            "vocab.mask_id must be a token id for noise that masks, got None. "
+            f"Use Vocab(size={vocab.size}, mask_id=...), or UniformSchedule, which needs no mask."
+        )
+    return _is_mask(vocab, like)
+
+
+def uniform_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
+    """Return the uniform distribution over all tokens but the mask (u in the paper)."""
+    return (1 - _is_mask(vocab, like)) * (1 / vocab.num_data_tokens)
+
+
+def _is_mask(vocab: Vocab, like: Tensor | None) -> Tensor:
+    """1 at the mask, 0 elsewhere, with the device and type of `like` (float64 on CPU if None)."""
+    import torch
+
+    device, dtype = (None, torch.float64) if like is None else (like.device, like.dtype)
+    ids = torch.arange(vocab.size, device=device)
+    return (ids == (-1 if vocab.mask_id is None else vocab.mask_id)).to(dtype)
+
+
+def value_and_slope(function: Callable[[Tensor], Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return function(t) and its derivative, for an elementwise function of t."""
+    import torch
+
+    t = t.contiguous()  # an expanded tensor cannot carry a tangent
+    value, slope, *_ = torch.func.jvp(function, (t,), (torch.ones_like(t),))
+    return value, slope

@@ -1,14 +1,16 @@
-"""The paper's schedule: a mixture of masking and uniform noise (Sec. 4)."""
+"""Masking and uniform noise: the schedules of the paper (Sec. 4) and its published checkpoints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
-from gidd.diffusion.schedules.amounts import Bump
-from gidd.diffusion.schedules.distributions import mask_noise, uniform_noise
+from gidd.diffusion.schedules.curves import mask_noise, uniform_noise
+from gidd.diffusion.schedules.mixture import PeakedAmount
+from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -42,9 +44,9 @@ class HybridSchedule(MixingSchedule):
         check(self)
 
     @property
-    def c(self) -> Bump:
+    def c(self) -> PeakedAmount:
         """c_t, the amount of uniform noise, relative to 1 - t of signal and t of mask."""
-        return Bump(self.p_uniform, self.gamma)
+        return PeakedAmount(self.p_uniform, self.gamma)
 
     def alpha(self, t: Tensor) -> Tensor:
         """(1 - t) / C_t, with C_t = 1 + c_t."""
@@ -58,7 +60,7 @@ class HybridSchedule(MixingSchedule):
     def inflow(self, t: Tensor) -> Tensor:
         """(m + (c + (1 - t) c') u) / (C_t (1 - t)), App. H.8."""
         scale = (1 + self.c.value(t)) * (1 - t)
-        return self._noise(t, mask=1 / scale, uniform=self.c.gain(t) / scale)
+        return self._noise(t, mask=1 / scale, uniform=self.c.derivative_term(t) / scale)
 
     def flat_beta_pi(self, t: Tensor) -> FlatNoise:
         """t / C_t on the mask, c_t / (C_t N) on each of the N other tokens."""
@@ -68,7 +70,7 @@ class HybridSchedule(MixingSchedule):
     def flat_inflow(self, t: Tensor) -> FlatNoise:
         """`inflow` in two numbers."""
         scale = (1 + self.c.value(t)) * (1 - t)
-        return self._flat(mask=1 / scale, uniform=self.c.gain(t) / scale)
+        return self._flat(mask=1 / scale, uniform=self.c.derivative_term(t) / scale)
 
     def _flat(self, mask: Tensor, uniform: Tensor) -> FlatNoise:
         share = 1 / self.vocab.num_data_tokens
@@ -78,3 +80,85 @@ class HybridSchedule(MixingSchedule):
         """`mask` on the mask token, `uniform` spread evenly over all others."""
         m, u = mask_noise(self.vocab, t), uniform_noise(self.vocab, t)
         return mask[:, None] * m + uniform[:, None] * u
+
+
+_SMALLEST_LOG_B = -20.0
+
+
+@final
+@dataclass(frozen=True)
+class FirstReleaseSchedule(MixingSchedule):
+    """Signal S = 1 - t - c, mask t and c_t = B sqrt(t (1 - t)) on every other token, over C.
+
+    The schedule of version 1.0.0 of the authors' code: a hybrid schedule with another constant B
+    and another normalisation. c_t is the amount on each single token, not on all tokens together,
+    and the amount on the clean token is taken from the signal.
+
+    Use it with the published checkpoints only, and `HybridSchedule` for new models: p_uniform = 0
+    is not exactly masked diffusion here, and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists.
+    With 50258 tokens and p_uniform = 0.2 that is the last 1e-10 of time. S is not clamped, since
+    the probabilities would no longer sum to 1: use times up to 1 - 1e-6, or t = 1, which is valid.
+    """
+
+    vocab: Vocab
+    p_uniform: float
+    """Approximate fraction of random tokens at t = 1/2; published are 0.0, 0.1 and 0.2."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p_uniform < 1:
+            raise ScheduleError(
+                f"p_uniform must be in [0, 1), got {self.p_uniform}. "
+                "The published checkpoints were trained with 0.0, 0.1 and 0.2."
+            )
+        check(self)
+
+    @property
+    def B(self) -> float:
+        """The constant of c_t: log B = -log(1 + (1 - p)/p V/2), at least -20."""
+        if self.p_uniform == 0:
+            return math.exp(_SMALLEST_LOG_B)
+        odds = (1 - self.p_uniform) / self.p_uniform
+        return math.exp(max(_SMALLEST_LOG_B, -math.log1p(odds * self.vocab.size / 2)))
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """(1 - t - c) / C."""
+        return self._signal(t) / self._total(t)
+
+    def beta_pi(self, t: Tensor) -> Tensor:
+        """t / C on the mask, c / C on every other token."""
+        return self._noise(t, self.flat_beta_pi(t))
+
+    def inflow(self, t: Tensor) -> Tensor:
+        """(a' S - a S') / (S C) with a = t on the mask and a = c elsewhere (App. H.8).
+
+        With c' = c (1 - 2t) / (2 t (1 - t)) the numerators are 1 - c / (2 (1 - t)) and c / (2 t).
+        """
+        return self._noise(t, self.flat_inflow(t))
+
+    def flat_beta_pi(self, t: Tensor) -> FlatNoise:
+        """The two numbers of `beta_pi`."""
+        total = self._total(t)
+        return FlatNoise(self.vocab.mask_id, t / total, self._c(t) / total)
+
+    def flat_inflow(self, t: Tensor) -> FlatNoise:
+        """The two numbers of `inflow`."""
+        c, scale = self._c(t), self._signal(t) * self._total(t)
+        mask = (1 - c / (2 * (1 - t))) / scale
+        return FlatNoise(self.vocab.mask_id, mask, c / (2 * t) / scale)
+
+    def _c(self, t: Tensor) -> Tensor:
+        return self.B * (t * (1 - t)).sqrt()
+
+    def _signal(self, t: Tensor) -> Tensor:
+        """S = 1 - t - c."""
+        return 1 - t - self._c(t)
+
+    def _total(self, t: Tensor) -> Tensor:
+        """C = 1 + (V - 2) c."""
+        return 1 + (self.vocab.size - 2) * self._c(t)
+
+    def _noise(self, t: Tensor, flat: FlatNoise) -> Tensor:
+        """Rows over the vocabulary."""
+        is_mask = mask_noise(self.vocab, t).bool()
+        assert flat.other is not None
+        return flat.mask[:, None].where(is_mask, flat.other[:, None])

@@ -1,12 +1,24 @@
-"""Any time-varying mixture of fixed noise distributions: mask, uniform, word frequencies, ..."""
+"""Any time-varying mixture of fixed noise distributions: mask, uniform, word frequencies, ...
+
+A mixture of noise distributions P_k in amounts a_k(t), relative to 1 - t of signal, has, with
+C_t = 1 - t + sum_k a_k(t),
+
+    alpha_t = (1 - t) / C_t,   beta_t pi_t = sum_k a_k(t) P_k / C_t,
+    inflow  = sum_k g_k(t) P_k / ((1 - t) C_t),   g_k = a_k + (1 - t) a_k',
+
+because inflow = alpha d/dt (beta pi / alpha) (App. H.8). The hybrid schedule of the paper is the
+case a = t on the mask and a = c_t on the uniform distribution.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from gidd.diffusion.schedule import MixingSchedule, check
-from gidd.diffusion.schedules.amounts import Amount
+from gidd.diffusion.schedules.curves import value_and_slope
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -16,14 +28,111 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class NoiseAmount(ABC):
+    """The amount a(t) of one noise: 0 at t = 0, non-negative for t > 0."""
+
+    @abstractmethod
+    def value(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """a(t)."""
+
+    @abstractmethod
+    def derivative_term(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """a + (1 - t) a', for 0 < t < 1. If it is negative, no Markov chain has this noise."""
+
+
+@final
+@dataclass(frozen=True)
+class LinearAmount(NoiseAmount):
+    """a = weight * t: noise that increases until t = 1. Linear amounts determine the prior."""
+
+    weight: float = 1.0
+    """Weight of this noise in the prior, relative to the other linear amounts."""
+
+    def __post_init__(self) -> None:
+        if not self.weight >= 0:
+            raise ScheduleError(
+                f"ramp.weight must be at least 0, got {self.weight}. "
+                "It is the relative weight of this noise in the prior; 0 removes it."
+            )
+
+    def value(self, t: Tensor) -> Tensor:
+        """weight * t."""
+        return self.weight * t
+
+    def derivative_term(self, t: Tensor) -> Tensor:
+        """weight * (t + (1 - t)) = weight."""
+        return t.new_full(t.shape, self.weight)
+
+
+@final
+@dataclass(frozen=True)
+class PeakedAmount(NoiseAmount):
+    """a = c_t = B (t (1 - t))^(gamma/2): noise that peaks at t = 1/2, 0 at both ends (Sec. 4).
+
+    With B = 2^gamma p/(1 - p), `peak` p is the fraction of this noise at t = 1/2 (App. H.7).
+    """
+
+    peak: float
+    """Fraction of tokens with this noise at t = 1/2, if one linear amount has weight 1."""
+
+    gamma: float = 1.0
+    """Shape exponent; a smaller one is flatter, with more of this noise near t = 0 and t = 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.peak < 1:
+            raise ScheduleError(
+                f"p_uniform (the bump's peak) must be in [0, 1), got {self.peak}. It is the "
+                "fraction of random tokens at t = 1/2; the paper uses 0.0, 0.1 and 0.2. For noise "
+                "without a mask use UniformSchedule."
+            )
+        if not 0 < self.gamma <= 2:
+            raise ScheduleError(
+                f"gamma must be in (0, 2], got {self.gamma}. Above 2 the uniform noise decreases "
+                "faster than tokens are masked, so no Markov chain has these marginals; at 0 the "
+                "noise at t = 0 would not be zero. The paper uses 1."
+            )
+
+    @property
+    def B(self) -> float:
+        """The constant B of c_t."""
+        return 2**self.gamma * self.peak / (1 - self.peak)
+
+    def value(self, t: Tensor) -> Tensor:
+        """c_t."""
+        return self.B * (t * (1 - t)) ** (self.gamma / 2)
+
+    def derivative_term(self, t: Tensor) -> Tensor:
+        """c + (1 - t) c' = c ((gamma/2)(1 - t) + (1 - gamma/2) t) / t, without cancellation."""
+        half = self.gamma / 2
+        return self.value(t) * (half * (1 - t) + (1 - half) * t) / t
+
+
+@final
+@dataclass(frozen=True)
+class FunctionAmount(NoiseAmount):
+    """Any differentiable amount, as a Python function of t; its derivative is by autodiff."""
+
+    function: Callable[[Tensor], Tensor]
+    """t [B] -> a(t) [B], elementwise, with torch operations."""
+
+    def value(self, t: Tensor) -> Tensor:
+        """The given function."""
+        return self.function(t)
+
+    def derivative_term(self, t: Tensor) -> Tensor:
+        """a + (1 - t) a' by forward-mode differentiation."""
+        value, slope = value_and_slope(self.function, t)
+        return value + (1 - t) * slope
+
+
 class Component(NamedTuple):
     """One noise distribution and its amount over time."""
 
     noise: Float[Tensor, " V"]
     """Distribution over all tokens, mask included, from which a noised token is drawn."""
 
-    amount: Amount
-    """Amount over time: `Ramp` (part of the prior), `Bump` (0 at both ends), or any function."""
+    amount: NoiseAmount
+    """`LinearAmount` (part of the prior), `PeakedAmount` (0 at both ends), or any function."""
 
 
 class _NoiseCache(dict["tuple[torch.device, torch.dtype]", "list[Tensor]"]):
@@ -35,13 +144,13 @@ class _NoiseCache(dict["tuple[torch.device, torch.dtype]", "list[Tensor]"]):
 @final
 @dataclass(frozen=True, eq=False)
 class MixtureSchedule(MixingSchedule):
-    """Fixed distributions P_k in amounts a_k(t), against 1 - t of signal (see `amounts.py`).
+    """Fixed distributions P_k in amounts a_k(t), against 1 - t of signal (see above).
 
     Example: masking, with additional random tokens drawn by their frequency in the corpus::
 
         MixtureSchedule(vocab, (
-            Component(mask_noise(vocab), Ramp()),
-            Component(unigram_frequencies, Bump(peak=0.2)),
+            Component(mask_noise(vocab), LinearAmount()),
+            Component(unigram_frequencies, PeakedAmount(peak=0.2)),
         ))
     """
 
@@ -55,7 +164,7 @@ class MixtureSchedule(MixingSchedule):
         if not self.components:
             raise ScheduleError(
                 "mixture.components must have at least one component, got none. "
-                "Component(mask_noise(vocab), Ramp()) is masked diffusion."
+                "Component(mask_noise(vocab), LinearAmount()) is masked diffusion."
             )
         for k, (noise, _) in enumerate(self.components):
             _check_distribution(f"mixture.components[{k}].noise", noise, self.vocab)
@@ -73,7 +182,7 @@ class MixtureSchedule(MixingSchedule):
     def inflow(self, t: Tensor) -> Tensor:
         """sum_k g_k P_k / ((1 - t) C_t)."""
         scale = (1 - t) * self._total(t)
-        return self._combine([amount.gain(t) / scale for _, amount in self.components])
+        return self._combine([amount.derivative_term(t) / scale for _, amount in self.components])
 
     def _total(self, t: Tensor) -> Tensor:
         """C_t = 1 - t + sum_k a_k(t)."""
@@ -105,3 +214,37 @@ def _check_distribution(field: str, noise: Tensor, vocab: Vocab) -> None:
             f"{field} must be a probability distribution (entries >= 0, sum 1), got smallest entry "
             f"{noise.min():.6g} and sum {total:.6g}. Clip negative entries and divide by the sum."
         )
+
+
+@final
+@dataclass(frozen=True)
+class FunctionalSchedule(MixingSchedule):
+    """alpha_t and beta_t pi_t as given functions; inflow is computed by automatic differentiation.
+
+    Both functions use torch operations, act on each time independently and are differentiable for
+    0 < t < 1.
+    """
+
+    vocab: Vocab
+    alpha_function: Callable[[Tensor], Tensor]
+    """t [B] -> alpha_t [B]."""
+
+    beta_pi_function: Callable[[Tensor], Tensor]
+    """t [B] -> beta_t pi_t [B, V], rows summing to 1 - alpha_t."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """The given function."""
+        return self.alpha_function(t)
+
+    def beta_pi(self, t: Tensor) -> Tensor:
+        """The given function."""
+        return self.beta_pi_function(t)
+
+    def inflow(self, t: Tensor) -> Tensor:
+        """(beta pi)' - (alpha'/alpha) beta pi, which is beta pi' - (alpha'/alpha) pi (App. H.3)."""
+        alpha, alpha_slope = value_and_slope(self.alpha_function, t)
+        beta_pi, beta_pi_slope = value_and_slope(self.beta_pi_function, t)
+        return beta_pi_slope - (alpha_slope / alpha)[:, None] * beta_pi

@@ -18,8 +18,7 @@ import torch
 import gidd
 from gidd.common.optional import optional_package
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
-from gidd.diffusion.nelbo import TOKENS_PER_CALL, RankGroup
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import TOKENS_PER_CALL, RankGroup, ScoredText
 from gidd.errors import DataError
 from gidd.evaluation.perplexity.windows import WindowScores
 from gidd.evaluation.samples.grader import Grader
@@ -87,7 +86,7 @@ class CausalModel:
 
     def score(
         self,
-        texts: Sequence[TextTokens],
+        texts: Sequence[ScoredText],
         ranks: RankGroup | None = None,
         on_calls: Callable[[int, int], None] | None = None,
     ) -> WindowScores:
@@ -116,7 +115,7 @@ class CausalModel:
         device = str(self.grader.model.device)
         return WindowScores(found, num_scored, len(rows), device, self.tokens_per_call)
 
-    def _row(self, window: int, text: TextTokens) -> _Row:
+    def _row(self, window: int, text: ScoredText) -> _Row:
         """Return inputs that end before the last token, so that none is longer than the window."""
         tokens: list[int] = text.tokens.tolist()
         has_context = text.given is not None

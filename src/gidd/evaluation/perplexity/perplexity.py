@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.nelbo import RankGroup
-from gidd.diffusion.text_rows import TextTokens
-from gidd.diffusion.time_grids import GRIDS
+from gidd.diffusion.likelihood import RankGroup, ScoredText
+from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.pairing import RATIOS
@@ -40,7 +39,7 @@ from gidd.pipeline.text import TokenTexts
 
 _Row = dict[str, Any]
 
-ScoreFunction = Callable[[Sequence[TextTokens], Callable[[int, int], None] | None], WindowScores]
+ScoreFunction = Callable[[Sequence[ScoredText], Callable[[int, int], None] | None], WindowScores]
 """Scores windows, given a callback for the forward passes done and expected."""
 
 _NOTHING: Final = "no token can be scored: every document is empty or too short."

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from gidd.common.actors import ActorOptions, map_on_ray
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.nelbo import RankGroup
-from gidd.diffusion.text_rows import TextTokens
-from gidd.diffusion.time_grids import GRIDS
+from gidd.diffusion.likelihood import RankGroup, ScoredText, estimate_nelbo
+from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError
 from gidd.evaluation.perplexity.causal import CausalModel, is_causal_model, load_causal_model
 from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
@@ -60,7 +58,7 @@ class ModelSource(NamedTuple):
 
 def score_windows(
     model: Pipeline | CausalModel,
-    texts: Sequence[TextTokens],
+    texts: Sequence[ScoredText],
     options: PerplexityOptions,
     ranks: RankGroup | None = None,
     on_calls: Callable[[int, int], None] | None = None,
@@ -96,7 +94,7 @@ def score_windows(
 
 def score_on_ray(
     source: ModelSource,
-    texts: Sequence[TextTokens],
+    texts: Sequence[ScoredText],
     options: PerplexityOptions,
     actors: ActorOptions,
     on_calls: Callable[[int, int], None] | None = None,
@@ -152,7 +150,7 @@ class _WindowWorker:
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values}
 
 
-def _to_item(texts: Sequence[TextTokens]) -> list[dict[str, Any]]:
+def _to_item(texts: Sequence[ScoredText]) -> list[dict[str, Any]]:
     return [
         {
             "tokens": text.tokens.tolist(),
@@ -163,7 +161,7 @@ def _to_item(texts: Sequence[TextTokens]) -> list[dict[str, Any]]:
     ]
 
 
-def _to_text(item: Mapping[str, Any]) -> TextTokens:
+def _to_text(item: Mapping[str, Any]) -> ScoredText:
     tokens, num_given = torch.tensor(item["tokens"]), item["num_given"]
     given = torch.arange(len(tokens)) < num_given if num_given else None
-    return TextTokens(tokens, item["index"], given)
+    return ScoredText(tokens, item["index"], given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import ScoredText
 from gidd.errors import ConfigError
 from gidd.evaluation.texts import documents, texts_digest
 from gidd.pipeline.text import TokenTexts
@@ -106,13 +106,13 @@ def window_length(length: int | None, stride: int | None, context: int) -> tuple
 
 def window_texts(
     corpus: Sequence[EncodedDocument], windows: Sequence[ScoringWindow]
-) -> list[TextTokens]:
+) -> list[ScoredText]:
     """Return the tokens of each window; the number of a window addresses its random numbers."""
-    texts: list[TextTokens] = []
+    texts: list[ScoredText] = []
     for index, window in enumerate(windows):
         tokens = corpus[window.document].tokens[window.start : window.stop]
         given = torch.arange(len(tokens)) < window.num_given if window.num_given else None
-        texts.append(TextTokens(tokens, index, given))
+        texts.append(ScoredText(tokens, index, given))
     return texts
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.diffusion.nelbo import NelboEstimator
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.evaluation.significance import student_t_p_value
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ OnPasses = Callable[[int, int], None]
 class Choice(NamedTuple):
     """A continuation of a question."""
 
-    parts: tuple[TextTokens, ...]
+    parts: tuple[ScoredText, ...]
     """Its texts to score; more than one if it does not fit into the context."""
 
     lengths: tuple[float, ...] = ()
@@ -189,12 +188,12 @@ class _Counter:
             self.on_passes(self.done, max(self.done, self.expected))
 
 
-def _number_texts(questions: Sequence[Question]) -> tuple[list[TextTokens], list[_State]]:
+def _number_texts(questions: Sequence[Question]) -> tuple[list[ScoredText], list[_State]]:
     """Return the different texts, and the numbers of those of each question."""
     number: dict[object, int] = {}
-    texts: list[TextTokens] = []
+    texts: list[ScoredText] = []
 
-    def find(text: TextTokens) -> int:
+    def find(text: ScoredText) -> int:
         given = None if text.given is None else tuple(text.given.tolist())
         key = (tuple(text.tokens.tolist()), text.index, given)
         if key not in number:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from gidd.diffusion.text_rows import TextTokens
+from gidd.diffusion.likelihood import ScoredText
 from gidd.errors import DataError
 from gidd.pipeline.text import TokenTexts
 
@@ -63,20 +63,20 @@ def scored_windows(length: int, start: int, size: int) -> Iterator[tuple[int, in
 
 def conditional_parts(
     tokens: Sequence[int], start: int, size: int, question: Sequence[str]
-) -> tuple[TextTokens, ...]:
+) -> tuple[ScoredText, ...]:
     """Return the texts that score the tokens from `start` on, given those before."""
-    parts: list[TextTokens] = []
+    parts: list[ScoredText] = []
     for number, (begin, first, end) in enumerate(scored_windows(len(tokens), start, size)):
         given = torch.arange(begin, end) < first
         text = torch.tensor(tokens[begin:end])
         index = stable_index(question, number)
-        parts.append(TextTokens(text, index, given if first > begin else None))
+        parts.append(ScoredText(text, index, given if first > begin else None))
     return tuple(parts)
 
 
 def joint_parts(
     tokens: Sequence[int], start: int, size: int, question: Sequence[str]
-) -> tuple[TextTokens, ...]:
+) -> tuple[ScoredText, ...]:
     """Return the text that scores context and continuation: the last `size` tokens of both.
 
     A continuation that does not fit is scored by `conditional_parts`, so that none of its tokens
@@ -84,4 +84,4 @@ def joint_parts(
     """
     if len(tokens) - start > size:
         return conditional_parts(tokens, start, size, question)
-    return (TextTokens(torch.tensor(tokens[-size:]), stable_index(question)),)
+    return (ScoredText(torch.tensor(tokens[-size:]), stable_index(question)),)

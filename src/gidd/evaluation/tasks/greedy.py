@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from gidd.diffusion.nelbo import NelboEstimator
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.text_rows import TextTokens
 
 
 @torch.no_grad()
-def is_greedy(estimator: NelboEstimator, text: TextTokens) -> bool:
+def is_greedy(estimator: NelboEstimator, text: ScoredText) -> bool:
     """Whether x_theta at t = 1, where all scored tokens are noise, is highest at each of them.
 
     One forward pass: all tokens are predicted at once.

@@ -22,8 +22,7 @@ import torch
 
 from gidd.common.allowed import integer, optional, require_arguments
 from gidd.common.optional import optional_package
-from gidd.diffusion.likelihood import estimate_nelbo
-from gidd.diffusion.nelbo import NelboEstimator, RankGroup
+from gidd.diffusion.likelihood import NelboEstimator, RankGroup, estimate_nelbo
 from gidd.errors import ConfigError
 from gidd.evaluation.tasks.choices import (
     Choice,

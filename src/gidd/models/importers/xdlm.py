@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gidd.diffusion.schedules import Component, MixtureSchedule, Ramp, mask_noise
+from gidd.diffusion.schedules import Component, LinearAmount, MixtureSchedule, mask_noise
 from gidd.errors import CheckpointError
 from gidd.models.importers.checkpoint import ForeignCheckpoint
 from gidd.models.importers.dit_family import import_dit, masked_vocab
@@ -29,4 +29,4 @@ def read(checkpoint: ForeignCheckpoint) -> Pretrained:
     vocab = masked_vocab(checkpoint, imported.dit.config.vocab_size)
     everywhere = torch.full((vocab.size,), 1 / vocab.size, dtype=torch.float64)
     noise = uniform * everywhere + (1 - uniform) * mask_noise(vocab)
-    return imported.pretrained(MixtureSchedule(vocab, (Component(noise, Ramp()),)))
+    return imported.pretrained(MixtureSchedule(vocab, (Component(noise, LinearAmount()),)))

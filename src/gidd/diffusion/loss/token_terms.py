@@ -81,7 +81,7 @@ class LossTokens(NamedTuple):
 
     @classmethod
     def clean(cls, x: Int[Tensor, " N"], loss_weight: Float[Tensor, " N"]) -> LossTokens:
-        """Take labels of a model that reads no noise."""
+        """Build the inputs of plain cross-entropy (autoregressive model)."""
         one, zero = torch.ones_like(loss_weight), torch.zeros_like(loss_weight)
         row = torch.arange(len(x), device=x.device)
         return cls(row, x, None, one, zero, zero, loss_weight, None, None)
@@ -101,7 +101,7 @@ class LossTokens(NamedTuple):
         return self._replace(**parts, noise=noise, sample=sample)
 
     def gathered(self) -> LossTokens:
-        """Return the tokens with a row of noise for each; on a CPU, one for those of one sample."""
+        """Return the tokens with a row of noise for each; on a CPU, one row per sample."""
         if self.noise is None or self.sample is None:
             return self
         first, last = self.sample[:1], self.sample[-1:]
@@ -237,7 +237,7 @@ def _launch_loss_rows(
     sample: Tensor | None,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    from gidd.diffusion.fused_triton import launch_loss_rows
+    from gidd.diffusion.kernels.loss import launch_loss_rows
 
     if noise is not None and sample is None:
         noise = noise.squeeze(-1)
@@ -268,7 +268,7 @@ def loss_rows(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return KL and IS of tokens, and overwrite their logits by the gradient: one kernel on CUDA.
 
-    Rows have W >= V logits, W a multiple of 64; those of padding are -inf, and their gradient is 0.
+    Rows have W >= V logits, W a multiple of 64; the logits of padding are -inf, with gradient 0.
     """
     return _loss_rows_kernel(logits, *tokens[1:], with_gradient)
 

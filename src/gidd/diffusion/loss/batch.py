@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.fused import FusedLoss, fused_loss
+from gidd.diffusion.loss import FusedLoss, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule

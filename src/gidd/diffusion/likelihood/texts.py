@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class TextTokens:
+class ScoredText:
     """A text to score."""
 
     tokens: Int[Tensor, " L"]
@@ -44,7 +44,7 @@ class TextTokens:
 
 @final
 @dataclass(frozen=True)
-class TextRows:
+class ScoringBatch:
     """A batch of pairs of a text and a node, on a device."""
 
     text: Int[Tensor, " N"]
@@ -56,6 +56,31 @@ class TextRows:
     given: Bool[Tensor, "N L"] | None
     scored: Bool[Tensor, "N L"] | None
     """Tokens with a loss; None if all have one."""
+
+    @classmethod
+    def load(
+        cls,
+        texts: Sequence[ScoredText],
+        pairs: Sequence[tuple[int, int]],
+        device: torch.device | str,
+    ) -> ScoringBatch:
+        """Collect pairs of a text and a node on the device; their texts have the same length."""
+
+        def stack(rows: list[Tensor]) -> Tensor:
+            return torch.stack(rows).to(device)
+
+        rows = [texts[b] for b, _ in pairs]
+        none = torch.zeros(len(rows[0].tokens), dtype=torch.bool)
+        is_plain = all(row.given is None and row.valid is None for row in rows)
+        text, node = torch.tensor(pairs).T
+        return cls(
+            text,
+            node,
+            stack([row.tokens for row in rows]),
+            torch.tensor([row.index for row in rows], device=device),
+            None if is_plain else stack([none if r.given is None else r.given for r in rows]),
+            None if is_plain else stack([row.scored for row in rows]),
+        )
 
     @property
     def position(self) -> Int[Tensor, " L"]:
@@ -80,48 +105,14 @@ class TextRows:
         return values if self.scored is None else values.masked_fill(~self.scored, 0)
 
 
-@final
-@dataclass(frozen=True)
-class RowBatch:
-    """Pairs of a text and a node whose texts have the same length; loaded when they are used."""
-
-    texts: Sequence[TextTokens]
-    pairs: Sequence[tuple[int, int]]
-    device: torch.device | str
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def load(self) -> TextRows:
-        """Collect the texts of the pairs on the device."""
-        text, node = torch.tensor(self.pairs).T
-        rows = [self.texts[b] for b, _ in self.pairs]
-        index = torch.tensor([row.index for row in rows], device=self.device)
-        given = [row.given for row in rows]
-        no_mask = torch.zeros(len(rows[0].tokens), dtype=torch.bool)
-        is_plain = all(row.given is None and row.valid is None for row in rows)
-        return TextRows(
-            text,
-            node,
-            self._stack([row.tokens for row in rows]),
-            index,
-            None if is_plain else self._stack([no_mask if g is None else g for g in given]),
-            None if is_plain else self._stack([row.scored for row in rows]),
-        )
-
-    def _stack(self, rows: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(rows)).to(self.device)
-
-
-def row_batches(
-    texts: Sequence[TextTokens], nodes: range, tokens_per_call: int, device: torch.device | str
-) -> list[RowBatch]:
-    """Return all pairs of a text and a node in batches of texts of equal length."""
+def pair_batches(
+    texts: Sequence[ScoredText], nodes: range, tokens_per_call: int
+) -> list[list[tuple[int, int]]]:
+    """Return all pairs (text, node), by their numbers, in batches of texts of equal length."""
     order = sorted(range(len(texts)), key=lambda b: len(texts[b].tokens))
-    batches: list[RowBatch] = []
+    batches: list[list[tuple[int, int]]] = []
     for length, group in groupby(order, key=lambda b: len(texts[b].tokens)):
         pairs = [(b, node) for b in group for node in nodes]
         size = max(1, tokens_per_call // max(length, 1))
-        for start in range(0, len(pairs), size):
-            batches.append(RowBatch(texts, pairs[start : start + size], device))
+        batches += [pairs[start : start + size] for start in range(0, len(pairs), size)]
     return batches

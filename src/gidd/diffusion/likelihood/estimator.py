@@ -1,11 +1,16 @@
-"""Unbiased estimates of the NELBO of texts, in batches of pairs of a text and a time.
+"""The one estimator of likelihoods: the NELBO of texts with its ends and a standard error.
 
-Times and noise are functions of (seed, repeat, index of the text, position): an estimate does not
-depend on batches, order or ranks.
+    -log p(x) <= integral over [eps, 1 - eps] of Eq. 14  +  reconstruction at eps  +  prior
+
+Trainer, `pipe.score`, `gidd eval` and the task harness all use it. A repeat is one unbiased
+estimate: a few times t for each text (`times.GRIDS`), one noisy text per time. Standard errors are
+estimated from the repeats. Times and noise are functions of (seed, repeat, index of the text,
+position): an estimate does not depend on batches, order or ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,18 +20,101 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.fused import CHUNK_TOKENS, FusedLoss, fused_loss
-from gidd.diffusion.loss import HiddenAndHead
+from gidd.diffusion.likelihood.texts import ScoredText, ScoringBatch, pair_batches
+from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss, HiddenAndHead, fused_loss
 from gidd.diffusion.process import marginal_at, noise, sample_prior
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers, uniforms
 from gidd.diffusion.schedule import TINY, MixingSchedule
-from gidd.diffusion.text_rows import TextRows, TextTokens, row_batches
-from gidd.diffusion.time_grids import GRIDS
-from gidd.diffusion.times import Nodes
+from gidd.diffusion.times import GRIDS, Nodes
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+
+NUM_REPEATS = 4
+"""Default number of repeats."""
+
+
+@final
+@dataclass(frozen=True)
+class NelboEstimate:
+    """Estimates of the NELBO of texts in nats, in float64 on the CPU."""
+
+    draws: Float[Tensor, "R B 2"]
+    """Integral and reconstruction of each text in each repeat."""
+
+    prior: Float[Tensor, " B"]
+    """Cost of the first step from the prior, computed once: less than eps of the NELBO."""
+
+    calls: int
+    """Forward passes of single texts."""
+
+    @property
+    def nelbo(self) -> Float[Tensor, " B"]:
+        """Mean over the repeats of the sum of all three terms."""
+        return self.draws.sum(-1).mean(0) + self.prior
+
+    @property
+    def standard_error(self) -> Float[Tensor, " B"]:
+        """Standard error of each NELBO; it has repeats - 1 degrees of freedom."""
+        return self.draws.sum(-1).std(0) / math.sqrt(len(self.draws))
+
+    @property
+    def total(self) -> float:
+        """NELBO of all texts together."""
+        return float(self.nelbo.sum())
+
+    @property
+    def total_error(self) -> float:
+        """Standard error of `total`, for texts with different indices."""
+        return float(self.standard_error.square().sum().sqrt())
+
+
+def estimate_nelbo(
+    estimator: NelboEstimator,
+    texts: Sequence[ScoredText],
+    *,
+    repeats: int = NUM_REPEATS,
+    max_se: float | None = None,
+    max_calls: int | None = None,
+    on_calls: Callable[[int, int], None] | None = None,
+) -> NelboEstimate:
+    """Estimate the NELBO of each text; under several ranks each gets the same result.
+
+    Args:
+        estimator: The model, its noise and the time grid.
+        texts: The texts; of any lengths that the model accepts.
+        repeats: Number of repeats; with `max_se`, the smallest number.
+        max_se: Continue until the standard error of the total, per scored token, is at most this,
+            or is not a number because predictions are not finite.
+        max_calls: With `max_se`: start no repeat that exceeds this number of forward passes.
+        on_calls: Called with the forward passes done and expected, as they are done.
+    """
+    if repeats < 2:
+        raise ConfigError(
+            f"repeats must be at least 2, got {repeats}. The standard error is computed from them."
+        )
+    num_scored = sum(text.num_scored for text in texts)
+    per_repeat, calls, draws = estimator.calls_per_repeat(len(texts)), 0, list[Tensor]()
+
+    def count(number: int) -> None:
+        nonlocal calls
+        calls += number
+        if on_calls is not None:
+            on_calls(calls, first + max(repeats, len(draws) + 1) * per_repeat)
+
+    first = len(texts) if estimator.has_ends else 0
+    prior = estimator.prior(texts, count)
+    while True:
+        draws.append(estimator.draw(texts, len(draws), count))
+        if len(draws) >= repeats:
+            found = NelboEstimate(torch.stack(draws), prior, calls)
+            # the error of a prediction that is NaN never falls
+            is_precise = max_se is None or not found.total_error > max_se * num_scored
+            if is_precise or (max_calls is not None and calls + per_repeat > max_calls):
+                return found
+
 
 NUM_NODES = 12
 """Default number of times per repeat."""
@@ -106,46 +194,46 @@ class NelboEstimator:
         return num_texts * (self.nodes + self.has_ends)
 
     def draw(
-        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
     ) -> Float[Tensor, "B 2"]:
         """Return one estimate of the integral and of the reconstruction of each text."""
         both = self.integral, self.reconstruction
         return torch.stack([part(texts, repeat, on_calls) for part in both], dim=-1)
 
     def integral(
-        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the integral of Eq. 14 over [eps, 1 - eps]."""
         t, weight = self._times(texts, repeat)
 
-        def compute(rows: TextRows) -> Tensor:
+        def compute(rows: ScoringBatch) -> Tensor:
             return self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight)
 
         return self._run(texts, range(self.nodes), compute, on_calls)
 
     def reconstruction(
-        self, texts: Sequence[TextTokens], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the cost below eps; 0 if the grid has no ends."""
         return self._end(texts, lambda rows: self._reconstruction(rows, repeat), on_calls)
 
     def prior(
-        self, texts: Sequence[TextTokens], on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], on_calls: OnCalls | None = None
     ) -> Float[Tensor, " B"]:
         """Return the KL of the first step, from one sample of the prior; 0 without ends."""
         return self._end(texts, self._prior_kl, on_calls)
 
     def _end(
         self,
-        texts: Sequence[TextTokens],
-        compute: Callable[[TextRows], Tensor],
+        texts: Sequence[ScoredText],
+        compute: Callable[[ScoringBatch], Tensor],
         on_calls: OnCalls | None,
     ) -> Tensor:
         if not self.has_ends:
             return torch.zeros(len(texts), dtype=torch.float64)
         return self._run(texts, range(1), compute, on_calls)
 
-    def _times(self, texts: Sequence[TextTokens], repeat: int) -> Nodes:
+    def _times(self, texts: Sequence[ScoredText], repeat: int) -> Nodes:
         """Return times and weights [B, T] in float64 on the CPU, in increasing order of t."""
         index = torch.tensor([text.index for text in texts])
         own = index if self.strata is None else torch.zeros_like(index)
@@ -159,9 +247,9 @@ class NelboEstimator:
     @torch.no_grad()
     def _run(
         self,
-        texts: Sequence[TextTokens],
+        texts: Sequence[ScoredText],
         nodes: range,
-        compute: Callable[[TextRows], Tensor],
+        compute: Callable[[ScoringBatch], Tensor],
         on_calls: OnCalls | None,
     ) -> Float[Tensor, " B"]:
         """Sum a number over the nodes of each text, in batches shared by all ranks.
@@ -172,10 +260,11 @@ class NelboEstimator:
         found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
         results: list[tuple[Tensor, Tensor, Tensor]] = []
-        batches = row_batches(texts, nodes, self.tokens_per_call, self.device)
+        batches = pair_batches(texts, nodes, self.tokens_per_call)
         for start in range(0, len(batches), size):
             mine = start + rank
-            rows = batches[min(mine, len(batches) - 1)].load()
+            pairs = batches[min(mine, len(batches) - 1)]
+            rows = ScoringBatch.load(texts, pairs, self.device)
             values = compute(rows)
             if mine < len(batches):
                 results.append((rows.text, rows.node, values))
@@ -188,14 +277,14 @@ class NelboEstimator:
             found = torch.tensor(total, dtype=torch.float64).view_as(found)
         return found.sum(-1)
 
-    def _integrand(self, rows: TextRows, repeat: int, t: Tensor) -> Float[Tensor, " N"]:
+    def _integrand(self, rows: ScoringBatch, repeat: int, t: Tensor) -> Float[Tensor, " N"]:
         """Eq. 14 at one time and one noisy text for each row, summed over the text."""
         place = rows.node_on_device + 1
         z = rows.keep_given(noise(self.schedule, t, rows.x, self._integers(rows, repeat, place)))
         terms = self._terms(rows, t, z, self.model.hidden(z, t))
         return (terms.weight * (terms.kl + terms.itakura_saito)).sum(-1)
 
-    def _reconstruction(self, rows: TextRows, repeat: int) -> Float[Tensor, " N"]:
+    def _reconstruction(self, rows: ScoringBatch, repeat: int) -> Float[Tensor, " N"]:
         """`elbo.reconstruction`, summed over the text, without the [N, L, V] tensor of x_theta."""
         t = torch.full((len(rows.x),), TRAINING_EPS, device=rows.x.device)
         u = self._integers(rows, repeat, torch.zeros_like(rows.index))
@@ -206,7 +295,7 @@ class NelboEstimator:
         cost = p_z.clamp_min(TINY).log() - q_z.clamp_min(TINY).log() - log_x
         return rows.only_scored(cost).sum(-1)
 
-    def _prior_kl(self, rows: TextRows) -> Float[Tensor, " N"]:
+    def _prior_kl(self, rows: ScoringBatch) -> Float[Tensor, " N"]:
         """`elbo.prior_kl`, summed over the text: the KL term at 1 - eps of a prediction at 1."""
         one = torch.ones(len(rows.x), device=self.device)
         u = random_integers(self.seed, Stream.PRIOR, 0, rows.index, rows.position)
@@ -215,14 +304,14 @@ class NelboEstimator:
         return self._terms(rows, late, z, self.model.hidden(z, one), force=True).kl.sum(-1)
 
     def _terms(
-        self, rows: TextRows, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
+        self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
     ) -> FusedLoss:
         loss_weight = torch.full(z.shape, float(force), device=z.device)
         return fused_loss(
             self.schedule, t, rows.x, z, hidden, *self.model.head(), loss_weight, scored=rows.scored
         )
 
-    def _integers(self, rows: TextRows, repeat: int, place: Tensor) -> Int[Tensor, "N L"]:
+    def _integers(self, rows: ScoringBatch, repeat: int, place: Tensor) -> Int[Tensor, "N L"]:
         """Random integers of the noise; `place` counts the times of a text, 0 is the early end.
 
         On a coupled grid every position has one random number per repeat, and the number of each

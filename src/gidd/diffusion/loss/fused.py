@@ -1,8 +1,8 @@
 """Output head and NELBO fused, computed on chunks of tokens.
 
 Same values as the reference in `elbo.py`; docs/fused-loss.md derives it. The logits of a chunk are
-overwritten by their gradient, and those of hidden states and head accumulated in the forward pass:
-the logits of all tokens are never allocated at once; the backward pass only scales the gradients.
+overwritten by their gradient, and the gradients of hidden states and head are accumulated in the
+forward pass: the logits of all tokens are never allocated at once; the backward pass only scales.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.profiler import record_function
 
 from gidd.common.devices import has_kernels, kind_of
 from gidd.diffusion.elbo import elbo_weight
+from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, select, token_terms
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.token_terms import LossTokens, loss_rows, select, token_terms
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def fused_loss(
     chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
         weight = elbo_weight(schedule, t, x, z)
-        # all other tokens need no logits: under mask-only noise, those that are not masked
+        # all other tokens need no logits: under mask-only noise, visible tokens
         touched = (weight != 0) | (loss_weight != 0)
         if scored is not None:
             touched &= scored
@@ -208,7 +208,7 @@ def _width(size: int, hidden: Tensor) -> int:
 
 
 class _Gradients(NamedTuple):
-    """Of the weighted sum; those of the head are float32, and the first chunk overwrites them."""
+    """Gradients of the weighted sum; the head's are float32; the first chunk overwrites them."""
 
     hidden: Tensor
     weight: Tensor
@@ -283,7 +283,7 @@ def _to_gradient(
 def _in_blocks(
     logits: Tensor, tokens: LossTokens, d_bias: Tensor | None, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Do it in blocks of rows that stay in a core's cache; on a GPU, in one block."""
+    """Compute in blocks of rows that stay in a core's cache; on a GPU, in one block."""
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
     for rows in _blocks(tokens, logits, with_gradient=d_bias is not None):
@@ -297,7 +297,7 @@ def _in_blocks(
 
 
 def _blocks(tokens: LossTokens, logits: Tensor, with_gradient: bool) -> Iterator[slice]:
-    """Yield rows to compute at once; those of one sample share a row of noise."""
+    """Yield rows to compute at once; the rows of one sample share a row of noise."""
     if kind_of(logits) != "cpu":
         yield slice(None)
         return

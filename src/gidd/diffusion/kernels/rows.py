@@ -21,8 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gidd.diffusion.math_triton import LOG2E, LOWEST, exp2, log, tile_columns
-from gidd.diffusion.schedule import TINY
+from gidd.diffusion.kernels.math import LOG2E, LOWEST, SMALLEST, exp2, log, tile_columns
 
 TILE = 4096
 """Columns that a program loads at once."""
@@ -57,7 +56,7 @@ def launch_draw_rows(
     """
     number, width = logits.shape
     backend = "cuda" if torch.version.hip is None else "hip"
-    is_greedy = temperature < TINY
+    is_greedy = temperature < SMALLEST.value
     draw_kernel[(number,)](
         logits,
         current,

@@ -1,0 +1,1 @@
+"""Triton kernels, each with the values of a definition in torch; imported on CUDA only."""
