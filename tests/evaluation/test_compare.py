@@ -10,6 +10,7 @@ import pytest
 from gidd.cli import main
 from gidd.errors import ConfigError
 from gidd.evaluation.compare import ABSENT, compare_results
+from gidd.evaluation.ratios import RowRatio
 from gidd.evaluation.results import EvaluationResult, Measurement
 
 
@@ -96,6 +97,44 @@ def test_pairs_have_a_much_smaller_error():
         assert not found.is_significant
 
 
+def test_columns_of_a_ratio_are_those_that_a_result_names(tmp_path):
+    def words(errors, counts):
+        value, error = ratio(errors, counts)
+        rows = [
+            {"id": i, "e": e, "n": n} for i, (e, n) in enumerate(zip(errors, counts, strict=True))
+        ]
+        numbers = {"wer": Measurement(value, error, len(rows))}
+        made = replace(result(numbers, rows), ratios={"wer": RowRatio("e", "n")})
+        made.save(tmp_path / "a.json")
+        return EvaluationResult.read(tmp_path / "a.json")
+
+    found = number(words([1, 2, 6], [10, 20, 30]), words([2, 2, 8], [10, 20, 30]), "wer")
+    assert found.difference.is_paired and found.difference.value == pytest.approx(3 / 60)
+
+
+def test_a_single_document_is_tested_by_the_error_of_its_estimate(tmp_path, capsys):
+    for name, nelbo in (("a", 30.0), ("b", 50.0)):
+        made = ppl([nelbo, nelbo], [10, 10])
+        numbers = {
+            "nelbo": Measurement(nelbo / 10, 0.1, 64),
+            "nelbo_corpus": Measurement(nelbo / 10, None, 1),
+        }
+        replace(made, measurements=numbers, rows=made.rows[:1]).save(tmp_path / f"{name}.json")
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    found = number(*map(EvaluationResult.read, files), "nelbo")
+    assert found.is_significant and not found.difference.is_paired
+    main(["compare", *map(str, files)])
+    assert "Not tested: nelbo_corpus" in (out := capsys.readouterr().out)
+    assert "single document" in " ".join(out.split())
+
+
+def test_without_scipy_differences_have_errors_and_no_p_values(files, capsys, monkeypatch):
+    monkeypatch.setattr("gidd.evaluation.significance.HAS_SCIPY", False)
+    main(["compare", *files])
+    out = capsys.readouterr().out
+    assert "+1.33 ± 0.33" in out and 'pip install "gidd[eval]"' in out
+
+
 def test_samples():
     def samples(nlls, tokens, entropies):
         value, error = ratio(np.array(nlls) * tokens, tokens)
@@ -122,7 +161,8 @@ def test_samples():
     assert number(first, second, "entropy").difference.value == pytest.approx(0.5)
 
 
-def test_grades():
+def test_grades_of_older_files(tmp_path):
+    """Their grades are dictionaries, and they do not name the columns of ratios."""
     rows = [
         {"id": i, "before": {"style": 5}, "after": {"style": 5 + change}}
         for i, change in enumerate((0, 1, 1, 2))
@@ -139,7 +179,10 @@ def test_grades():
             "style_change": Measurement.mean(changes),
             "style_p_value": Measurement(0.5),
         }
-        return result(numbers, rows, kind="judge")
+        record = result(numbers, kind="judge").to_dict() | {"rows": rows}
+        record.pop("ratios")
+        (tmp_path / "a.json").write_text(json.dumps(record))
+        return EvaluationResult.read(tmp_path / "a.json")
 
     comparison = compare_results(judged(rows), judged(other))
     assert [n.name for n in comparison.numbers] == ["style_after", "style_change"]

@@ -1,8 +1,8 @@
-"""A chat-completions server on this machine that grades, well or badly, and counts what it sold."""
+"""A chat-completions server on this machine that grades, well or badly, and counts its answers."""
 
 import json
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +10,6 @@ from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
 ASPECTS = ("clarity", "grammaticality", "factuality", "style", "creativity")
-MODEL = "tiny-judge"
 
 
 class Action(NamedTuple):
@@ -20,12 +19,12 @@ class Action(NamedTuple):
     body: bytes | None = None
     """None is a valid answer."""
 
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = {"retry-after-ms": "1"}
     drop: bool = False
     """Close the connection without an answer."""
 
     hold: bool = False
-    """Wait until the test ends or releases it, then close the connection."""
+    """Wait until the test ends, then close the connection."""
 
 
 def grades(text: str) -> dict[str, int]:
@@ -40,17 +39,12 @@ def answer(text: str, **changes: Any) -> str:
     return json.dumps({a: {"reasoning": "so it is", "score": s} for a, s in scores.items()})
 
 
-def completion(content: str, finish_reason: str = "stop", model: str = MODEL) -> bytes:
+def completion(content: str, finish_reason: str = "stop", model: str = "tiny-judge") -> bytes:
     """The body of a response."""
     message = {"role": "assistant", "content": content}
-    record = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-        "usage": {"prompt_tokens": 300, "completion_tokens": 100, "total_tokens": 400},
-    }
-    return json.dumps(record).encode()
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+    record = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": model}
+    return json.dumps(record | {"choices": [choice]}).encode()
 
 
 class JudgeServer:
@@ -59,31 +53,27 @@ class JudgeServer:
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.paths: list[str] = []
-        self.paid: Counter[str] = Counter()
-        self.attempts: dict[str, int] = defaultdict(int)
+        self.keys: set[str | None] = set()
+        self.paid, self.attempts = Counter[str](), Counter[str]()
         self.act: Callable[[str, int], Action] = lambda text, attempt: Action()
         """What to do with the n-th request (from 0) for a text."""
 
-        self.held, self.release, self.lock = Counter[str](), Event(), Lock()
-        self.on_hold = Event()
-        self.num_to_hold = 1
+        self.lock, self.release, self.on_hold, self.num_to_hold = Lock(), Event(), Event(), 1
 
-    def receive(self, path: str, key: str | None, body: bytes) -> tuple[str, Action]:
+    def receive(self, key: str | None, body: bytes) -> tuple[str, Action]:
         """Record a request and decide what to do."""
         record = json.loads(body)
-        text = record["messages"][0]["content"].split("```\n", 1)[1].removesuffix("\n```")
+        text = record["messages"][0]["content"].split("```\n", 1)[1].removesuffix("\n```\n")
         with self.lock:
             self.requests.append(record)
-            self.keys.append(key)
-            self.paths.append(path)
+            self.keys.add(key)
             action = self.act(text, self.attempts[text])
             self.attempts[text] += 1
-            if action.hold:
-                self.held[text] += 1
-                if self.held.total() >= self.num_to_hold:
-                    self.on_hold.set()
+            self.num_to_hold -= action.hold
+            if not self.num_to_hold:
+                self.on_hold.set()
+            if action.status == 200 and not (action.hold or action.drop):
+                self.paid[text] += 1
         return text, action
 
 
@@ -95,18 +85,16 @@ def serve_judge() -> Iterator[JudgeServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            text, action = judge.receive(self.path, self.headers.get("Authorization"), body)
+            text, action = judge.receive(self.headers.get("Authorization"), body)
             if action.hold:
                 judge.release.wait()
             if action.hold or action.drop:
                 self.close_connection = True
                 return
             data = completion(answer(text)) if action.body is None else action.body
-            if action.status == 200:
-                with judge.lock:
-                    judge.paid[text] += 1
             self.send_response(action.status)
-            for name, value in {"Content-Length": str(len(data)), **action.headers}.items():
+            length = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            for name, value in (length | action.headers).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

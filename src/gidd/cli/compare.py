@@ -136,7 +136,21 @@ def _legend(comparison: Comparison) -> str:
     if len(paired) < comparison.num_tests:
         which = "The others are" if paired else "The results are"
         lines.append(f"{which} compared as independent (Welch's t-test).")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_untested(comparison)])
+
+
+def _untested(comparison: Comparison) -> Iterable[str]:
+    """Say why numbers have no p-value."""
+    from gidd.evaluation.significance import HAS_SCIPY
+
+    numbers = [number for number in comparison.numbers if number.difference.p_value is None]
+    if not HAS_SCIPY:
+        yield 'p-values need scipy: `pip install "gidd[eval]"`.'
+    if unknown := [number for number in numbers if number.difference.standard_error is None]:
+        yield (
+            f"Not tested: {_names(unknown)}. They are exact, or have no standard error because they "
+            "come from a single document, sample or question."
+        )
 
 
 def _names(numbers: Iterable[ComparedNumber]) -> str:

@@ -1,8 +1,8 @@
 """Evaluation: every number with its standard error and the settings that produced it.
 
 Reading order: `results` (numbers, manifest, JSON files), `texts` (documents by name), then one
-package per evaluation: `perplexity/`, `samples/`, `correction/`, `tasks/`, `judge/`, `scaling/`;
-`compare` with `pairing` and `significance`. The commands are `gidd eval NAME` and `gidd compare`.
+package or module per evaluation: `perplexity/`, `samples/`, `correction/`, `tasks/`, `judge`,
+`scaling`; `compare` with `ratios` and `significance`. The commands are `gidd eval NAME` and `gidd compare`.
 Names are imported on first use.
 """
 

@@ -12,18 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast, final
 
+import numpy as np
+
 from gidd.errors import ConfigError
-from gidd.evaluation.pairing import pair_rows, paired_by_rows
+from gidd.evaluation.ratios import RowRatio
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.significance import (
     SIGNIFICANCE_LEVEL,
     Difference,
     holm_p_values,
+    mean_difference,
     unpaired_difference,
 )
 
 ABSENT: Final = "(absent)"
 """Shown for a setting that only the other result has."""
+
+_TOLERANCE = 1e-6
+"""Relative difference up to which rows give a measurement."""
 
 _NOT_SETTINGS = ("seconds", "usage")
 """Entries of a manifest that differ between equal evaluations: times, tokens paid for."""
@@ -100,12 +106,12 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
             f"both results must be of one kind of evaluation, got {first.kind!r} and "
             f"{second.kind!r}. Compare files written by the same `gidd eval` command."
         )
-    pairs, left, right = pair_rows(first, second), _tested(first), _tested(second)
-    numbers: list[ComparedNumber] = []
-    for name, value in left.items():
-        if name in right:
-            values = value, right[name]
-            numbers.append(ComparedNumber(name, *values, _difference(name, values, pairs)))
+    left, right = _tested(first), _tested(second)
+    numbers = [
+        ComparedNumber(name, value, right[name], _difference(name, first, second))
+        for name, value in left.items()
+        if name in right
+    ]
     return Comparison(
         kind=first.kind,
         numbers=_adjust(numbers),
@@ -115,23 +121,49 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
     )
 
 
-def _difference(
-    name: str,
-    values: tuple[Measurement, Measurement],
-    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> Difference:
+def _tested(result: EvaluationResult) -> dict[str, Measurement]:
+    """Return all measurements except p-values, which cannot be compared by subtraction."""
+    found = result.measurements.items()
+    return {name: value for name, value in found if not name.endswith("_p_value")}
+
+
+def _difference(name: str, first: EvaluationResult, second: EvaluationResult) -> Difference:
     """Return the difference, without a test for numbers that have no random error."""
+    values = first.measurements[name], second.measurements[name]
     errors = [value.standard_error for value in values]
     if None in errors or not any(errors):
         return Difference(values[1].value - values[0].value)
-    paired = paired_by_rows(name, values, pairs) if pairs else None
-    return unpaired_difference(*values) if paired is None else paired
+    return _paired_difference(name, first, second) or unpaired_difference(*values)
 
 
-def _tested(result: EvaluationResult) -> dict[str, Measurement]:
-    """Return the measurements without p-values: the difference of two says nothing."""
-    found = result.measurements.items()
-    return {name: value for name, value in found if not name.endswith("_p_value")}
+def _paired_difference(
+    name: str, first: EvaluationResult, second: EvaluationResult
+) -> Difference | None:
+    """Return the difference over rows with equal ids.
+
+    The same document is hard or easy for both models, so that its difference varies less than its
+    values. None if there are fewer than two pairs, or if the rows do not give both measurements.
+    """
+    by_id = [_rows_by_id(result) for result in (first, second)]
+    if len(by_id[0]) < 2 or by_id[0].keys() != by_id[1].keys():
+        return None
+    shift, influences = 0.0, np.zeros(len(by_id[0]))
+    for sign, result, rows in zip((-1, 1), (first, second), by_id, strict=True):
+        found = result.ratios.get(name, RowRatio(name)).over([rows[key] for key in by_id[0]])
+        value = result.measurements[name].value
+        if not math.isclose(found.value, value, rel_tol=_TOLERANCE, abs_tol=1e-9):
+            return None
+        shift += sign * value
+        influences += sign * np.array(found.influences)
+    if not np.isfinite(influences + shift).all():
+        return None
+    return mean_difference((influences + shift).tolist())._replace(value=shift)
+
+
+def _rows_by_id(result: EvaluationResult) -> dict[int | str, Mapping[str, Any]]:
+    """Return the rows by id; nothing unless every row has its own."""
+    found = {row["id"]: row for row in result.rows if isinstance(row.get("id"), int | str)}
+    return found if len(found) == len(result.rows) else {}
 
 
 def _adjust(numbers: Sequence[ComparedNumber]) -> list[ComparedNumber]:

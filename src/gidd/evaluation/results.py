@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self, cast, final
 from gidd.common.files import explain_damage, read_json, write_json
 from gidd.common.limits import RESULT_BYTES
 from gidd.errors import DataError
+from gidd.evaluation.ratios import RATIOS, RowRatio
 
 RESULT_FORMAT = 1
 _AGAIN = "Evaluate again, or name a file written by `gidd eval`."
@@ -55,7 +56,7 @@ class EvaluationResult:
     """What one evaluation measured."""
 
     kind: str
-    """Name of the evaluation: that of its command, e.g. "ppl" for `gidd eval ppl`."""
+    """Name of the command, e.g. "ppl" of `gidd eval ppl`."""
 
     measurements: Mapping[str, Measurement]
     """The numbers, by name."""
@@ -70,6 +71,10 @@ class EvaluationResult:
     """A table: one row per document, sample, question or setting. A row may have an `id`: two
     results with equal ids are compared in pairs."""
 
+    ratios: Mapping[str, RowRatio] = field(default_factory=lambda: RATIOS)
+    """The columns of measurements that are ratios of sums over rows. A measurement without an entry
+    may be the mean of the column of its name."""
+
     def save(self, path: Path) -> None:
         """Write the result as JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +88,7 @@ class EvaluationResult:
             "kind": self.kind,
             "measurements": _plain(numbers),
             "manifest": _plain(self.manifest),
+            "ratios": {n: r._asdict() for n, r in self.ratios.items() if n in self.measurements},
             "rows": _plain(self.rows),
         }
 
@@ -95,12 +101,27 @@ class EvaluationResult:
             record = read_json(path, _AGAIN, DataError, RESULT_BYTES)
             if record.get("format") != RESULT_FORMAT:
                 raise DataError(f"{path} is not a result of format {RESULT_FORMAT}. {_AGAIN}")
+            ratios = {name: RowRatio(**ratio) for name, ratio in record.get("ratios", {}).items()}
             return cls(
                 kind=str(record["kind"]),
                 measurements={k: _measurement(v) for k, v in record["measurements"].items()},
                 manifest=dict(record["manifest"]),
-                rows=[dict(row) for row in record["rows"]],
+                rows=[_flat(row) for row in record["rows"]],
+                ratios=RATIOS | ratios,  # files of older versions name none
             )
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row; in older files, grades are dictionaries in the columns before and after."""
+    before, after = row.get("before"), row.get("after")
+    if not isinstance(before, dict):
+        return dict(row)
+    grades = cast("list[dict[str, Any]]", [before, *([after] if isinstance(after, dict) else [])])
+    suffixes = ("_before", "_after") if len(grades) > 1 else ("",)
+    flat = {f"{k}{s}": v for s, each in zip(suffixes, grades, strict=True) for k, v in each.items()}
+    for aspect in grades[0] if len(grades) > 1 else ():
+        flat[f"{aspect}_change"] = grades[1][aspect] - grades[0][aspect]
+    return {key: value for key, value in row.items() if key not in ("before", "after")} | flat
 
 
 def _measurement(record: dict[str, Any]) -> Measurement:

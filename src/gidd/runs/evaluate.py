@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gidd.common.ratios import Ratio, ratio_of_sums
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.shards import ShardSet, invalid_tokens
@@ -185,8 +185,20 @@ def _validate_autoregressive(
     return metrics | ({} if error is None else {"nll_se": error})
 
 
-def _ratio(values: Tensor, sizes: Tensor) -> Ratio:
-    return ratio_of_sums(values.tolist(), sizes.tolist())
+class _Ratio(NamedTuple):
+    value: float
+    standard_error: float | None
+
+
+def _ratio(values: Tensor, sizes: Tensor) -> _Ratio:
+    """Return sum(values) / sum(sizes) over independent samples; the error by the delta method."""
+    count, total = len(values), math.fsum(sizes.tolist())
+    if not total:
+        return _Ratio(math.nan, None)
+    ratio = math.fsum(values.tolist()) / total
+    pairs = zip(values.tolist(), sizes.tolist(), strict=True)
+    squares = math.fsum((y - ratio * x) ** 2 for y, x in pairs)
+    return _Ratio(ratio, math.sqrt(squares * count / (count - 1)) / total if count > 1 else None)
 
 
 def _per_unit(objective: DiffusionObjective, samples: Batch, nats_per_token: float) -> Metrics:

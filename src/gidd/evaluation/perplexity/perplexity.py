@@ -19,7 +19,6 @@ from gidd.diffusion.likelihood import RankGroup, ScoredText
 from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.model_manifest import describe_pipeline
-from gidd.evaluation.pairing import RATIOS
 from gidd.evaluation.perplexity.causal import CausalModel
 from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
 from gidd.evaluation.perplexity.window_scoring import score_windows
@@ -32,6 +31,7 @@ from gidd.evaluation.perplexity.windows import (
     window_length,
     window_texts,
 )
+from gidd.evaluation.ratios import RATIOS
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.texts import source_names
 from gidd.pipeline import Pipeline
@@ -186,7 +186,7 @@ def _measure(
 ) -> dict[str, Measurement]:
     """Return likelihoods with Monte Carlo errors, the ends, and errors over `units`."""
     tokens, num_bytes = (sum(row[name] for row in rows) for name in ("tokens", "bytes"))
-    values = {name: RATIOS[name].influences(rows)[0] for name in _LIKELIHOODS}
+    values = {name: RATIOS[name].over(rows).value for name in _LIKELIHOODS}
     per_nat = {  # change of each measurement per nat of the total, to first order
         "nelbo": 1 / tokens,
         "ppl": values["ppl"] / tokens,
@@ -207,8 +207,7 @@ def _measure(
         measured["reconstruction"] = Measurement(middle / tokens, spread / tokens or None, draws)
         measured["prior"] = Measurement(float(scores.prior.sum()) / tokens)
     for name in ("nelbo", "ppl", "bits_per_byte"):
-        moved = RATIOS[name].influences(units)[1]
-        over, own = Measurement.mean(moved).standard_error, measured[name].standard_error
+        over, own = RATIOS[name].over(units).standard_error, measured[name].standard_error
         if over is not None and own is not None:
             over = max(over, own)  # it contains the Monte Carlo error, which few units may not show
         measured[f"{name}_corpus"] = Measurement(values[name], over, len(units))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gidd.common.allowed import integer, require_arguments
 from gidd.common.files import explain_damage
-from gidd.common.ratios import ratio_of_sums
 from gidd.errors import ConfigError, DataError
+from gidd.evaluation.ratios import ratio_of_sums
 from gidd.evaluation.results import Measurement
 
 if TYPE_CHECKING:
@@ -205,10 +205,9 @@ def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
     method), times the perplexity for the exponential.
     """
     scored = [score for score in scores if score.num_tokens]
-    found = ratio_of_sums([s.nll for s in scored], [s.num_tokens for s in scored])
-    perplexity = math.exp(min(found.value, 700.0))
-    error = found.standard_error
-    return Measurement(perplexity, None if error is None else perplexity * error, len(scored))
+    nlls, counts = [s.nll for s in scored], [s.num_tokens for s in scored]
+    found = ratio_of_sums(nlls, counts, exponential=True)
+    return Measurement(found.value, found.standard_error, len(scored))
 
 
 def _require_same_vocabulary(name: str, tokenizer: Any, rows: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.evaluation.model_manifest import describe_pipeline
-from gidd.evaluation.pairing import RowRatio
+from gidd.evaluation.ratios import ratio_of_sums
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.tasks.choices import ChoiceScores, OnPasses
 from gidd.evaluation.tasks.task_files import is_task_file, read_tasks, require_own_metrics
@@ -197,14 +197,10 @@ def _standard_error(metric: str, value: float, values: Sequence[Any]) -> float |
     if not all(isinstance(each, tuple) and len(cast("Any", each)) == 2 for each in values):
         return None
     unit = math.log(2) if metric == "bits_per_byte" else 1.0
-
-    def term(row: Mapping[str, Any]) -> tuple[float, float]:
-        loglikelihood, length = row["pair"]
-        return -loglikelihood / unit, float(length)
-
-    ratio = RowRatio(term, is_exponential=metric.endswith("perplexity"))
-    found, moved = ratio.influences([{"pair": pair} for pair in values])
-    return Measurement.mean(moved).standard_error if math.isclose(found, value) else None
+    above, below = ([pair[i] for pair in values] for i in (0, 1))
+    nats = [-loglikelihood / unit for loglikelihood in above]
+    found = ratio_of_sums(nats, below, exponential=metric.endswith("perplexity"))
+    return found.standard_error if math.isclose(found.value, value) else None
 
 
 def _column(metric: str, filtered: str, task: str) -> str:
