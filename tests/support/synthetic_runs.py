@@ -8,12 +8,12 @@ from pathlib import Path
 from gidd.common.codec import to_yaml
 from gidd.common.parts import part
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
-from gidd.evaluation.scaling.flops import run_flops
 from gidd.runs.export import RUN_FILE
 from gidd.runs.presets import PRESETS
 from gidd.training.checkpoints.folder import folder_name
 from gidd.training.config import Autoregressive, Diffusion, RunConfig
 from gidd.training.reporting.report import Report
+from gidd.training.reporting.speed import transformer_flops_per_token
 
 
 @cache
@@ -54,7 +54,11 @@ def write_synthetic_run(
     checkpoint.mkdir(parents=True)
     (checkpoint / RUN_FILE).write_text(to_yaml(config))
     tokenizer.save(checkpoint)
-    per_step = config.train.global_batch * run_flops(config, tokenizer.vocab.size).training
+    size, length = config.network_config(tokenizer.vocab.size), config.data.length
+    has_time = not isinstance(config.objective, Autoregressive)
+    per_token = transformer_flops_per_token(size, length, has_time=has_time)
+    per_token += 6 * size.width * size.vocab_size  # embeddings
+    per_step = config.train.global_batch * length * per_token
     with Report(folder, num_steps=max(steps), quiet=True) as report:
         for step in steps:
             report.training(step, {"loss": 5.0})

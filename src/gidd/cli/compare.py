@@ -148,8 +148,8 @@ def _untested(comparison: Comparison) -> Iterable[str]:
         yield 'p-values need scipy: `pip install "gidd[eval]"`.'
     if unknown := [number for number in numbers if number.difference.standard_error is None]:
         yield (
-            f"Not tested: {_names(unknown)}. They are exact, or have no standard error because they "
-            "come from a single document, sample or question."
+            f"Not tested: {_names(unknown)}. They are exact, or come from a single document, "
+            "sample or question, which does not show a standard error."
         )
 
 

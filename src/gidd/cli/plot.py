@@ -86,13 +86,13 @@ def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
 
 def _groups_of_seeds(sources: Sequence[Path], logs: Sequence[Any]) -> list[RunGroup]:
     """Return the runs that differ only by the seed as groups; others alone."""
-    from gidd.evaluation.scaling.training_runs import read_run_config
+    from gidd.evaluation.scaling import read_run_config
     from gidd.viz.run_log import RunGroup
 
     groups: dict[object, list[Any]] = {}
     for source, log in zip(sources, logs, strict=True):
         try:
-            run = read_run_config(source if source.is_dir() else source.parent)
+            _, run = read_run_config(source if source.is_dir() else source.parent)
             key: object = repr(replace(run, train=replace(run.train, seed=0)))
         except GiddError:  # the curves of a run need no checkpoint
             key = len(groups)

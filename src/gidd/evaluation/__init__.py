@@ -2,8 +2,8 @@
 
 Reading order: `results` (numbers, manifest, JSON files), `texts` (documents by name), then one
 package or module per evaluation: `perplexity/`, `samples/`, `correction/`, `tasks/`, `judge`,
-`scaling`; `compare` with `ratios` and `significance`. The commands are `gidd eval NAME` and `gidd compare`.
-Names are imported on first use.
+`scaling`; `compare` with `ratios` and `significance`. The commands are `gidd eval NAME` and `gidd
+compare`. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         evaluate_model_samples as evaluate_model_samples,
         evaluate_samples as evaluate_samples,
     )
-    from gidd.evaluation.scaling.scaling import evaluate_scaling as evaluate_scaling
+    from gidd.evaluation.scaling import evaluate_scaling as evaluate_scaling
     from gidd.evaluation.tasks.tasks import evaluate_tasks as evaluate_tasks
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -3,40 +3,38 @@
 Examples:
   gidd eval scaling runs/tiny-p0 runs/small-p0 runs/tiny-p0.2 runs/small-p0.2 --out scaling.json
   gidd eval scaling runs/* --group-by objective
-  gidd eval scaling --series masked=runs/a,runs/b uniform=runs/c,runs/d
 
 `gidd plot scaling.json` draws the result.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat
-from gidd.common.allowed import SEED, field_problems, integer
+from gidd.common.allowed import SEED, field_problems, integer, number
+
+if TYPE_CHECKING:
+    from gidd.evaluation.scaling import TrainingRun
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingOptions:
     """Options of `gidd eval scaling`."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")] = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Folders of runs (`--out` of `gidd train`)."""
 
     group_by: str = "p_uniform"
     """Setting whose values are the series: p_uniform, noise, objective, weighting, or a path in
     run.yaml such as backbone.width."""
-
-    series: tuple[str, ...] = ()
-    """Series by name, instead of --group-by: NAME=RUN,RUN ..."""
 
     points: Literal["all", "last"] = "all"
     """Validations to use: all of a run or its last one, when the learning rate has decayed."""
@@ -54,40 +52,32 @@ class ScalingOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, bootstrap=integer(1, 100_000), seed=SEED)
-        if not 0 <= self.min_flops < math.inf:
-            yield f"min_flops must be at least 0, got {self.min_flops}."
-        names = [entry.partition("=") for entry in self.series]
-        for name, _, runs in names:
-            if not name or not all(runs.split(",")):
-                yield f"series must be NAME=RUN,RUN, got {'='.join([name, runs])!r}."
-        if len({name for name, _, _ in names}) < len(names):
-            yield "series must have different names."
-        if self.runs and self.series:
-            yield "series cannot be combined with RUN...: name all runs in one of both ways."
-        if not self.runs and not self.series:
-            yield "series must be given if no RUN is, e.g. `gidd eval scaling runs/a runs/b`."
-
-    def named_series(self) -> dict[str, list[Path]]:
-        """Return the folders of --series by name."""
-        pairs = [entry.partition("=") for entry in self.series]
-        return {name: [Path(run) for run in runs.split(",")] for name, _, runs in pairs}
+        flops = number(lambda x: 0 <= x < float("inf"), "of at least 0")
+        yield from field_problems(self, bootstrap=integer(1, 100_000), seed=SEED, min_flops=flops)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, read the runs, fit and report."""
     options = parse_evaluation(ScalingOptions, "gidd eval scaling", __doc__, arguments)
-    from gidd.evaluation.scaling.scaling import evaluate_scaling, read_series
+    from gidd.evaluation.scaling import evaluate_scaling, read_training_run
 
+    series: dict[str, list[TrainingRun]] = {}
+    for run in map(read_training_run, options.runs):
+        series.setdefault(run.label(options.group_by), []).append(run)
     result = evaluate_scaling(
-        read_series(options.runs, options.group_by, options.named_series()),
+        dict(sorted(series.items())),
         min_flops=options.min_flops,
         last_only=options.points == "last",
         bootstrap=options.bootstrap,
         seed=options.seed,
     )
     report(result, options.result)
-    for crossing in result.manifest["crossings"]:
-        print_message(f"{crossing['text']}.")
-    for note in result.manifest["notes"]:
-        print_message(note)
+    for found in result.manifest["crossings"]:
+        ends = found["interval"]
+        between = f" (95% interval {ends[0]:.2e} to {ends[1]:.2e})" if ends else ""
+        print_message(
+            f"{found['steep']} is lower than {found['flat']} above {found['flops']:.2e} FLOPs"
+            f"{between}."
+        )
+    if few := [name for name, runs in series.items() if len(runs) < 5]:
+        print_message(f"the intervals of {', '.join(few)} are rough: fewer than 5 runs.")

@@ -24,8 +24,13 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
     model = getattr(network, "config", None)
     if not isinstance(model, DiTConfig):
         return 6.0 * _num_multiplied(network)
+    return transformer_flops_per_token(model, length, has_time=isinstance(network, DiT))
+
+
+def transformer_flops_per_token(model: DiTConfig, length: int, *, has_time: bool) -> float:
+    """Return the training FLOPs of a token of a DiT or, without time, of the baseline."""
     weights = model.num_block_parameters + model.width * model.vocab_size
-    if isinstance(network, DiT):  # the autoregressive baseline has no time
+    if has_time:
         one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
         blocks, last = 6 * model.num_layers * one, 2 * one
         weights += (blocks + last) / length - blocks

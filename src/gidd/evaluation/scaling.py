@@ -1,0 +1,274 @@
+"""Compute-efficient frontiers of training runs and their power laws (App. A of the paper).
+
+runs = [read_training_run(Path(folder)) for folder in ("runs/tiny", "runs/small")]
+result = evaluate_scaling({"p_uniform=0.1": runs})
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gidd
+from gidd.common.codec import KIND, to_plain
+from gidd.common.files import explain_damage, read_regular
+from gidd.common.limits import YAML_BYTES
+from gidd.common.terminal import printable, shorten
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.models.backbones.dit_config import DiTConfig
+from gidd.runs.export import RUN_FILE
+from gidd.training.checkpoints.folder import folder_name, steps_in
+from gidd.training.config import Autoregressive, RunConfig
+from gidd.training.reporting.speed import transformer_flops_per_token
+from gidd.training.run_records import run_from_yaml
+from gidd.viz.run_log import RunLog
+
+Floats = NDArray[np.float64]
+
+_REMEDY = "Give the folder of a run (--out of `gidd train`) that has saved a checkpoint."
+_ALIASES = {
+    "objective": f"objective.{KIND}",
+    "noise": f"objective.noise.{KIND}",
+    "weighting": f"objective.weighting.{KIND}",
+    "p_uniform": "objective.noise.p_uniform",
+}
+"""Short names of settings in run.yaml."""
+
+_DEFINITIONS = {
+    "flops": "of forward and backward passes, embeddings included as in Hoffmann et al. (2022)",
+    "frontier": "points without another point of the series that has at most as many FLOPs and at "
+    "most as high a NELBO",
+    "fit": "log NELBO = log coefficient + exponent * log FLOPs, least squares on the frontier",
+    "interval": "95% percentile interval of a bootstrap that resamples runs, not points",
+}
+
+
+class TrainingRun(NamedTuple):
+    """The configuration of a run and its validations."""
+
+    folder: Path
+    config: RunConfig
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+
+    points: Sequence[Mapping[str, Any]]
+    """By step: training FLOPs and tokens so far, NELBO in nats per token and its standard error.
+    The NELBO of the autoregressive baseline is its exact NLL."""
+
+    def label(self, setting: str) -> str:
+        """Return the value of a setting of run.yaml, e.g. "p_uniform" or "backbone.width"."""
+        value: Any = to_plain(self.config)
+        for key in _ALIASES.get(setting, setting).split("."):
+            if isinstance(value, dict) and key in value:
+                value = cast("dict[str, Any]", value)[key]
+            elif setting in _ALIASES:  # a noise without uniform part, or no noise at all
+                noise = getattr(self.config.objective, "noise", None)
+                return type(self.config.objective).__name__ if noise is None else noise.name
+            else:
+                raise ConfigError(
+                    f"--group-by must be a setting in {RUN_FILE}, got {shorten(setting)}: the run "
+                    f"{printable(self.folder.name)} has no {shorten(key)}. Use one of "
+                    f"{', '.join(_ALIASES)}, or a path such as backbone.width."
+                )
+        return printable(f"{setting.rpartition('.')[2]}={value}")
+
+
+def read_run_config(folder: Path) -> tuple[Path, RunConfig]:
+    """Return the newest checkpoint of a run and its configuration, which is not trusted."""
+    checkpoints = folder / "checkpoints"
+    if not (steps := steps_in(checkpoints)):
+        raise CheckpointError(f"{checkpoints} contains no checkpoint. {_REMEDY}")
+    checkpoint = checkpoints / folder_name(steps[-1])
+    path = checkpoint / RUN_FILE
+    try:
+        with explain_damage(str(path), _REMEDY, CheckpointError):
+            run = run_from_yaml(read_regular(path, CheckpointError, YAML_BYTES).decode())
+            run.check()
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error} {_REMEDY}") from error
+    return checkpoint, run
+
+
+def read_training_run(folder: Path) -> TrainingRun:
+    """Read the configuration, the tokenizer and the validations of a run."""
+    checkpoint, run = read_run_config(folder)
+    with explain_damage(str(checkpoint), _REMEDY, CheckpointError):
+        tokenizer = Tokenizer.load(checkpoint)
+    size = run.network_config(tokenizer.vocab.size)
+    if run.init_from is not None or not isinstance(size, DiTConfig):
+        raise DataError(
+            f"{folder}: the training FLOPs are not known of a run with init_from or a backbone "
+            f"other than dit, got {shorten(run.init_from)} and {run.backbone.name}. Leave it out."
+        )
+    has_time = not isinstance(run.objective, Autoregressive)
+    per_token = transformer_flops_per_token(size, run.data.length, has_time=has_time)
+    per_token += 6 * size.width * size.vocab_size  # embeddings, as Hoffmann et al. count them
+    log, tokens = RunLog.read(folder), run.train.global_batch * run.data.length
+    name = "nelbo" if len(log.curve("evaluation", "nelbo").values) else "nll"
+    curve, errors = (log.curve("evaluation", each) for each in (name, f"{name}_se"))
+    error_at = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True))
+    points = [
+        {
+            "run": log.name,
+            "flops": step * tokens * per_token,
+            "nelbo": value,
+            "nelbo_se": error_at.get(step),
+            "tokens": step * tokens,
+        }
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+        if step > 0 and value > 0
+    ]
+    if not points:
+        raise DataError(
+            f"{folder}: the log has no validation, which has nelbo or nll. Train with validation "
+            "data (--data.validation), and wait for the first one (--train.evaluate-every)."
+        )
+    return TrainingRun(folder, run, tokenizer.fingerprint, points)
+
+
+class PowerLaw(NamedTuple):
+    """NELBO = exp(log_coefficient) * FLOPs ** exponent."""
+
+    exponent: float
+    log_coefficient: float
+
+    def crossing(self, other: PowerLaw) -> float:
+        """Return the FLOPs above which this law is lower; infinite if the other one is steeper."""
+        steeper = other.exponent - self.exponent
+        log_flops = (self.log_coefficient - other.log_coefficient) / steeper if steeper > 0 else 700
+        return math.exp(log_flops) if log_flops < 700 else math.inf
+
+
+def on_frontier(flops: Floats, nelbo: Floats) -> NDArray[np.bool_]:
+    """Return which points are pareto-optimal: no other has as few FLOPs and as low a NELBO."""
+    order = np.lexsort((nelbo, flops))
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(nelbo[order])[:-1]])
+    found = np.zeros(len(flops), dtype=np.bool_)
+    found[order] = nelbo[order] < best_before  # of equal points the first one
+    return found
+
+
+def fit_frontier(curves: Sequence[Floats]) -> PowerLaw | None:
+    """Fit a power law to the frontier of runs, each with a row of FLOPs and a row of NELBOs.
+
+    Returns None if all points of the frontier have the same FLOPs.
+    """
+    points = np.concatenate(curves, axis=1)
+    x, y = np.log(points[:, on_frontier(*points)])
+    if np.ptp(x) < 1e-6:
+        return None
+    exponent, log_coefficient = np.polyfit(x, y, 1)
+    return PowerLaw(float(exponent), float(log_coefficient))
+
+
+def bootstrap_fits(curves: Sequence[Floats], num: int, seed: int) -> list[PowerLaw]:
+    """Fit `num` resamples of the runs; points of a run stay together. None for a single run."""
+    shape = (num if len(curves) > 1 else 0, len(curves))
+    chosen = np.random.default_rng(seed).integers(len(curves), size=shape)
+    fits = (fit_frontier([curves[i] for i in each]) for each in chosen)
+    return [fit for fit in fits if fit is not None]
+
+
+def interval(values: Sequence[float]) -> list[float] | None:
+    """Return the 95% percentile interval; None without values. Infinite values are allowed."""
+    # percentiles between neighbours would be NaN where one of them is infinite
+    return np.percentile(values, (2.5, 97.5), method="nearest").tolist() if values else None
+
+
+def evaluate_scaling(
+    series: Mapping[str, Sequence[TrainingRun]],
+    *,
+    min_flops: float = 0.0,
+    last_only: bool = False,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> EvaluationResult:
+    """Fit a power law to the frontier of every series.
+
+    Args:
+        series: Runs by the name of their series.
+        min_flops: Leave out points with fewer FLOPs: early training follows no power law.
+        last_only: Use the last validation of every run only: at the others, the learning rate has
+            not decayed yet.
+        bootstrap: Number of resamples of the runs of a series.
+        seed: Of the resamples.
+    """
+    runs = [run for of_series in series.values() for run in of_series]
+    if other := [run for run in runs if run.tokenizer != runs[0].tokenizer]:
+        raise DataError(
+            f"{runs[0].folder} and {other[0].folder} have different tokenizers, so their nats per "
+            "token cannot be compared. Give runs with the same tokenizer."
+        )
+    fits, resampled = dict[str, PowerLaw](), dict[str, list[PowerLaw]]()
+    rows: list[dict[str, Any]] = []
+    for number, (name, of_series) in enumerate(series.items()):
+        kept = [[p for p in run.points if p["flops"] >= min_flops] for run in of_series]
+        kept = [points[-1:] if last_only else points for points in kept if points]
+        curves = [np.array([[p["flops"], p["nelbo"]] for p in points]).T for points in kept]
+        if kept and (fit := fit_frontier(curves)) is not None:
+            fits[name] = fit
+            resampled[name] = bootstrap_fits(curves, bootstrap, seed + number)
+        points = [point for points in kept for point in points]
+        best = on_frontier(*np.concatenate(curves, axis=1)).tolist() if curves else []
+        rows += [
+            {"series": name, **point, "on_frontier": is_best}
+            for point, is_best in zip(points, best, strict=True)
+        ]
+    if not fits:
+        raise DataError(
+            "no series has two points with different FLOPs on its frontier, which a fit needs. Add "
+            "runs of other sizes or lengths, validate more often (--train.evaluate-every), or "
+            f"lower --min-flops {min_flops:.3g}."
+        )
+    measurements: dict[str, Measurement] = {}
+    for name, fit in fits.items():
+        exponents, count = [each.exponent for each in resampled[name]], len(series[name])
+        error = float(np.std(exponents, ddof=1)) if len(exponents) > 1 else None
+        measurements[f"exponent_{name}"] = Measurement(fit.exponent, error, count)
+        coefficient = math.exp(min(fit.log_coefficient, 700.0))
+        measurements[f"coefficient_{name}"] = Measurement(coefficient, None, count)
+    crossings = list(_crossings(fits, resampled, min(row["flops"] for row in rows)))
+    for entry in crossings:
+        name = f"crossing_{entry['steep']}_{entry['flat']}"
+        measurements[name] = Measurement(entry["flops"])
+    manifest = {
+        "gidd": gidd.__version__,
+        "definitions": _DEFINITIONS,
+        "min_flops": min_flops,
+        "points": "last" if last_only else "all",
+        "bootstrap": bootstrap,
+        "seed": seed,
+        "runs": {str(run.folder): to_plain(run.config) for run in runs},
+        "tokenizer": runs[0].tokenizer,
+        "fits": {
+            name: {
+                "num_runs": len(series[name]),
+                **fit._asdict(),
+                "exponent_interval": interval([each.exponent for each in resampled[name]]),
+            }
+            for name, fit in fits.items()
+        },
+        "crossings": crossings,
+    }
+    return EvaluationResult(kind="scaling", measurements=measurements, manifest=manifest, rows=rows)
+
+
+def _crossings(
+    fits: Mapping[str, PowerLaw], resampled: Mapping[str, Sequence[PowerLaw]], smallest: float
+) -> Iterator[dict[str, Any]]:
+    """Yield where the steeper fit of two series becomes the lower one, unless it always is."""
+    for pair in combinations(fits, 2):
+        steep, flat = sorted(pair, key=lambda name: fits[name].exponent)
+        flops = fits[steep].crossing(fits[flat])
+        if smallest <= flops < math.inf:
+            pairs = zip(resampled[steep], resampled[flat], strict=False)
+            ends = interval([one.crossing(other) for one, other in pairs])
+            yield {"steep": steep, "flat": flat, "flops": flops, "interval": ends}
