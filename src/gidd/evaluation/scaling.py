@@ -27,8 +27,8 @@ from gidd.models.backbones.dit_config import DiTConfig
 from gidd.runs.export import RUN_FILE
 from gidd.training.checkpoints.folder import folder_name, steps_in
 from gidd.training.config import Autoregressive, RunConfig
+from gidd.training.recorded import run_from_yaml
 from gidd.training.reporting.speed import transformer_flops_per_token
-from gidd.training.run_records import run_from_yaml
 from gidd.viz.run_log import RunLog
 
 Floats = NDArray[np.float64]
