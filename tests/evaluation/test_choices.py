@@ -8,7 +8,7 @@ from support.choice_task import CONTEXT_TOKENS, markov_questions
 from support.exact_denoiser import ExactDenoiser, markov_world
 
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
-from gidd.evaluation.tasks.choices import Choice, EarlyStop, Question, score_questions
+from gidd.evaluation.harness.choices import Choice, EarlyStop, Question, score_questions
 
 
 def test_a_ranking_is_decided_by_a_paired_one_sided_t_test() -> None:

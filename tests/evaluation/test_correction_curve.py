@@ -10,15 +10,15 @@ from support.small_model import write_model
 import gidd
 from gidd.cli.eval.self_correction import main
 from gidd.errors import ConfigError
-from gidd.evaluation.correction.correction_curve import (
+from gidd.evaluation.graders import GradedText
+from gidd.evaluation.options import CurveOptions
+from gidd.evaluation.samples import sequence_entropy
+from gidd.evaluation.self_correction import (
     CorrectedState,
     correct_samples,
     correction_curve,
     score_sequences,
 )
-from gidd.evaluation.correction.correction_settings import CurveOptions
-from gidd.evaluation.samples.grader import GradedText
-from gidd.evaluation.samples.text_metrics import sequence_entropy
 from gidd.pipeline import CorrectionOptions, SamplingOptions
 from gidd.sampling import Request
 

@@ -1,21 +1,19 @@
 """Sweeps of sampling options: rows, Pareto points, and resuming."""
 
-import json
-
 import pytest
 from support.small_grader import small_llama, small_tokenizer
 from support.small_model import write_model
 
 import gidd
-from gidd.errors import ConfigError, DataError
-from gidd.evaluation.samples.frontier_settings import FrontierGrid, FrontierSetting
+from gidd.errors import ConfigError
+from gidd.evaluation.options import FrontierGrid, FrontierSetting
 from gidd.pipeline.options import CorrectionOptions, SamplingOptions
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.samples.frontier import evaluate_frontier, mark_frontier
-from gidd.evaluation.samples.grader import Grader
-from gidd.evaluation.samples.samples import evaluate_model_samples
+from gidd.evaluation.frontier import evaluate_frontier, mark_frontier
+from gidd.evaluation.graders import CausalScorer
+from gidd.evaluation.samples import evaluate_model_samples
 
 GRID = FrontierGrid(
     steps=(2, 3),
@@ -27,20 +25,20 @@ SWEEP = {"num_samples": 3, "length": 10, "seed": 2}
 
 
 @pytest.fixture(scope="module")
-def grader() -> Grader:
-    return Grader(small_llama(), small_tokenizer(), name="small")
+def grader() -> CausalScorer:
+    return CausalScorer(small_llama(), small_tokenizer(), name="small")
 
 
 @pytest.fixture(scope="module")
 def complete(pipe, grader, tmp_path_factory):
-    out = tmp_path_factory.mktemp("frontier") / "frontier.json"
-    return evaluate_frontier(pipe, GRID, grader=grader, out=out, **SWEEP), out
+    folder = tmp_path_factory.mktemp("frontier")
+    return evaluate_frontier(pipe, GRID, grader=grader, folder=folder, **SWEEP), folder
 
 
 def test_a_row_is_the_evaluation_of_its_setting(complete, pipe, grader):
     result, _ = complete
     assert len(result.rows) == 8
-    row = next(row for row in result.rows if FrontierSetting.of_row(row)[:2] == (3, 0.5))
+    row = next(row for row in result.rows if row["setting"] == "steps=3 temperature=0.5")
     alone = evaluate_model_samples(
         pipe, 3, length=10, seed=2, grader=grader, steps=3, temperature=0.5
     )
@@ -73,72 +71,61 @@ def test_pareto_points():
     assert [row["on_frontier"] for row in rows] == [True, True, False, True, False, False]
 
 
-def test_an_interrupted_sweep_resumes_to_the_same_file(complete, pipe, grader, tmp_path):
-    _, expected = complete
-    out = tmp_path / "frontier.json"
+def test_an_interrupted_sweep_measures_what_is_missing(complete, pipe, grader, tmp_path):
+    expected, files = complete
+    labels = []
 
-    def interrupt(setting, number, count):
-        assert count == 8
-        if number == 3:
+    def interrupt(label, done, total):
+        labels.append(label.partition(",")[0])
+        if label.startswith("4 of 8"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_frontier(pipe, GRID, grader=grader, out=out, on_setting=interrupt, **SWEEP)
-    assert len(json.loads(out.read_text())["rows"]) == 3
-    measured = []
-    evaluate_frontier(
+        evaluate_frontier(
+            pipe, GRID, grader=grader, folder=tmp_path, on_progress=interrupt, **SWEEP
+        )
+    assert len(list(tmp_path.iterdir())) == 3
+    labels.clear()
+    result = evaluate_frontier(
         pipe,
         GRID,
         grader=grader,
-        out=out,
-        on_setting=lambda setting, *_: measured.append(setting),
+        folder=tmp_path,
+        on_progress=lambda label, *_: labels.append(label.partition(",")[0]),
         **SWEEP,
     )
-    assert measured == GRID.settings()[3:]
-    assert out.read_bytes() == expected.read_bytes()
-    evaluate_frontier(
-        pipe, GRID, grader=grader, out=out, on_setting=interrupt, **SWEEP
-    )  # none left
+    settings = GRID.settings()
+    assert list(dict.fromkeys(labels)) == [
+        f"{i + 1} of 8: {settings[i]}" for i in range(3, len(settings))
+    ]
+    assert result.to_dict() == expected.to_dict()
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(f.name for f in files.iterdir())
 
 
-def test_a_larger_grid_adds_settings(complete, pipe, grader, tmp_path):
-    result, expected = complete
-    out = tmp_path / "frontier.json"
-    out.write_bytes(expected.read_bytes())
-    more = FrontierGrid(steps=(1,), temperature=(1.0,))
-    grown = evaluate_frontier(pipe, more, grader=grader, out=out, **SWEEP)
-    assert len(grown.rows) == 9
-    assert [row["gen_ppl"] for row in grown.rows[:8]] == [row["gen_ppl"] for row in result.rows]
-
-
-def test_a_file_of_other_settings_is_refused(complete, pipe, grader, tmp_path):
-    _, out = complete
-    before = out.read_bytes()
-    with pytest.raises(DataError, match=r"seed \(2, now 5\)"):
-        evaluate_frontier(pipe, GRID, grader=grader, out=out, **SWEEP | {"seed": 5})
-    other = Grader(small_llama(), small_tokenizer(), name="small", max_length=9)
-    with pytest.raises(DataError, match=r"grader\.max_length \(64, now 9\)"):
-        evaluate_frontier(pipe, GRID, grader=other, out=out, **SWEEP)
-    options = SamplingOptions(mesh="sine")
-    with pytest.raises(DataError, match=r"sampling\.mesh"):
-        evaluate_frontier(pipe, GRID, grader=grader, out=out, options=options, **SWEEP)
-    assert out.read_bytes() == before
-    record = json.loads(before)
-    for change in ({"gen_ppl": "low"}, {"steps": [1]}, {"corrector": None}):
-        record["rows"][0] |= change
-        (tmp_path / "edited.json").write_text(json.dumps(record))
-        with pytest.raises(DataError, match="did not write"):
-            evaluate_frontier(pipe, GRID, grader=grader, out=tmp_path / "edited.json", **SWEEP)
-    (tmp_path / "ppl.json").write_text(json.dumps(record | {"kind": "ppl"}))
-    with pytest.raises(DataError, match="gidd eval ppl"):
-        evaluate_frontier(pipe, GRID, grader=grader, out=tmp_path / "ppl.json", **SWEEP)
+def test_other_settings_are_measured_again(complete, pipe, grader):
+    """The name of a file depends on model, grader, seed and all options of the sampler."""
+    _, folder = complete
+    before = set(folder.iterdir())
+    one = FrontierGrid(steps=(2,), temperature=(0.5,))
+    other = CausalScorer(small_llama(), small_tokenizer(), name="small", max_length=9)
+    evaluate_frontier(pipe, one, grader=grader, folder=folder, **SWEEP)
+    assert set(folder.iterdir()) == before
+    for changes in (
+        {"seed": 5},
+        {"length": 9},
+        {"grader": other},
+        {"options": SamplingOptions(mesh="sine")},
+    ):
+        settings = SWEEP | {"grader": grader} | changes
+        evaluate_frontier(pipe, one, folder=folder, **settings)
+    assert len(set(folder.iterdir()) - before) == 4
 
 
 def test_invalid_values_are_refused_before_sampling(pipe, grader, tmp_path):
     for grid, message in (
         (FrontierGrid(steps=(0,)), "steps must be"),
         (FrontierGrid(temperature=(-1.0,)), "temperature must be"),
-        (FrontierGrid(corrector=("magic",)), "corrector must be of none"),
+        (FrontierGrid(corrector=("magic",)), "corrector must be one of none"),
         (FrontierGrid(corrector=("gibbs",), corrector_calls=(0,)), "corrector_calls must be"),
         (FrontierGrid(steps=()), "steps must have at least one value"),
     ):

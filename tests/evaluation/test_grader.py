@@ -18,8 +18,7 @@ from gidd.errors import CheckpointError, ConfigError, DataError
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.samples.grader import GradedText, Grader, generative_perplexity
-from gidd.evaluation.samples.grader_files import load_grader
+from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity, load_grader
 
 TEXTS = ["abc", "hgfedcba. abc", "a", "", "bb bb", "the cat"[4:], "a.b.c.d.e.f.g.h", "dead beef"]
 BOS = len(LETTERS) + 1
@@ -39,8 +38,8 @@ def ids_of(text: str) -> list[int]:
     return [LETTERS.index(c) for c in text if c in LETTERS]
 
 
-def make(**settings) -> Grader:
-    return Grader(small_llama(), small_tokenizer(), name="small", **settings)
+def make(**settings) -> CausalScorer:
+    return CausalScorer(small_llama(), small_tokenizer(), name="small", **settings)
 
 
 def test_nll_equals_a_loop_over_tokens(grader):
@@ -136,8 +135,10 @@ def test_features_are_the_last_hidden_state_of_the_last_token():
 
 def test_a_tokenizer_of_another_model_is_refused():
     with pytest.raises(ConfigError, match=r"tokens up to 14.* only 14 rows"):
-        Grader(small_llama(vocab_size=14), small_tokenizer(), name="small")
-    Grader(small_llama(vocab_size=20), small_tokenizer(), name="small")  # unused rows are common
+        CausalScorer(small_llama(vocab_size=14), small_tokenizer(), name="small")
+    CausalScorer(
+        small_llama(vocab_size=20), small_tokenizer(), name="small"
+    )  # unused rows are common
 
 
 def test_manifest_identifies_weights_and_rules(folder, grader):

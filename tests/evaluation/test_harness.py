@@ -15,18 +15,17 @@ from support.small_model import CONTEXT, TEXT
 
 from gidd.diffusion.likelihood import ScoredText, estimate_nelbo
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.tasks import harness
-from gidd.evaluation.tasks.continuations import (
+from gidd.evaluation.harness import lm
+from gidd.evaluation.harness.continuations import (
     conditional_parts,
+    cut_at,
     encode_continuation,
     joint_parts,
-    scored_windows,
     stable_index,
 )
-from gidd.evaluation.tasks.generate_until import cut_at
-from gidd.evaluation.tasks.harness import GiddLM
-from gidd.evaluation.tasks.task_files import read_tasks
+from gidd.evaluation.harness.lm import GiddLM
 from gidd.pipeline import Pipeline
+from gidd.pipeline.score import scoring_windows
 
 TASKS = Path(__file__).parent / "tasks"
 pytestmark = pytest.mark.usefixtures("datasets_cache")
@@ -72,13 +71,17 @@ def test_a_continuation_has_a_token_even_if_it_is_merged_with_the_context(pipe: 
 
 
 def test_windows_score_each_token_once() -> None:
+    def found(length: int, start: int, size: int) -> list[tuple[int, int, int]]:
+        windows = scoring_windows(length, size, size - size // 2, first=start, fill=True)
+        return [(w.start, w.start + w.num_given, w.stop) for w in windows]
+
     # fits: the last tokens, as in the paper
-    assert list(scored_windows(10, 7, 8)) == [(2, 7, 10)]
-    assert list(scored_windows(8, 0, 8)) == [(0, 0, 8)]
+    assert found(10, 7, 8) == [(2, 7, 10)]
+    assert found(8, 0, 8) == [(0, 0, 8)]
     # does not fit: each window is given half a context before it
-    assert list(scored_windows(20, 0, 8)) == [(0, 0, 8), (4, 8, 12), (8, 12, 16), (12, 16, 20)]
-    assert list(scored_windows(20, 9, 8)) == [(5, 9, 13), (9, 13, 17), (12, 17, 20)]
-    assert list(scored_windows(3, 0, 1)) == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
+    assert found(20, 0, 8) == [(0, 0, 8), (4, 8, 12), (8, 12, 16), (12, 16, 20)]
+    assert found(20, 9, 8) == [(5, 9, 13), (9, 13, 17), (12, 17, 20)]
+    assert found(3, 0, 1) == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
 
 
 @pytest.mark.parametrize("start", [0, 3, 40])
@@ -228,21 +231,24 @@ def test_arguments_are_checked(pipe: Pipeline, model_folder: Path) -> None:
         f"pretrained={model_folder},device=cpu,max_length=16,early_stop=False,nodes=2",
         {"device": "cuda:0", "batch_size": 3, "max_batch_size": None},
     )
-    assert (model.max_length, model.settings.early_stop, model.settings.nodes) == (16, False, 2)
+    assert (model.max_length, model.options.early_stop, model.options.nodes) == (16, False, 2)
     assert model.estimator.tokens_per_call == 48
 
 
 # lm_eval
 
 
-def test_lm_eval_itself_runs_the_model_on_a_local_task(model_folder: Path) -> None:
+def test_lm_eval_itself_runs_the_model_on_a_local_task(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(TASKS)  # lm_eval reads data relative to the current folder
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     found = lm_eval.simple_evaluate(
         model="gidd",
         model_args=f"pretrained={model_folder},device=cpu,nodes=2,repeats=2",
-        tasks=read_tasks(TASKS / "affairs.yaml"),
+        tasks=[str(TASKS / "affairs.yaml")],
         task_manager=TaskManager(include_defaults=False),
         bootstrap_iters=0,
     )
@@ -253,14 +259,14 @@ def test_lm_eval_itself_runs_the_model_on_a_local_task(model_folder: Path) -> No
 def test_the_module_is_the_command_of_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: called.append("lm_eval"))
-    harness.main()
+    lm.main()
     assert called == ["lm_eval"]
 
 
 @pytest.mark.slow
 def test_the_command_of_lm_eval_finds_the_model(model_folder: Path, tmp_path: Path) -> None:
     """Its real command line; it indexes all tasks of lm_eval, which takes most of the time."""
-    registration = Path(harness.__file__).with_name("lm_eval.yaml")
+    registration = Path(lm.__file__).with_name("lm_eval.yaml")
     command = ["--model", "gidd", "--model_args", f"pretrained={model_folder},nodes=2,repeats=2"]
     command += ["--include_path", ".", "--tasks", f"affairs_yaml,{registration}"]
     command += ["--batch_size", "auto", "--output_path", str(tmp_path / "out"), "--log_samples"]

@@ -16,24 +16,19 @@ from gidd.data.preparation import prepare
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
-from gidd.evaluation.perplexity.windows import (
-    EncodedDocument,
-    encode_corpus,
-    scoring_windows,
-    window_length,
-    window_texts,
-)
+from gidd.evaluation.options import PerplexityOptions
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.llama import AutoregressiveModel
+from gidd.pipeline.score import scoring_windows
 from gidd.pipeline.text import TokenTexts
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
 from gidd.evaluation.compare import compare_results
-from gidd.evaluation.perplexity.causal import CausalModel, is_causal_model, load_causal_model
-from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
-from gidd.evaluation.samples.grader import Grader
+from gidd.evaluation.graders import CausalScorer
+from gidd.evaluation.perplexity import evaluate_perplexity, window_length
+from gidd.evaluation.texts import encode_corpus
+from gidd.evaluation.window_scores import CausalModel, is_causal_model, load_causal_model
 
 LETTER_TEXTS = ["abc dead beef. a bad cab", "h", "gegege gegege gegege"]
 
@@ -63,7 +58,7 @@ def ids_of(text: str) -> list[int]:
 @pytest.mark.parametrize("num_tokens", [1, 7, 8, 9, 15, 16, 17, 40])
 def test_windows_score_every_token_exactly_once(num_tokens, stride):
     scored = []
-    for window in scoring_windows(0, num_tokens, 8, stride):
+    for window in scoring_windows(num_tokens, 8, stride):
         assert 0 <= window.start < window.stop <= num_tokens
         assert window.stop - window.start <= 8
         assert window.num_given == (0 if window.start == 0 and not scored else 8 - stride)
@@ -72,7 +67,7 @@ def test_windows_score_every_token_exactly_once(num_tokens, stride):
 
 
 def test_windows_by_hand():
-    found = [window[1:] for window in scoring_windows(0, 11, 6, 2)]
+    found = [tuple(window) for window in scoring_windows(11, 6, 2)]
     assert found == [(0, 6, 0), (2, 8, 4), (4, 10, 4), (6, 11, 4)]
     assert window_length(None, None, 4096) == (2048, 2048)
     assert window_length(None, 5, 32) == (32, 5)
@@ -99,7 +94,7 @@ def test_autoregressive_likelihood_equals_a_loop_over_tokens(causal, tmp_path):
     for row, text in zip(result.rows, LETTER_TEXTS, strict=True):
         ids = ids_of(text)
         parts = [ids[i : i + 9] for i in range(0, len(ids), 9)]
-        by_hand = sum(nll_by_hand(causal.grader.model, [end, *part]) for part in parts)
+        by_hand = sum(nll_by_hand(causal.scorer.model, [end, *part]) for part in parts)
         assert row["nelbo"] == pytest.approx(by_hand, rel=1e-5)
         assert (row["tokens"], row["bytes"], row["standard_error"]) == (len(ids), len(text), None)
         total += by_hand
@@ -113,12 +108,18 @@ def test_autoregressive_likelihood_equals_a_loop_over_tokens(causal, tmp_path):
     assert "reconstruction" not in values
 
 
+def test_a_causal_model_gets_no_notes_on_special_tokens(causal_folder, caplog):
+    """Its tokenizer has no mask token, which only a diffusion model needs."""
+    load_causal_model(str(causal_folder), device="cpu")
+    assert caplog.text == ""
+
+
 def test_autoregressive_stride_gives_context(causal, tmp_path):
     text = LETTER_TEXTS[0]
     result = evaluate_perplexity(
         causal, write_texts(tmp_path, [text]), PerplexityOptions(length=8, stride=3)
     )
-    ids, model = ids_of(text), causal.grader.model
+    ids, model = ids_of(text), causal.scorer.model
     total = nll_by_hand(model, [len(LETTERS), *ids[:8]])
     for first in range(8, len(ids), 3):
         given, scored = ids[first - 5 : first], ids[first : first + 3]
@@ -139,9 +140,8 @@ def test_autoregressive_windows_are_shared_by_ranks(causal, monkeypatch):
             return list(values)
 
     monkeypatch.setattr(causal, "tokens_per_call", 16)
-    windows = list(scoring_windows(0, 50, 8, 4))
     tokens = torch.tensor(ids_of(LETTER_TEXTS[0] * 3))[:50]
-    texts = window_texts([EncodedDocument("", tokens, 50)], windows)
+    texts = [window.text(tokens, i) for i, window in enumerate(scoring_windows(50, 8, 4))]
     alone, *parts = (causal.score(texts, ranks) for ranks in (None, OneOfTwo(0), OneOfTwo(1)))
     assert torch.equal(parts[0].nelbo + parts[1].nelbo, alone.nelbo)
     assert not ((parts[0].nelbo > 0) & (parts[1].nelbo > 0)).any()
@@ -152,7 +152,7 @@ def test_autoregressive_windows_are_shared_by_ranks(causal, monkeypatch):
 def test_first_token_without_end_of_text_is_left_out_and_short_documents_are_counted(tmp_path):
     tokenizer = small_tokenizer()
     tokenizer.eos_token = None
-    grader = Grader(small_llama(), tokenizer, name="small", max_length=64)
+    grader = CausalScorer(small_llama(), tokenizer, name="small", max_length=64)
     model = CausalModel(grader, character_level(LETTERS))
     sources = write_texts(tmp_path, LETTER_TEXTS)
     result = evaluate_perplexity(model, sources)
@@ -172,7 +172,7 @@ def test_bos_is_the_context_if_the_tokenizer_prepends_it(tmp_path):
     folder = write_grader(tmp_path / "model", prepends_bos=True)
     model = load_causal_model(str(folder), device="cpu")
     result = evaluate_perplexity(model, write_texts(tmp_path, ["abc"]))
-    by_hand = nll_by_hand(model.grader.model, [len(LETTERS) + 1, *ids_of("abc")])
+    by_hand = nll_by_hand(model.scorer.model, [len(LETTERS) + 1, *ids_of("abc")])
     assert result.rows[0]["nelbo"] == pytest.approx(by_hand, rel=1e-5)
     assert "BOS" in result.manifest["first_token"]
 
@@ -180,7 +180,7 @@ def test_bos_is_the_context_if_the_tokenizer_prepends_it(tmp_path):
 def test_end_of_text_is_scored_if_asked(causal, tmp_path):
     sources, end = write_texts(tmp_path, ["abc"]), len(LETTERS)
     result = evaluate_perplexity(causal, sources, PerplexityOptions(end_of_text=True))
-    by_hand = nll_by_hand(causal.grader.model, [end, *ids_of("abc"), end])
+    by_hand = nll_by_hand(causal.scorer.model, [end, *ids_of("abc"), end])
     assert result.rows[0]["nelbo"] == pytest.approx(by_hand, rel=1e-5)
     assert (result.rows[0]["tokens"], result.rows[0]["bytes"]) == (4, 3)
 
@@ -234,8 +234,8 @@ def test_stride_conditions_an_exact_denoiser():
     """With the exact denoiser the bound is tight: windows add up to the likelihood of the chain."""
     source, schedule = markov_world(0.0, 6)
     tokens = source.sample(1, torch.tensor([0]), 9).squeeze(0)
-    windows = list(scoring_windows(0, len(tokens), 6, 3))
-    texts = window_texts([EncodedDocument("", tokens, 9)], windows)
+    windows = list(scoring_windows(len(tokens), 6, 3))
+    texts = [window.text(tokens, i) for i, window in enumerate(windows)]
     total, error = 0.0, 0.0
     for text in texts:
         denoiser = ExactDenoiser(source, schedule, text.given)
@@ -315,7 +315,7 @@ def test_the_exported_baseline_is_scored_on_the_tokens_of_a_diffusion_model(pipe
     for name in ("tokenizer", "texts_sha256", "windows", "tokens", "length", "stride"):
         assert results[0].manifest[name] == results[1].manifest[name]
     tokens = pipe.tokenizer.encode("Peace – and “plenty”")
-    by_hand = nll_by_hand(model.grader.model, [pipe.tokenizer.end_id, *tokens])
+    by_hand = nll_by_hand(model.scorer.model, [pipe.tokenizer.end_id, *tokens])
     assert len(tokens) <= 24
     assert results[0].rows[1]["nelbo"] == pytest.approx(by_hand, rel=1e-5)
 

@@ -12,10 +12,10 @@ import gidd
 from gidd.cli import main
 from gidd.common.actors import ActorOptions
 from gidd.errors import ConfigError
-from gidd.evaluation.perplexity import window_scoring
-from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
-from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
-from gidd.evaluation.perplexity.window_scoring import ModelSource, score_on_ray
+from gidd.evaluation import window_scores
+from gidd.evaluation.options import PerplexityOptions
+from gidd.evaluation.perplexity import evaluate_perplexity
+from gidd.evaluation.window_scores import ModelSource, score_on_ray
 
 OPTIONS = PerplexityOptions(nodes=2, length=16, stride=12)
 
@@ -41,8 +41,8 @@ def test_items_of_windows_give_the_numbers_of_one_process(model, source, monkeyp
         for position in reversed(range(len(items))):
             yield position, json.loads(json.dumps(score(json.loads(json.dumps(items[position])))))
 
-    monkeypatch.setattr(window_scoring, "map_on_ray", backwards)
-    monkeypatch.setattr(window_scoring, "_WINDOWS_PER_ITEM", 3)
+    monkeypatch.setattr(window_scores, "map_on_ray", backwards)
+    monkeypatch.setattr(window_scores, "_WINDOWS_PER_ITEM", 3)
     pipe, found = gidd.from_pretrained(model, device="cpu"), []
     result = evaluate_perplexity(
         pipe,
@@ -60,6 +60,23 @@ def test_items_of_windows_give_the_numbers_of_one_process(model, source, monkeyp
     assert len(found) == -(-windows // 3)
     with pytest.raises(ConfigError, match="max_se"):
         score_on_ray(ModelSource(model), [], PerplexityOptions(max_se=0.1), ActorOptions())
+
+
+def test_the_manifest_is_that_of_the_actors(model, source, monkeypatch, capsys):
+    """The driver loads the model on the CPU, in float32, whatever the actors compute with."""
+    loaded = []
+
+    def on_actor(worker, arguments, items, actors):
+        (found, options) = arguments
+        loaded.append(found)
+        score = worker(found._replace(precision="bf16"), options)  # as if CUDA were the default
+        yield from ((position, score(item)) for position, item in enumerate(items))
+
+    monkeypatch.setattr(window_scores, "map_on_ray", on_actor)
+    words = ["eval", "ppl", model, source, "--executor", "ray", "--nodes", "1", "--json"]
+    main([*words, "--precision", "tf32"])  # which the driver has no device for
+    assert loaded[0].precision == "tf32"
+    assert json.loads(capsys.readouterr().out)["manifest"]["precision"] == "bf16"
 
 
 def assert_close(found: dict, expected: dict) -> None:

@@ -13,23 +13,27 @@ import gidd
 from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult
-from gidd.evaluation.samples.sample_files import TextSample, has_samples, read_text_samples
+from gidd.evaluation.sample_files import TextSample, has_samples, read_text_samples
 from gidd.pipeline.options import CLEAN_TIME
 from gidd.sampling import Frame
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.samples.grader import Grader
-from gidd.evaluation.samples.sample_generation import generate_text_samples, self_accuracies
-from gidd.evaluation.samples.samples import evaluate_model_samples, evaluate_samples
+from gidd.evaluation.graders import CausalScorer
+from gidd.evaluation.samples import (
+    evaluate_model_samples,
+    evaluate_samples,
+    generate_text_samples,
+    self_accuracies,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text())
 FEW = {"length": 12, "steps": 3}
 
 
 @pytest.fixture(scope="module")
-def grader() -> Grader:
-    return Grader(small_llama(), small_tokenizer(), name="small", sha256="0" * 64)
+def grader() -> CausalScorer:
+    return CausalScorer(small_llama(), small_tokenizer(), name="small", sha256="0" * 64)
 
 
 def test_numbers_of_texts_by_hand(grader):
@@ -175,12 +179,12 @@ def test_other_files_are_refused(tmp_path):
 def test_samples_per_chunk_do_not_matter(pipe, monkeypatch):
     options = gidd.pipeline.SamplingOptions(steps=3)
     whole, _ = generate_text_samples(pipe, 5, length=12, options=options)
-    monkeypatch.setattr("gidd.evaluation.samples.sample_generation._CHUNK", 2)
+    monkeypatch.setattr("gidd.evaluation.samples._CHUNK", 2)
     assert generate_text_samples(pipe, 5, length=12, options=options)[0] == whole
 
 
 def test_mauve_separates_equal_from_different_texts(grader):
-    pytest.importorskip("mauve", reason='needs `pip install "gidd[eval]"`')
+    pytest.importorskip("mauve", reason='needs `pip install "gidd[mauve]"`')
     texts = [a + b + c for a in "abcd" for b in "abcd" for c in "ab"]
     others = [f"{a}{b}. {c}{a}{b}. gh" for a in "efgh" for b in "efgh" for c in "ef"]
     same = evaluate_samples(texts, grader=grader, reference=texts)

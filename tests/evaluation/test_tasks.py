@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gidd.cli.eval.tasks import main
+from gidd.cli.model_options import ModelOptions
 from gidd.errors import ConfigError, DataError
+from gidd.evaluation.harness.tasks import evaluate_tasks, read_questions, resolve_names
+from gidd.evaluation.options import TaskOptions
 from gidd.evaluation.results import EvaluationResult
-from gidd.evaluation.tasks.task_files import read_tasks
-from gidd.evaluation.tasks.task_names import resolve_names
-from gidd.evaluation.tasks.tasks import evaluate_tasks
 from gidd.pipeline import Pipeline
 
 TASKS = Path(__file__).parent / "tasks"
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("datasets_cache")
 # local tasks
 
 
-def test_a_task_of_json_lines_and_of_yaml(pipe: Pipeline) -> None:
+def test_a_task_of_json_lines_and_of_yaml(pipe: Pipeline, monkeypatch: Any) -> None:
+    monkeypatch.chdir(TASKS)  # data of YAML tasks are relative to the current folder
     seen: list[tuple[int, int]] = []
     result = evaluate_tasks(
         pipe,
@@ -91,14 +92,33 @@ def test_names_of_the_paper() -> None:
     ]
     assert len(resolve_names(["paper"])) == 7
     assert resolve_names(["My_Task"]) == ["My_Task"]
+    assert len(resolve_names([str(TASKS)])) == 3  # YAML tasks; .jsonl files may be their data
+
+
+def test_the_rule_of_the_paper_has_other_defaults(monkeypatch: Any) -> None:
+    seen: list[TaskOptions] = []
+    monkeypatch.setattr(ModelOptions, "load", lambda *_: None)
+
+    def evaluate(_pipe: Any, _tasks: Any, options: TaskOptions, **_settings: Any) -> None:
+        seen.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gidd.evaluation.harness.tasks.evaluate_tasks", evaluate)
+    for options in (["--rule", "paper"], ["--rule", "paper", "--nodes", "4"], []):
+        with pytest.raises(KeyboardInterrupt):
+            main(["model", "paper", *options])
+    found = [(each.grid, each.nodes, each.repeats) for each in seen]
+    assert found == [("paper", 128, 1), ("paper", 4, 1), ("sine", 4, 16)]
+
+
+def test_a_file_that_does_not_exist_is_named(pipe: Pipeline) -> None:
+    with pytest.raises(DataError, match="no.yaml"):
+        evaluate_tasks(pipe, ["no.yaml"])
 
 
 def test_data_that_cannot_be_reached_are_named(pipe: Pipeline) -> None:
     with pytest.raises(DataError, match="winogrande.*HF_HUB_OFFLINE"):
         evaluate_tasks(pipe, ["WinoGrande"])
-
-
-# files that are not trusted
 
 
 @pytest.mark.parametrize(
@@ -117,43 +137,4 @@ def test_invalid_questions_are_refused(tmp_path: Path, line: str, message: str) 
     file = tmp_path / "questions.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        read_tasks(file)
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("process_docs: !function code.run", "!function"),
-        ("unsafe_code: true", "unsafe_code"),
-        ("use_prompt: promptsource:x", "use_prompt"),
-        ("class: code.Task", "class"),
-        ("dataset_kwargs: {trust_remote_code: true}", "trust_remote_code"),
-        ("metric_list: [{metric: acc, hf_evaluate: true}]", "acc"),
-        ("metric_list: [{metric: someone/metric}]", "someone/metric"),
-        ("doc_to_text: \"{{ ''.__class__ }}\"", "__class__"),
-        ("doc_to_text: \"{{ cycler.__init__.__globals__.os.popen('id') }}\"", "popen"),
-        ("doc_to_text: \"{{ x['\\\\x5f_class__'].mro() }}\"", "calls a function"),
-        ('doc_to_text: "{{ lipsum() }}"', "lipsum"),
-        ('doc_to_text: "{{ unfinished"', "template"),
-        ("include: {}", "folder"),
-    ],
-)
-def test_yaml_with_code_is_refused(tmp_path: Path, entry: str, message: str) -> None:
-    file = tmp_path / "task.yaml"
-    file.write_text(f"task: mine\ndataset_path: json\n{entry.replace('{}', str(tmp_path))}\n")
-    with pytest.raises((DataError, ConfigError), match=message):
-        read_tasks(file)
-
-
-def test_yaml_may_include_yaml_without_code(tmp_path: Path) -> None:
-    (tmp_path / "base").write_text("dataset_path: json\ndataset_kwargs: {data_files: a.json}\n")
-    (tmp_path / "task.yaml").write_text("include: base\ntask: mine\n")
-    (task,) = read_tasks(tmp_path / "task.yaml")
-    assert (task["task"], task["dataset_path"]) == ("mine", "json")
-    assert task["dataset_kwargs"]["data_files"] == str(tmp_path / "a.json")
-    (tmp_path / "base").write_text("include: base\n")
-    with pytest.raises(DataError, match="includes"):
-        read_tasks(tmp_path / "task.yaml")
-    (tmp_path / "base").write_text("process_docs: !function code.run\n")
-    with pytest.raises(DataError, match="!function"):
-        read_tasks(tmp_path / "task.yaml")
+        read_questions(file)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gidd.evaluation.samples.text_metrics import (
+from gidd.evaluation.samples import (
     distinct_ngrams,
     mean_of_defined,
     repetition,

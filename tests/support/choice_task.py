@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText
-from gidd.evaluation.tasks.choices import Choice, Question
+from gidd.evaluation.harness.choices import Choice, Question
 from gidd.sources import MarkovSource
 from support.exact_denoiser import ExactDenoiser, markov_world
 

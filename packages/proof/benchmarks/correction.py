@@ -29,6 +29,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from gidd.evaluation.correction.correction_settings import (
+    CorrectionTestOptions,
+    MethodName,
+    NoiseName,
+)
 from gidd.evaluation.correction.passages import Passage
 from gidd.evaluation.correction.spellcheckers import SPELLCHECKERS, CorrectionMethod, spellchecker
 from gidd.evaluation.correction.text_correction import (
@@ -45,11 +50,6 @@ import gidd
 from gidd.common.files import read_json, write_json
 from gidd.common.limits import RESULT_BYTES
 from gidd.errors import DataError
-from gidd.evaluation.correction.correction_settings import (
-    CorrectionTestOptions,
-    MethodName,
-    NoiseName,
-)
 from gidd.evaluation.texts import texts_digest
 
 RATE = 0.05

@@ -11,6 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from gidd.evaluation.correction.correction_settings import (
+    METHODS,
+    SHORTEST_PASSAGE,
+    WITH_CHANNEL,
+    CorrectionTestOptions,
+)
 from gidd.evaluation.correction.error_rates import (
     RATES,
     RESAMPLES,
@@ -28,12 +34,6 @@ from gidd.evaluation.correction.spellcheckers import (
 from gidd.proofreading.channels import CHANNELS
 
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.correction.correction_settings import (
-    METHODS,
-    SHORTEST_PASSAGE,
-    WITH_CHANNEL,
-    CorrectionTestOptions,
-)
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.texts import documents, source_names, texts_digest

@@ -5,6 +5,7 @@ import math
 
 import pytest
 from gidd.cli.eval.correction import main
+from gidd.evaluation.correction.correction_settings import CorrectionTestOptions
 from gidd.evaluation.correction.noises import add_noise
 from gidd.evaluation.correction.passages import LONGEST_PASSAGE, Passage, take_passages
 from gidd.evaluation.correction.text_correction import (
@@ -16,7 +17,6 @@ from gidd.evaluation.correction.text_correction import (
 
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation import evaluate_correction
-from gidd.evaluation.correction.correction_settings import CorrectionTestOptions
 
 TEXT = "I embrace with great satisfaction the opportunity which now presents itself to us.\n"
 

@@ -36,11 +36,11 @@ from gidd.cli.corrections import (
     show_patch,
     summary,
 )
-from gidd.cli.eval.display import show_counts
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelOptions
 from gidd.cli.output import write_stdout
 from gidd.cli.parsing import parse
+from gidd.cli.progress import show_counts
 from gidd.common.allowed import field_problems, optional
 from gidd.errors import ConfigError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE

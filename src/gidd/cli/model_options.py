@@ -83,31 +83,52 @@ class TextCommandOptions:
         yield from self.sampling.problems()
 
 
-class _ModelCommandOptions(Protocol):
-    @property
-    def output(self) -> OutputOptions: ...
-
+class _Checked(Protocol):
     def problems(self) -> Iterable[str]: ...
 
 
+class _ModelCommandOptions(_Checked, Protocol):
+    @property
+    def output(self) -> OutputOptions: ...
+
+
+_C = TypeVar("_C", bound=_Checked)
 _T = TypeVar("_T", bound=_ModelCommandOptions)
 
 
 def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
-    """Parse and check options; one `ConfigError` lists all invalid ones as they are typed."""
-    has_sampling = issubclass(kind, TextCommandOptions)
-    form = SamplingForm(arguments) if has_sampling else None
+    """Parse and check the options of a command that shows text."""
+    options = parse_checked(kind, prog, doc, arguments)
+    options.output.check()
+    return options
+
+
+def parse_checked(
+    kind: type[_C],
+    prog: str,
+    doc: str | None,
+    arguments: Sequence[str],
+    default: _C | None = None,
+) -> _C:
+    """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
+
+    Options of a step or corrector are parsed if the command has a field `sampling`. `default` has
+    the values of options that are not given.
+    """
+    names = [part.name for part in fields(kind)]  # pyright: ignore[reportArgumentType]
+    form = SamplingForm(arguments) if "sampling" in names else None
+    settings = {} if default is None else {"default": default}
     options = parse(
         kind if form is None else form.added_to(kind),
         arguments,
         prog=prog,
         description=doc,
         config=(tyro.conf.FlagCreatePairsOff,),
+        **settings,
     )
     if form is not None:
-        values = {part.name: getattr(options, part.name) for part in fields(kind)}  # pyright: ignore[reportArgumentType]
+        values = {name: getattr(options, name) for name in names}
         options = kind(**values | {"sampling": form.sampling(values["sampling"])})
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
-    options.output.check()
     return options

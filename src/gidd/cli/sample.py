@@ -16,28 +16,20 @@ On a Ray cluster all machines must see the model and --out under the same paths.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import TextCommandOptions, parse_options
 from gidd.cli.output import print_text, sample_and_show, write_stdout
+from gidd.cli.progress import show_counts
 from gidd.common.actors import ActorOptions
 from gidd.common.allowed import field_problems, integer, optional
-
-if TYPE_CHECKING:
-    from gidd.runs.bulk import OnBlock
-
-_SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,43 +138,19 @@ def _sample_to_folder(options: SampleOptions, out: Path) -> None:
         threads=options.threads,
     )
     actors = options.ray if options.executor == "ray" else None
-    with _show_samples() as on_block:
+    has_begun = False
+    with show_counts("sampling") as report:
+
+        def on_block(done: int, total: int) -> None:
+            nonlocal has_begun
+            if done and not has_begun:
+                print_message(f"{done:,} of {total:,} samples are finished.")
+            has_begun = True
+            report(done, total)
+
         try:
             folder = sample_to_folder(job, out, actors=actors, on_block=on_block)
         except KeyboardInterrupt:
             print_message(f"finished files in {out} are kept; the same command resumes.")
             raise
     print_text(f"{out}: {folder.num_samples:,} samples in {sum(1 for _ in folder.blocks):,} files")
-
-
-@contextmanager
-def _show_samples() -> Generator[OnBlock]:
-    """Yield a callback that shows finished samples: a bar on a terminal, lines elsewhere."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("sampling"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("samples, left"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    marks: list[tuple[int, float]] = []  # at the start, and after the first block
-    next_line = 0.0
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(done: int, total: int) -> None:
-            nonlocal next_line
-            now = time.monotonic()
-            progress.update(task, completed=done, total=total)
-            if len(marks) < 2:
-                marks.append((done, now))
-                if len(marks) == 1 and done:
-                    print_message(f"{done:,} of {total:,} samples are finished.")
-            elif not console.is_terminal and now >= next_line:
-                next_line = now + _SECONDS_BETWEEN_LINES
-                first, since = marks[1]  # starting Ray and its actors takes long
-                left = (now - since) * (total - done) / (done - first)
-                print_message(f"{done:,} of {total:,} samples, {left:,.0f} s left.")
-
-        yield show

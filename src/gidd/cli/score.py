@@ -27,14 +27,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.cli.console import CliConsole, plain
-from gidd.cli.eval.display import show_counts
-from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import decode_utf8, print_json
-from gidd.cli.parsing import parse
-from gidd.common.allowed import SEED, field_problems, integer, optional
+from gidd.cli.progress import show_counts
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.perplexity.perplexity_settings import POSITIVE, GridName
+from gidd.pipeline.likelihood_options import LikelihoodOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
@@ -63,24 +61,9 @@ class ScoreCommand:
     text: Annotated[str | None, tyro.conf.DisallowNone] = None
     """The text itself, instead of a file."""
 
-    nodes: int = 8
-    """Times per repeat at which the NELBO is evaluated."""
-
-    repeats: int = 6
-    """Independent estimates, for the standard error; with --max-se, the smallest number."""
-
-    max_se: Annotated[float | None, tyro.conf.DisallowNone] = None
-    """Add repeats until the standard error over all texts is at most this, in nats per token."""
-
-    max_calls: Annotated[int | None, tyro.conf.DisallowNone] = None
-    """With --max-se: start no repeat that exceeds this number of forward passes."""
-
-    grid: GridName = "sine"
-    """Times: sine (unbiased, smallest error), stratified (unbiased, as in training), paper (without
-    reconstruction and prior; the paper uses --nodes 128)."""
-
-    seed: int = 0
-    """Random seed of times and noise."""
+    likelihood: Flat[LikelihoodOptions] = field(
+        default_factory=lambda: LikelihoodOptions(nodes=8, repeats=6)
+    )
 
     jsonl: bool = False
     """Print one JSON object per text, with tokens, confidence and settings."""
@@ -89,24 +72,12 @@ class ScoreCommand:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(
-            self,
-            nodes=integer(1, 1_000_000),
-            repeats=integer(2, 1_000_000, "The standard error is computed from them."),
-            max_se=optional(POSITIVE),
-            max_calls=optional(integer(1)),
-            seed=SEED,
-        )
-        if self.max_calls is not None and self.max_se is None:
-            yield "max_calls needs --max-se; without it the number of forward passes is fixed."
+        return self.likelihood.problems()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, show."""
-    flags = (tyro.conf.FlagCreatePairsOff,)
-    options = parse(ScoreCommand, arguments, prog="gidd score", description=__doc__, config=flags)
-    if found := [problem.partition(" ") for problem in options.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    options = parse_checked(ScoreCommand, "gidd score", __doc__, arguments)
     texts = _read(options)
     pipe = options.runtime.load(options.model)
     for name, text in texts:
@@ -114,14 +85,7 @@ def main(arguments: Sequence[str]) -> None:
             raise DataError(f"{name} must not be empty.")
     with show_counts("scoring") as on_calls:
         scores = pipe.score(
-            [text for _, text in texts],
-            nodes=options.nodes,
-            repeats=options.repeats,
-            max_se=options.max_se,
-            max_calls=options.max_calls,
-            grid=options.grid,
-            seed=options.seed,
-            on_calls=on_calls,
+            [text for _, text in texts], options=options.likelihood, on_calls=on_calls
         )
     _show(options, pipe, [name for name, _ in texts], scores)
 

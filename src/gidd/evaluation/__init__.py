@@ -1,9 +1,9 @@
 """Evaluation: every number with its standard error and the settings that produced it.
 
-Reading order: `results` (numbers, manifest, JSON files), `texts` (documents by name), then one
-package or module per evaluation: `perplexity/`, `samples/`, `correction/`, `tasks/`, `judge`,
-`scaling`; `compare` with `ratios` and `significance`. The commands are `gidd eval NAME` and `gidd
-compare`. Names are imported on first use.
+Reading order: `results` (numbers, manifest, JSON files), `options`, `texts` (documents by name),
+`window_scores` and `perplexity`; `graders`, `samples`, `frontier` and `self_correction`; `harness/`
+(tasks of lm_eval), `judge`, `scaling`; `compare` with `ratios` and `significance`. The commands are
+`gidd eval NAME` and `gidd compare`. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.evaluation.correction.correction_curve import correction_curve as correction_curve
-    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity as evaluate_perplexity
+    from gidd.evaluation.frontier import evaluate_frontier as evaluate_frontier
+    from gidd.evaluation.graders import load_grader as load_grader
+    from gidd.evaluation.harness.tasks import evaluate_tasks as evaluate_tasks
+    from gidd.evaluation.perplexity import evaluate_perplexity as evaluate_perplexity
     from gidd.evaluation.results import (
         EvaluationResult as EvaluationResult,
         Measurement as Measurement,
     )
-    from gidd.evaluation.samples.frontier import evaluate_frontier as evaluate_frontier
-    from gidd.evaluation.samples.grader_files import load_grader as load_grader
-    from gidd.evaluation.samples.samples import (
+    from gidd.evaluation.samples import (
         evaluate_model_samples as evaluate_model_samples,
         evaluate_samples as evaluate_samples,
     )
     from gidd.evaluation.scaling import evaluate_scaling as evaluate_scaling
-    from gidd.evaluation.tasks.tasks import evaluate_tasks as evaluate_tasks
+    from gidd.evaluation.self_correction import correction_curve as correction_curve
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -22,7 +22,7 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.samples.sample_files import json_objects, text_field
+from gidd.evaluation.sample_files import json_objects, text_field
 from gidd.evaluation.significance import sign_flip_p_value
 
 ASPECTS: Final = ("clarity", "grammaticality", "factuality", "style", "creativity")

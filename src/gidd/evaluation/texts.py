@@ -10,7 +10,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
 
 from gidd.common.allowed import integer, optional, require_arguments
 from gidd.common.urls import is_url, without_credentials
@@ -22,6 +25,10 @@ from gidd.data.manifest import DATA_MANIFEST, DataManifest
 from gidd.data.preparation.work_plan import VALIDATION
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
+from gidd.pipeline.text import TokenTexts
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 
 class Document(NamedTuple):
@@ -35,6 +42,26 @@ class Document(NamedTuple):
     tokens: tuple[int, ...] | None = None
     """Tokens as stored in a prepared folder of the same tokenizer, without end-of-text; None if the
     text is to be encoded."""
+
+
+class EncodedDocument(NamedTuple):
+    """A document as tokens."""
+
+    id: str
+    tokens: Int[Tensor, " n"]
+    num_bytes: int
+    """UTF-8 bytes of the text."""
+
+
+class EncodedCorpus(NamedTuple):
+    """Documents that have tokens."""
+
+    documents: list[EncodedDocument]
+    num_skipped: int
+    """Documents without a token."""
+
+    sha256: str
+    """Of all texts."""
 
 
 def documents(
@@ -76,6 +103,39 @@ def texts_digest(texts: Iterable[str]) -> str:
         data = text.encode(errors="surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
+
+
+def encode_corpus(
+    sources: Sequence[str],
+    token_texts: TokenTexts,
+    *,
+    max_documents: int | None = None,
+    last: Sequence[int] = (),
+) -> EncodedCorpus:
+    """Read and encode documents; `last` is appended to each.
+
+    A text that the tokenizer does not restore exactly is a `DataError`: its likelihood would be
+    that of another text.
+    """
+    found: list[EncodedDocument] = []
+    num_skipped = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal num_skipped
+        read = documents(sources, tokenizer=token_texts.tokenizer, max_documents=max_documents)
+        for document in read:
+            tokens = document.tokens
+            if tokens is None:
+                tokens = token_texts.encode(document.text, f"the text of {document.id}")
+            if tokens:
+                ids = torch.tensor([*tokens, *last])
+                found.append(EncodedDocument(document.id, ids, len(document.text.encode())))
+            else:
+                num_skipped += 1
+            yield document.text
+
+    digest = texts_digest(texts())  # reads them one after the other: only tokens are kept
+    return EncodedCorpus(found, num_skipped, digest)
 
 
 def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:

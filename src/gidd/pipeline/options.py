@@ -17,6 +17,7 @@ from gidd.common.registry import part_names
 from gidd.common.terminal import shorten
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
+from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.sampling.defaults import MAX_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _part_problems(flag: str, kind: str, name: object, options: object) -> Itera
             yield from (f"{flag}.{problem}" for problem in chosen.problems())
 
 
-_Options = TypeVar("_Options", SamplingOptions, CorrectionOptions)
+_Options = TypeVar("_Options", SamplingOptions, CorrectionOptions, LikelihoodOptions)
 
 
 def with_changes(

@@ -11,6 +11,7 @@ from gidd.common.allowed import SEED, optional, require_arguments
 from gidd.errors import DataError
 from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import build_requests, require_no_blocks, run_requests
+from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.pipeline.loaded_model import LoadedModel
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone
 from gidd.pipeline.options import (
@@ -21,7 +22,7 @@ from gidd.pipeline.options import (
     with_changes,
 )
 from gidd.pipeline.results import Correction, Generation, Scores, SelfCorrection
-from gidd.pipeline.score import ScoreSettings, score_texts
+from gidd.pipeline.score import score_texts
 from gidd.pipeline.self_correct import SelfCorrector
 from gidd.pipeline.spans import Span
 from gidd.pipeline.stream import stream_text
@@ -29,6 +30,7 @@ from gidd.sampling import OnStep, Plan, Request, parse_template, run_job
 from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
+_LIKELIHOOD = LikelihoodOptions()
 _STREAMED = SamplingOptions(block_length=32)
 _MAX_DEFAULT_LENGTH = 2048
 """The context of a model can be far longer than what a user expects to wait for."""
@@ -264,13 +266,19 @@ class Pipeline(LoadedModel):
         return found
 
     @overload
-    def score(self, text: str, **settings: Unpack[ScoreSettings]) -> Scores: ...
+    def score(self, text: str, **settings: Any) -> Scores: ...
 
     @overload
-    def score(self, text: list[str], **settings: Unpack[ScoreSettings]) -> list[Scores]: ...
+    def score(self, text: list[str], **settings: Any) -> list[Scores]: ...
 
     def score(
-        self, text: str | list[str], **settings: Unpack[ScoreSettings]
+        self,
+        text: str | list[str],
+        *,
+        confidence: bool = True,
+        on_calls: OnCallsDone | None = None,
+        options: LikelihoodOptions = _LIKELIHOOD,
+        **changes: Any,
     ) -> Scores | list[Scores]:
         """Return an upper bound on -log p(text), the confidence in every token and the noise level.
 
@@ -279,14 +287,22 @@ class Pipeline(LoadedModel):
 
         Args:
             text: A text that the tokenizer restores exactly, or a list of texts.
-            **settings: `nodes`, `repeats`, `max_se`, `max_calls`, `seed`, `grid`, as in
-                `gidd.diffusion.likelihood`; `confidence=False` saves the forward passes for
-                confidence and noise level; `on_calls(done, expected)` is called as forward passes
-                are done.
+            confidence: Whether to compute confidence and noise level, which take forward passes.
+            on_calls: Called with the forward passes done and expected.
+            options: Times, noise and budget of the estimate.
+            **changes: Fields of `options` to change, e.g. `repeats=8, max_se=0.01`.
         """
         start = time.perf_counter()
+        options = with_changes(options, changes, self.score)
         texts = [text] if isinstance(text, str) else text
         tokens = [self.encode(each, "the text to score") for each in texts]
-        manifest = partial(self.manifest, start)
-        found = score_texts(self, texts, tokens, manifest, **settings)
+        found = score_texts(
+            self,
+            texts,
+            tokens,
+            partial(self.manifest, start),
+            options,
+            confidence=confidence,
+            on_calls=on_calls,
+        )
         return found[0] if isinstance(text, str) else found

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
-from gidd.common.allowed import SEED, integer, number, optional, require_arguments
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.likelihood import NUM_NODES, NUM_REPEATS, ScoredText, estimate_nelbo
+from gidd.diffusion.likelihood import (
+    NelboEstimate,
+    NelboEstimator,
+    RankGroup,
+    ScoredText,
+    estimate_nelbo,
+)
 from gidd.diffusion.times import GRIDS
+from gidd.errors import ConfigError
 from gidd.pipeline.confidence import score_tokens
+from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
 from gidd.pipeline.results import ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_jobs
@@ -21,22 +29,83 @@ from gidd.sampling.network import require_finite_predictions
 from gidd.sampling.window_reader import TextWindows
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+
     from gidd.pipeline.loaded_model import LoadedModel
 
 PARTS_RULE = "texts longer than the context are split into parts, scored independently, added up"
 
 
-class ScoreSettings(TypedDict, total=False):
-    """Settings of `Pipeline.score`."""
+class ScoringWindow(NamedTuple):
+    """Tokens `start` to `stop` of a text, the first `num_given` of which are the condition."""
 
-    nodes: int
-    repeats: int
-    max_se: float | None
-    max_calls: int | None
-    seed: int
-    grid: str
-    confidence: bool
-    on_calls: OnCallsDone | None
+    start: int
+    stop: int
+    num_given: int
+
+    def text(self, tokens: Int[Tensor, " n"], index: int) -> ScoredText:
+        """Return the tokens of the window; `index` is the address of its random numbers."""
+        part = tokens[self.start : self.stop]
+        given = torch.arange(len(part)) < self.num_given if self.num_given else None
+        return ScoredText(part, index, given)
+
+
+def scoring_windows(
+    num_tokens: int, length: int, stride: int, *, first: int = 0, fill: bool = False
+) -> Iterator[ScoringWindow]:
+    """Yield windows of at most `length` tokens that score each token from `first` on once.
+
+    A window is given the `length - stride` tokens before those it scores, or all if there are
+    fewer; with `fill`, as many as fit. With `fill`, tokens that fit into one window are scored in
+    one.
+    """
+    if fill and num_tokens - first <= length:
+        start = max(0, num_tokens - length)
+        yield ScoringWindow(start, num_tokens, first - start)
+        return
+    context = length - stride
+    while first < num_tokens:
+        stop = min(num_tokens, first + length - min(first, context))
+        start = max(0, stop - length if fill else first - context)
+        yield ScoringWindow(start, stop, first - start)
+        first = stop
+
+
+def estimate_likelihood(
+    pipe: LoadedModel,
+    texts: Sequence[ScoredText],
+    options: LikelihoodOptions,
+    ranks: RankGroup | None = None,
+    on_calls: OnCallsDone | None = None,
+) -> tuple[NelboEstimate, NelboEstimator]:
+    """Return the NELBO of texts that fit into the context, and the estimator."""
+    estimator = pipe.nelbo_estimator(
+        grid=options.grid, nodes=options.nodes, seed=options.seed, ranks=ranks
+    )
+    found = estimate_nelbo(
+        estimator,
+        texts,
+        repeats=options.repeats,
+        max_se=options.max_se,
+        max_calls=options.max_calls,
+        on_calls=on_calls,
+    )
+    require_finite_predictions(bool(found.nelbo.isfinite().all()))
+    return found, estimator
+
+
+def describe_estimate(options: LikelihoodOptions, repeats: int) -> ResultManifest:
+    """Return the settings of an estimate with this number of repeats, for a manifest."""
+    return {
+        "grid": options.grid,
+        "estimator": GRIDS[options.grid].description,
+        "eps": TRAINING_EPS,
+        "nodes": options.nodes,
+        "repeats": repeats,
+        "max_se": options.max_se,
+        "max_calls": options.max_calls,
+        "seed": options.seed,
+    }
 
 
 def score_texts(
@@ -44,55 +113,34 @@ def score_texts(
     texts: Sequence[str],
     tokens: Sequence[Sequence[int]],
     manifest: Callable[[ResultManifest, int], ResultManifest],
+    options: LikelihoodOptions,
     *,
-    nodes: int = NUM_NODES,
-    repeats: int = NUM_REPEATS,
-    max_se: float | None = None,
-    max_calls: int | None = None,
-    seed: int = 0,
-    grid: str = "sine",
     confidence: bool = True,
     on_calls: OnCallsDone | None = None,
 ) -> list[Scores]:
     """Return the scores of tokenized texts."""
-    remedy = f"The standard error is estimated from the repeats; the default is {NUM_REPEATS}."
-    require_arguments(
-        seed=(seed, SEED),
-        nodes=(nodes, integer(1, 1_000_000, f"The default is {NUM_NODES}.")),
-        repeats=(repeats, integer(2, 1_000_000, remedy)),
-        max_se=(max_se, optional(number(lambda value: value > 0, "above 0"))),
-        max_calls=(max_calls, optional(integer(1))),
-    )
+    if problems := "\n".join(options.problems()):
+        raise ConfigError(problems)
     if not texts:
         return []
     parts = [
-        (owner, part)
+        (owner, window, torch.tensor(each))
         for owner, each in enumerate(tokens)
-        for part in torch.tensor(each).split(pipe.context)
+        for window in scoring_windows(len(each), pipe.context, pipe.context)
     ]
-    estimator = pipe.nelbo_estimator(grid=grid, nodes=nodes, seed=seed)
     cuts = _windows(pipe, tokens) if confidence and pipe.can_score_visible_tokens else []
     expected = (expected_calls(pipe.window_reader(), len(cut)) for cut in cuts)
     phases = _CallPhases(on_calls, 0, *expected)
-    found = estimate_nelbo(
-        estimator,
-        [ScoredText(part, index) for index, (_, part) in enumerate(parts)],
-        repeats=repeats,
-        max_se=max_se,
-        max_calls=max_calls,
-        on_calls=phases.phase(0),
-    )
-    require_finite_predictions(bool(found.nelbo.isfinite().all()))
-    owners = torch.tensor([owner for owner, _ in parts])
+    windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
+    found, _ = estimate_likelihood(pipe, windows, options, on_calls=phases.phase(0))
+    owners = torch.tensor([owner for owner, _, _ in parts])
     zeros = torch.zeros(len(texts), dtype=torch.float64)
     nelbo = zeros.index_add(0, owners, found.nelbo)
     variance = zeros.index_add(0, owners, found.standard_error.square())
     reconstruction = zeros.index_add(0, owners, found.draws[..., 1].mean(0))
     prior = zeros.index_add(0, owners, found.prior)
     calls = zeros.index_add(0, owners, torch.full(owners.shape, found.calls / len(parts)).double())
-    task = {"task": "score", "seed": seed, "nodes": nodes, "repeats": len(found.draws)}
-    task |= {"grid": grid, "estimator": GRIDS[grid].description, "parts": PARTS_RULE}
-    task |= {"eps": TRAINING_EPS, "max_se": max_se, "max_calls": max_calls}
+    task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
     readings = run_jobs(
         partial(_read, pipe=pipe, cut=cut, on_calls=phases.phase(i))
         for i, cut in enumerate(cuts, start=1)

@@ -22,10 +22,10 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.eval.display import show_counts
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat
+from gidd.cli.progress import show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.judge import PROMPT_FILE, Judge, JudgeOptions, read_samples
 

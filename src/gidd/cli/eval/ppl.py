@@ -35,18 +35,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gidd.cli.console import CliConsole, plain
-from gidd.cli.eval.display import Column, report_rows, show_counts
-from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
+from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report, report_rows
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.progress import show_counts
 from gidd.common.actors import ActorOptions
 from gidd.errors import ConfigError
-from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
+from gidd.evaluation.options import PerplexityOptions
 
 if TYPE_CHECKING:
-    from gidd.evaluation.perplexity.causal import CausalModel
-    from gidd.evaluation.perplexity.window_scoring import ModelSource
     from gidd.evaluation.results import EvaluationResult
+    from gidd.evaluation.window_scores import CausalModel, ModelSource
     from gidd.pipeline import Pipeline
 
 _TIMEOUT_SECONDS = 86_400.0
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.executor == "ray":
         _report(_evaluate_on_ray(options), options)
         return
-    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
+    from gidd.evaluation.perplexity import evaluate_perplexity
     from gidd.training.world import open_world
 
     with open_world(options.runtime.device, _TIMEOUT_SECONDS) as world:
@@ -124,11 +123,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
-    from gidd.evaluation.perplexity.perplexity import evaluate_perplexity
-    from gidd.evaluation.perplexity.window_scoring import score_on_ray
+    from gidd.evaluation.perplexity import evaluate_perplexity
+    from gidd.evaluation.window_scores import score_on_ray
 
     source, settings = _source(options), options.perplexity
-    model = source._replace(device="cpu").load()  # for its tokenizer; actors compute
+    # only for its tokenizer and context: the actors compute, in their precision
+    model = source._replace(device="cpu", precision=None).load()
     _print_notes(model)
     with show_counts("scoring windows") as on_windows:
         return evaluate_perplexity(
@@ -141,7 +141,7 @@ def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
 
 
 def _source(options: PerplexityCommand) -> ModelSource:
-    from gidd.evaluation.perplexity.window_scoring import ModelSource
+    from gidd.evaluation.window_scores import ModelSource
 
     runtime = options.runtime
     return ModelSource(options.model, runtime.device, runtime.precision, runtime.tokenizer)

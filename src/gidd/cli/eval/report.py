@@ -1,23 +1,28 @@
-"""How the evaluations print and save their results."""
+"""How the evaluations parse their options, and print and save their results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import tyro
+from rich.table import Table
 
 from gidd.cli.console import CliConsole, plain
 from gidd.cli.messages import print_message
+from gidd.cli.model_options import parse_checked
 from gidd.cli.output import require_writable
-from gidd.cli.parsing import parse
-from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from gidd.evaluation.results import EvaluationResult
+
+_WIDTH = 120
+"""Characters of a line that a table may have."""
+
+Column = Callable[[Mapping[str, Any]], str]
+"""The text of a cell, given its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +57,42 @@ class EvaluationOptions(Protocol):
 _T = TypeVar("_T", bound=EvaluationOptions)
 
 
-def parse_evaluation(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
-    """Parse and check options; one `ConfigError` lists all invalid ones as they are typed."""
-    flags = (tyro.conf.FlagCreatePairsOff,)
-    options = parse(kind, arguments, prog=prog, description=doc, config=flags)
-    if found := [problem.partition(" ") for problem in options.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+def parse_evaluation(
+    kind: type[_T],
+    prog: str,
+    doc: str | None,
+    arguments: Sequence[str],
+    *,
+    lists: Collection[str] = (),
+    default: _T | None = None,
+) -> _T:
+    """Parse and check options, and that the result can be written.
+
+    Values of the flags `lists` may be separated by commas. `default` has the values of options that
+    are not given.
+    """
+    options = parse_checked(kind, prog, doc, split_commas(arguments, lists), default)
     options.result.check()
     return options
+
+
+def split_commas(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Return the arguments with the values of these flags split at commas."""
+    words: list[str] = []
+    is_list = False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag.replace("_", "-") in flags:
+            is_list = True
+            words += [flag, *_parts(value)] if equals else [argument]
+        else:
+            is_list = is_list and not argument.startswith("--")
+            words += _parts(argument) if is_list else [argument]
+    return words
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in value.split(",") if part]
 
 
 def report(
@@ -83,3 +116,40 @@ def _show_measurements(result: EvaluationResult) -> None:
     width = max(map(len, result.measurements), default=0)
     for name, value in result.measurements.items():
         console.print(plain(f"{name:{width}}  {value}"))
+
+
+def with_error(name: str, *, percent: bool = False, digits: int = 2) -> Column:
+    """Return a column of a number and its standard error; "-" if it was not measured."""
+    scale, unit = (100, "%") if percent else (1, "")
+
+    def cell(row: Mapping[str, Any]) -> str:
+        value, error = row.get(name), row.get(f"{name}_se")
+        if value is None or value != value:
+            return "-"
+        shown = f"{scale * value:.{digits}f}{unit}"
+        return f"{shown} ± {scale * error:.{digits}f}" if error else shown
+
+    return cell
+
+
+def report_rows(
+    result: EvaluationResult, options: ResultOptions, columns: Mapping[str, Column]
+) -> None:
+    """Print the rows of a result as a table, or all of it as JSON, and save it."""
+
+    def show(shown: EvaluationResult) -> None:
+        console = CliConsole(highlight=False)
+        # a narrow terminal breaks lines; numbers must not be cut
+        console.width = max(console.width, _WIDTH)
+        console.print(_table(shown.rows, columns))
+
+    report(result, options, show)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*(plain(cell(row)) for cell in columns.values()))
+    return table

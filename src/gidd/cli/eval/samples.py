@@ -17,27 +17,25 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from gidd.cli.eval.display import show_actions
-from gidd.cli.eval.grader_options import GraderOptions
-from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelOptions
-from gidd.cli.parsing import parse
-from gidd.cli.sampling_form import SamplingForm
+from gidd.cli.progress import show_actions
 from gidd.common.allowed import SEED, field_problems, integer, optional
 from gidd.errors import ConfigError
-from gidd.evaluation.samples.sample_files import has_samples, read_text_samples
+from gidd.evaluation.options import GraderOptions
+from gidd.evaluation.sample_files import has_samples, read_text_samples
 from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
+    from gidd.evaluation.graders import CausalScorer
     from gidd.evaluation.results import EvaluationResult
-    from gidd.evaluation.samples.grader import Grader
 
 _NUM_SAMPLES = 64
 
@@ -78,7 +76,7 @@ class SamplesCommand:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, generate or read samples, measure, report."""
-    options = _parse(arguments)
+    options = parse_evaluation(SamplesCommand, "gidd eval samples", __doc__, arguments)
     reference = [] if options.reference is None else read_text_samples(options.reference)
     measure = _measure_files if has_samples(Path(options.source)) else _measure_model
     report(measure(options, [sample.text for sample in reference]), options.result)
@@ -86,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
     pipe = options.runtime.load(options.source)
-    from gidd.evaluation.samples.samples import evaluate_model_samples
+    from gidd.evaluation.samples import evaluate_model_samples
 
     grader = _grader(options)
     with show_actions() as on_progress:
@@ -105,7 +103,7 @@ def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> Evaluat
 def _measure_files(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
     samples = read_text_samples(Path(options.source))[: options.num_samples]
     from gidd.data.tokenizers import tokenizer_by_name
-    from gidd.evaluation.samples.samples import evaluate_samples
+    from gidd.evaluation.samples import evaluate_samples
 
     name = options.runtime.tokenizer
     if name is None and options.grading.grader is None and any(s.tokens is None for s in samples):
@@ -126,23 +124,8 @@ def _measure_files(options: SamplesCommand, reference: Sequence[str]) -> Evaluat
         )
 
 
-def _grader(options: SamplesCommand) -> Grader | None:
+def _grader(options: SamplesCommand) -> CausalScorer | None:
     grader = options.grading.load(options.runtime.device)
     if grader is None:
         print_message("generative perplexity is omitted: it needs --grader, e.g. smollm2.")
     return grader
-
-
-def _parse(arguments: Sequence[str]) -> SamplesCommand:
-    """Parse and check; the options of a sampler are those of the sampler that is named."""
-    form = SamplingForm(arguments)
-    flags = (tyro.conf.FlagCreatePairsOff,)
-    command = form.added_to(SamplesCommand)
-    parsed = parse(command, arguments, prog="gidd eval samples", description=__doc__, config=flags)
-    values: dict[str, Any] = {part.name: getattr(parsed, part.name) for part in fields(parsed)}
-    values["sampling"] = form.sampling(parsed.sampling)
-    options = SamplesCommand(**values)
-    if found := [problem.partition(" ") for problem in options.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
-    options.result.check()
-    return options

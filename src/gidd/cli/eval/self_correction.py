@@ -14,20 +14,18 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
-import tyro
-
-from gidd.cli.eval.display import Column, report_rows, show_counts, with_error
-from gidd.cli.eval.grader_options import GraderOptions
-from gidd.cli.eval.lists import split_commas
-from gidd.cli.eval.report import ResultOptions
+from gidd.cli.eval.report import (
+    Column,
+    ResultOptions,
+    parse_evaluation,
+    report_rows,
+    with_error,
+)
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.parsing import parse
-from gidd.cli.sampling_form import SamplingForm
-from gidd.errors import ConfigError
-from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
+from gidd.cli.progress import show_counts
+from gidd.evaluation.options import CurveOptions, GraderOptions
 from gidd.pipeline.options import SamplingOptions
 
 
@@ -48,7 +46,7 @@ class CurveCommand:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from self.curve.problems()
-        yield from curve_problems(self.sampling)
+        yield from self.curve.sampling_problems(self.sampling)
         yield from self.grading.problems()
 
 
@@ -67,33 +65,13 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, correct, report."""
-    options = _parse(arguments)
+    options = parse_evaluation(
+        CurveCommand, "gidd eval self-correction", __doc__, arguments, lists=_LISTS
+    )
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.correction.correction_curve import correction_curve
+    from gidd.evaluation.self_correction import correction_curve
 
     grader = options.grading.load(options.runtime.device)
     with show_counts("correcting samples") as on_samples:
         result = correction_curve(pipe, options.curve, options.sampling, grader, on_samples)
     report_rows(result, options.result, _COLUMNS)
-
-
-def _parse(arguments: Sequence[str]) -> CurveCommand:
-    """Parse and check; the options of a sampler are those of the sampler that is named."""
-    arguments = split_commas(arguments, _LISTS)
-    form = SamplingForm(arguments)
-    parsed = parse(
-        form.added_to(CurveCommand),
-        arguments,
-        prog="gidd eval self-correction",
-        description=__doc__,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    values: dict[str, Any] = {
-        part.name: getattr(parsed, part.name) for part in fields(CurveCommand)
-    }
-    values["sampling"] = form.sampling(values["sampling"])
-    options = CurveCommand(**values)
-    if found := [problem.partition(" ") for problem in options.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
-    options.result.check()
-    return options

@@ -8,7 +8,8 @@
   or `paper` for all of them. Their data are downloaded from the Hugging Face hub.
 - Local questions: one JSON object per line of a .jsonl file, with the number of the right choice:
   {"question": "The sky is", "choices": ["blue.", "loud."], "answer": 0}
-- Local .yaml files of lm_eval may have no code (!function); paths of data are relative to them.
+- A .yaml file is a task of lm_eval, which runs the Python functions that it names (!function): use
+  files of people you trust. Paths of data are relative to the current folder.
 
 Examples:
   gidd eval tasks models/nano arc_easy piqa --limit 200
@@ -21,17 +22,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated
 
 import tyro
 
-from gidd.cli.eval.display import show_counts
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.progress import show_counts
 from gidd.common.allowed import field_problems, integer, optional
 from gidd.errors import ConfigError
-from gidd.evaluation.tasks.task_settings import TaskSettings
+from gidd.evaluation.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class TasksCommand:
     num_fewshot: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of examples before each question; by default that of the task, 0 if it has none."""
 
-    scoring: Flat[TaskSettings] = field(default_factory=TaskSettings)
+    scoring: Flat[TaskOptions] = field(default_factory=TaskOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
@@ -64,7 +66,10 @@ class TasksCommand:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, report."""
-    options = parse_evaluation(TasksCommand, "gidd eval tasks", __doc__, arguments)
+    parse = partial(parse_evaluation, TasksCommand, "gidd eval tasks", __doc__, arguments)
+    options = parse()
+    if options.scoring.rule == "paper":  # which has other defaults
+        options = parse(default=replace(options, scoring=TaskOptions.of_rule("paper")))
     if not options.tasks:
         raise ConfigError(
             "TASK must be at least one task, file or folder, got none. "
@@ -72,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import
     pipe = options.runtime.load(options.model)
-    from gidd.evaluation.tasks.tasks import evaluate_tasks
+    from gidd.evaluation.harness.tasks import evaluate_tasks
 
     with show_counts("scoring") as on_passes:
         result = evaluate_tasks(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from gidd.common.files import file_kind, parse_json, read_regular
 from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.terminal import shorten
 from gidd.errors import DataError
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -66,7 +67,7 @@ def _text_file(path: Path) -> TextSample:
         ) from error
 
 
-def json_objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def json_objects(path: Path, fix: str = WRITE_SAMPLES) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the objects of a file with one per line, and their places; skip empty lines."""
     longest = DOCUMENT_BYTES.value
     with path.open("rb") as file:
@@ -78,11 +79,9 @@ def json_objects(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
             try:
                 row = parse_json(line, place)
             except ValueError as error:
-                raise DataError(f"{place} is not JSON: {error}. {WRITE_SAMPLES}") from error
+                raise DataError(f"{place} is not JSON: {error}. {fix}") from error
             if not isinstance(row, dict):
-                raise DataError(
-                    f"{place} must be a JSON object with the field `text`. {WRITE_SAMPLES}"
-                )
+                raise DataError(f"{place} must be a JSON object, got {shorten(row)}. {fix}")
             yield cast("dict[str, Any]", row), place
 
 

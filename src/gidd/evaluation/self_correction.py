@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from gidd.errors import ConfigError
-from gidd.evaluation.correction.correction_settings import CurveOptions, curve_problems
+from gidd.evaluation.graders import GradedText, generative_perplexity
 from gidd.evaluation.model_manifest import describe_pipeline
+from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.samples.grader import GradedText, generative_perplexity
-from gidd.evaluation.samples.text_metrics import mean_of_defined, sequence_entropy
+from gidd.evaluation.samples import mean_of_defined, sequence_entropy
 from gidd.pipeline import Pipeline
 from gidd.pipeline.confidence import predict_frames
 from gidd.pipeline.describe import describe_plan, describe_processors
@@ -48,7 +48,7 @@ _MASKED = (
 
 
 class TextGrader(Protocol):
-    """What the curve needs of a `gidd.evaluation.samples.grader.Grader`."""
+    """What the curve needs of a `gidd.evaluation.graders.CausalScorer`."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def correction_curve(
     grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
-    if problems := [*options.problems(), *curve_problems(sampling)]:
+    if problems := [*options.problems(), *options.sampling_problems(sampling)]:
         raise ConfigError("\n".join(problems))
     budgets, plain = sorted(options.calls), replace(sampling, correction=CorrectionOptions(calls=0))
     measured: dict[tuple[float, int], list[MeasuredState]] = {}

@@ -1,12 +1,12 @@
 """The model class of lm-evaluation-harness: `--model gidd --model_args pretrained=models/nano`.
 
-    python -m gidd.evaluation.tasks.harness --model gidd --model_args pretrained=models/nano \
+    python -m gidd.evaluation.harness.lm --model gidd --model_args pretrained=models/nano \
         --tasks arc_easy
 
 is the command `lm_eval` with this class registered. `lm_eval --model gidd` itself finds it by the
 entry point `lm_eval.models` in releases after 0.4.13; 0.4.13 reads no entry points and needs the
 path of `lm_eval.yaml` (next to this file) among its tasks. In Python, `import
-gidd.evaluation.tasks.harness` registers it for `lm_eval.simple_evaluate`.
+gidd.evaluation.harness.lm` registers it for `lm_eval.simple_evaluate`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,7 +26,7 @@ from gidd.common.allowed import integer, optional, require_arguments
 from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import NelboEstimator, RankGroup, estimate_nelbo
 from gidd.errors import ConfigError
-from gidd.evaluation.tasks.choices import (
+from gidd.evaluation.harness.choices import (
     Choice,
     ChoiceScores,
     EarlyStop,
@@ -32,16 +34,15 @@ from gidd.evaluation.tasks.choices import (
     Question,
     score_questions,
 )
-from gidd.evaluation.tasks.continuations import (
+from gidd.evaluation.harness.continuations import (
     Continuation,
     conditional_parts,
     encode_continuation,
+    generate_texts,
+    is_greedy,
     joint_parts,
 )
-from gidd.evaluation.tasks.generate_until import generate_texts
-from gidd.evaluation.tasks.greedy import is_greedy
-from gidd.evaluation.tasks.harness_requests import QuestionKey, group_requests, question_key
-from gidd.evaluation.tasks.task_settings import TaskSettings
+from gidd.evaluation.options import TaskOptions
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
 from gidd.sampling.network import require_finite_predictions
@@ -60,6 +61,21 @@ _ROLLING_REPEATS = 2
 _logger = logging.getLogger(__name__)
 
 
+class QuestionKey(NamedTuple):
+    """A document of a task."""
+
+    task: str | None
+    document: int | None
+    context: str = ""
+    """For requests without a document: those with the same context are a question."""
+
+    @classmethod
+    def of(cls, request: Any) -> QuestionKey:
+        """Return the question of a request, an `lm_eval.api.instance.Instance`."""
+        context = request.args[0] if request.doc_id is None else ""
+        return cls(request.task_name, request.doc_id, context)
+
+
 class GiddLM(_Base):
     """A diffusion language model whose log-likelihoods are estimates of -NELBO."""
 
@@ -70,7 +86,6 @@ class GiddLM(_Base):
         device: str | None = None,
         precision: Precision | None = None,
         tokenizer: str | None = None,
-        grid: str | None = None,
         max_length: int | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
@@ -85,37 +100,35 @@ class GiddLM(_Base):
             device: "cpu", "cuda" or "mps"; by default the fastest available.
             precision: As in `gidd.from_pretrained`.
             tokenizer: Tokenizer of a model saved without one.
-            grid: Time grid; by default that of the rule.
             max_length: Tokens of a text, at most and by default the context of the model.
             batch_size: Texts of `max_length` tokens in a forward pass; "auto" is the default of
                 `Pipeline.nelbo_estimator`. It does not change scores.
             max_batch_size: Ignored; lm_eval passes it.
             ranks: Processes that share the forward passes.
             on_passes: Called with the forward passes done and expected.
-            **settings: Fields of `TaskSettings`: rule, nodes, repeats, early_stop, seed, ...
+            **settings: Fields of `TaskOptions`: rule, nodes, repeats, grid, early_stop, seed, ...
         """
         optional_package("lm_eval.api.model", "eval")
         super().__init__()
-        self.settings = _settings(settings)
-        is_loaded = isinstance(pretrained, Pipeline)
-        self.pipe = (
-            pretrained
-            if is_loaded
-            else from_pretrained(
+        self.options = _options(settings)
+        if not isinstance(pretrained, Pipeline):
+            pretrained = from_pretrained(
                 pretrained, device=device, precision=precision, tokenizer=tokenizer
             )
-        )
-        context = self.pipe.context
-        require_arguments(max_length=(max_length, optional(integer(2, context))))
-        self.max_length: int = max_length or context
+        self.pipe = pretrained
+        require_arguments(max_length=(max_length, optional(integer(2, self.pipe.context))))
+        self.max_length: int = max_length or self.pipe.context
         self.batch_size = batch_size
         self.estimator: NelboEstimator = self.pipe.nelbo_estimator(
-            grid=grid or self.settings.default_grid,
-            nodes=self.settings.num_nodes,
-            seed=self.settings.seed,
+            grid=self.options.grid,
+            nodes=self.options.nodes,
+            seed=self.options.seed,
             tokens_per_call=_tokens_per_call(batch_size, self.max_length),
             ranks=ranks,
         )
+        self._stop = None
+        if self.options.early_stop:
+            self._stop = EarlyStop(self.options.confidence, self.options.min_repeats)
         self.on_passes = on_passes
         self.calls = 0
         """Forward passes of single texts so far."""
@@ -158,23 +171,23 @@ class GiddLM(_Base):
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return (-NELBO, is_greedy) of each request (context, continuation)."""
         encoded = {request.args[:2]: self._encode(*request.args[:2]) for request in requests}
-        questions = group_requests(requests)
-        found = score_questions(
+        questions = _group(requests)
+        found, calls = score_questions(
             self.estimator,
             [self._question(pairs, encoded) for pairs in questions.values()],
-            repeats=self.settings.max_repeats,
-            stop=self._early_stop(),
+            repeats=self.options.repeats,
+            stop=self._stop,
             on_passes=self.on_passes,
         )
-        self.calls += found.calls
+        self.calls += calls
         results: dict[tuple[QuestionKey, tuple[str, str]], tuple[float, bool]] = {}
-        for (key, pairs), scores in zip(questions.items(), found.scores, strict=True):
+        for (key, pairs), scores in zip(questions.items(), found, strict=True):
             require_finite_predictions(all(map(math.isfinite, scores.loglikelihood)))
             self.scores[key] = scores
             for pair, value in zip(pairs, scores.loglikelihood, strict=True):
                 is_best = len(pairs) == 1 and self._is_greedy(encoded[pair], pair[0])
                 results[key, pair] = (value, is_best)
-        return [results[question_key(request), request.args[:2]] for request in requests]
+        return [results[QuestionKey.of(request), request.args[:2]] for request in requests]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return -NELBO of each text: windows given the half context before, added up."""
@@ -188,7 +201,7 @@ class GiddLM(_Base):
             owners += [owner] * len(found)
         totals = torch.zeros(len(texts), dtype=torch.float64)
         if parts:
-            repeats = max(self.settings.max_repeats, _ROLLING_REPEATS)
+            repeats = max(self.options.repeats, _ROLLING_REPEATS)
             estimate = estimate_nelbo(
                 self.estimator, parts, repeats=repeats, on_calls=self.on_passes
             )
@@ -201,7 +214,7 @@ class GiddLM(_Base):
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return what fills the blanks after each context, up to the first stop string."""
         found = generate_texts(
-            self.pipe, [request.args for request in requests], self.max_length, self.settings.seed
+            self.pipe, [request.args for request in requests], self.max_length, self.options.seed
         )
         self.calls += found.calls
         self.truncated += found.truncated
@@ -210,18 +223,11 @@ class GiddLM(_Base):
     def describe(self) -> dict[str, Any]:
         """Return the settings of scoring and generation as plain data."""
         return {
-            **self.settings.describe(),
-            "grid": self.estimator.grid,
+            **self.options.describe(),
             "max_length": self.max_length,
             "tokens_per_call": self.estimator.tokens_per_call,
             "rolling": "windows of the context, each given up to half a context before it",
         }
-
-    def _early_stop(self) -> EarlyStop | None:
-        settings = self.settings
-        if not settings.early_stop:
-            return None
-        return EarlyStop(settings.confidence, settings.min_repeats)
 
     def _encode(self, context: str, continuation: str) -> Continuation:
         encoded = encode_continuation(self.pipe.token_texts, context, continuation)
@@ -240,7 +246,7 @@ class GiddLM(_Base):
         return Question(choices, can_stop=all(contexts) or not any(contexts))
 
     def _parts(self, encoded: Continuation, contexts: Sequence[str]) -> tuple[Any, ...]:
-        make = joint_parts if self.settings.rule == "paper" else conditional_parts
+        make = joint_parts if self.options.rule == "paper" else conditional_parts
         return make(encoded.tokens, encoded.start, self.max_length, contexts)
 
     def _is_greedy(self, encoded: Continuation, context: str) -> bool:
@@ -255,17 +261,30 @@ if _register is not None:
     _register(GiddLM)
 
 
-def _settings(values: Mapping[str, Any]) -> TaskSettings:
-    known = TaskSettings.__dataclass_fields__
+def _group(requests: Sequence[Any]) -> dict[QuestionKey, list[tuple[str, str]]]:
+    """Return the different pairs (context, continuation) of each question, in order of choices."""
+
+    def order(request: Any) -> tuple[str, int, str, int]:
+        task, document, context = QuestionKey.of(request)
+        return task or "", -1 if document is None else document, context, request.idx
+
+    return {
+        key: list(dict.fromkeys(request.args[:2] for request in group))
+        for key, group in groupby(sorted(requests, key=order), key=QuestionKey.of)
+    }
+
+
+def _options(values: Mapping[str, Any]) -> TaskOptions:
+    known = TaskOptions.__dataclass_fields__
     if unknown := [name for name in values if name not in known]:
         raise ConfigError(
-            f"model_args must be pretrained, device, precision, tokenizer, grid, max_length, "
-            f"batch_size, {', '.join(known)}, got {', '.join(unknown)}."
+            f"model_args must be pretrained, device, precision, tokenizer, max_length, batch_size, "
+            f"{', '.join(known)}, got {', '.join(unknown)}."
         )
-    settings = TaskSettings(**values)
-    if found := list(settings.problems()):
+    options = replace(TaskOptions.of_rule(values.get("rule", "conditional")), **values)
+    if found := list(options.problems()):
         raise ConfigError("\n".join(found))
-    return settings
+    return options
 
 
 def _tokens_per_call(batch_size: int | str | None, max_length: int) -> int | None:

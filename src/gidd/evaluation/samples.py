@@ -1,0 +1,357 @@
+"""Quality and diversity of samples: generative perplexity, entropy, self-accuracy, repetition.
+
+evaluate_model_samples(pipe, 64, grader=load_grader("smollm2"), steps=64)
+evaluate_samples(read_text_samples(Path("samples.jsonl")), grader=load_grader("smollm2"))
+
+Entropy, distinct-n and repetition depend on the tokenizer: compare only results with the same one.
+Where a number is undefined, such as the entropy of an empty sample, it is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+import gidd
+from gidd.common.optional import optional_package
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import ConfigError, DataError
+from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity
+from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.sample_files import TextSample
+from gidd.evaluation.texts import texts_digest
+from gidd.pipeline import Generation, Pipeline, SamplingOptions
+from gidd.pipeline.confidence import predict_frames
+from gidd.sampling import Event, OnStep, run_job
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, and how much of it is done and in total."""
+
+NOT_SELF_SCORED: Final = (
+    "self-accuracy is left out: the model was trained with masking alone, and its predictions at "
+    "visible tokens are not trained"
+)
+_CHUNK = 16
+"""Samples that are generated together: their traces are kept until all of them are done."""
+
+_RUN_KEYS = ("task", "calls", "seconds", "sample_index")
+"""Entries of a sample's manifest that are not shared by all samples of an evaluation."""
+
+_DISTINCT, _REPETITION = (1, 2, 3), 4
+_DEFINITIONS = {
+    "gen_ppl": "generative perplexity under the grader",
+    "entropy": "mean over samples of the entropy of the token frequencies in a sample, in nats",
+    "self_accuracy": "mean over samples of the fraction of tokens that are the most likely ones "
+    "under the model itself at its lowest noise level",
+    "distinct_n": "different n-grams / n-grams of all samples together",
+    f"repetition_{_REPETITION}": "mean over samples of the fraction of n-grams that repeat an "
+    "earlier one of the sample: 1 - distinct-n of the sample",
+    "tokens": "mean number of tokens of a sample, up to end-of-text",
+    "nfe": "mean number of forward passes of the sampler",
+    "empty": "samples without tokens: they have no entropy and no repetition, and are left out",
+}
+_MAUVE_RULE: Final = (
+    "mauve-text with its default settings, seed 25; features are the grader's last hidden state at "
+    "the last token of a truncated text. Depends on the grader and on both numbers of texts."
+)
+_FEWEST: Final = 4
+
+
+def evaluate_model_samples(
+    pipe: Pipeline,
+    num_samples: int = 64,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    grader: CausalScorer | None = None,
+    reference: Sequence[str] = (),
+    options: SamplingOptions | None = None,
+    on_progress: OnProgress | None = None,
+    **changes: Any,
+) -> EvaluationResult:
+    """Generate samples and measure them; `changes` are fields of `options`, e.g. `steps=64`."""
+    samples, manifest = generate_text_samples(
+        pipe,
+        num_samples,
+        length=length,
+        seed=seed,
+        options=options or SamplingOptions(),
+        on_progress=on_progress,
+        **changes,
+    )
+    return evaluate_samples(
+        samples, grader=grader, reference=reference, manifest=manifest, on_progress=on_progress
+    )
+
+
+def evaluate_samples(
+    samples: Sequence[TextSample | str],
+    *,
+    grader: CausalScorer | None = None,
+    tokenizer: Tokenizer | None = None,
+    reference: Sequence[str] = (),
+    manifest: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> EvaluationResult:
+    """Measure samples of any system.
+
+    Args:
+        samples: Texts, with their tokens if they are known.
+        grader: Model for generative perplexity; without one it is not measured.
+        tokenizer: Tokenizer of entropy, distinct-n and repetition. By default the samples' own
+            tokens, otherwise the grader's.
+        reference: Human texts; with them, MAUVE is measured with features of the grader.
+        manifest: Where the samples come from, added to the manifest of the result.
+        on_progress: Called while texts are scored.
+    """
+    found = [TextSample(s) if isinstance(s, str) else s for s in samples]
+    if not found:
+        raise DataError("there must be at least one sample to measure, got none.")
+    if reference and grader is None:
+        raise ConfigError("reference texts are for MAUVE, which needs a grader. Name a grader.")
+    texts = [sample.text for sample in found]
+    tokens, rule = _tokens(found, grader, tokenizer)
+    scores = None if grader is None else grader.score(texts, _scoring(on_progress))
+    measurements = _measure(found, tokens, scores)
+    if grader is not None and reference:
+        measurements["mauve"] = mauve_score(grader, texts, reference)
+    described: dict[str, Any] = {
+        "gidd": gidd.__version__,
+        "torch": str(torch.__version__),
+        "num_samples": len(found),
+        **(manifest or {}),
+        "texts_sha256": texts_digest(texts),
+        "grader": grader and grader.manifest,
+        "metric_tokens": rule,
+        "definitions": _DEFINITIONS,
+    }
+    if reference:
+        described["mauve"] = {
+            "rule": _MAUVE_RULE,
+            "num_reference": len(reference),
+            "reference_sha256": texts_digest(reference),
+        }
+    graded = [None] * len(found) if scores is None else scores
+    rows = [
+        _row(number, *columns)
+        for number, columns in enumerate(zip(found, tokens, graded, strict=True))
+    ]
+    return EvaluationResult(
+        kind="samples", measurements=measurements, manifest=described, rows=rows
+    )
+
+
+def _measure(
+    samples: Sequence[TextSample],
+    tokens: Sequence[Sequence[int]],
+    scores: Sequence[GradedText] | None,
+) -> dict[str, Measurement]:
+    found: dict[str, Measurement] = {}
+    if scores is not None:
+        found["gen_ppl"] = generative_perplexity(scores)
+    found["entropy"] = mean_of_defined(map(sequence_entropy, tokens))
+    for name, values in (
+        ("self_accuracy", [sample.self_accuracy for sample in samples]),
+        ("nfe", [sample.calls for sample in samples]),
+    ):
+        if any(value is not None for value in values):
+            found[name] = mean_of_defined(values)
+    return found | _repetitions(tokens) | ({} if scores is None else _counts(scores))
+
+
+def _tokens(
+    samples: Sequence[TextSample], grader: CausalScorer | None, tokenizer: Tokenizer | None
+) -> tuple[list[list[int]], str]:
+    """Return the tokens that entropy and n-grams are computed from, and which these are."""
+    texts = [sample.text for sample in samples]
+    if tokenizer is not None:
+        return tokenizer.encode_batch(texts), f"texts encoded by tokenizer {tokenizer.fingerprint}"
+    own = [list(sample.tokens) for sample in samples if sample.tokens is not None]
+    if len(own) == len(samples):
+        return own, "the tokens that were sampled"
+    if grader is not None:
+        return grader.encode(texts), "texts encoded by the grader's tokenizer, not truncated"
+    raise ConfigError(
+        "entropy needs tokens, which these samples do not have. Name a tokenizer or a grader."
+    )
+
+
+def _repetitions(tokens: Sequence[Sequence[int]]) -> dict[str, Measurement]:
+    total = len(tokens)
+    found = {
+        f"distinct_{n}": Measurement(distinct_ngrams(tokens, n), None, total) for n in _DISTINCT
+    }
+    repeated = mean_of_defined([repetition(sequence, _REPETITION) for sequence in tokens])
+    lengths = Measurement.mean([float(len(sequence)) for sequence in tokens])
+    empty = Measurement(float(sum(not sequence for sequence in tokens)), None, total)
+    return found | {f"repetition_{_REPETITION}": repeated, "tokens": lengths, "empty": empty}
+
+
+def _counts(scores: Sequence[GradedText]) -> dict[str, Measurement]:
+    unscored = sum(not score.num_tokens for score in scores)
+    truncated = sum(score.is_truncated for score in scores)
+    return {
+        "unscored": Measurement(float(unscored), None, len(scores)),
+        "truncated": Measurement(float(truncated), None, len(scores)),
+    }
+
+
+def _row(
+    number: int, sample: TextSample, tokens: Sequence[int], score: GradedText | None
+) -> dict[str, Any]:
+    return {
+        "id": number,
+        "tokens": len(tokens),
+        "gen_nll": score.nll / score.num_tokens if score and score.num_tokens else None,
+        "grader_tokens": score and score.num_tokens,
+        "entropy": sequence_entropy(tokens),
+        "self_accuracy": sample.self_accuracy,
+        "text": sample.text,
+    }
+
+
+def _scoring(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
+    if on_progress is None:
+        return None
+    return lambda done, total: on_progress("scoring", done, total)
+
+
+def generate_text_samples(
+    pipe: Pipeline,
+    num_samples: int,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    options: SamplingOptions,
+    on_progress: OnProgress | None = None,
+    **changes: Any,
+) -> tuple[list[TextSample], dict[str, Any]]:
+    """Return samples with their self-accuracy, and the manifest that they share."""
+    samples: list[TextSample] = []
+    manifest: dict[str, Any] = {}
+    for start in range(0, num_samples, _CHUNK):
+        on_step = on_progress and _steps_to_progress(on_progress, start, num_samples)
+        generations = pipe.generate(
+            min(_CHUNK, num_samples - start),
+            length=length,
+            seed=seed,
+            start_index=start,
+            on_step=on_step,
+            options=options,
+            **changes,
+        )
+        accuracies = self_accuracies(pipe, generations)
+        for generation, accuracy in zip(generations, accuracies, strict=True):
+            tokens, calls = generation.tokens, generation.calls
+            samples.append(TextSample(generation.text, tokens, accuracy, calls))
+        manifest = manifest or _shared_manifest(pipe, generations[0])
+    return samples, manifest | {"num_samples": num_samples}
+
+
+def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float | None]:
+    """Return the self-accuracy of each sample (Sec. 5.4) by one forward pass each.
+
+    Tokens that were given, and those after end-of-text, are not counted. None for samples without
+    tokens to count, and for models trained with masking alone.
+    """
+    if not pipe.can_score_visible_tokens:
+        return [None] * len(samples)
+    found: list[float | None] = []
+    texts = [(sample.trace.tokens, ()) for sample in samples]
+    frames = run_job(lambda jobs: predict_frames(jobs, pipe.engine, texts))
+    for sample, frame in zip(samples, frames, strict=True):
+        free = ~torch.tensor(sample.trace.protected, device=frame.tokens.device)
+        free[len(sample.tokens) :] = False
+        found.append(frame.self_accuracy(free) if bool(free.any()) else None)
+    return found
+
+
+def _shared_manifest(pipe: Pipeline, generation: Generation) -> dict[str, Any]:
+    shared = {k: v for k, v in generation.manifest.items() if k not in _RUN_KEYS}
+    if not pipe.can_score_visible_tokens:
+        shared["notes"] = [*shared["notes"], NOT_SELF_SCORED]
+    return shared
+
+
+def _steps_to_progress(on_progress: OnProgress, start: int, num_samples: int) -> OnStep:
+    """Return a callback of the sampler that counts the steps of all samples."""
+    done: dict[int, int] = {}
+
+    def count(events: Sequence[Event]) -> None:
+        done.update({event.ticket.number: event.steps_done for event in events})
+        most = max((event.ticket.num_steps for event in events), default=0)
+        on_progress("sampling", start * most + sum(done.values()), num_samples * most)
+
+    return count
+
+
+def mauve_score(
+    grader: CausalScorer, samples: Sequence[str], reference: Sequence[str]
+) -> Measurement:
+    """Return MAUVE of samples and reference texts, in (0, 1]; 1 if they cannot be told apart.
+
+    It has no standard error. The authors of MAUVE use thousands of texts: compare only results with
+    the same number of texts, and read differences from few texts with care.
+    """
+    library = optional_package("mauve", "mauve")
+    features: list[Any] = []
+    for what, texts in (("samples", samples), ("reference texts", reference)):
+        filled = [text for text in texts if text]
+        if len(filled) < _FEWEST:
+            raise DataError(
+                f"MAUVE needs at least {_FEWEST} {what} that are not empty, got {len(filled)}."
+            )
+        features.append(grader.features(filled))
+    with warnings.catch_warnings():  # of k-means about few points
+        warnings.simplefilter("ignore")
+        found = library.compute_mauve(p_features=features[0], q_features=features[1], verbose=False)
+    return Measurement(float(found.mauve), None, min(map(len, features)))
+
+
+def sequence_entropy(tokens: Sequence[Hashable]) -> float:
+    """Return the entropy, in nats, of the token frequencies in one sequence (App. F).
+
+    At most log(number of tokens), if all differ; 0 for a single token, NaN for none.
+    """
+    if not tokens:
+        return math.nan
+    counts, total = Counter(tokens).values(), len(tokens)
+    # fsum: equal counts give exactly their logarithm, however the tokens are ordered
+    return math.log(total) - math.fsum(count * math.log(count) for count in counts) / total
+
+
+def distinct_ngrams(samples: Iterable[Sequence[Hashable]], n: int) -> float:
+    """Return distinct-n of a set: different n-grams of all samples / n-grams of all samples.
+
+    It decreases with the number of samples: compare only sets of the same size. The distinct-n of
+    a single sample is 1 - `repetition`. NaN if every sample has fewer than n tokens.
+    """
+    seen: set[tuple[Hashable, ...]] = set()
+    total = 0
+    for tokens in samples:
+        for ngram in _ngrams(tokens, n):
+            seen.add(ngram)
+            total += 1
+    return len(seen) / total if total else math.nan
+
+
+def repetition(tokens: Sequence[Hashable], n: int) -> float:
+    """Return the fraction of n-grams that repeat an earlier one of the same sample.
+
+    NaN if the sample has fewer than n tokens.
+    """
+    return 1 - distinct_ngrams([tokens], n)
+
+
+def mean_of_defined(values: Iterable[float | None]) -> Measurement:
+    """Return the mean of independent values, without those that are NaN or None."""
+    return Measurement.mean([v for v in values if v is not None and not math.isnan(v)])
+
+
+def _ngrams(tokens: Sequence[Hashable], n: int) -> Iterator[tuple[Hashable, ...]]:
+    return zip(*(tokens[start:] for start in range(n)), strict=False)
