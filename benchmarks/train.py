@@ -30,7 +30,7 @@ from gidd.common.devices import has_bf16
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import Loader
 from gidd.models import DiT
-from gidd.models.init import Initializer
+from gidd.models.networks import Initializer
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training import loop

@@ -16,8 +16,7 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig, BidirectionalTransformer
 from gidd.models.backbones.hf_config import CAUSAL, FAMILIES as CONFIGS, BidirectionalLMConfig
 from gidd.models.denoiser import Denoiser
-from gidd.models.init import Initializer
-from gidd.models.networks import network_from_tensors
+from gidd.models.networks import Initializer, network_from_tensors
 from gidd.models.record import network_config_from, record_network
 from gidd.models.weights import write_safetensors
 from gidd.vocab import Vocab

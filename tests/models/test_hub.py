@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.reference_layout import export_reference
 from support.small_model import write_model
 
 import gidd
@@ -38,7 +39,6 @@ from gidd.models import (
     Denoiser,
     DiT,
     DiTConfig,
-    export_reference,
     load,
     load_pretrained,
     push_to_hub,
@@ -392,17 +392,6 @@ def test_half_precision_weights_are_read_as_float32(published):
     schedule = HybridSchedule(Vocab(258, mask_id=257))
     model = read_training(published / "model.safetensors", schedule).denoiser
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
-def test_a_mask_that_is_not_last_is_not_exported(tmp_path):
-    with pytest.raises(ConfigError, match="mask is the last token id"):
-        export_reference(tmp_path, denoiser(Vocab(11, mask_id=0)), p_uniform=0.1)
-
-
-def test_padding_rows_are_not_exported(tmp_path):
-    export_reference(tmp_path, denoiser(), p_uniform=1e-3)
-    assert load_file(tmp_path / "model.safetensors")["vocab_embed.embedding"].shape == (11, 16)
-    assert load(tmp_path).denoiser.backbone.config.vocab_size == 11
 
 
 # ------------------------------------------------------------------------------------------ the hub

@@ -11,8 +11,8 @@ from torch import nn
 from gidd.errors import ConfigError
 from gidd.models import DiT, DiTConfig
 from gidd.models.backbones.hf_config import FAMILIES, BidirectionalLMConfig
-from gidd.models.init import Initializer
-from gidd.models.lora import LoraConfig, add_lora, merge_lora, name_without_lora, reset_lora
+from gidd.models.lora import LoraConfig, add_lora, merge_lora, reset_lora
+from gidd.models.networks import Initializer, name_without_lora
 
 pytest.importorskip("peft", reason="needs the extra `hf`")
 

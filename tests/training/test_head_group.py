@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from gidd.common.parts import part
 from gidd.data.batch import Batch
-from gidd.models.init import Initializer
 from gidd.models.lora import LoraConfig
+from gidd.models.networks import Initializer
 from gidd.training import loop
 from gidd.training.build import build_state
 from gidd.training.config import Autoregressive

@@ -18,7 +18,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSche
 from gidd.diffusion.times import stratified_times, time_weights
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, ElboWeighting
 from gidd.models import AutoregressiveModel, Denoiser, DiT, DiTConfig
-from gidd.models.init import Initializer
+from gidd.models.networks import Initializer
 from gidd.runs.evaluate import unigram_entropy, validate
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective
 from gidd.training.world import open_world

@@ -26,8 +26,9 @@ class Backbone(Protocol):
     A network may also have
 
     - `blocks`, a list of modules: sharded and compiled one by one; otherwise the whole network;
-    - `reset_parameters(initial)`, which fills all parameters with a `gidd.models.init.Initializer`:
-      no rank then holds the complete network; otherwise every rank builds it;
+    - `reset_parameters(initial)`, which fills all parameters with a
+      `gidd.models.networks.Initializer`: no rank then holds the complete network; otherwise every
+      rank builds it;
     - `uses_time = False`, if hidden states do not depend on t: samplers then cache them;
     - `accepts_padding = True`, if its method is `hidden(z, t, valid=None)`. `valid` [B, L] is True
       at tokens and False at padding, which is at the end of rows and can be any token; every row

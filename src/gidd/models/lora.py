@@ -20,7 +20,7 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from gidd.models.init import Initializer
+    from gidd.models.networks import Initializer
 
 _ALL = "all-linear"
 _ADAPTER = "default"
@@ -65,6 +65,8 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
     """
     if config.rank == 0:
         return
+    from gidd.models.networks import name_without_lora
+
     peft = optional_package("peft", "hf")
     adapters = peft.LoraConfig(
         r=config.rank,
@@ -76,7 +78,7 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
         parameter.requires_grad_(False)
     peft.inject_adapter_in_model(adapters, network, _ADAPTER)
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(_is_adapter(name))
+        parameter.requires_grad_(name_without_lora(name) is None)
     for module in getattr(network, "added_modules", ()):
         module.requires_grad_(True)
 
@@ -104,15 +106,6 @@ def merge_lora(network: nn.Module) -> None:
     if hasattr(network, "peft_config"):
         del network.peft_config
     network.requires_grad_(True)
-
-
-def name_without_lora(name: str) -> str | None:
-    """Return a parameter's name in the network without LoRA; None for a parameter of an adapter."""
-    return None if _is_adapter(name) else name.replace(".base_layer.", ".")
-
-
-def _is_adapter(name: str) -> bool:
-    return ".lora_A." in name or ".lora_B." in name
 
 
 def _adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:

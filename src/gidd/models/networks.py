@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import require_dit
-from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.init import Initializer, copy_full
-from gidd.models.lora import name_without_lora
 from gidd.models.weights import COPY_BOTH_AGAIN, Shape, assign_tensors, require_tensors
 
 
@@ -33,6 +31,68 @@ def require_no_buffers(network: nn.Module) -> None:
             f"the network must have no persistent buffers, got {shorten(buffers)}: checkpoints "
             "hold parameters only. Use register_buffer(..., persistent=False) for constants."
         )
+
+
+def name_without_lora(name: str) -> str | None:
+    """Return a parameter's name in the network without LoRA; None for a parameter of an adapter."""
+    is_adapter = ".lora_A." in name or ".lora_B." in name
+    return None if is_adapter else name.replace(".base_layer.", ".")
+
+
+# --------------------------------------------------------------------------------- initial values
+
+
+@final
+class Initializer:
+    """Fills parameters in order: the k-th depends on (seed, k), not on its sharding.
+
+    Every rank draws the full tensor of a sharded parameter and keeps its shard, one parameter at
+    a time: no rank holds the full model, and ranks do not communicate.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        """Without a seed, use torch's global generator, as torch's layers do."""
+        self._seed = seed
+        self._num_filled = 0
+
+    def uniform(self, parameter: Tensor, bound: float) -> None:
+        """Fill with samples of the uniform distribution over [-bound, bound)."""
+        self._fill(parameter, lambda full, rng: full.uniform_(-bound, bound, generator=rng))
+
+    def normal(self, parameter: Tensor, std: float) -> None:
+        """Fill with samples of the normal distribution of mean 0."""
+        self._fill(parameter, lambda full, rng: full.normal_(0, std, generator=rng))
+
+    def _fill(
+        self, parameter: Tensor, draw: Callable[[Tensor, torch.Generator | None], Tensor]
+    ) -> None:
+        # imported here: it takes 0.65 s
+        from torch.distributed.tensor import DTensor
+
+        generator = None
+        if self._seed is not None:
+            # torch's CPU generator uses 32 bits of its seed: hash, so that all depend on both
+            key = f"{self._seed}:{self._num_filled}".encode()
+            seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+            generator = torch.Generator(parameter.device).manual_seed(seed)
+        self._num_filled += 1
+        if not isinstance(parameter, DTensor):
+            draw(parameter, generator)
+            return
+        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        copy_full(parameter, draw(full, generator))
+
+
+@torch.no_grad()
+def copy_full(parameter: Tensor, full: Tensor) -> None:
+    """Copy a complete tensor to a parameter, of which this rank may have a shard."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        full = full.to(parameter.device, parameter.dtype)
+        full = distribute_tensor(full, mesh, placements, src_data_rank=None)
+    parameter.copy_(full)
 
 
 @torch.no_grad()
@@ -55,31 +115,52 @@ def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) ->
             copy_full(tensor, values[key])
 
 
-def require_network(config: Any, found: Mapping[str, Shape], file: Path) -> None:
+# ------------------------------------------------------------------------------ weights of a file
+
+
+def require_network(
+    config: Any, found: Mapping[str, Shape], file: Path, name_in_file: Callable[[str], str] = str
+) -> None:
     """Refuse a file whose tensors are not those of the network with this configuration.
 
-    The configuration is not trusted: of a network with `num_layers`, no more layers are built than
-    the file has tensors.
+    The configuration is not trusted. Nothing is allocated; of a network with `num_layers`, no more
+    layers are built than the file has tensors, and a single one if its class has `equal_blocks`,
+    the name of a list of equal layers.
+
+    Args:
+        config: Builds the network.
+        found: Shapes in the file.
+        file: The file, for messages.
+        name_in_file: From names of parameters to their names in the file.
     """
-    if isinstance(config, DiTConfig):
-        require_dit(config, found, file)
-        return
     num_layers: object = getattr(config, "num_layers", 0)
     if type(num_layers) is int and num_layers > len(found):
         raise CheckpointError(
             f"{file} must have the tensors of num_layers = {shorten(num_layers)} layers, got "
             f"{len(found)} tensors. {COPY_BOTH_AGAIN}"
         )
+    blocks: str | None = getattr(config, "equal_blocks", None)
     with torch.device("meta"):
-        expected = config.build().named_parameters()
-    require_tensors({name: tuple(tensor.shape) for name, tensor in expected}, found, file)
+        network = (config if blocks is None else replace(config, num_layers=1)).build()
+    expected: dict[str, Shape] = {}
+    for name, parameter in network.named_parameters():
+        first = f"{blocks}.0."
+        for i in range(config.num_layers if name.startswith(first) else 1):
+            of_block = name.replace(first, f"{blocks}.{i}.", 1)
+            expected[name_in_file(of_block)] = tuple(parameter.shape)
+    require_tensors(expected, found, file)
 
 
-def network_from_tensors(config: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Build a network from the tensors of a file; call `require_network` first."""
+def network_from_tensors(
+    config: Any, tensors: Mapping[str, Tensor], name_in_file: Callable[[str], str] = str
+) -> nn.Module:
+    """Build a network from the tensors of a file; call `require_network` first.
+
+    Tensors are not copied, unless their types differ: then the narrower ones are converted.
+    """
     with torch.device("meta"):
         network = cast(nn.Module, config.build())
-    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    names = {id(value): name_in_file(name) for name, value in network.named_parameters()}
     tied = network.named_parameters(remove_duplicate=False)
     network = assign_tensors(network, {name: tensors[names[id(value)]] for name, value in tied})
     if any(buffer.is_meta for buffer in network.buffers()):

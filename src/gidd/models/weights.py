@@ -6,7 +6,7 @@ what it expects, and only then reads or builds anything of these sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -162,25 +162,6 @@ def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], f
     if problems:
         shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")
         raise CheckpointError(f"{file}: {shown}. {COPY_BOTH_AGAIN}")
-
-
-def shapes_of_blocks(
-    one_block: Mapping[str, Tensor],
-    blocks: str,
-    num_layers: int,
-    name_in_file: Callable[[str], str] = str,
-) -> dict[str, Shape]:
-    """Return the shapes of a model by their names in a file, from those of a model with one block.
-
-    `blocks` is the name of the list of blocks, e.g. "blocks" if the first has the names "blocks.0".
-    """
-    shapes: dict[str, Shape] = {}
-    for name, parameter in one_block.items():
-        is_in_block = name.startswith(f"{blocks}.0.")
-        for i in range(num_layers if is_in_block else 1):
-            name_of_block = name.replace(f"{blocks}.0.", f"{blocks}.{i}.", 1)
-            shapes[name_in_file(name_of_block)] = tuple(parameter.shape)
-    return shapes
 
 
 def assign_tensors(model: _Module, tensors: Mapping[str, Tensor]) -> _Module:

@@ -20,8 +20,7 @@ from gidd.common.registry import name_of
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.hub import NetworkSource, load_network
-from gidd.models.init import copy_full
-from gidd.models.lora import name_without_lora
+from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
 from gidd.training.recorded import newest_run
 from gidd.training.state import TrainState

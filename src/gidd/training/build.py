@@ -14,9 +14,8 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
 from gidd.models import AutoregressiveModel, Backbone, Denoiser
-from gidd.models.init import Initializer
 from gidd.models.lora import add_lora, reset_lora
-from gidd.models.networks import blocks_of, initialize, require_no_buffers
+from gidd.models.networks import Initializer, blocks_of, initialize, require_no_buffers
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.state import EMA, TrainState

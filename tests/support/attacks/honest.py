@@ -7,7 +7,7 @@ from pathlib import Path
 from gidd.data import tokenizers
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.models import save
-from gidd.models.importers.gidd_v1 import export_reference
+from support.reference_layout import export_reference
 from support.sandbox import Result, Sandbox
 from support.small_model import TEXT, random_denoiser
 

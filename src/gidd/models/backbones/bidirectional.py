@@ -5,10 +5,8 @@ Parameters have the names that `transformers` gives them, so that Dream's files 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.layers import Rotation, mask_of_keys, rotate, rotation
-from gidd.models.weights import Shape, assign_tensors, require_tensors, shapes_of_blocks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -70,6 +67,8 @@ class BidirectionalConfig:
     predicts_first: bool = False
     """Whether the output at the first position was trained to predict its own token, although the
     other outputs are shifted. Otherwise nothing predicts the first token: it must be visible."""
+
+    equal_blocks: ClassVar[str] = "layers"
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
@@ -217,36 +216,3 @@ class _Layer(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         x = x + self.self_attn(self.input_layernorm(x), angles, valid)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def require_bidirectional(
-    config: BidirectionalConfig,
-    found: Mapping[str, Shape],
-    file: Path,
-    name_in_file: Callable[[str], str],
-) -> None:
-    """Refuse a file whose tensors are not those of a model of these sizes.
-
-    The sizes must be those of tensors in the file: then nothing larger than the file is built.
-    """
-    with torch.device("meta"):
-        one_layer = BidirectionalTransformer(replace(config, num_layers=1)).state_dict()
-    if config.tied_head:
-        del one_layer["head.weight"]
-    require_tensors(
-        shapes_of_blocks(one_layer, "layers", config.num_layers, name_in_file), found, file
-    )
-
-
-def bidirectional_from_tensors(
-    config: BidirectionalConfig,
-    tensors: Mapping[str, Tensor],
-    name_in_file: Callable[[str], str],
-) -> BidirectionalTransformer:
-    """Build a model from the tensors of a file; call `require_bidirectional` first."""
-    with torch.device("meta"):
-        model = BidirectionalTransformer(config)
-    name_of_head = "embed_tokens.weight" if config.tied_head else "head.weight"
-    names = {name: name for name in model.state_dict()} | {"head.weight": name_of_head}
-    weights = {name: tensors[name_in_file(source)] for name, source in names.items()}
-    return assign_tensors(model, weights)

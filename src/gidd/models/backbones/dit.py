@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gidd.common.terminal import shorten
-from gidd.errors import CheckpointError, ConfigError
+from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import (
     Block,
@@ -22,14 +18,7 @@ from gidd.models.backbones.layers import (
     modulate,
     rotation,
 )
-from gidd.models.init import Initializer
-from gidd.models.weights import (
-    COPY_BOTH_AGAIN,
-    Shape,
-    assign_tensors,
-    require_tensors,
-    shapes_of_blocks,
-)
+from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -112,44 +101,3 @@ class DiT(nn.Module):
     def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
         """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
         return self.head(self.hidden(z, t))
-
-
-def require_dit(
-    config: DiTConfig,
-    found: Mapping[str, Shape],
-    file: Path,
-    name_in_file: Callable[[str], str] = str,
-) -> None:
-    """Refuse a file whose tensors are not those of a DiT of these sizes.
-
-    The sizes are not trusted: the cost of this check, and of building the model after it, is
-    bounded by what the file holds. `name_in_file` maps a parameter name of `DiT` to the name in
-    the file.
-    """
-    time = config.time_width
-    shapes = {
-        name_in_file("embedding.weight"): (config.vocab_size, config.width),
-        name_in_file("time.output.weight"): (time, time),
-    }
-    require_tensors(shapes, {name: found[name] for name in shapes if name in found}, file)
-    if config.num_layers > len(found):
-        raise CheckpointError(
-            f"{file} must have the tensors of model.num_layers = {shorten(config.num_layers)} "
-            f"blocks, got {len(found)} tensors. {COPY_BOTH_AGAIN}"
-        )
-    with torch.device("meta"):
-        one_block = DiT(replace(config, num_layers=1)).state_dict()
-    shapes = shapes_of_blocks(one_block, "blocks", config.num_layers, name_in_file)
-    require_tensors(shapes, found, file)
-
-
-def dit_from_tensors(
-    config: DiTConfig, tensors: Mapping[str, Tensor], name_in_file: Callable[[str], str] = str
-) -> DiT:
-    """Build a DiT from the tensors of a file; call `require_dit` first.
-
-    Tensors are not copied, unless their types differ: then the narrower ones are converted.
-    """
-    with torch.device("meta"):
-        model = DiT(config)
-    return assign_tensors(model, {n: tensors[name_in_file(n)] for n in model.state_dict()})

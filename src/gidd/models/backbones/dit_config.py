@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
@@ -72,6 +72,8 @@ class DiTConfig:
 
     checkpoint_activations: bool = False
     """Recompute the activations of each block in the backward pass: less memory, more time."""
+
+    equal_blocks: ClassVar[str] = "blocks"
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):

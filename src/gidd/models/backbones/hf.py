@@ -19,7 +19,7 @@ from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
 from gidd.models.backbones.layers import TimeEmbedding, mask_of_keys
-from gidd.models.init import Initializer
+from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.init import Initializer
+from gidd.models.networks import Initializer
 from gidd.models.weights import WEIGHTS, explain_write_failure, require_finite
 
 if TYPE_CHECKING:

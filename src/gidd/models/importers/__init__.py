@@ -1,8 +1,7 @@
-"""Readers of other projects' checkpoints, one module per layout.
+"""Readers of other projects' checkpoints.
 
-`checkpoint` reads configurations and weights; `dit_family` and `transformer_family` build the
-networks. `hf` reads networks that are not diffusion models, to fine-tune them. Every other module
-is a layout: `matches` tells it by its configuration, `read` loads it.
+`checkpoint` reads configurations and weights; `gidd_v1`, `dit_family` and `transformer_family` have
+one function per layout. `hf` reads networks that are not diffusion models, to fine-tune them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.importers import dream, duo, gidd_v1, llada, mdlm, scdd, sedd, xdlm
+from gidd.models.importers import dit_family, gidd_v1, transformer_family
 from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
 from gidd.models.weights import Pretrained
 
@@ -23,18 +22,41 @@ class Importer(NamedTuple):
 
     name: str
     matches: Callable[[ForeignCheckpoint], bool]
+    """Whether a configuration has this layout."""
+
     read: Callable[[ForeignCheckpoint], Pretrained]
 
 
+def _has(name: str, value: str) -> Callable[[ForeignCheckpoint], bool]:
+    return lambda checkpoint: checkpoint.field(name) == value
+
+
+def _is_mdlm(checkpoint: ForeignCheckpoint) -> bool:
+    """Whether it is MDLM's: from the hub, or trained by the code of MDLM, Duo or XDLM."""
+    if checkpoint.field("model_type") == "mdlm" or checkpoint.field("algo.name") == "mdlm":
+        return True
+    return checkpoint.field("diffusion") == "absorbing_state" and not checkpoint.field("forward")
+
+
+def _is_duo(checkpoint: ForeignCheckpoint) -> bool:
+    is_run = str(checkpoint.field("algo.name")).startswith("duo")
+    return is_run or checkpoint.field("model_type") == "duo"
+
+
+def _is_sedd(checkpoint: ForeignCheckpoint) -> bool:
+    """Whether it is SEDD's, whose configuration has no `model_type`."""
+    return checkpoint.field("graph.type") is not None and checkpoint.field("tokens") is not None
+
+
 IMPORTERS = (
-    Importer("GIDD", gidd_v1.matches, gidd_v1.read),
-    Importer("SCDD", scdd.matches, scdd.read),
-    Importer("XDLM", xdlm.matches, xdlm.read),
-    Importer("MDLM", mdlm.matches, mdlm.read),
-    Importer("Duo", duo.matches, duo.read),
-    Importer("SEDD", sedd.matches, sedd.read),
-    Importer("LLaDA", llada.matches, llada.read),
-    Importer("Dream", dream.matches, dream.read),
+    Importer("GIDD", _has("model_type", "dit"), gidd_v1.read),
+    Importer("SCDD", _has("parameterization", "scdd"), dit_family.read_scdd),
+    Importer("XDLM", _has("algo.name", "xdlm"), dit_family.read_xdlm),
+    Importer("MDLM", _is_mdlm, dit_family.read_mdlm),
+    Importer("Duo", _is_duo, dit_family.read_duo),
+    Importer("SEDD", _is_sedd, dit_family.read_sedd),
+    Importer("LLaDA", _has("model_type", "llada"), transformer_family.read_llada),
+    Importer("Dream", _has("model_type", "Dream"), transformer_family.read_dream),
 )
 """All layouts, in the order in which they are tried."""
 

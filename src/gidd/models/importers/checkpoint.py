@@ -54,6 +54,20 @@ class Weights:
     read: Callable[[], dict[str, Tensor]]
     sha256: str
 
+    def shape(self, name: str, dims: int) -> Shape:
+        """Return the shape of a tensor, which must have this number of dimensions."""
+        if len(found := self.shapes.get(name, ())) != dims:
+            raise CheckpointError(
+                f"{self.file}: tensor {name} is missing or does not have {dims} dimensions; the "
+                f"model sizes are inferred from it. {COPY_AGAIN}"
+            )
+        return found
+
+    def count(self, name: str) -> int:
+        """Return the number of tensors with a name like this one of block 0."""
+        pattern = re.escape(name).replace("0", r"\d+", 1)
+        return sum(bool(re.fullmatch(pattern, other)) for other in self.shapes)
+
 
 @final
 @dataclass(frozen=True)
@@ -113,6 +127,16 @@ class ForeignCheckpoint:
         CONTEXT_TOKENS.require(length, f"{self.path}: {name}", CheckpointError)
         return length
 
+    def mask_id(self, num_rows: int) -> int:
+        """Return `mask_token_id`, which must be a row of the embedding."""
+        mask_id = self.integer("mask_token_id")
+        if mask_id >= num_rows:
+            raise CheckpointError(
+                f"{self.path}: mask_token_id must be in [0, {num_rows}), got {shorten(mask_id)}. "
+                f"{COPY_AGAIN}"
+            )
+        return mask_id
+
     def require_sizes(self, sizes: Mapping[str, int]) -> None:
         """Refuse a configuration with other sizes than those of the tensors."""
         for name, size in sizes.items():
@@ -134,7 +158,7 @@ class ForeignCheckpoint:
         """Return the weights of one safetensors file, or of the files of an index."""
         if not (self.folder / WEIGHTS).exists() and (self.folder / _INDEX).is_file():
             return _open_shards(self.folder / _INDEX)
-        return _open_safetensors(self.folder / WEIGHTS)
+        return open_safetensors(self.folder / WEIGHTS)
 
 
 def read_checkpoint(folder: Path, p_uniform: float | None = None) -> ForeignCheckpoint:
@@ -143,7 +167,8 @@ def read_checkpoint(folder: Path, p_uniform: float | None = None) -> ForeignChec
     return ForeignCheckpoint(folder, config, p_uniform)
 
 
-def _open_safetensors(file: Path) -> Weights:
+def open_safetensors(file: Path) -> Weights:
+    """Open one file."""
     shapes = read_shapes(file)
     return Weights(file, shapes, lambda: read_safetensors(file), sha256(file))
 

@@ -1,4 +1,4 @@
-"""Read checkpoints of the authors' code, and write them byte for byte.
+"""Checkpoints of the authors' code.
 
 Two layouts share their tensor names. The published one (`config.json` and `model.safetensors`) has
 one embedding row per token. The training one rounds the vocabulary size up to a multiple of 128
@@ -12,34 +12,30 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gidd.common.files import explain_damage, read_json, sha256, write_json
+from gidd.common.files import explain_damage
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import FirstReleaseSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.dit import DiT, dit_from_tensors, require_dit
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
-from gidd.models.denoiser import Denoiser
-from gidd.models.importers.checkpoint import CONFIG, ForeignCheckpoint
-from gidd.models.weights import (
-    COPY_AGAIN,
-    WEIGHTS,
-    Pretrained,
-    Shape,
-    read_safetensors,
-    read_shapes,
-    require_tensors,
-    write_safetensors,
+from gidd.models.denoiser import Backbone, Denoiser
+from gidd.models.importers.checkpoint import (
+    ForeignCheckpoint,
+    Weights,
+    open_safetensors,
+    read_checkpoint,
 )
+from gidd.models.networks import network_from_tensors, require_network
+from gidd.models.weights import COPY_AGAIN, Pretrained, Shape, require_tensors
 from gidd.vocab import Vocab
 
-_FIELDS = {
+FIELDS = {
     "vocab_size": "vocab_size",
     "max_length": "max_seq_len",
     "width": "hidden_size",
@@ -86,37 +82,39 @@ def reference_name(name: str) -> str:
     raise AssertionError(f"{name} has no name in the authors' layout")
 
 
-def matches(checkpoint: ForeignCheckpoint) -> bool:
-    """Whether it is in the authors' published layout."""
-    return checkpoint.field("model_type") == "dit"
-
-
 def read(checkpoint: ForeignCheckpoint) -> Pretrained:
-    """Read a published checkpoint."""
-    return read_published(checkpoint.folder, checkpoint.p_uniform)
-
-
-def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
-    """Read a published checkpoint: sizes from `config.json`, weights from `model.safetensors`.
-
-    `p_uniform`, the fraction of uniform noise it was trained with, overrides `config.json`.
-    """
-    path, file = folder / CONFIG, folder / WEIGHTS
-    record = read_json(path, COPY_AGAIN, CheckpointError)
-    config = _read_published_config(record, path)
+    """Read a published checkpoint: sizes from `config.json`, weights from `model.safetensors`."""
+    path, weights = checkpoint.path, checkpoint.safetensors()
+    missing = [theirs for theirs in FIELDS.values() if theirs not in checkpoint.config]
+    if checkpoint.field("model_type") != "dit" or missing:
+        raise CheckpointError(
+            f"{path} must describe the authors' DiT (model_type 'dit'), got model_type "
+            f"{shorten(checkpoint.field('model_type'))} without {missing}. Use a checkpoint of "
+            "gidd or theirs."
+        )
+    config = _build_config({o: checkpoint.config[theirs] for o, theirs in FIELDS.items()}, path)
+    if config.vocab_size < 2:
+        raise CheckpointError(
+            f"{path}: vocab_size must be at least 2, got {config.vocab_size}. {COPY_AGAIN}"
+        )
+    p_uniform = checkpoint.p_uniform
     if p_uniform is None:
-        p_uniform = _read_p_uniform(record, path)
-    shapes = read_shapes(file)
-    _require_sizes(config, shapes, file)
+        p_uniform = _read_p_uniform(checkpoint.field("p_uniform"), path)
+    _require_sizes(config, weights.shapes, weights.file)
     vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
     schedule = FirstReleaseSchedule(vocab, p_uniform)
-    denoiser = Denoiser(_read_dit(config, file), vocab)
-    _log.info("%s: %s", folder, _SCHEDULE_NOTE)
-    return Pretrained(
-        denoiser=denoiser, schedule=schedule, sha256=sha256(file), notes=(_SCHEDULE_NOTE,)
-    )
+    _log.info("%s: %s", checkpoint.folder, _SCHEDULE_NOTE)
+    return _pretrained(config, weights, schedule, _SCHEDULE_NOTE)
+
+
+def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
+    """Read a published checkpoint.
+
+    `p_uniform`, the fraction of uniform noise it was trained with, overrides `config.json`.
+    """
+    return read(read_checkpoint(folder, p_uniform))
 
 
 def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
@@ -127,39 +125,28 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
     `FirstReleaseSchedule` for 1.0.0.
     """
     with explain_damage(str(file), COPY_AGAIN, CheckpointError):
-        shapes = read_shapes(file)
-        config, size = _infer_config(shapes, file), schedule.vocab.size
+        weights, size = open_safetensors(file), schedule.vocab.size
+        vocab_size, width = weights.shape("vocab_embed.embedding", 2)
+        angles = weights.shape(_ROTARY[0], 5)
+        sizes = {
+            "vocab_size": vocab_size,
+            "max_length": angles[1],
+            "width": width,
+            "num_layers": weights.count("blocks.0.norm1.weight"),
+            "num_heads": width // max(1, angles[-1]),
+            "time_width": weights.shape("sigma_map.mlp.2.weight", 2)[0],
+        }
+        config = _build_config(sizes, file)
         rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
-        if config.vocab_size not in (size, rounded):
+        if vocab_size not in (size, rounded):
             raise CheckpointError(
                 f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, not "
-                f"rounded up) for schedule.vocab.size = {size}, got {config.vocab_size}. "
+                f"rounded up) for schedule.vocab.size = {size}, got {vocab_size}. "
                 "Use the vocabulary of the tokenizer that the model was trained with."
             )
-        shapes.pop(_LOGIT_BIAS, None)
-        _require_sizes(config, shapes, file)
-        denoiser = Denoiser(_read_dit(config, file), schedule.vocab)
-        return Pretrained(denoiser=denoiser, schedule=schedule, sha256=sha256(file))
-
-
-def export_reference(folder: Path, denoiser: Denoiser, p_uniform: float) -> None:
-    """Write the published layout, which the authors' code reads, without padding rows."""
-    backbone, vocab = denoiser.backbone, denoiser.vocab
-    if not isinstance(backbone, DiT) or vocab.mask_id != vocab.size - 1:
-        raise ConfigError(
-            "the authors' code requires a DiT whose mask is the last token id, got "
-            f"{type(backbone).__name__} with {vocab}. Use `gidd.models.save` for other models."
-        )
-    config = backbone.config
-    tensors = {reference_name(name): value for name, value in backbone.state_dict().items()}
-    for name in ("vocab_embed.embedding", "output_layer.linear.weight", "output_layer.linear.bias"):
-        tensors[name] = tensors[name][: vocab.size]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / WEIGHTS, tensors | _rotary_buffers(config))
-    sizes = {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()}
-    fixed = {"architectures": ["DIT"], "attention_dropout": 0.0, "model_type": "dit"}
-    more = {"vocab_size": vocab.size, "p_uniform": p_uniform, "t_eps": 1e-4}
-    write_json(folder / CONFIG, fixed | sizes | more | {"torch_dtype": "float32"})
+        weights.shapes.pop(_LOGIT_BIAS, None)
+        _require_sizes(config, weights.shapes, file)
+        return _pretrained(config, weights, schedule)
 
 
 def _require_sizes(config: DiTConfig, shapes: Mapping[str, Shape], file: Path) -> None:
@@ -168,29 +155,33 @@ def _require_sizes(config: DiTConfig, shapes: Mapping[str, Shape], file: Path) -
     angles: dict[str, Shape] = {name: shape for name in _ROTARY}
     require_tensors(angles, {name: shapes[name] for name in angles if name in shapes}, file)
     weights = {name: tensor for name, tensor in shapes.items() if name not in angles}
-    require_dit(config, weights, file, reference_name)
+    require_network(config, weights, file, reference_name)
 
 
-def _read_dit(config: DiTConfig, file: Path) -> DiT:
+def _pretrained(
+    config: DiTConfig, weights: Weights, schedule: MixingSchedule, *notes: str
+) -> Pretrained:
     """Read tensors whose sizes have been checked."""
-    tensors = read_safetensors(file)
+    file, tensors = weights.file, weights.read()
     bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
     if bias.any():
         raise CheckpointError(
             f"{file}: tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}. "
             "The authors' code does not train it; if you did, add it to output_layer.linear.bias."
         )
-    for name, expected in _rotary_buffers(config).items():
+    for name, expected in rotary_buffers(config).items():
         if not (tensors.pop(name).float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
             raise CheckpointError(
                 f"{file}: tensor {name} does not hold the rotary angles of base 10000. "
                 "The file is damaged, or its position embedding is not supported by DiT."
             )
-    model = dit_from_tensors(config, tensors, reference_name)
-    return model.float()  # version 1.1.0 stores bf16, which float32 represents exactly
+    # version 1.1.0 stores bf16, which float32 represents exactly
+    network = network_from_tensors(config, tensors, reference_name).float()
+    denoiser = Denoiser(cast(Backbone, network), schedule.vocab)
+    return Pretrained(denoiser=denoiser, schedule=schedule, sha256=weights.sha256, notes=notes)
 
 
-def _rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
+def rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
     """Cosines and sines of queries, keys and values [1, L, 3, 1, head_width]."""
     cos, sin = rotation(config.max_length, config.width // config.num_heads, torch.device("cpu"))
     buffers = [
@@ -200,35 +191,13 @@ def _rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
     return dict(zip(_ROTARY, buffers, strict=True))
 
 
-def _read_published_config(record: Mapping[str, Any], file: Path) -> DiTConfig:
-    if record.get("model_type") == "llama":
-        raise CheckpointError(
-            f"{file} describes a Llama, which is not a diffusion model. "
-            "Load it with transformers.AutoModelForCausalLM."
-        )
-    missing = [theirs for theirs in _FIELDS.values() if theirs not in record]
-    if record.get("model_type") != "dit" or missing:
-        raise CheckpointError(
-            f"{file} must describe the authors' DiT (model_type 'dit'), got model_type "
-            f"{shorten(record.get('model_type'))} without {missing}. Use a checkpoint of gidd or "
-            "theirs."
-        )
-    config = _build_config({ours: record[theirs] for ours, theirs in _FIELDS.items()}, file)
-    if config.vocab_size < 2:
-        raise CheckpointError(
-            f"{file}: vocab_size must be at least 2, got {config.vocab_size}. {COPY_AGAIN}"
-        )
-    return config
-
-
-def _read_p_uniform(record: Mapping[str, Any], file: Path) -> float:
-    value = record.get("p_uniform")
+def _read_p_uniform(value: object, file: Path) -> float:
     if value is None:
         raise CheckpointError(
             f"{file} has no p_uniform, the fraction of uniform noise in training. Pass p_uniform "
             "(0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
         )
-    if type(value) not in (int, float) or not 0 <= value < 1:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
         raise CheckpointError(
             f"{file}: p_uniform must be a number in [0, 1), got {shorten(value)}. {COPY_AGAIN}"
         )
@@ -239,26 +208,4 @@ def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:
     try:
         return DiTConfig(**sizes)
     except ConfigError as error:
-        raise CheckpointError(
-            f"{file} does not describe a DiT: {error} Copy or download it again."
-        ) from error
-
-
-def _infer_config(tensors: Mapping[str, Shape], file: Path) -> DiTConfig:
-    needed = ("vocab_embed.embedding", "sigma_map.mlp.2.weight", _ROTARY[0])
-    for name, dims in zip(needed, (2, 2, 5), strict=True):
-        if name not in tensors or len(tensors[name]) != dims:
-            raise CheckpointError(
-                f"{file}: tensor {name} is missing or does not have {dims} dimensions; the "
-                "model sizes are inferred from it. Use a safetensors file of the authors' DiT."
-            )
-    embedding, time, angles = (tensors[name] for name in needed)
-    sizes = {
-        "vocab_size": embedding[0],
-        "max_length": angles[1],
-        "width": embedding[1],
-        "num_layers": sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", n)) for n in tensors),
-        "num_heads": embedding[1] // max(1, angles[-1]),
-        "time_width": time[0],
-    }
-    return _build_config(sizes, file)
+        raise CheckpointError(f"{file} does not describe a DiT: {error} {COPY_AGAIN}") from error

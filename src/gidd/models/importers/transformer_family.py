@@ -1,75 +1,156 @@
-"""The network of LLaDA and Dream: a bidirectional Llama or Qwen2 that is trained with masks."""
+"""LLaDA and Dream: bidirectional transformers without time that were trained with masks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from gidd.common.terminal import shorten
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.backbones.bidirectional import (
-    BidirectionalConfig,
-    bidirectional_from_tensors,
-    require_bidirectional,
-)
-from gidd.models.denoiser import Denoiser
+from gidd.models.backbones.bidirectional import BidirectionalConfig
+from gidd.models.denoiser import Backbone, Denoiser
 from gidd.models.importers.checkpoint import MASKING_ALONE, ForeignCheckpoint
+from gidd.models.networks import network_from_tensors, require_network
 from gidd.models.weights import COPY_AGAIN, Pretrained
 from gidd.vocab import Vocab
 
-NameInFile = Callable[[str], str]
+_LLADA_NAMES = {
+    "embed_tokens": "wte",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "q_proj",
+    "self_attn.k_proj": "k_proj",
+    "self_attn.v_proj": "v_proj",
+    "self_attn.o_proj": "attn_out",
+    "post_attention_layernorm": "ff_norm",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
+    "norm": "ln_f",
+    "head": "ff_out",
+}
+"""Names of `BidirectionalTransformer`, inside a layer or outside, and LLaDA's."""
+
+_LLADA_SIZES = {
+    "vocab_size": "embedding_size",
+    "width": "d_model",
+    "num_layers": "n_layers",
+    "num_heads": "n_heads",
+    "num_kv_heads": "n_kv_heads",
+}
+_LLADA_REQUIRED = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "rope": True,
+    "alibi": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "scale_logits": False,
+}
+_DREAM_SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "mlp_width": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+}
+_DREAM_CONTEXT = 2048
+"""Tokens that Dream was trained on; `max_position_embeddings` is the one of its first weights."""
+
+_DREAM_REASONER_MASK = 151669
 
 
-def import_transformer(
-    checkpoint: ForeignCheckpoint, name_in_file: NameInFile, sizes: dict[str, str], **fixed: Any
+def read_llada(checkpoint: ForeignCheckpoint) -> Pretrained:
+    """Read a bidirectional Llama under other names."""
+    for name, value in _LLADA_REQUIRED.items():
+        checkpoint.require(name, value)
+    return _import_transformer(
+        checkpoint,
+        _llada_name,
+        _LLADA_SIZES,
+        max_length=checkpoint.length("max_sequence_length"),
+        tied_head=checkpoint.require("weight_tying", True, False),
+    )
+
+
+def read_dream(checkpoint: ForeignCheckpoint) -> Pretrained:
+    """Read a bidirectional Qwen2 whose output at a position predicts the next one."""
+    checkpoint.require("hidden_act", "silu")
+    checkpoint.require("use_sliding_window", False)
+    checkpoint.require("rope_scaling", None)
+    mask_id = checkpoint.integer("mask_token_id")
+    if mask_id == _DREAM_REASONER_MASK:
+        raise CheckpointError(
+            f"{checkpoint.path}: mask_token_id {mask_id} is that of Dream-Reasoner, whose outputs "
+            "are not shifted. It is not supported."
+        )
+    loaded = _import_transformer(
+        checkpoint,
+        lambda name: "lm_head.weight" if name == "head.weight" else f"model.{name}",
+        _DREAM_SIZES,
+        max_length=min(_DREAM_CONTEXT, checkpoint.integer("max_position_embeddings")),
+        qkv_bias=True,
+        tied_head=checkpoint.require("tie_word_embeddings", True, False),
+        shifted_mask_id=mask_id,
+    )
+    first = (
+        "Nothing predicts the first token: it must be given. `generate` needs a prompt, a template "
+        "must begin with text, and `score` is refused."
+    )
+    return replace(loaded, notes=(*loaded.notes, first))
+
+
+def _llada_name(name: str) -> str:
+    match = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+)\.weight", name)
+    assert match
+    block = "" if match[1] is None else f"blocks.{match[1]}."
+    return f"model.transformer.{block}{_LLADA_NAMES[match[2]]}.weight"
+
+
+def _import_transformer(
+    checkpoint: ForeignCheckpoint,
+    name_in_file: Callable[[str], str],
+    sizes: dict[str, str],
+    **fixed: Any,
 ) -> Pretrained:
-    """Read the network; sizes are inferred from the tensors and compared with the configuration.
+    """Read the network, with alpha = 1 - t; the softmax is over all ids but the mask.
 
     Args:
         checkpoint: The folder.
-        name_in_file: From names of `BidirectionalTransformer` to those in the file.
-        sizes: Fields of `BidirectionalConfig` and their names in the configuration.
+        name_in_file: From names of `BidirectionalTransformer` to names in the file.
+        sizes: Fields of `BidirectionalConfig` and their names in the configuration. They are
+            inferred from the tensors and compared with the configuration.
         **fixed: Fields of `BidirectionalConfig` that no tensor shows.
     """
-    weights, mask_id = checkpoint.weights(), checkpoint.integer("mask_token_id")
-
-    def shape(name: str) -> tuple[int, int]:
-        found = weights.shapes.get(name_in_file(name), ())
-        if len(found) != 2:
-            raise CheckpointError(
-                f"{weights.file}: tensor {name_in_file(name)} is missing or does not have 2 "
-                f"dimensions; the model sizes are inferred from it. {COPY_AGAIN}"
-            )
-        return found[0], found[1]
-
-    num_heads = checkpoint.integer(sizes["num_heads"])
-    norm = re.escape(name_in_file("layers.0.input_layernorm.weight")).replace("0", r"\d+", 1)
-    vocab_size, width = shape("embed_tokens.weight")
+    weights, num_heads = checkpoint.weights(), checkpoint.integer(sizes["num_heads"])
+    vocab_size, width = weights.shape(name_in_file("embed_tokens.weight"), 2)
+    mlp_width, _ = weights.shape(name_in_file("layers.0.mlp.gate_proj.weight"), 2)
+    kv_width, _ = weights.shape(name_in_file("layers.0.self_attn.k_proj.weight"), 2)
     try:
         config = BidirectionalConfig(
             vocab_size=vocab_size,
             width=width,
-            mlp_width=shape("layers.0.mlp.gate_proj.weight")[0],
-            num_layers=sum(bool(re.fullmatch(norm, name)) for name in weights.shapes),
+            mlp_width=mlp_width,
+            num_layers=weights.count(name_in_file("layers.0.input_layernorm.weight")),
             num_heads=num_heads,
-            num_kv_heads=shape("layers.0.self_attn.k_proj.weight")[0] * num_heads // max(1, width),
+            num_kv_heads=kv_width * num_heads // max(1, width),
+            rotary_base=checkpoint.number("rope_theta"),
+            norm_eps=checkpoint.number("rms_norm_eps"),
             **fixed,
         )
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.path}: {error} {COPY_AGAIN}") from error
     checkpoint.require_sizes({theirs: getattr(config, ours) for ours, theirs in sizes.items()})
-    if mask_id >= vocab_size:
-        raise CheckpointError(
-            f"{checkpoint.path}: mask_token_id must be in [0, {vocab_size}), got "
-            f"{shorten(mask_id)}. {COPY_AGAIN}"
-        )
-    require_bidirectional(config, weights.shapes, weights.file, name_in_file)
-    network = bidirectional_from_tensors(config, weights.read(), name_in_file)
-    vocab = Vocab(vocab_size, mask_id=mask_id)
+    vocab = Vocab(vocab_size, mask_id=checkpoint.mask_id(vocab_size))
+    require_network(config, weights.shapes, weights.file, name_in_file)
+    network = network_from_tensors(config, weights.read(), name_in_file)
     return Pretrained(
-        denoiser=Denoiser(network, vocab),
+        denoiser=Denoiser(cast(Backbone, network), vocab),
         schedule=MaskedSchedule(vocab),
         sha256=weights.sha256,
         notes=(MASKING_ALONE,),
