@@ -6,7 +6,7 @@ from support.synthetic_runs import run_config, write_synthetic_run
 
 from gidd.cli import main
 from gidd.evaluation.results import EvaluationResult
-from gidd.viz import figure, training_plot
+from gidd.viz import figure, run_plot
 
 pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
 
@@ -29,6 +29,27 @@ def test_a_result_is_plotted_beside_it(tmp_path, capsys):
     main(["plot", write_result(tmp_path / "a.json")])
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")]
+)
+def test_the_suffix_chooses_the_format(suffix, start, tmp_path):
+    out = tmp_path / f"x.{suffix}"
+    main(["plot", write_result(tmp_path / "a.json"), "--out", str(out)])
+    assert out.read_bytes().startswith(start)
+
+
+def test_columns_are_chosen(tmp_path, capsys):
+    result = write_result(tmp_path / "a.json")
+    main(["plot", result, "--x", "id", "--y", "entropy"])
+    assert "gen_nll" in refuse([result, "--x", "id", "--y", "nothing"], capsys)
+
+
+def test_other_suffixes_are_refused(tmp_path, capsys):
+    for name in ("x.jpg", "x"):
+        error = refuse([write_result(tmp_path / "a.json"), "--out", str(tmp_path / name)], capsys)
+        assert "--out" in error and ".pdf" in error and not (tmp_path / name).exists()
 
 
 def test_the_noise_of_a_model_is_plotted_in_its_folder(tmp_path, capsys):
@@ -55,8 +76,8 @@ def test_the_noise_of_a_model_is_plotted_in_its_folder(tmp_path, capsys):
 def test_labels_are_what_differs(tmp_path, monkeypatch, manifests, expected):
     found = []
     monkeypatch.setattr(
-        "gidd.viz.result_plots.plot_results",
-        lambda kind, results, out: found.extend(result.label for result in results),
+        "gidd.viz.result_plot.plot_results",
+        lambda kind, results, out, panel: found.extend(result.label for result in results),
     )
     paths = [tmp_path / f"{name}.json" for name in ("first", "second")]
     for path, manifest in zip(paths, manifests, strict=True):
@@ -74,7 +95,7 @@ def test_runs_that_differ_by_the_seed_only_are_one_curve(tmp_path, monkeypatch):
     ]
     found = []
     monkeypatch.setattr(
-        training_plot, "plot_runs", lambda groups, out: found.append([g.name for g in groups])
+        run_plot, "plot_runs", lambda groups, out: found.append([g.name for g in groups])
     )
     for mean in ("seeds", "all", "none"):
         main(["plot", *runs, "--mean", mean])
@@ -92,5 +113,5 @@ def test_mixtures_and_too_many_results_are_refused(tmp_path, capsys):
     assert "not a mixture" in refuse([one, model], capsys)
     assert "not a mixture" in refuse([model, str(tmp_path)], capsys)
     assert f"1 to {len(figure.COLOURS)} results, got 8" in refuse([one] * 8, capsys)
-    assert "'tasks' have no figure" in refuse([write_result(tmp_path / "c.json", "tasks")], capsys)
+    assert "--x" in refuse([one, "--x", "entropy"], capsys)
     assert "missing.json is not a file" in refuse([str(tmp_path / "missing.json")], capsys)

@@ -29,7 +29,7 @@ COMMANDS = {
     "score": "compute the likelihood of a text and the confidence in its tokens",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
-    "plot": "plot the training curves of runs",
+    "plot": "plot runs, results of evaluations and noise schedules",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
 }
 """Module of this package: what it does."""

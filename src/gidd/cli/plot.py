@@ -1,11 +1,11 @@
-"""Plot training curves, results of evaluations or noise schedules to a PNG file.
+"""Plot training curves, results of evaluations or noise schedules to a PNG, PDF or SVG file.
 
 Examples:
   gidd plot runs/nano
-  gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.png
+  gidd plot runs/small-p0 runs/small-p0.1 --out uniform-noise.pdf
   gidd plot runs/nano-seed0 runs/nano-seed1 runs/nano-seed2
-  gidd plot frontier.json --out frontier.png
-  gidd plot correction.json
+  gidd plot frontier.json --out frontier.svg
+  gidd plot frontier.json --x steps --y entropy --group temperature
   gidd plot self-correction-p0.json self-correction-p0.2.json
   gidd plot models/nano
 """
@@ -37,51 +37,66 @@ def plot_command(
     *,
     out: Annotated[Path | None, tyro.conf.DisallowNone] = None,
     mean: Literal["seeds", "all", "none"] = "seeds",
+    x: str = "",
+    y: str = "",
+    group: tuple[str, ...] = (),
 ) -> None:
-    """Plot training curves, results of evaluations or noise schedules to a PNG file.
+    """Plot training curves, results of evaluations or noise schedules.
 
     Args:
         sources: Runs (`--out` of `gidd train`), results (`--out` of `gidd eval`), or models, whose
             noise is plotted.
-        out: The PNG file; None is curves.png in the folder of the first run, noise.png in that of
-            the first model, or the name of the first result with the suffix .png.
+        out: File that ends in .png, .pdf or .svg; by default curves.png in the folder of the first
+            run, noise.png in the folder of the first model, or the first result with .png.
         mean: Runs to plot as one curve, their mean with a band from the smallest to the largest:
-            those that differ only by the seed, all of them, or none.
+            runs that differ only by the seed, all of them, or none.
+        x: Column of the rows of a result, instead of the plots of its kind; with --y.
+        y: Column to plot against --x; its standard errors are in the column Y_se.
+        group: Columns whose values have a curve each, with --x and --y.
     """
+    from gidd.viz.figure import require_format
+
     if not sources:
         raise ConfigError("name at least one run, result or model, e.g. `gidd plot runs/nano`.")
-    if all(_is_result(source) for source in sources):
-        _plot_results(sources, out or sources[0].with_suffix(".png"))
-    elif all((source / _MODEL_RECORD).is_file() for source in sources):
-        _plot_noise(sources, out or sources[0] / "noise.png")
-    elif any(_is_result(s) or (s / _MODEL_RECORD).is_file() for s in sources):
+    kinds = {_kind(source) for source in sources}
+    if len(kinds) > 1:
         raise ConfigError(
             "a plot must have runs, results or models, not a mixture. Plot each kind to a file of "
             "its own."
         )
+    if bool(x) != bool(y) or (x and kinds != {"result"}):
+        raise ConfigError("--x and --y must be given together, for results.")
+    first, kind = sources[0], kinds.pop()
+    folder = first if first.is_dir() else first.parent
+    default = {"result": first.with_suffix(".png"), "model": folder / "noise.png"}
+    out = out or default.get(kind, folder / "curves.png")
+    require_format(out)
+    require_writable(out, "--out")
+    if kind == "result":
+        _plot_results(sources, out, x, y, group)
+    elif kind == "model":
+        _plot_noise(sources, out)
     else:
-        folder = sources[0] if sources[0].is_dir() else sources[0].parent
-        _plot_runs(sources, out or folder / "curves.png", mean)
+        _plot_runs(sources, out, mean)
+    print_text(str(out))
 
 
-def _is_result(source: Path) -> bool:
-    return source.suffix == ".json"
+def _kind(source: Path) -> str:
+    is_model = (source / _MODEL_RECORD).is_file()
+    return "result" if source.suffix == ".json" else "model" if is_model else "run"
 
 
 def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
     from gidd.viz.run_log import RunGroup, RunLog
-    from gidd.viz.training_plot import plot_runs
+    from gidd.viz.run_plot import plot_runs
 
     logs = [RunLog.read(source) for source in sources]
-    require_writable(out, "--out")
+    groups = [RunGroup(log.name, [log]) for log in logs]
     if mean == "all":
         groups = [RunGroup(f"mean of {len(logs)} runs", logs)]
     elif mean == "seeds" and len(logs) > 1:
         groups = _groups_of_seeds(sources, logs)
-    else:
-        groups = [RunGroup(log.name, [log]) for log in logs]
     plot_runs(groups, out)
-    print_text(str(out))
 
 
 def _groups_of_seeds(sources: Sequence[Path], logs: Sequence[Any]) -> list[RunGroup]:
@@ -105,10 +120,11 @@ def _groups_of_seeds(sources: Sequence[Path], logs: Sequence[Any]) -> list[RunGr
     ]
 
 
-def _plot_results(sources: Sequence[Path], out: Path) -> None:
+def _plot_results(
+    sources: Sequence[Path], out: Path, x: str, y: str, group: tuple[str, ...]
+) -> None:
     from gidd.evaluation.results import EvaluationResult
-    from gidd.viz.figure import ResultRows
-    from gidd.viz.result_plots import plot_results
+    from gidd.viz.result_plot import Panel, ResultTable, plot_results
 
     results = [EvaluationResult.read(source) for source in sources]
     kinds = sorted({result.kind for result in results})
@@ -117,23 +133,24 @@ def _plot_results(sources: Sequence[Path], out: Path) -> None:
             f"results must be of one kind, got {', '.join(map(printable, kinds))}. Plot each kind "
             "to a file of its own."
         )
-    require_writable(out, "--out")
-    labels = _labels(sources, results)
     tables = [
-        ResultRows(label, result.rows, result.manifest)
-        for label, result in zip(labels, results, strict=True)
+        ResultTable(
+            label,
+            result.rows,
+            {name: number[:2] for name, number in result.measurements.items()},
+            result.manifest,
+        )
+        for label, result in zip(_labels(sources, results), results, strict=True)
     ]
-    plot_results(kinds[0], tables, out)
-    print_text(str(out))
+    plot_results(kinds[0], tables, out, Panel(x, y, group) if x else None)
 
 
 def _labels(sources: Sequence[Path], results: Sequence[EvaluationResult]) -> list[str]:
     """Return the shortest labels that differ: uniform noise, model, or name of the file."""
-    noises = [_entry(result, "schedule", "p_uniform") for result in results]
-    models = [_entry(result, "model", "name") for result in results]
-    for labels in ([noise and f"p_uniform = {noise}" for noise in noises], models):
-        if all(labels) and len(set(labels)) == len(results):
-            return [label or "" for label in labels]
+    for keys, text in ((("schedule", "p_uniform"), "p_uniform = {}"), (("model", "name"), "{}")):
+        found = [_entry(result, *keys) for result in results]
+        if None not in found and len(set(found)) == len(results):
+            return [text.format(value) for value in found]
     return [printable(source.stem) for source in sources]
 
 
@@ -148,13 +165,9 @@ def _plot_noise(sources: Sequence[Path], out: Path) -> None:
     from gidd.models import load_pretrained
     from gidd.viz.noise_plot import NamedSchedule, plot_noise
 
-    require_writable(out, "--out")
-    schedules = [
-        NamedSchedule(printable(source.resolve().name), load_pretrained(source).schedule)
-        for source in sources
-    ]
-    plot_noise(schedules, out)
-    print_text(str(out))
+    names = [printable(source.resolve().name) for source in sources]
+    schedules = [load_pretrained(source).schedule for source in sources]
+    plot_noise([NamedSchedule(*pair) for pair in zip(names, schedules, strict=True)], out)
 
 
 def main(arguments: Sequence[str]) -> None:

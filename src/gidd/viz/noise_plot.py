@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ class NamedSchedule(NamedTuple):
 def plot_noise(schedules: Sequence[NamedSchedule], out: Path) -> None:
     """Plot the fractions of noisy tokens over t, and the ELBO weights (Fig. 2 of the paper).
 
-    The weights are those of Eq. 13 for a token that is clean, masked, or replaced by another one;
-    they depend on the token only if the noise is not uniform.
+    The weights are w_t(z_t, x) of Eq. 13 for a token that is clean, masked or replaced.
     """
     require_few(len(schedules), "schedules")
     logits = np.linspace(-_LOGITS, _LOGITS, 400)
@@ -54,9 +53,7 @@ def plot_noise(schedules: Sequence[NamedSchedule], out: Path) -> None:
                 right.semilogy(logits[keep], values[keep], _KINDS[kind], color=colour)
         finish(left, "Fraction of tokens", "t", "fraction")
         finish(right, "ELBO weight of a token", "log t / (1 - t): from clean to noise", "weight")
-        handles: list[Any] = [
-            line_handle(color=colour) for _, colour in zip(schedules, COLOURS, strict=False)
-        ]
+        handles = [line_handle(color=colour) for colour in COLOURS[: len(schedules)]]
         handles += [line_handle(color="grey", linestyle=line) for line in _KINDS.values()]
         names = [*(schedule.label for schedule in schedules), *_KINDS]
         add_legend(figure, handles, names, loc="outside lower center", ncols=len(names))

@@ -15,7 +15,7 @@ from gidd.common.terminal import printable
 from gidd.training.reporting import log as metrics_log
 
 _SMOOTHING = 40
-"""The smoothing window is this fraction of all points: one in 40."""
+"""A mean is over this fraction of all points: one in 40."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 """Larger values are infinite in training, and their sums would overflow here."""
@@ -28,7 +28,7 @@ class MetricSeries(NamedTuple):
     values: NDArray[np.float64]
 
     def smooth(self) -> NDArray[np.float64]:
-        """Return means over a window around each point, with a smaller window at the beginning."""
+        """Return means over the neighbours of each point, fewer of them at the beginning."""
         num = len(self.values)
         point, half = np.arange(num), num // (2 * _SMOOTHING)
         reach = np.minimum(point, half)
@@ -78,36 +78,18 @@ class RunGroup:
     runs: Sequence[RunLog]
 
     def band(
-        self,
-        kind: metrics_log.LineKind,
-        name: str,
-        *,
-        smooth: bool = False,
-        log: bool = False,
+        self, kind: metrics_log.LineKind, name: str, *, smooth: bool = False
     ) -> MetricBand | None:
-        """Return a metric at the steps that all runs with this metric have; None without any.
-
-        With `log`, positive values are smoothed and averaged as logarithms.
-        """
+        """Return a metric at the steps that all runs with this metric have; None without any."""
         curves = [run.curve(kind, name) for run in self.runs]
-        if log:
-            curves = [_positive_logs(curve) for curve in curves]
         curves = [curve for curve in curves if len(curve.values)]
-        if not curves:
-            return None
         if smooth:
             curves = [curve._replace(values=curve.smooth()) for curve in curves]
-        steps = reduce(np.intersect1d, (curve.steps for curve in curves))
+        steps = reduce(np.intersect1d, [curve.steps for curve in curves]) if curves else []
         if not len(steps):
             return None
-        rows = np.stack([_at_steps(curve, steps) for curve in curves])
-        parts = (rows.mean(0), rows.min(0), rows.max(0))
-        return MetricBand(steps, *(map(np.exp, parts) if log else parts))
-
-
-def _positive_logs(curve: MetricSeries) -> MetricSeries:
-    positive = curve.values > 0
-    return MetricSeries(curve.steps[positive], np.log(curve.values[positive]))
+        rows = np.stack([_at_steps(curve, np.asarray(steps)) for curve in curves])
+        return MetricBand(np.asarray(steps), rows.mean(0), rows.min(0), rows.max(0))
 
 
 def _at_steps(curve: MetricSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:

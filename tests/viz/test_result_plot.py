@@ -8,9 +8,9 @@ import pytest
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.viz import figure
-from gidd.viz.figure import COLOURS, ResultRows, column, grouped, varying
+from gidd.viz.figure import COLOURS
 from gidd.viz.noise_plot import NamedSchedule, plot_noise
-from gidd.viz.result_plots import RESULT_PLOTS, plot_results
+from gidd.viz.result_plot import Panel, ResultTable, plot_results
 from gidd.vocab import Vocab
 
 pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
@@ -79,15 +79,10 @@ def scaling_rows():
     ]
 
 
-def judge_rows():
-    after = {"clarity": 9, "style": 2}
-    return [{"id": i, "before": {"clarity": i % 3, "style": 2}, "after": after} for i in range(9)]
-
-
 ROWS = {
     "correction": correction_rows(),
     "frontier": frontier_rows(),
-    "judge": judge_rows(),
+    "judge": [],
     "ppl": [
         {"id": i, "tokens": 10**i, "bytes": 40, "nelbo": 3.0 * 10**i, "standard_error": 0.1}
         for i in range(1, 5)
@@ -97,23 +92,19 @@ ROWS = {
     ],
     "scaling": scaling_rows(),
     "self_correction": self_correction_rows(),
+    "tasks": [],
 }
-FIT = {"exponent": -0.05, "log_coefficient": math.log(3), "exponent_interval": [-0.06, -0.04]}
-FIT["band"] = [{"flops": f, "low": 1.0, "high": 1.1} for f in (1e10, 1e14)]
-DETAILS = {
-    "fits": {"a": FIT, "b": None},
-    "crossings": [{"steep": "a", "flat": "b", "flops": 1e15}, {"flops": None}],
+MEASUREMENTS = {
+    "judge": {"style_before": (5.0, 0.2), "style_after": (6.0, 0.1), "style_p_value": (0.1, None)},
+    "tasks": {"acc_arc": (0.3, 0.02), "acc_piqa": (0.5, None)},
 }
-SIZES = {
-    "correction": (1095, 1740),
-    "frontier": (1770, 1800),
-    "judge": (750, 1800),
-    "ppl": (750, 1800),
-    "samples": (750, 1800),
-    "scaling": (975, 1500),
-    "self_correction": (1050, 1800),
-}
-"""Height and width in pixels."""
+MANIFEST = {"fits": {"a": {"exponent": -0.05, "log_coefficient": math.log(3)}, "b": None}}
+
+
+def table(kind, label="a", rows=None):
+    return ResultTable(
+        label, ROWS[kind] if rows is None else rows, MEASUREMENTS.get(kind, {}), MANIFEST
+    )
 
 
 def pixels(path):
@@ -122,64 +113,77 @@ def pixels(path):
     return image.imread(path)[..., :3]
 
 
-def test_every_kind_has_a_figure():
-    assert RESULT_PLOTS.keys() == ROWS.keys() == SIZES.keys()
+@pytest.fixture
+def axes_of(monkeypatch):
+    """The axes of a plot by the names of their columns."""
+    from matplotlib.figure import Figure
+
+    made, build = [], Figure.__init__
+
+    def spy(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(Figure, "__init__", spy)
+    monkeypatch.setattr(figure, "DPI", 30)  # for speed
+    return lambda: {(a.get_xlabel(), a.get_ylabel()): a for a in made[-1].axes if a.get_xlabel()}
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_results_are_drawn_in_their_colours(kind, tmp_path):
     out = tmp_path / "new" / "a.png"
-    results = [ResultRows(f"$x^{{{i}", ROWS[kind], DETAILS) for i in range(2)]
-    plot_results(kind, results, out)
+    plot_results(kind, [table(kind, f"$x^{{{i}") for i in range(2)], out)
     image = pixels(out)
-    assert image.shape == (*SIZES[kind], 3)
     assert 0.003 < (image.min(-1) < 0.9).mean() < 0.4  # neither blank nor black
     # the second result is drawn over the first, which has the same rows
     rgb = np.array([int(COLOURS[1][i : i + 2], 16) for i in (1, 3, 5)]) / 255
     assert (np.abs(image - rgb).max(-1) < 0.02).sum() > 100
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("kind", [kind for kind in ROWS if ROWS[kind]])
 def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(figure, "DPI", 30)  # for speed
+    monkeypatch.setattr(figure, "DPI", 30)
     (row, *_) = ROWS[kind]
-    keep = ("series", "setting", "flops")
+    for value in (math.nan, None, 1e308, -math.inf):
+        rows = [dict.fromkeys(row, value), {}]
+        plot_results(kind, [table(kind, "_a", [row])], tmp_path / "a.png")
+        plot_results(kind, [table(kind, "_a", rows)], tmp_path / "a.png")
 
-    def without_numbers(value):
-        return {
-            k: v if k in keep else dict.fromkeys(v, value) if isinstance(v, dict) else value
-            for k, v in row.items()
-        }
 
-    for rows in ([row], [without_numbers(math.nan), without_numbers(None), {"before": {}}]):
-        plot_results(kind, [ResultRows("_a", rows)], tmp_path / "a.png")
-        # a figure of correction has a panel per noise
-        expected = 144 if kind == "correction" else SIZES[kind][1] / 5
-        assert pixels(tmp_path / "a.png").shape[1] == expected
+def test_points_have_their_errors_and_groups_their_curves(axes_of, tmp_path):
+    plot_results("self_correction", [table("self_correction")], tmp_path / "a.png")
+    axes = axes_of()[("changed tokens", "generative perplexity")]
+    points = [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == "-"]
+    assert [[0.16, 84], [1.6, 84], [16, 84]] in points  # over temperatures, 16 forward passes
+    bars = [c.get_segments() for c in axes.collections]
+    assert [[16, 81], [16, 87]] in [segment.tolist() for bar in bars for segment in bar]
+    plot_results("scaling", [table("scaling")], tmp_path / "a.png")
+    (axes,) = axes_of().values()
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_any_columns_of_the_rows_can_be_plotted(axes_of, tmp_path):
+    panel = Panel("steps", "entropy", ("temperature",))
+    plot_results("frontier", [table("frontier")], tmp_path / "a.png", panel)
+    (axes,) = axes_of().values()
+    lines = [line for line in axes.lines if len(line.get_xdata()) > 1]
+    assert sorted(line.get_ydata()[0] for line in lines if line.get_linestyle() == "-") == [4.5, 5]
+    with pytest.raises(ConfigError, match="nothing.*They have.*temperature"):
+        plot_results("frontier", [table("frontier")], tmp_path / "a.png", Panel("steps", "nothing"))
 
 
 def test_what_is_refused(tmp_path):
-    table = ResultRows("a", ROWS["samples"])
     with pytest.raises(ConfigError, match="1 to 7 results, got 8"):
-        plot_results("samples", [table] * 8, tmp_path / "a.png")
-    with pytest.raises(ConfigError, match="'tasks' have no figure"):
-        plot_results("tasks", [table], tmp_path / "a.png")
-    with pytest.raises(DataError, match="no rows"):
-        plot_results("samples", [ResultRows("a", [])], tmp_path / "a.png")
-    with pytest.raises(ConfigError, match="is a folder"):
-        plot_results("samples", [table], tmp_path)
+        plot_results("samples", [table("samples")] * 8, tmp_path / "a.png")
+    with pytest.raises(DataError, match="nothing to plot"):
+        plot_results("samples", [ResultTable("a", [])], tmp_path / "a.png")
+    for out in (tmp_path, tmp_path / "a.jpg"):
+        with pytest.raises(ConfigError, match="--out"):
+            plot_results("samples", [table("samples")], out)
     with pytest.raises(DataError, match="a result is damaged"):
-        plot_results("judge", [table], tmp_path / "a.png")
-    many = [{**ROWS["scaling"][0], "series": str(i)} for i in range(8)]
-    with pytest.raises(ConfigError, match="1 to 7 series, got 8"):
-        plot_results("scaling", [ResultRows("a", many)], tmp_path / "a.png")
-
-
-def test_tables():
-    rows = [{"steps": 8, "min_p": 0.1}, {"steps": 8, "min_p": None}, {"steps": 16}]
-    np.testing.assert_equal(column(rows, "min_p"), [0.1, np.nan, np.nan])
-    assert varying(rows, ["steps", "temperature"]) == ["steps"]
-    assert list(grouped(rows, ["steps"])) == ["8 steps", "16 steps"]
+        plot_results(
+            "scaling", [ResultTable("a", ROWS["scaling"], {}, {"fits": [1]})], tmp_path / "a.png"
+        )
 
 
 def test_noise_of_every_kind_is_drawn(tmp_path):

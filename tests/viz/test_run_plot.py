@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from gidd.cli import main
-from gidd.errors import ConfigError
 from gidd.training.reporting.log import METRICS_FILE
 from gidd.training.reporting.report import Report
 from gidd.viz.figure import COLOURS
 from gidd.viz.run_log import MetricSeries, RunGroup, RunLog
-from gidd.viz.training_plot import plot_runs
+from gidd.viz.run_plot import plot_runs
 
 
 def write_run(folder, *, floor=3.0, num_steps=60, likelihood="nelbo"):
@@ -43,7 +42,7 @@ def test_plot_draws_every_run_in_its_colour(tmp_path, capsys, likelihoods):
     main(["plot", *runs, "--out", str(tmp_path / "new" / "curves.png")])
     assert capsys.readouterr().out.strip() == str(tmp_path / "new" / "curves.png")
     image = pixels(tmp_path / "new" / "curves.png")
-    assert image.shape == (1050, 1800, 3)
+    assert image.shape == (1125, 1800, 3)
     assert 0.005 < (image.min(-1) < 0.9).mean() < 0.3  # neither blank nor black
     for colour in COLOURS[: len(runs)]:
         rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
@@ -56,7 +55,7 @@ def test_plot_writes_beside_the_log_and_draws_a_run_of_one_step(tmp_path, capsys
         report.training(1, {"loss": 3.0})
     main(["plot", str(tmp_path / METRICS_FILE)])
     assert capsys.readouterr().out.strip() == str(tmp_path / "curves.png")
-    assert pixels(tmp_path / "curves.png").shape == (1050, 1800, 3)
+    assert pixels(tmp_path / "curves.png").shape == (1125, 1800, 3)
 
 
 def test_smoothing_preserves_a_line_and_reduces_noise():
@@ -153,7 +152,7 @@ def test_extreme_values_are_plotted_or_left_out(tmp_path):
                 report.training(step, dict.fromkeys(names, value))
                 report.evaluation(step, {"nelbo": value})
         main(["plot", str(tmp_path / folder)])
-        assert pixels(tmp_path / folder / "curves.png").shape == (1050, 1800, 3)
+        assert pixels(tmp_path / folder / "curves.png").shape == (1125, 1800, 3)
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "$\\nothing$", "a_b^c", "%s {0}", "\x1b[2J\udcff"])
@@ -178,25 +177,17 @@ def test_a_metric_that_was_logged_once_is_visible(tmp_path):
     image = pixels(tmp_path / "curves.png")
     rgb = np.array([int(COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]) / 255
     mine = np.abs(image - rgb).max(-1) < 0.02
-    below = np.split(mine[650:], 4, axis=1)
-    above = mine[:600, :1600]  # the label is beside it
+    below = np.split(mine[700:1060], 4, axis=1)
+    above = mine[:640]
     assert all(panel.sum() > 30 for panel in (above, *below))
 
 
-def test_a_log_without_likelihoods_has_a_title(tmp_path, monkeypatch):
-    figures = pytest.importorskip("matplotlib.figure", reason="comes with gidd[viz]")
-    made, build = [], figures.Figure.__init__
-
-    def spy(figure, *args, **kwargs):
-        build(figure, *args, **kwargs)
-        made.append(figure)
-
-    monkeypatch.setattr(figures.Figure, "__init__", spy)
+def test_a_log_without_likelihoods_has_a_title(tmp_path, figures_made):
     with Report(tmp_path, num_steps=1, quiet=True) as report:
         report.training(1, {"loss": 3.0})
     main(["plot", str(tmp_path)])
-    titles = [axes.get_title(loc="left") for axes in made[0].subfigs[0].axes]
-    assert titles == ["Likelihood, nats per token: training (line) and validation (points)"]
+    titles = [axes.get_title(loc="left") for axes in figures_made[0].subfigs[0].axes]
+    assert titles[0].startswith("Likelihood, nats per token")
 
 
 def test_no_run_and_a_folder_as_output_are_refused(tmp_path, capsys):
@@ -204,14 +195,12 @@ def test_no_run_and_a_folder_as_output_are_refused(tmp_path, capsys):
     run = str(write_run(tmp_path / "run", num_steps=2))
     for words, message in (
         ([], "at least one run"),
-        ([run, "--out", str(tmp_path)], f"got {tmp_path}:"),
+        ([run, "--out", str(tmp_path)], f"got {tmp_path}."),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["plot", *words])
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder"):
-        plot_runs([RunLog.read(tmp_path / "run")], tmp_path)
 
 
 def log_of(name, steps, values, kind="training", metric="nelbo", **others):
@@ -231,8 +220,6 @@ def test_a_group_has_the_mean_and_range_at_common_steps():
     assert group.band("training", "loss") is None
     apart = RunGroup("g", [log_of("a", [1], [1]), log_of("b", [2], [4])])
     assert apart.band("training", "nelbo") is None
-    logs = RunGroup("g", [log_of("a", [1, 2], [1, 0]), log_of("b", [1], [4])])
-    assert logs.band("training", "nelbo", log=True).mean.tolist() == [pytest.approx(2.0)]
 
 
 def errors_of(axes):
@@ -259,7 +246,7 @@ def test_validation_has_the_standard_errors_of_the_log(tmp_path, figures_made):
     plot_runs([RunLog("run", lines)], tmp_path / "a.png")
     (axes,) = figures_made[0].subfigs[0].axes
     assert errors_of(axes) == [[3.5, 4.5]] * 2
-    assert axes.get_title(loc="left").endswith("bars: ± 1 standard error")
+    assert "± 1 standard error" in axes.get_title(loc="left")
 
 
 def test_runs_of_one_group_are_one_curve_with_their_range(tmp_path, figures_made):
@@ -268,4 +255,5 @@ def test_runs_of_one_group_are_one_curve_with_their_range(tmp_path, figures_made
     (axes,) = figures_made[0].subfigs[0].axes
     assert errors_of(axes) == [[2.0, 7.0]] * 2
     assert "mean and range of the runs" in axes.get_title(loc="left")
-    assert "validation NELBO 4.000" in axes.texts[0].get_text()
+    (legend,) = figures_made[0].legends
+    assert "validation NELBO 4.000" in legend.get_texts()[0].get_text()
