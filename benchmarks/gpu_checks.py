@@ -35,7 +35,7 @@ from gidd.diffusion.schedules import (
     uniform_noise,
 )
 from gidd.sampling.processors import temper
-from gidd.sampling.row_draws import DenseDraws, KernelDraws
+from gidd.sampling.row_sampler import DenseSampler, KernelSampler
 from gidd.vocab import Vocab
 
 MAX_TERM_ERROR = 1e-5
@@ -205,7 +205,7 @@ def _gradient_error(found: Tensor, expected: Tensor, dtype: torch.dtype) -> floa
 def _check_draw_rows(
     vocab: Vocab, temperature: float, device: torch.device, num_rows: int
 ) -> dict[str, Check]:
-    """Compare with `DenseDraws` in float64: probabilities, odds, and where the uniforms fall."""
+    """Compare with `DenseSampler` in float64: probabilities, odds, and where the uniforms fall."""
     generator, mask_id = torch.Generator().manual_seed(0), vocab.mask_id
     logits = 3 * torch.randn(num_rows, vocab.size, generator=generator)
     logits[::2, 17] += 20  # every other row is almost certain
@@ -214,14 +214,14 @@ def _check_draw_rows(
     u = random_integers(3, Stream.TOKEN, 0, torch.arange(1), torch.arange(num_rows))[0]
     padded = F.pad(logits, (0, -vocab.size % HEAD_ROWS), value=-math.inf)
 
-    made = KernelDraws(current.to(device), u.to(device), temperature, with_odds=True)
+    made = KernelSampler(current.to(device), u.to(device), temperature, with_odds=True)
     made.fill(slice(num_rows), padded.to(device))
     token, probability = (part.cpu() for part in made.draw())
     everywhere = torch.ones(num_rows, dtype=torch.bool)
     odds = made.log_odds(made.draw()[0], everywhere.to(device)).cpu()
 
     rows = logits.double().softmax(-1)
-    exact = DenseDraws(rows, current, u, temperature)
+    exact = DenseSampler(rows, current, u, temperature)
     exact_odds = exact.log_odds(token, everywhere)
     pairs = (
         (probability, rows.gather(-1, token[:, None]).squeeze(-1)),

@@ -122,7 +122,7 @@ def test_ancestral_sampling_with_the_vocabulary_of_gpt2():
 @pytest.mark.parametrize("vocab_size", [1000, pytest.param(GPT2, marks=pytest.mark.long)])
 def test_self_correction(vocab_size, monkeypatch):
     """The head computes 2,048 of the 8,192 positions at once, as with the vocabulary of GPT-2."""
-    monkeypatch.setattr("gidd.sampling.static_read.GPU_TILE_ENTRIES", 2048 * vocab_size)
+    monkeypatch.setattr("gidd.sampling.fixed_shapes.GPU_TILE_ENTRIES", 2048 * vocab_size)
     plan = corrector_plan(SelfCorrectionStep(), 8, 1e-4)
     tokens = torch.randint(0, vocab_size - 1, (ROWS, LENGTH))
     counts = sampling_step("hybrid", plan, vocab_size, tokens=tokens)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.sampling.processors import temper
-from gidd.sampling.row_draws import DenseDraws
+from gidd.sampling.row_sampler import DenseSampler
 
 pytestmark = needs_triton
 
@@ -49,7 +49,7 @@ def errors(vocab_size: int, temperature: float) -> dict[str, float]:
     current = torch.arange(NUM_ROWS) * 50 + 7
     u = random_integers(3, Stream.TOKEN, 0, torch.arange(1), torch.arange(NUM_ROWS))[0]
     p = logits.double().softmax(-1)
-    draws = DenseDraws(p, current, u, temperature)
+    draws = DenseSampler(p, current, u, temperature)
     token, probability = draws.draw()
     odds = draws.log_odds(token, torch.ones_like(token, dtype=torch.bool))
     wanted = token, probability, draws.current, draws.top, draws.top_probability, odds

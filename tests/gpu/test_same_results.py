@@ -168,8 +168,8 @@ def test_samples_of_several_steps_and_processors_at_once():
 @torch.no_grad()
 def test_a_step_that_reads_more_than_expected_is_repeated(monkeypatch):
     """Tiles are of 32 positions here, and each step expects to read none."""
-    monkeypatch.setattr("gidd.sampling.static_read.GPU_TILE_ENTRIES", 0)
-    monkeypatch.setattr("gidd.sampling.lane._expected", lambda _: 0)
+    monkeypatch.setattr("gidd.sampling.fixed_shapes.GPU_TILE_ENTRIES", 0)
+    monkeypatch.setattr("gidd.sampling.length_bucket._next_capacity", lambda _: 0)
     plans = [sampling_plan(even_mesh(2))] * 4  # the second step reads about half of 96 positions
     options = {"schedule": SCHEDULES["hybrid"], "plans": plans, "lengths": [L] * 4}
     assert samples("cuda", **options) == samples("cpu", **options)

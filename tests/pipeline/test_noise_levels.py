@@ -11,7 +11,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.sampling import run_job
-from gidd.sampling.window_reader import TextWindows
+from gidd.sampling.windows import TextWindows
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 

@@ -25,7 +25,7 @@ from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule, Uniform
 from gidd.diffusion.times import sine_mesh
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
-from gidd.sampling.forward_pass import ForwardPass
+from gidd.sampling.network import ForwardPass
 from gidd.sampling.prediction import Prediction
 from gidd.training.checkpoints.folder import steps_in
 from gidd.vocab import Vocab

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
+from support.ancestral_reference import ancestral_reference
 from support.sampling_worlds import VOCAB, chi_square_p, counts, exact, sampled, tabulated, world_of
 from support.session_runs import run_canvas
 from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
@@ -35,7 +36,6 @@ from gidd.sampling.steps import (
     Greedy,
     Threshold,
     ancestral,
-    ancestral_reference,
 )
 from gidd.sampling.steps.ancestral import redraw_probability
 from gidd.sources import MarkovSource

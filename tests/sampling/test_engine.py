@@ -30,7 +30,7 @@ from gidd.sampling import (
     prompt,
     sampling_plan,
 )
-from gidd.sampling.spaced import top_spaced
+from gidd.sampling.correctors.gibbs import top_spaced
 from gidd.sampling.steps import MASK_FILLING_STEPS
 from gidd.vocab import Vocab
 

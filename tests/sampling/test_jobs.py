@@ -19,7 +19,7 @@ from gidd.sampling import (
     run_job,
     sampling_plan,
 )
-from gidd.sampling.blocks import sample_blocks
+from gidd.sampling.jobs import sample_blocks
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(17, mask_id=16)

@@ -7,7 +7,7 @@ from support.sampling_worlds import random_denoiser
 from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.sampling import Engine, PosteriorCorrection, Request, ban, corrector_plan, run_job
-from gidd.sampling.window_reader import (
+from gidd.sampling.windows import (
     PosteriorPass,
     TextWindows,
     WindowPosterior,

@@ -18,7 +18,6 @@ from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, LimitReached
 from gidd.sampling import (
     BestState,
-    EventBuffer,
     FunctionNetwork,
     Limits,
     Request,
@@ -390,34 +389,6 @@ def test_events_tell_every_change():
     assert tuple(edits) == sample_of(ticket).edits and ticket.time == 1e-4
 
 
-def test_a_slow_reader_gets_the_same_tokens_in_bounded_memory():
-    session = Session(MODEL, HYBRID)
-    request = Request(tokens=blanks(10), plan=plan_of(64))
-    ticket = session.submit(request)
-    every, slow = EventBuffer(capacity=1000), EventBuffer(capacity=4)
-    most = 0
-    while session.pending:
-        for event in session.step():
-            every.put(event)
-            slow.put(event)
-            most = max(most, len(slow._events))
-    assert most <= 4
-    events = every.take()
-    merged = slow.take()
-    assert len(events) > 20 and len(merged) <= 4 and slow.take() == []
-    assert merged[-1].sample == events[-1].sample == sample_of(ticket)
-    assert net_changes(merged) == net_changes(events)
-    assert sum(len(event.edits) for event in merged[:1]) <= 10
-
-
-def net_changes(events) -> dict[int, tuple[int, int]]:
-    first, last = {}, {}
-    for edit in (edit for event in events for edit in event.edits):
-        first.setdefault(edit.position, edit.old)
-        last[edit.position] = edit.new
-    return {p: (first[p], last[p]) for p in last if first[p] != last[p]}
-
-
 def test_a_session_keeps_nothing_of_requests_that_are_done():
     session = Session(MODEL, HYBRID, rows=2, clock=(clock := Clock()))
     kept = []
@@ -433,7 +404,7 @@ def test_a_session_keeps_nothing_of_requests_that_are_done():
     session.step()
     gc.collect()
     assert sum(ref() is not None for ref in kept) <= 66  # deadlines are dropped in bulk
-    assert not session._lanes
+    assert not session._buckets
 
 
 def test_what_has_no_step_to_make_is_done_at_once():

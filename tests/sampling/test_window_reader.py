@@ -8,7 +8,7 @@ from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import CheckpointError, DataError
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.sampling import Engine, Jobs, ban, run_job
-from gidd.sampling.window_reader import PASSES_AT_ONCE, PosteriorPass, WindowReader, WindowTokens
+from gidd.sampling.windows import PASSES_AT_ONCE, PosteriorPass, WindowReader, WindowTokens
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(33, mask_id=32)

@@ -34,6 +34,8 @@ from gidd.runs.presets import hybrid
 from gidd.sampling import Gibbs, GibbsSweep, corrector_plan, sampling_plan
 from gidd.sources import MarkovSource
 from gidd.training.config import Autoregressive, Diffusion, RunConfig
+from support.ancestral_reference import ancestral_reference
+from support.registrations import temporary_registrations
 from support.small_model import TEXT, write_model
 from support.training_runs import final_tensors, losses, reported, tiny_run, train_here
 
@@ -125,6 +127,12 @@ def shard_digests(folder: Path) -> dict[str, str]:
 
 def texts(folder: Path) -> dict[str, object]:
     """Samples, infillings, corrections and a score of random networks."""
+    with temporary_registrations():
+        gidd.register("step", "ancestral_reference")(ancestral_reference)
+        return _texts(folder)
+
+
+def _texts(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for p in (0.0, 0.2):
         pipe = gidd.from_pretrained(write_model(folder / f"model-{p}", p_uniform=p))

@@ -6,7 +6,7 @@ from torch import Tensor
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.sampling import Engine
-from gidd.sampling.window_reader import WindowReader, WindowTokens
+from gidd.sampling.windows import WindowReader, WindowTokens
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 from support.sampling_worlds import exact

@@ -20,7 +20,6 @@ from gidd.sampling import (
     TopK,
     TopP,
     ancestral,
-    ancestral_reference,
     ban,
     corrector_plan,
     gain,
@@ -30,6 +29,7 @@ from gidd.sampling import (
 from gidd.sampling.correctors import PARTS as CORRECTORS
 from gidd.sampling.steps import PARTS as STEPS
 from gidd.vocab import Vocab
+from support.ancestral_reference import ancestral_reference
 
 SAMPLERS = {
     "ancestral": [ancestral],
@@ -47,7 +47,8 @@ FIXERS = {
         SelfCorrectionStep(temperature=0.5, patience=2, num_tokens=3, score=gain),
     ],
 }
-assert set(SAMPLERS) == set(STEPS) and set(FIXERS) == set(CORRECTORS), "a part has no requests"
+assert set(SAMPLERS) == {*STEPS, "ancestral_reference"}, "a step has no requests"
+assert set(FIXERS) == set(CORRECTORS), "a corrector has no requests"
 
 
 def random_request(

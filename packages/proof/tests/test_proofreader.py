@@ -15,9 +15,9 @@ from gidd.proofreading.words import WordList
 
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling.engine import Engine
 from gidd.sampling.jobs import run_job
 from gidd.sampling.network import FunctionNetwork
+from gidd.sampling.session import Engine
 
 TOKENIZER = character_level("abcdefghijklmnopqrstuvwxyz ")
 VOCAB = TOKENIZER.vocab

@@ -8,7 +8,7 @@ import torch
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.pipeline.options import CLEAN_TIME
-from gidd.sampling import Engine, Frame, Jobs, Processor, Request, Sample, corrector_plan, leave
+from gidd.sampling import Engine, Frame, Jobs, Processor, Request, Sample, corrector_plan, no_op
 from gidd.sampling.windows import windows
 
 
@@ -47,7 +47,7 @@ async def predict_frames(
 
     Each text has its own processors of x_theta.
     """
-    plan = corrector_plan(leave, 1, CLEAN_TIME)  # only the frame before the step is used
+    plan = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
     requests = [
         Request(
             tokens=tuple(text), plan=plan, protected=(False,) * len(text), processors=processors

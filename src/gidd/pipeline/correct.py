@@ -21,7 +21,7 @@ from gidd.pipeline.results import Correction, ResultManifest
 from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens
 from gidd.pipeline.text import EncodedText
 from gidd.sampling.jobs import Jobs, run_jobs
-from gidd.sampling.window_reader import PosteriorPass, TextWindows, WindowPosterior, WindowReader
+from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior, WindowReader
 
 if TYPE_CHECKING:
     from gidd.pipeline.loaded_model import LoadedModel

@@ -17,7 +17,7 @@ from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace
 from gidd.pipeline.text import TokenTexts
 from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Request, Sample, Tokens, ban
-from gidd.sampling.blocks import sample_blocks
+from gidd.sampling.jobs import sample_blocks
 
 if TYPE_CHECKING:
     from gidd.pipeline.loaded_model import LoadedModel

@@ -15,10 +15,9 @@ from gidd.common.allowed import Allowed, choice, field_problems, integer, number
 from gidd.common.parts import Part
 from gidd.common.registry import part_names
 from gidd.common.terminal import shorten
-from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.constants import MAX_TEMPERATURE, TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.pipeline.likelihood_options import LikelihoodOptions
-from gidd.sampling.defaults import MAX_TEMPERATURE
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor

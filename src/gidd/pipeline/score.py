@@ -26,7 +26,7 @@ from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, e
 from gidd.pipeline.results import ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_jobs
 from gidd.sampling.network import require_finite_predictions
-from gidd.sampling.window_reader import TextWindows
+from gidd.sampling.windows import TextWindows
 
 if TYPE_CHECKING:
     from jaxtyping import Int

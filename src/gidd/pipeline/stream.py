@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gidd.pipeline.text import TokenTexts
 from gidd.sampling import Engine, Jobs, Request
-from gidd.sampling.blocks import sample_blocks
+from gidd.sampling.jobs import sample_blocks
 
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 

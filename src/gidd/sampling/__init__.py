@@ -1,10 +1,10 @@
 """Sampling, infilling and self-correction.
 
 Reading order: `network` and `prediction` (x_theta at the positions that need it), `canvas` (the
-state), `steps/` and `correctors/` (what changes it), `plan` (the sequence of steps), `request` and
-`template` (what to sample), `ticket` (a request in progress), `lane` (requests that share forward
-passes), `session` (one step at a time), `engine` (to the end), `jobs` (several rounds), `trace`
-(the record). Names are imported on first use.
+state), `steps/` and `correctors/` (functions that change it), `plan` (the sequence of steps),
+`request` (what to sample, and the result), `ticket` (a request in progress), `length_bucket`
+(requests that share forward passes), `session` (one step at a time), `jobs` (several rounds),
+`windows` (long texts). Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
         StepOutput as StepOutput,
     )
     from gidd.sampling.correctors import (
+        Gibbs as Gibbs,
         GibbsSweep as GibbsSweep,
         PosteriorCorrection as PosteriorCorrection,
         SelfCorrectionStep as SelfCorrectionStep,
         gain as gain,
         likelihood as likelihood,
     )
-    from gidd.sampling.engine import Engine as Engine, OnStep as OnStep
-    from gidd.sampling.event_buffer import EventBuffer as EventBuffer
-    from gidd.sampling.forward_pass import ForwardPass as ForwardPass
     from gidd.sampling.jobs import (
         Jobs as Jobs,
         StartedJob as StartedJob,
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from gidd.sampling.network import (
         CachedFeatures as CachedFeatures,
         DenoisingNetwork as DenoisingNetwork,
+        ForwardPass as ForwardPass,
         FunctionNetwork as FunctionNetwork,
     )
     from gidd.sampling.plan import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
         PlannedStep as PlannedStep,
         Step as Step,
         corrector_plan as corrector_plan,
-        leave as leave,
+        no_op as no_op,
         posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
@@ -63,26 +62,25 @@ if TYPE_CHECKING:
         ban as ban,
     )
     from gidd.sampling.request import (
+        Edit as Edit,
+        Frame as Frame,
         Limits as Limits,
         Request as Request,
         Sample as Sample,
         Tokens as Tokens,
         blanks as blanks,
+        parse_template as parse_template,
         prompt as prompt,
     )
-    from gidd.sampling.session import Session as Session
+    from gidd.sampling.session import Engine as Engine, OnStep as OnStep, Session as Session
     from gidd.sampling.steps import (
         Confidence as Confidence,
-        Gibbs as Gibbs,
         Greedy as Greedy,
         Threshold as Threshold,
         ancestral as ancestral,
-        ancestral_reference as ancestral_reference,
     )
-    from gidd.sampling.template import parse_template as parse_template
     from gidd.sampling.ticket import Event as Event, Ticket as Ticket
-    from gidd.sampling.trace import Edit as Edit, Frame as Frame
-    from gidd.sampling.window_reader import (
+    from gidd.sampling.windows import (
         PosteriorPass as PosteriorPass,
         TextWindows as TextWindows,
         WindowPosterior as WindowPosterior,

@@ -18,18 +18,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar, final
 
-from gidd.errors import GiddError
-from gidd.sampling.engine import Engine, OnStep
-from gidd.sampling.request import Limits, Request, Sample
-from gidd.sampling.session import Session
+from gidd.errors import ConfigError, GiddError
+from gidd.sampling.request import Edit, Limits, Request, Sample
+from gidd.sampling.session import Engine, OnStep, Session
 from gidd.sampling.ticket import Event, Ticket
 
 _T = TypeVar("_T")
 
 JOBS_AT_ONCE: Final = 64
 """Jobs in progress: enough to fill forward passes; the others have not begun."""
+
+OnTokens = Callable[[tuple[int, ...]], None]
+"""Called with the tokens of a finished block, and the given tokens before it."""
 
 _NO_LIMITS = Limits()
 
@@ -229,3 +232,41 @@ def _raise_errors(jobs: Iterable[StartedJob[Any]]) -> None:
     for job in jobs:
         if job.error is not None:
             raise job.error
+
+
+async def sample_blocks(
+    jobs: Jobs,
+    engine: Engine,
+    request: Request,
+    block_length: int,
+    *,
+    on_step: OnStep | None = None,
+    on_tokens: OnTokens | None = None,
+) -> Sample:
+    """Sample the blanks of a request in blocks, left to right, each with all steps of its plan.
+
+    A finished block does not change, so text can be shown in order while it is sampled. A block is
+    conditioned on the tokens to its left only. After a stop token no other block is sampled, and
+    the sequence is shorter than requested.
+    """
+    if request.protected is not None:
+        raise ConfigError(
+            "request.protected must be None for block-wise sampling, which fills blanks and keeps "
+            "given tokens. Use a corrector for tokens that were given."
+        )
+    blank = [i for i, token in enumerate(request.tokens) if token is None]
+    tokens: tuple[int, ...] = ()
+    text, edits, calls, num_steps = tokens, list[Edit](), 0, 0
+    while len(tokens) < len(request.tokens) and len(text) == len(tokens):
+        start = next((i for i in blank if i >= len(tokens)), len(request.tokens))
+        end = min(start + block_length, len(request.tokens))
+        part = replace(request, tokens=request.tokens[:end])
+        given = replace(request, tokens=(*tokens, *request.tokens[len(tokens) : end]))
+        (sample,) = await jobs.sample(engine, [given], on_step=on_step)
+        edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
+        calls, num_steps, done = calls + sample.calls, num_steps + len(request.plan), len(text)
+        tokens, text = sample.tokens, part.truncate_at_stop(sample.tokens)
+        if on_tokens is not None:
+            on_tokens(text[done:])
+    protected = request.are_protected[: len(tokens)]
+    return Sample(tokens, text, protected, calls, tuple(edits))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
 
 import torch
@@ -152,3 +154,27 @@ class CachedFeatures:
                 self._cache.move_to_end(key)
             while len(self._cache) > self.capacity:
                 self._cache.popitem(last=False)
+
+
+@final
+@dataclass(frozen=True)
+class ForwardPass:
+    """A forward pass of the network on a batch, made when its features are first needed.
+
+    Sequences with different steps share it: the first prediction that is read computes the features
+    of all of them.
+    """
+
+    network: DenoisingNetwork
+    z: Int[Tensor, "B L"]
+    t: Float[Tensor, " B"]
+
+    valid: Bool[Tensor, "B L"] | None = None
+    """False at padding; None if no sequence is padded."""
+
+    @cached_property
+    def features(self) -> Float[Tensor, "B L D"]:
+        """What enters the output head."""
+        if self.valid is None:
+            return self.network.hidden(self.z, self.t)
+        return self.network.hidden(self.z, self.t, self.valid)

@@ -43,7 +43,7 @@ class PlannedStep(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the step, for logs: that of a function, or the registered one of a class."""
+        """Name of the step in logs: the function's, or the registered name of a class."""
         function = self.step.func if isinstance(self.step, partial) else self.step
         return getattr(function, "__name__", None) or _class_name(type(function))
 
@@ -159,8 +159,8 @@ def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:
     return Plan((PlannedStep(corrector, t, t),) * calls)
 
 
-def leave(
+def no_op(
     schedule: MixingSchedule, s: Tensor, t: Tensor, canvas: Canvas, prediction: Prediction
 ) -> StepOutput:
-    """Change nothing: a step for the prediction before it, or for the end of a phase."""
+    """Change nothing: for plans that need the prediction only, or end a phase."""
     return StepOutput(canvas.tokens)

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from gidd.common.devices import has_kernels, kind_of
-from gidd.sampling.forward_pass import ForwardPass
+from gidd.sampling.fixed_shapes import (
+    FixedShapeReader,
+    RowFunction,
+    SampleFunction,
+    SampleRead,
+    tile_of,
+)
+from gidd.sampling.network import ForwardPass
 from gidd.sampling.processors import Processor
-from gidd.sampling.row_draws import DenseDraws
-from gidd.sampling.static_read import DrawFunction, DrawRequest, RowFunction, StaticReader, tile_of
+from gidd.sampling.row_sampler import DenseSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -72,7 +78,7 @@ class Prediction:
         Args:
             forward: The forward pass.
             vocab_size: Number of tokens.
-            processors: Those of each sequence; none by default.
+            processors: Processors of each sequence; none by default.
             rows: Sequences of the forward pass; all by default.
             num_rows: Only the first of them are predicted: the others pad the batch.
             capacity: On a GPU, the largest number of positions that a read is expected to choose;
@@ -93,56 +99,44 @@ class Prediction:
             self._is_predicted = torch.arange(len(self.z), device=self.z.device) < num_rows
         self._sets = _processor_sets(processors[:num_rows] or [()] * num_rows)
         self.static = None
-        """How a GPU reads; a CPU reads the chosen positions alone."""
+        """The reader of a GPU; a CPU reads the chosen positions alone."""
         if kind_of(self.z) != "cpu":
-            self.static = StaticReader(forward, self.z, vocab_size, rows, capacity)
+            self.static = FixedShapeReader(forward, self.z, vocab_size, rows, capacity)
 
     def read(self, where: Bool[Tensor, "B L"], function: RowFunction) -> tuple[Tensor, ...]:
         """Apply `function` to x_theta at the chosen positions; values are [B, L], 0 elsewhere.
 
         If no position is chosen, the network is not called, except on a GPU, where the number of
-        positions is not known without waiting for it. There, rows that were not chosen are passed
-        to `function` as well, and their values are dropped.
+        positions is not known without a synchronization. There, rows that were not chosen are
+        passed to `function` as well, and their values are dropped.
         """
-        where = self._predicted(where)
-        if self.static is not None:
-            return self._read_static(self.static, where, function, None)
-        index, runs = self._order(where)
-        if len(index):
-            parts = [function(*block) for block in self._blocks(index, runs)]
-        else:
-            parts = [function(torch.empty(0, self.vocab_size, device=index.device), index)]
-        return tuple(self._scatter(index, torch.cat(v)) for v in zip(*parts, strict=True))
+        return self._read(where, function, None)
 
-    def read_draws(
+    def read_samples(
         self,
         where: Bool[Tensor, "B L"],
         u: Int[Tensor, "B L"],
-        function: DrawFunction,
+        function: SampleFunction,
         temperature: float = 1.0,
         with_odds: bool = False,
     ) -> tuple[Tensor, ...]:
-        """As `read`, for functions that draw a token from each row.
+        """As `read`, for functions of a token sampled from each row.
 
-        Without processors, a kernel draws on CUDA, and x_theta itself is never in memory.
+        Without processors, a kernel samples on CUDA, and x_theta itself is never in memory.
 
         Args:
             where: Chosen positions.
             u: Fixed-point uniforms of the tokens.
-            function: Applied to the chosen rows.
-            temperature: Of the tokens that are drawn.
-            with_odds: Whether `function` calls `RowDraws.log_odds`.
+            function: Applied to the samplers of the chosen rows.
+            temperature: Of the sampled tokens.
+            with_odds: Whether `function` calls `RowSampler.log_odds`.
         """
         z, u = self.z.flatten(), u.flatten()
 
         def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            return function(DenseDraws(rows, z[i], u[i], temperature), i)
+            return function(DenseSampler(rows, z[i], u[i], temperature), i)
 
-        if self.static is None:
-            return self.read(where, of_rows)
-        draws = DrawRequest(z, u, temperature, with_odds, function)
-        kernel = draws if has_kernels(where) else None
-        return self._read_static(self.static, self._predicted(where), of_rows, kernel)
+        return self._read(where, of_rows, SampleRead(z, u, temperature, with_odds, function))
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
@@ -164,26 +158,27 @@ class Prediction:
         """Positions per pass of the head: a multiple of 32, so that vector loops have no tail."""
         return tile_of(TILE_ENTRIES, self.vocab_size, self.z.numel())
 
-    def _predicted(self, where: Bool[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
-        """Leave out padding, and note which sequences are read."""
-        if self._is_predicted is not None:
+    def _read(
+        self, where: Bool[Tensor, "B L"], of_rows: RowFunction, samples: SampleRead | None
+    ) -> tuple[Tensor, ...]:
+        if self._is_predicted is not None:  # without the padding of the batch
             where = where & self._is_predicted[:, None]
         self.was_read = self.was_read | where.any(-1)
-        return where
-
-    def _read_static(
-        self,
-        static: StaticReader,
-        where: Bool[Tensor, "B L"],
-        of_rows: RowFunction,
-        draws: DrawRequest | None,
-    ) -> tuple[Tensor, ...]:
-        values = static.read(where, self._sets, of_rows, draws)
-        self.is_finite = self.is_finite & static.is_finite
-        return values
+        if self.static is not None:
+            kernel = samples if has_kernels(where) else None
+            values = self.static.read(where, self._sets, of_rows, kernel)
+            self.is_finite = self.is_finite & self.static.is_finite
+            return values
+        index, runs = self._order(where)
+        if not len(index):
+            parts = [of_rows(torch.empty(0, self.vocab_size, device=index.device), index)]
+        else:
+            features = self._forward.features
+            parts = [of_rows(*block) for block in self._blocks(features, index, runs)]
+        return tuple(self._scatter(index, torch.cat(v)) for v in zip(*parts, strict=True))
 
     def _order(self, where: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " K"], list[_Run]]:
-        """Return the chosen positions, those with equal processors one after the other."""
+        """Return the chosen positions, grouped by processors."""
         if len(self._sets) == 1:
             index = where.flatten().nonzero().squeeze(-1)
             return index, [_Run(0, len(index), next(iter(self._sets)))]
@@ -199,13 +194,13 @@ class Prediction:
         return torch.cat(parts), runs
 
     def _blocks(
-        self, index: Int[Tensor, " K"], runs: Sequence[_Run]
+        self, features: Float[Tensor, "B L D"], index: Int[Tensor, " K"], runs: Sequence[_Run]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows of x_theta and their indices, block by block."""
         block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
         for tile in range(0, len(index), self._tile):
             indices = index[tile : tile + self._tile]
-            rows = self._head(indices)
+            rows = self._head(features, indices)
             size = min(block, len(rows))
             for run in runs:
                 begin, end = max(run.start - tile, 0), min(run.stop - tile, len(indices))
@@ -220,11 +215,11 @@ class Prediction:
                         part = processor(part)
                     yield part[start - first : stop - first], indices[start:stop]
 
-    def _head(self, index: Int[Tensor, " K"]) -> Float[Tensor, "T V"]:
-        """Return x_theta at some positions, then that of padding."""
+    def _head(self, features: Tensor, index: Int[Tensor, " K"]) -> Float[Tensor, "T V"]:
+        """Return x_theta at some positions, then x_theta of padding."""
         row, position = index // self.z.shape[1], index % self.z.shape[1]
         in_forward = row if self._rows is None else self._rows[row]
-        hidden = self._forward.features[in_forward, position]
+        hidden = features[in_forward, position]
         if len(self.z) > 1:
             hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
         rows = self._forward.network.distribution(hidden)

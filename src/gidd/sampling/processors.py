@@ -19,9 +19,9 @@ from torch import Tensor
 
 from gidd.common.allowed import integer, number, require_arguments
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
+from gidd.diffusion.constants import MAX_TEMPERATURE
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
-from gidd.sampling.defaults import MAX_TEMPERATURE
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:

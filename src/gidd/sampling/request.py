@@ -1,12 +1,13 @@
-"""Requests: given tokens and blanks, what may change, and how to sample."""
+"""Requests: given tokens and blanks, what may change, how to sample; and their results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, cast, final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, final
 
 from torch import Tensor
 
@@ -24,14 +25,20 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor, require_tokens_left
-from gidd.sampling.trace import Edit, Frame
 from gidd.vocab import Vocab
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
 
 Tokens = tuple[int | None, ...]
 """Token ids; None is a blank to fill."""
 
 _MAX_LENGTH = 1 << 24
-"""Of a sequence, which is made before its length is compared with the model's context."""
+"""Maximum length of a sequence, which is made before it is compared with the model's context."""
+
+_BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
+_MAX_BLANKS = 1_000_000
 
 
 @final
@@ -44,7 +51,7 @@ class Request:
     """
 
     tokens: Tokens
-    """The sequence, made by `prompt`, `blanks` or `template.parse_template`."""
+    """The sequence, made by `prompt`, `blanks` or `parse_template`."""
 
     plan: Plan
     """Steps to take, e.g. `sampling_plan(even_mesh(128))`; a plan from t < 1 edits given tokens."""
@@ -242,3 +249,86 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
             "length within the model's context."
         )
     return (*prefix, *(None,) * num_blanks, *suffix)
+
+
+def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
+    """Parse a template such as "The capital of [MASK:3] is Paris"; [MASK] is one blank, None.
+
+    `encode` maps text to token ids. It is called for each piece between blanks and should not add
+    special tokens.
+    """
+    tokens: list[int | None] = []
+    for i, piece in enumerate(_BLANK.split(text)):  # text and numbers of blanks in turn
+        if i % 2:
+            tokens.extend([None] * _num_blanks(piece))
+        elif piece:
+            tokens.extend(encode(piece))
+    if not tokens:
+        raise DataError(
+            "a template must have text or blanks, got an empty string. "
+            'Write "[MASK:32]" for 32 tokens without a prompt.'
+        )
+    return tuple(tokens)
+
+
+def _num_blanks(number: str | None) -> int:
+    if number is None:  # [MASK]
+        return 1
+    digits = len(str(_MAX_BLANKS))
+    if not (number.isdecimal() and len(number) <= digits and 1 <= int(number) <= _MAX_BLANKS):
+        raise DataError(
+            f"a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
+            f"{_MAX_BLANKS:,}, got {f'[MASK:{number}]'[:40]}. Write [MASK:3] for three tokens."
+        )
+    return int(number)
+
+
+class Edit(NamedTuple):
+    """One token replaced by another."""
+
+    step_index: int
+    """Index in the plan of the step that made the edit."""
+
+    step: str
+    """Name of that step or corrector."""
+
+    time: float
+    """Time s at the end of that step."""
+
+    position: int
+    old: int
+    new: int
+
+    probability: float
+    """x_theta of the new token when it was drawn; 0 if it was not drawn from x_theta. Of the
+    corrector `posterior`, the posterior probability."""
+
+
+class Frame(NamedTuple):
+    """A sequence before one step, with the network's prediction at every position."""
+
+    step_index: int
+    step: str
+    time: float
+    tokens: Int[Tensor, " L"]
+
+    probability: Float[Tensor, " L"]
+    """x_theta of each current token: the network's confidence in it."""
+
+    entropy: Float[Tensor, " L"]
+    """Entropy of x_theta at each position, in nats."""
+
+    top: Int[Tensor, " L"]
+    """Most likely token at each position."""
+
+    top_probability: Float[Tensor, " L"]
+
+    def self_accuracy(self, free: Bool[Tensor, " L"]) -> float:
+        """Fraction of free tokens that are the most likely ones (Sec. 5.4); 1 if none is free."""
+        is_top = (self.probability >= self.top_probability)[free]
+        return float(is_top.cpu().double().mean()) if len(is_top) else 1.0
+
+    def mean_entropy(self, free: Bool[Tensor, " L"]) -> float:
+        """Mean entropy of x_theta at free positions, in nats; 0 if none is free."""
+        entropy = self.entropy[free]
+        return float(entropy.cpu().double().mean()) if len(entropy) else 0.0

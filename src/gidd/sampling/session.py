@@ -1,29 +1,33 @@
-"""A session: requests join and leave at every denoising step, and share forward passes."""
+"""Sessions: requests join and leave at every denoising step, and share forward passes."""
 
 from __future__ import annotations
 
 import heapq
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
-from typing import final
+from typing import Any, final
 
 import torch
 
 from gidd.common.allowed import integer, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.sampling.lane import Lane
+from gidd.sampling.length_bucket import LengthBucket
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan
-from gidd.sampling.request import Limits, Request
+from gidd.sampling.request import Limits, Request, Sample
 from gidd.sampling.ticket import Event, Ticket, limit_reached
+
+OnStep = Callable[[Sequence[Event]], None]
+"""Called after each step of a session, with an event for each request that made a step."""
 
 _NO_LIMITS = Limits()
 _MAX_CHECKED_PLANS = 256
 _SPARE_DEADLINES = 64
-"""Deadlines of requests that are done, which are kept until there are too many of them."""
+"""Deadlines of finished requests are kept until there are more than this."""
 
 
 @final
@@ -41,9 +45,9 @@ class Session:
     order in which they were submitted; the others wait. Padded lengths take turns. Plans, steps,
     correctors, times and processors may all differ.
 
-    A request gives the same sample, to the last bit, whoever else is in the session: shapes depend
-    on the request, `rows` and `lengths` alone, and random numbers on its seed. A request that fails
-    ends with `Event.error`; others are not affected.
+    Samples are bit-identical regardless of which other requests share the batch: shapes depend on
+    the request, `rows` and `lengths` alone, and random numbers on its seed. A request that fails
+    ends with `Event.error`; other requests are not affected.
 
     `submit` and `cancel` may be called from any thread, `step` from one at a time.
     """
@@ -79,18 +83,14 @@ class Session:
                 f"lengths must be 1 for a network that does not accept padding, got {lengths}. "
                 "Such a network has no parameter `valid`; see accepts_padding in docs/extending.md."
             )
-        self.network, self.schedule, self.rows, self.max_length = (
-            network,
-            schedule,
-            rows,
-            max_length,
-        )
+        self.network, self.schedule = network, schedule
+        self.rows, self.max_length = rows, max_length
         self.lengths = lengths if rows > 1 else 1
         self.device = torch.device(device)
         self._clock = clock
         self._numbers = count()
         self._inbox: deque[Ticket] = deque()
-        self._lanes: OrderedDict[tuple[int, bool], Lane] = OrderedDict()
+        self._buckets: OrderedDict[tuple[int, bool], LengthBucket] = OrderedDict()
         self._open: set[Ticket] = set()
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._checked: OrderedDict[int, Plan] = OrderedDict()
@@ -103,7 +103,9 @@ class Session:
     def submit(
         self, request: Request, limits: Limits = _NO_LIMITS, *, record_frames: bool = False
     ) -> Ticket:
-        """Check a request and put it into the queue; an invalid one raises, and none other does.
+        """Validate and enqueue a request.
+
+        Raises if it is invalid; requests already queued are unaffected.
 
         Args:
             request: What to sample.
@@ -130,11 +132,11 @@ class Session:
         """Make one step of the next requests; return what happened to each of them."""
         self._receive()
         events = self._expire()
-        while self._lanes:
-            key, lane = self._lanes.popitem(last=False)
-            if lane.is_pending:
-                self._lanes[key] = lane  # behind the others
-                events += lane.step()
+        while self._buckets:
+            key, bucket = self._buckets.popitem(last=False)
+            if bucket.is_pending:
+                self._buckets[key] = bucket  # behind the other buckets
+                events += bucket.step()
                 break
         for event in events:
             if event.ticket.is_done:
@@ -144,9 +146,9 @@ class Session:
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
         """Return how an active request would end, were this the last step of its phase.
 
-        They differ from `Ticket.tokens` for a corrector that scores states, such as Algorithm 1.
+        This differs from `Ticket.tokens` for a corrector that scores states, such as Algorithm 1.
         """
-        return self._lane(ticket).best_tokens(ticket) if ticket.is_scored else ticket.tokens
+        return self._bucket(ticket).best_tokens(ticket) if ticket.is_scored else ticket.tokens
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the length to which a sequence is padded: a rule that depends on it alone."""
@@ -162,10 +164,10 @@ class Session:
                 self._checked.popitem(last=False)
 
     def _receive(self) -> None:
-        """Move submitted requests to their lanes."""
+        """Move submitted requests to their buckets."""
         while self._inbox:
             ticket = self._inbox.popleft()
-            self._lane(ticket).add(ticket)
+            self._bucket(ticket).add(ticket)
             if ticket.deadline is not None:
                 heapq.heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
 
@@ -181,21 +183,84 @@ class Session:
                 continue
             if ticket.limits.then == "finish":
                 ticket.expire()
-                self._lane(ticket).move_to_front(ticket)
+                self._bucket(ticket).move_to_front(ticket)
             else:
                 ticket.error = limit_reached(ticket)
                 events.append(ticket.event([]))
         return events
 
-    def _lane(self, ticket: Ticket) -> Lane:
-        """Return the lane of a request.
+    def _bucket(self, ticket: Ticket) -> LengthBucket:
+        """Return the bucket of a request.
 
         Attention without a mask may have other bits than attention with one, except on a CPU: on
-        other devices, sequences that fill their padded length have a lane of their own.
+        other devices, sequences that fill their padded length have a bucket of their own.
         """
         num_tokens = len(ticket.request.tokens)
         length = self.padded_length(num_tokens)
         key = length, self.device.type == "cpu" or num_tokens == length
-        if key not in self._lanes:
-            self._lanes[key] = Lane(self.network, self.schedule, self.rows, length, self.device)
-        return self._lanes[key]
+        if key not in self._buckets:
+            shape = self.rows, length, self.device
+            self._buckets[key] = LengthBucket(self.network, self.schedule, *shape)
+        return self._buckets[key]
+
+
+@final
+class Engine:
+    """A network, its schedule, and the shape of a forward pass: makes sessions.
+
+    Every forward pass has exactly `rows_per_call` sequences, padded to one length; an incomplete
+    batch is padded with copies. The last bits of a matrix product depend on its shape, so the fixed
+    shape makes a sequence bit-identical alone and in a batch. `rows_per_call=1` wastes nothing and
+    is as fast as any on a CPU. On a GPU choose the batch size that saturates it; then a row must
+    also have the same bits at every place in the batch. Kernels usually guarantee that for one
+    shape, and the tests check it.
+
+    An engine has no state: it may be used from several threads at once. Each call of `sample` has a
+    session of its own.
+    """
+
+    def __init__(
+        self,
+        network: DenoisingNetwork,
+        schedule: MixingSchedule,
+        *,
+        rows_per_call: int = 1,
+        lengths: int = 1,
+        max_length: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Take the arguments of `Session`; `rows_per_call` is its `rows`."""
+        shape: dict[str, Any] = {"lengths": lengths, "max_length": max_length, "device": device}
+        self.session = partial(Session, network, schedule, rows=rows_per_call, **shape)
+        """Start a session without requests."""
+        self.session()  # checks the arguments
+        self.network, self.schedule, self.device = network, schedule, torch.device(device)
+        self.rows_per_call, self.lengths, self.max_length = rows_per_call, lengths, max_length
+
+    def sample(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_step: OnStep | None = None,
+        record_frames: bool = False,
+    ) -> list[Sample]:
+        """Sample all requests; the result of each does not depend on the others.
+
+        The first request that fails raises its error. Use a session to continue with the others.
+
+        Args:
+            requests: Sequences of any lengths, with plans of any lengths.
+            on_step: Called after each step of the session.
+            record_frames: Record state and predictions before every step. Costs a pass of the head
+                per step, and a forward pass where the step would have needed none.
+        """
+        session = self.session()
+        tickets = [session.submit(request, record_frames=record_frames) for request in requests]
+        while session.pending:
+            events = session.step()
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+            if on_step is not None:
+                on_step(events)
+        return [ticket.sample for ticket in tickets if ticket.sample is not None]

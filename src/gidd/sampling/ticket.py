@@ -8,9 +8,8 @@ from torch import Tensor
 
 from gidd.errors import LimitReached
 from gidd.sampling.correctors.posterior import PosteriorCorrection
-from gidd.sampling.plan import Plan, PlannedStep, leave
-from gidd.sampling.request import Limits, Request, Sample
-from gidd.sampling.trace import Edit, Frame
+from gidd.sampling.plan import Plan, PlannedStep, no_op
+from gidd.sampling.request import Edit, Frame, Limits, Request, Sample
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +51,7 @@ class Ticket:
         """Index among the requests of the session, in the order in which they were submitted."""
         self.request, self.limits, self.record_frames = request, limits, record_frames
         self.plan = request.plan
-        """Steps to take; a limit may replace those that are left."""
+        """Steps to take; a limit may replace the remaining steps."""
         self.steps_done = 0
         """Steps of the plan so far, skipped ones included."""
         self.calls = 0
@@ -105,12 +104,12 @@ class Ticket:
         """Index after the last step of the phase of the next step."""
         return self.plan.phase_ends[self.steps_done]
 
-    def start(self, row: NDArray[np.int64]) -> None:
-        """Have a row of a lane, which the lane keeps up to date."""
+    def attach(self, row: NDArray[np.int64]) -> None:
+        """Attach to a row of the bucket's token buffer, which the bucket keeps up to date."""
         self._row = row
 
-    def leave(self) -> None:
-        """Keep the sequence as it is, since another one gets the row."""
+    def detach(self) -> None:
+        """Copy the sequence, because another request gets the row of the buffer."""
         if self._row is not None:
             self._row = self._row.copy()
 
@@ -120,20 +119,20 @@ class Ticket:
         frame: Frame | None,
         was_read: bool,
     ) -> None:
-        """Remember what a step did."""
+        """Record the result of a step."""
         self._edits += edits
         self.calls += was_read
         if frame is not None:
             self._frames.append(frame)
 
     def advance(self, *, ends_phase: bool, is_scored: bool) -> None:
-        """Go on to the next step, or to the next phase."""
+        """Advance to the next step, or to the next phase."""
         self.is_scored = is_scored and not ends_phase
         self.steps_done = self.phase_end if ends_phase else self.steps_done + 1
 
     def finish(self) -> Sample:
         """Make the result."""
-        self.leave()
+        self.detach()
         tokens = self.tokens
         self.sample = Sample(
             tokens=tokens,
@@ -165,15 +164,15 @@ class Ticket:
     def expire(self) -> None:
         """Replace the rest of the plan by one step, as `Limits.then` = "finish" asks.
 
-        Where sampling is not over, it takes the most likely token at each position, given the
-        sequence as noise of its time. Where a corrector is at work, its best state is the result.
+        While sampling, the step takes the most likely token at each position, given the sequence as
+        noise of its time. In the phase of a corrector, its best state is the result.
         """
         if self._is_expired or self.steps_done >= self.num_steps:
             return
         self._is_expired = True
         done, (_, t, _s) = self.plan.steps[: self.steps_done], self.next_step
         s = min(self.plan.steps[-1].s, t)
-        last = PlannedStep(PosteriorCorrection() if s < t else leave, t, s)
+        last = PlannedStep(PosteriorCorrection() if s < t else no_op, t, s)
         self.plan = Plan((*done, last))
 
 

@@ -1,8 +1,35 @@
-"""Overlapping windows over texts that are longer than the context."""
+"""Overlapping windows over long texts, and predictions and posteriors of the tokens in them.
+
+    cut = TextWindows(tokens, fixed, context)
+    posteriors = run_job(lambda jobs: PosteriorPass(reader)(jobs, cut, error_rate=0.05))
+
+Each window is a request of one step, so windows of different jobs share forward passes.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, final, overload
+
+import torch
+from torch import Tensor
+
+from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.error_rate import time_at_error_rate
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.sampling.canvas import Canvas, StepOutput, Times, time_dtype
+from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
+from gidd.sampling.jobs import Jobs
+from gidd.sampling.network import ForwardPass
+from gidd.sampling.plan import Plan, corrector_plan
+from gidd.sampling.prediction import Prediction
+from gidd.sampling.processors import Processor
+from gidd.sampling.request import Request
+from gidd.sampling.session import Engine
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 
 class Window(NamedTuple):
@@ -41,3 +68,249 @@ def windows(num_tokens: int, context: int) -> list[Window]:
         found.append(Window(start, start + context, own_start, own_stop))
         own_start = own_stop
     return found
+
+
+PASSES_AT_ONCE: Final = 4
+"""Forward passes whose windows are submitted together: memory is bounded, and rows are full."""
+
+
+class WindowTokens(NamedTuple):
+    """A section of a text that fits into the context, and the positions in it to read."""
+
+    tokens: tuple[int, ...]
+
+    editable: tuple[bool, ...]
+    """Positions to read. The other tokens are context, and their values are 0."""
+
+
+@final
+class TextWindows(Sequence[WindowTokens]):
+    """Overlapping windows over a text of any length, made when they are read.
+
+    Each token that is not fixed is editable in exactly one window.
+    """
+
+    def __init__(self, tokens: Sequence[int], fixed: Sequence[bool], context: int) -> None:
+        self.tokens, self.fixed = tokens, fixed
+        self.parts = windows(len(tokens), context)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> WindowTokens: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[WindowTokens]: ...
+
+    def __getitem__(self, index: int | slice) -> WindowTokens | list[WindowTokens]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        start, stop, own_start, own_stop = self.parts[index]
+        is_own = (own_start <= i < own_stop for i in range(start, stop))
+        fixed = self.fixed[start:stop]
+        editable = (own and not kept for own, kept in zip(is_own, fixed, strict=True))
+        return WindowTokens(tuple(self.tokens[start:stop]), tuple(editable))
+
+
+ReadFunction = Callable[[Prediction, Tensor], tuple[Tensor, ...]]
+"""(prediction of a batch, editable positions [B, L]) -> values, each [B, L, ...].
+
+Windows with equal functions (==) are read together; a function with options is a frozen dataclass.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class ReadValues:
+    """A step that changes nothing: `Sample.values` is what a function returns at free positions."""
+
+    function: ReadFunction
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Compute the values."""
+        return StepOutput(canvas.tokens, values=self.function(prediction, canvas.free))
+
+
+@final
+@dataclass(frozen=True)
+class WindowReader:
+    """A network, and the times it was trained with.
+
+    The values of a window are bit-identical regardless of which windows share its forward pass.
+    """
+
+    engine: Engine
+
+    min_time: float = TRAINING_EPS
+    """The smallest time the network was trained with."""
+
+    max_time: float = 1 - TRAINING_EPS
+    """The largest time the network was trained with."""
+
+    processors: tuple[Processor, ...] = ()
+    """Processors of x_theta, e.g. a ban on tokens that are never written."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of times and posteriors: float64 where the device has it."""
+        return time_dtype(self.engine.device)
+
+    async def read(
+        self,
+        jobs: Jobs,
+        windows: Iterable[tuple[WindowTokens, float]],
+        function: ReadFunction,
+        on_window: Callable[[], None] | None = None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Return the values of `function` for each window and time, each [L, ...], on the CPU.
+
+        Windows are taken from the iterable as they are submitted, a few forward passes of them at a
+        time. `on_window` is called after each window.
+        """
+        step = ReadValues(function)
+        plans: dict[float, Plan] = {}
+        found: list[tuple[Tensor, ...]] = []
+        for chunk in self._chunks(windows):
+            plans |= {t: corrector_plan(step, 1, t) for _, t in chunk if t not in plans}
+            requests = [
+                Request(
+                    tokens=window.tokens,
+                    plan=plans[t],
+                    protected=tuple(not is_read for is_read in window.editable),
+                    processors=self.processors,
+                )
+                for window, t in chunk
+                if any(window.editable)
+            ]
+            samples = iter(await jobs.sample(self.engine, requests))
+            for window, t in chunk:
+                is_read = any(window.editable)
+                found.append(next(samples).values if is_read else self._empty(window, t, function))
+                if on_window is not None:
+                    on_window()
+        return found
+
+    def _chunks(
+        self, windows: Iterable[tuple[WindowTokens, float]]
+    ) -> Iterator[list[tuple[WindowTokens, float]]]:
+        """Yield windows to submit together; windows of the last length fill complete passes."""
+        rows, chunk = self.engine.rows_per_call, list[tuple[WindowTokens, float]]()
+        for item in windows:
+            chunk.append(item)
+            if len(chunk) >= PASSES_AT_ONCE * rows:
+                ready = len(chunk) - _num_last_length(chunk) % rows
+                yield chunk[:ready]
+                chunk = chunk[ready:]
+        if chunk:
+            yield chunk
+
+    @torch.no_grad()
+    def _empty(self, window: WindowTokens, t: float, function: ReadFunction) -> tuple[Tensor, ...]:
+        """Return the values of a window without editable positions; no forward pass is needed."""
+        z = torch.tensor([window.tokens], dtype=torch.int64, device=self.engine.device)
+        times = torch.tensor([t], dtype=self.dtype, device=self.engine.device)
+        forward = ForwardPass(self.engine.network, z, times)
+        prediction = Prediction(forward, self.engine.schedule.vocab.size)
+        values = function(prediction, torch.zeros_like(z, dtype=torch.bool))
+        return tuple(value[0].cpu() for value in values)
+
+
+def _num_last_length(chunk: Sequence[tuple[WindowTokens, float]]) -> int:
+    """Return the number of windows at the end that are as long as the last one."""
+    length = len(chunk[-1][0].tokens)
+    others = (len(window.tokens) != length for window, _ in reversed(chunk))
+    return next((number for number, is_other in enumerate(others) if is_other), len(chunk))
+
+
+class WindowPosterior(NamedTuple):
+    """The posterior of the tokens of one window; 0 at positions that are not editable."""
+
+    found: Float[Tensor, " L"]
+    """Probability that the token of the text is right."""
+
+    x_theta: Float[Tensor, " L"]
+    """Probability of the token given all other tokens of the window."""
+
+    tokens: Int[Tensor, "L A"]
+    """The A most likely other tokens, the best one first."""
+
+    probabilities: Float[Tensor, "L A"]
+    """Their posterior probabilities."""
+
+    def replaced(self, min_confidence: float | None = None) -> Bool[Tensor, " L"]:
+        """Return where the best other token replaces the token of the text.
+
+        By default it does if it is more likely, which minimises the expected number of wrong
+        tokens. With `min_confidence`, it must also be right with at least that probability.
+        """
+        return is_replaced(self.found, self.probabilities[:, 0], min_confidence)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PosteriorPass:
+    """Computes p(x_i | Z) for the tokens of windows, given the fraction of wrong tokens.
+
+    The network is conditioned on the time at which its noise has that fraction of wrong tokens, or
+    on the nearest time it was trained with.
+    """
+
+    reader: WindowReader
+
+    channel: Float[Tensor, "V V"] | None = None
+    """Row v, column z: probability that z is written, given that the right token v was replaced.
+    By default, wrong tokens are distributed like the noise of the schedule."""
+
+    num_alternatives: int = 1
+    """Number of other tokens per position."""
+
+    def time(self, error_rate: float) -> float:
+        """Return the time of the network for this fraction of wrong tokens."""
+        reader = self.reader
+        schedule = reader.engine.schedule
+        return float(time_at_error_rate(schedule, error_rate, reader.min_time, reader.max_time))
+
+    async def __call__(
+        self,
+        jobs: Jobs,
+        windows: Iterable[WindowTokens],
+        error_rate: float,
+        on_window: Callable[[], None] | None = None,
+    ) -> list[WindowPosterior]:
+        """Return the posterior of each window, in order."""
+        time = self.time(error_rate)
+        items = ((window, time) for window in windows)
+        values = await self.reader.read(jobs, items, _ReadPosteriors(self, error_rate), on_window)
+        return [WindowPosterior(*each) for each in values]
+
+
+@final
+@dataclass(frozen=True)
+class _ReadPosteriors:
+    """Reads the fields of `WindowPosterior` of a batch of windows."""
+
+    settings: PosteriorPass
+    error_rate: float
+
+    def __call__(self, prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
+        settings, z, t = self.settings, prediction.z, prediction.t
+        schedule = settings.reader.engine.schedule
+        likelihood = likelihood_of(schedule, t, z, self.error_rate, settings.channel)
+        found, x_theta, *others = read_posterior(
+            prediction, editable, likelihood, settings.num_alternatives
+        )
+        tokens, probabilities = (other.movedim(0, -1) for other in others)
+        return found, x_theta, tokens, probabilities
+
+
+def read_own_probability(prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
+    """Read x_theta of the tokens of the text: a function for `WindowReader.read`."""
+    z = prediction.z.flatten()
+
+    def own(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        return (rows.gather(-1, z[i, None]).squeeze(-1),)
+
+    return prediction.read(editable, own)

@@ -1,4 +1,4 @@
-"""Correctors, one file each: they change tokens at a fixed time.
+"""Correctors: steps that change tokens at a fixed time.
 
 A corrector is a step with s = t. Every test of correctors covers the classes that `PARTS` names.
 The exports are imported on first use, so the names are known without importing torch.
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.sampling.correctors.gibbs_sweep import GibbsSweep as GibbsSweep
+    from gidd.sampling.correctors.gibbs import Gibbs as Gibbs, GibbsSweep as GibbsSweep
     from gidd.sampling.correctors.posterior import PosteriorCorrection as PosteriorCorrection
     from gidd.sampling.correctors.self_correction import (
         Score as Score,
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         gain as gain,
         likelihood as likelihood,
     )
-    from gidd.sampling.steps.gibbs import Gibbs as Gibbs
 
 PARTS: dict[str, str] = {
     "gibbs": "Gibbs",

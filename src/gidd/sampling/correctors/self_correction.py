@@ -14,10 +14,10 @@ from gidd.common.parts import require_options
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.sampling.canvas import BestState, Canvas, StepOutput, Times
+from gidd.sampling.correctors.gibbs import DISTANCE, top_spaced
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import TEMPERATURE
-from gidd.sampling.row_draws import RowDraws
-from gidd.sampling.spaced import DISTANCE, top_spaced
+from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -106,14 +106,14 @@ class SelfCorrectionStep:
         """Score the current state and commit the best changes."""
         z, free = canvas.tokens, canvas.free
 
-        def propose(rows: RowDraws, i: Tensor) -> tuple[Tensor, ...]:
+        def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
             token, new = rows.draw()
             log_odds = rows.log_odds(token, token != z.flatten()[i])
             proposal = Proposal(rows.current, new, log_odds)
             is_top = proposal.old >= rows.top_probability
             return token, proposal.new, self.score(proposal), is_top
 
-        token, probability, scores, is_top = prediction.read_draws(
+        token, probability, scores, is_top = prediction.read_samples(
             free, canvas.random(Stream.TOKEN), propose, self.temperature, with_odds=True
         )
         self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)

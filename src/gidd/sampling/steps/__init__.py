@@ -1,4 +1,4 @@
-"""Sampler steps, one file each. Every test of steps covers the parts that `PARTS` names.
+"""Sampler steps. Every test of steps covers the parts that `PARTS` names.
 
 A step is a callable (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s: a
 function, or a frozen dataclass if it has options or a `check` of schedule and time. The exports are
@@ -11,14 +11,14 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.sampling.steps.ancestral import ancestral as ancestral
-    from gidd.sampling.steps.ancestral_reference import ancestral_reference as ancestral_reference
-    from gidd.sampling.steps.confidence import Confidence as Confidence, Greedy as Greedy
-    from gidd.sampling.steps.gibbs import Gibbs as Gibbs
-    from gidd.sampling.steps.threshold import Threshold as Threshold
+    from gidd.sampling.steps.confidence import (
+        Confidence as Confidence,
+        Greedy as Greedy,
+        Threshold as Threshold,
+    )
 
 PARTS: dict[str, str] = {
     "ancestral": "ancestral",
-    "ancestral_reference": "ancestral_reference",
     "confidence": "Confidence",
     "greedy": "Greedy",
     "threshold": "Threshold",

@@ -1,7 +1,8 @@
-"""Filling masks in order of confidence, for comparison."""
+"""Filling masks in order of confidence; `Threshold` also replaces visible tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from gidd.common.allowed import number
+from gidd.common.parts import require_options
+from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.row_draws import RowDraws
-from gidd.sampling.static_read import DrawFunction
+from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -24,52 +27,125 @@ if TYPE_CHECKING:
 _ALL_MASKS = 0.999
 """Fraction of masks at t = 1 above which the prior counts as all masks."""
 
+_PROBABILITY = number(
+    lambda p: 0 <= p <= 1,
+    "in [0, 1]",
+    "Lower values change more tokens per step; with 1 only certain tokens qualify.",
+)
+
+
+class _FillByConfidence:
+    """Fills the masks with the highest max x_theta; the number expected at time s is left."""
+
+    def check(self, schedule: MixingSchedule, t: float) -> None:
+        """Raise `ConfigError` unless the schedule has only masks at t = 1."""
+        require_masks(schedule)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Fill the masks of this step."""
+        masks = free_masks(schedule, canvas)
+        token, probability, confidences = prediction.read_samples(
+            masks, canvas.random(Stream.TOKEN), self.propose
+        )
+        filled = masks_to_fill(schedule, s, canvas, confidences)
+        return StepOutput(torch.where(filled, token, canvas.tokens), probability * filled)
+
+    @staticmethod
+    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+        """Return a token for each row, its probability, and the confidence."""
+        raise NotImplementedError
+
 
 @final
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(_FillByConfidence):
     """Fill the masks with the highest max x_theta, each with a token drawn from its x_theta.
 
     The number of masks left is the one expected at time s; visible tokens are never changed. For
     masking noise and an exact denoiser, one token per step samples the data exactly: the choice of
     position depends on visible tokens, not on tokens still to be drawn. Other noise requires
-    tokens to be replaced, so there the distribution is not that of the data.
+    tokens to be replaced, so there the distribution differs from the data.
     """
 
-    def check(self, schedule: MixingSchedule, t: float) -> None:
-        """Raise `ConfigError` unless the schedule has only masks at t = 1."""
-        require_masks(schedule)
-
-    def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
-        """Fill the masks of this step."""
-        return _fill(
-            schedule, s, canvas, prediction, lambda rows, _: (*rows.draw(), rows.top_probability)
-        )
+    @staticmethod
+    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+        """Draw from x_theta."""
+        return *rows.draw(), rows.top_probability
 
 
 @final
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(_FillByConfidence):
     """Fill the masks with the highest max x_theta, each with its most likely token.
 
     Deterministic: a search for a likely sequence, not a sampler of the data.
     """
 
+    @staticmethod
+    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+        """Take the most likely token."""
+        return rows.top, rows.top_probability, rows.top_probability
+
+
+@final
+@dataclass(frozen=True)
+class Threshold:
+    """Fill masks as `Confidence` does, and also all with max x_theta >= `fill`.
+
+    Each is filled with a token drawn from its x_theta. At least one mask is filled per step, and
+    confident predictions are filled early, which saves forward passes. A visible token that noise
+    can produce is replaced by the most likely token if that has a probability >= `replace`.
+
+    The choice of masks depends on visible tokens, not on tokens still to be drawn. So for masking
+    noise and an exact denoiser, one mask per step (fill = 1) samples the data exactly; a smaller
+    `fill` treats confident masks as independent and needs fewer steps. Under other noise the
+    replacements are not samples, so the distribution is not that of the data.
+    """
+
+    fill: float = 0.7
+    """Fill masks whose most likely token has at least this probability."""
+
+    replace: float = 0.9
+    """Replace a token if another has at least this probability."""
+
+    @staticmethod
+    def problems(fill: float, replace: float) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        yield from _PROBABILITY.problems("fill", fill)
+        yield from _PROBABILITY.problems("replace", replace)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
     def check(self, schedule: MixingSchedule, t: float) -> None:
-        """Raise `ConfigError` unless the schedule has only masks at t = 1."""
-        require_masks(schedule)
+        """Raise `ConfigError` if sampling from noise, t = 1, does not start with masks only.
+
+        Given tokens, t < 1, are edited with any schedule.
+        """
+        if t == 1:
+            require_masks(schedule)
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
     ) -> StepOutput:
-        """Fill the masks of this step."""
+        """Fill and replace the tokens of this step."""
+        z, masks = canvas.tokens, free_masks(schedule, canvas)
+        replaceable = canvas.free & ~masks & (noise_at(schedule, t, z) > 0)
 
-        def most_likely(rows: RowDraws, _: Tensor) -> tuple[Tensor, ...]:
-            return rows.top, rows.top_probability, rows.top_probability
+        def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+            top = rows.top  # before its probability, which comes with it
+            return *rows.draw(masks.flatten()[i]), top, rows.top_probability
 
-        return _fill(schedule, s, canvas, prediction, most_likely)
+        token, probability, top, top_probability = prediction.read_samples(
+            masks | replaceable, canvas.random(Stream.TOKEN), propose
+        )
+        first = masks_to_fill(schedule, s, canvas, top_probability, at_least=1)
+        filled = masks & (first | (top_probability >= self.fill))
+        replaced = replaceable & (top != z) & (top_probability >= self.replace)
+        new = torch.where(filled, token, torch.where(replaced, top, z))
+        return StepOutput(new, probability * filled + top_probability * replaced)
 
 
 def free_masks(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
@@ -77,21 +153,6 @@ def free_masks(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
     if schedule.vocab.mask_id is None:
         return torch.zeros_like(canvas.protected)
     return canvas.free & (canvas.tokens == schedule.vocab.mask_id)
-
-
-def _fill(
-    schedule: MixingSchedule,
-    s: Times,
-    canvas: Canvas,
-    prediction: Prediction,
-    propose: DrawFunction,
-) -> StepOutput:
-    """Fill by confidence; `propose` returns token, its probability and the confidence."""
-    masks = free_masks(schedule, canvas)
-    u = canvas.random(Stream.TOKEN)
-    token, probability, confidences = prediction.read_draws(masks, u, propose)
-    filled = masks_to_fill(schedule, s, canvas, confidences)
-    return StepOutput(torch.where(filled, token, canvas.tokens), probability * filled)
 
 
 def masks_to_fill(

@@ -1,4 +1,4 @@
-"""Reading x_theta at chosen positions in fixed shapes, for devices that one should not wait for."""
+"""Read x_theta at selected positions with static shapes, to avoid host-device synchronization."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.devices import upload
-from gidd.sampling.compaction import compact
-from gidd.sampling.forward_pass import ForwardPass
+from gidd.common.devices import positions, upload
+from gidd.sampling.network import ForwardPass
 from gidd.sampling.processors import Processor
-from gidd.sampling.row_draws import KernelDraws, RowDraws
+from gidd.sampling.row_sampler import KernelSampler, RowSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+
 
 GPU_TILE_ENTRIES = 103_000_000
 """Maximum size of a [positions, V] tensor on a GPU: 2,048 positions for GPT-2's vocabulary."""
@@ -30,12 +31,12 @@ def tile_of(entries: int, vocab_size: int, num_positions: int) -> int:
     return min(largest, (num_positions + 31) // 32 * 32)
 
 
-DrawFunction = Callable[[RowDraws, Tensor], tuple[Tensor, ...]]
-"""A `RowFunction` of tokens drawn from the rows."""
+SampleFunction = Callable[[RowSampler, Tensor], tuple[Tensor, ...]]
+"""A `RowFunction` of tokens sampled from the rows."""
 
 
-class DrawRequest(NamedTuple):
-    """How to draw a token from each row, and what to make of it."""
+class SampleRead(NamedTuple):
+    """How to sample a token from each row, and the function of the samples."""
 
     z: Int[Tensor, " P"]
     """Current tokens of all positions."""
@@ -45,7 +46,7 @@ class DrawRequest(NamedTuple):
 
     temperature: float
     with_odds: bool
-    function: DrawFunction
+    function: SampleFunction
 
 
 class _LogitNetwork(Protocol):
@@ -53,12 +54,12 @@ class _LogitNetwork(Protocol):
 
 
 @final
-class StaticReader:
-    """Reads in tiles of one size, as many as the expected number of positions needs.
+class FixedShapeReader:
+    """Reads in tiles of one size; their number follows from the expected number of positions.
 
-    The number of chosen positions stays on the device: the caller asks for it with the results of
-    the step, and repeats the step with a larger capacity if there were too many. Results do not
-    depend on the capacity, since every tile has the same shape.
+    The number of chosen positions stays on the device: the caller copies it with the results of the
+    step, and repeats the step with a larger capacity if there were too many. Results do not depend
+    on the capacity, since every tile has the same shape.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class StaticReader:
         rows: Int[Tensor, " B"] | None,
         capacity: int | None,
     ) -> None:
-        """Read for some rows of a forward pass; as many positions as there are by default."""
+        """Read for some rows of a forward pass; `capacity` is all positions by default."""
         self._forward, self._rows, self._shape = forward, rows, z.shape
         self._tile = tile_of(GPU_TILE_ENTRIES, vocab_size, z.numel())
         num = z.numel() if capacity is None else min(capacity, z.numel())
@@ -89,19 +90,19 @@ class StaticReader:
         where: Bool[Tensor, "B L"],
         sets: Mapping[tuple[Processor, ...], Sequence[int]],
         of_rows: RowFunction,
-        draws: DrawRequest | None,
+        samples: SampleRead | None,
     ) -> tuple[Tensor, ...]:
         """Return values [B, L], 0 elsewhere.
 
-        `sets` are the sequences of each different tuple of processors; those without any are read
-        by a kernel, if `draws` says how.
+        `sets` are the sequences of each different tuple of processors. Sequences without processors
+        are sampled by a kernel if `samples` is given.
         """
         if len(sets) == 1:
-            return self._read(where, next(iter(sets)), of_rows, draws)
+            return self._read(where, next(iter(sets)), of_rows, samples)
         parts: list[tuple[Tensor, ...]] = []
         for processors, rows in sets.items():
             is_own = upload([row in rows for row in range(len(where))], torch.bool, where.device)
-            parts.append(self._read(where & is_own[:, None], processors, of_rows, draws))
+            parts.append(self._read(where & is_own[:, None], processors, of_rows, samples))
         # a position is 0 in all parts but one
         return tuple(_sum(values) for values in zip(*parts, strict=True))
 
@@ -110,14 +111,14 @@ class StaticReader:
         where: Tensor,
         processors: tuple[Processor, ...],
         of_rows: RowFunction,
-        draws: DrawRequest | None,
+        samples: SampleRead | None,
     ) -> tuple[Tensor, ...]:
-        compacted = compact(where.flatten(), self._size)
+        compacted = _compact(where.flatten(), self._size)
         self.num_read = self.num_read.maximum(compacted.number)
         index = compacted.position
         hidden = self._forward.features.flatten(0, 1)[self._in_forward(index)]
-        if draws is not None and not processors and hasattr(self._forward.network, "logit_head"):
-            is_nan, *values = self._draw(draws, index, hidden)
+        if samples is not None and not processors and hasattr(self._forward.network, "logit_head"):
+            is_nan, *values = self._sample(samples, index, hidden)
         else:
             is_nan, *values = self._apply(of_rows, index, hidden, processors)
         failed, *values = (
@@ -127,15 +128,14 @@ class StaticReader:
         self.is_finite = self.is_finite & ~failed.any(-1)
         return tuple(values)
 
-    def _draw(self, request: DrawRequest, index: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Draw by a kernel; return whether x_theta is NaN, then the values."""
+    def _sample(self, read: SampleRead, index: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Sample by a kernel; return whether x_theta is NaN, then the values."""
         logits = cast(_LogitNetwork, self._forward.network).logit_head()
-        tokens, u = request.z[index], request.u[index]
-        draws = KernelDraws(tokens, u, request.temperature, request.with_odds)
+        sampler = KernelSampler(read.z[index], read.u[index], read.temperature, read.with_odds)
         for start in range(0, len(index), self._tile):
             rows = slice(start, start + self._tile)
-            draws.fill(rows, logits(hidden[rows]))
-        return draws.top_probability.isnan(), *request.function(draws, index)
+            sampler.fill(rows, logits(hidden[rows]))
+        return sampler.top_probability.isnan(), *read.function(sampler, index)
 
     def _apply(
         self,
@@ -168,3 +168,31 @@ def _sum(values: tuple[Tensor, ...]) -> Tensor:
     for value in values[1:]:
         total = total | value if total.dtype == torch.bool else total + value
     return total
+
+
+class _Compacted(NamedTuple):
+    """The first K chosen positions, then others."""
+
+    position: Int[Tensor, " K"]
+    """Positions to compute."""
+
+    place: Int[Tensor, " K"]
+    """Where results belong; one behind the end, P, for positions that were not chosen."""
+
+    number: Int[Tensor, ""]
+    """Number of chosen positions; if it exceeds K, some are missing."""
+
+    def scatter(self, values: Tensor, length: int) -> Tensor:
+        """Return values at their positions [length, ...], 0 elsewhere."""
+        everywhere = values.new_zeros(length + 1, *values.shape[1:])
+        return everywhere.index_copy(0, self.place, values)[:-1]
+
+
+def _compact(where: Bool[Tensor, " P"], size: int) -> _Compacted:
+    """Return `size` positions, the chosen ones first and in order: `nonzero` with a fixed size."""
+    order = where.to(torch.uint8).argsort(descending=True, stable=True)[:size]
+    if size > len(where):
+        order = F.pad(order, (0, size - len(where)))
+    number = where.sum()
+    is_other = positions(size, where.device) >= number
+    return _Compacted(order, order.masked_fill(is_other, len(where)), number)

@@ -1,6 +1,6 @@
-"""Tokens drawn from rows of x_theta, and what steps ask about them.
+"""Samplers of rows of x_theta: a token from each row, and the probabilities that steps need.
 
-Rows are distributions [K, V], or logits, which on CUDA one kernel reads without making the
+Rows are distributions [K, V], or logits, from which one CUDA kernel samples without computing the
 distributions.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-class RowDraws(Protocol):
+class RowSampler(Protocol):
     """One token drawn from each of K rows of x_theta, at a temperature."""
 
     @property
@@ -52,8 +52,8 @@ class RowDraws(Protocol):
 
 
 @final
-class DenseDraws:
-    """Draws from distributions."""
+class DenseSampler:
+    """Samples from distributions."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class DenseDraws:
 
 
 @final
-class KernelDraws:
-    """Draws from logits, all answers by one kernel."""
+class KernelSampler:
+    """Samples from logits with one kernel."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class KernelDraws:
         temperature: float = 1.0,
         with_odds: bool = False,
     ) -> None:
-        """Take current tokens and fixed-point uniforms; odds must be asked for."""
+        """Take current tokens and fixed-point uniforms; `with_odds`: `log_odds` will be called."""
         self._tokens, self._u = tokens, u
         self._temperature, self._with_odds = temperature, with_odds
         self._token, self.top = torch.empty_like(tokens), torch.empty_like(tokens)
@@ -129,7 +129,7 @@ class KernelDraws:
         self._probability, self.current, self.top_probability, self._odds = numbers
 
     def fill(self, rows: slice, logits: Float[Tensor, "k W"]) -> None:
-        """Draw from the logits of some rows, in float32, those of padding -inf."""
+        """Draw from the logits of some rows, in float32; -inf at padding."""
         inputs, outputs = (self._tokens, self._u), (self._token, self._probability, self.current)
         outputs += (self.top, self.top_probability, self._odds)
         parts = [part[rows] for part in (*inputs, *outputs)]
@@ -175,14 +175,14 @@ def _draw_rows(
     with_odds: bool,
     *outputs: Tensor,
 ) -> None:
-    """Answer by definition, for few rows at a time: [K, V] numbers are many."""
+    """Compute by definition, for few rows at a time to bound memory."""
     for start in range(0, len(logits), 64):
         rows = slice(start, start + 64)
-        draws = DenseDraws(logits[rows].softmax(-1), tokens[rows], u[rows], temperature)
-        top, (token, probability) = draws.top, draws.draw()
+        sampler = DenseSampler(logits[rows].softmax(-1), tokens[rows], u[rows], temperature)
+        top, (token, probability) = sampler.top, sampler.draw()
         everywhere = torch.ones_like(token, dtype=torch.bool)
-        odds = draws.log_odds(token, everywhere) if with_odds else torch.zeros_like(probability)
-        found = token, probability, draws.current, top, draws.top_probability, odds
+        odds = sampler.log_odds(token, everywhere) if with_odds else torch.zeros_like(probability)
+        found = token, probability, sampler.current, top, sampler.top_probability, odds
         for output, value in zip(outputs, found, strict=True):
             output[rows] = value
 

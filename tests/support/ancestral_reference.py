@@ -1,4 +1,4 @@
-"""Ancestral sampling by definition: the full posterior, then one draw per position."""
+"""Ancestral sampling by definition: the oracle of `ancestral` in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gibbs steps: redraw positions from the model's marginal at a fixed time."""
+"""Gibbs steps and sweeps: redraw positions from the model's marginal at a fixed time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import torch
 from torch import Tensor
 
 from gidd.common.allowed import integer, optional
+from gidd.common.devices import kind_of, positions
 from gidd.common.parts import require_options
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.sampling.canvas import Canvas, StepOutput, Times
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.spaced import DISTANCE, every_nth, top_spaced
 from gidd.sampling.steps.ancestral import FROM_X_THETA
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool
+    from jaxtyping import Bool, Int, Shaped
+
+
+DISTANCE = integer(
+    1,
+    fix="It is the minimum distance between positions changed in one step: 1 allows all of them, "
+    "2 every other one.",
+)
+"""Allowed distances between positions that are changed together."""
 
 _POSITIONS = optional(
     integer(1, fix="Leave it out to redraw every position that is a multiple of the distance.")
@@ -66,6 +74,35 @@ class Gibbs:
         return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
 
 
+@final
+@dataclass(frozen=True)
+class GibbsSweep:
+    """Redraw every `distance`-th free position from alpha x_theta + beta pi (s = t).
+
+    The next call starts one position later, so `distance` calls are one sweep. Like `Gibbs`, it
+    leaves the distribution of Z_t invariant, but visits all positions before any is visited twice.
+    """
+
+    distance: int = 2
+    """Distance in tokens between positions that are redrawn together."""
+
+    @staticmethod
+    def problems(distance: int) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        return DISTANCE.problems("distance", distance)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Redraw the positions of this call."""
+        offset = canvas.step_index % self.distance
+        chosen = every_nth(self.distance, offset, canvas.tokens.shape[1])
+        return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
+
+
 def redraw(
     schedule: MixingSchedule,
     t: Times,
@@ -78,5 +115,30 @@ def redraw(
     fresh = noise(schedule, t, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
     pending = chosen & (fresh == FROM_X_THETA)
     u = canvas.random(Stream.TOKEN)
-    token, probability = prediction.read_draws(pending, u, lambda rows, _: rows.draw())
+    token, probability = prediction.read_samples(pending, u, lambda rows, _: rows.draw())
     return StepOutput(torch.where(chosen, torch.where(pending, token, fresh), z), probability)
+
+
+def top_spaced(
+    score: Shaped[Tensor, "B L"], allowed: Bool[Tensor, "B L"], num: int, distance: int
+) -> Bool[Tensor, "B L"]:
+    """Select up to `num` allowed positions by score, any two at least `distance` apart.
+
+    Greedy: take the highest score, then the highest of those far enough from it, and so on.
+    """
+    position = positions(score.shape[1], score.device)
+    lowest = -torch.inf if score.is_floating_point() else torch.iinfo(score.dtype).min
+    chosen = torch.zeros_like(allowed)
+    for _ in range(min(num, score.shape[1])):
+        best = torch.where(allowed, score, lowest).argmax(-1, keepdim=True)
+        chosen |= (position == best) & allowed
+        allowed = allowed & ((position - best).abs() >= distance)
+        if kind_of(allowed) == "cpu" and not allowed.any():  # a GPU would be waited for
+            break
+    return chosen
+
+
+def every_nth(distance: int, offset: Int[Tensor, " B"], length: int) -> Bool[Tensor, "B L"]:
+    """Select the positions that equal `offset` modulo `distance`."""
+    position = torch.arange(length, device=offset.device)
+    return (position - offset[:, None]) % distance == 0

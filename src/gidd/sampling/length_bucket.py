@@ -1,0 +1,448 @@
+"""Sequences of one padded length: which are active, and one step of them with one forward pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gidd.common.devices import upload
+from gidd.diffusion.schedule import MixingSchedule
+from gidd.errors import ConfigError
+from gidd.sampling.canvas import BestState, Canvas, time_dtype
+from gidd.sampling.network import DenoisingNetwork, ForwardPass, unusable_predictions
+from gidd.sampling.plan import Step
+from gidd.sampling.prediction import Prediction
+from gidd.sampling.request import Edit, Frame
+from gidd.sampling.ticket import Event, Ticket, limit_reached
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from numpy.typing import NDArray
+
+
+@final
+class LengthBucket:
+    """At most `rows` active sequences, and a queue of sequences that wait for a free row.
+
+    Every forward pass has exactly `rows` sequences, padded with copies if fewer are active.
+    Sequences with different steps share it; each step function is called once.
+    """
+
+    def __init__(
+        self,
+        network: DenoisingNetwork,
+        schedule: MixingSchedule,
+        rows: int,
+        length: int,
+        device: torch.device,
+    ) -> None:
+        self._network, self._schedule, self._device = network, schedule, device
+        self._num_rows, self._length = rows, length
+        self._waiting: deque[Ticket] = deque()
+        self._slots: list[Ticket | None] = [None] * rows
+        self._canvas: Canvas | None = None
+        self._tokens = np.zeros((rows, length), dtype=np.int64)
+        self._capacity: int | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is a sequence that is not done."""
+        tickets = chain(self._slots, self._waiting)
+        return any(ticket is not None and not ticket.is_done for ticket in tickets)
+
+    def add(self, ticket: Ticket) -> None:
+        """Put a sequence into the queue."""
+        self._waiting.append(ticket)
+
+    def move_to_front(self, ticket: Ticket) -> None:
+        """Let a sequence have the next free row, if it still waits for one."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._waiting.appendleft(ticket)
+
+    @torch.no_grad()
+    def step(self) -> list[Event]:
+        """Fill free rows from the queue, and make the next step of every row."""
+        events = self._admit() + self._limit_calls()
+        active = [row for row, ticket in enumerate(self._slots) if ticket is not None]
+        return events + self._advance(active) if active else events
+
+    def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
+        """Return the best state so far of an active sequence."""
+        assert self._canvas is not None
+        tokens = self._canvas.best.tokens[self._slots.index(ticket), : len(ticket.request.tokens)]
+        return tuple(tokens.tolist())
+
+    def _limit_calls(self) -> list[Event]:
+        """End sequences that have used their forward passes, or let the next step be the last."""
+        events: list[Event] = []
+        for row, ticket in enumerate(self._slots):
+            if ticket is not None and ticket.reaches_calls():
+                if ticket.limits.then == "finish":
+                    ticket.expire()
+                else:
+                    events.append(self._fail(row, limit_reached(ticket)))
+        return events
+
+    def _admit(self) -> list[Event]:
+        """Fill free rows; return the ends of sequences that have no step to make."""
+        free = [row for row, ticket in enumerate(self._slots) if ticket is None or ticket.is_done]
+        for row in free:
+            if (ticket := self._slots[row]) is not None:
+                ticket.detach()
+            self._slots[row] = None
+        tickets: list[Ticket] = []
+        while self._waiting and len(tickets) < len(free):
+            ticket = self._waiting.popleft()
+            if not ticket.is_done:
+                tickets.append(ticket)
+        if not tickets:
+            return []
+        rows = free[: len(tickets)]
+        self._start(rows, tickets)
+        events: list[Event] = []
+        for row, ticket in zip(rows, tickets, strict=True):
+            ticket.attach(self._tokens[row, : len(ticket.request.tokens)])
+            if all(ticket.request.are_protected) or not ticket.num_steps:
+                ticket.finish()
+                events.append(ticket.event([]))
+            else:
+                self._slots[row] = ticket
+        return events
+
+    def _start(self, rows: list[int], tickets: Sequence[Ticket]) -> None:
+        """Put sequences before their first step into some rows."""
+        shape = len(tickets), self._length
+        tokens, protected = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
+        valid = np.zeros(shape, np.bool_)
+        for k, request in enumerate(ticket.request for ticket in tickets):
+            length = len(request.tokens)
+            tokens[k, :length] = [-1 if v is None else v for v in request.tokens]
+            protected[k, :length], valid[k, :length] = request.are_protected, True
+        blank = tokens < 0
+        canvas = Canvas.start(
+            self._schedule,
+            torch.from_numpy(tokens).to(self._device),
+            torch.from_numpy(protected).to(self._device),
+            torch.from_numpy(blank).to(self._device) if blank.any() else None,
+            torch.from_numpy(valid).to(self._device),
+            self._integers([ticket.request.seed for ticket in tickets]),
+            self._integers([ticket.request.sample_index for ticket in tickets]),
+        )
+        if self._canvas is None:
+            # rows without a sequence hold copies, which no step reads
+            self._canvas = canvas.rows(self._integers([0] * self._num_rows))
+        self._canvas.put(self._integers(rows), canvas)
+        self._tokens[rows] = canvas.tokens.cpu().numpy()
+
+    def _advance(self, rows: list[int]) -> list[Event]:
+        """Step some rows; if that fails, one by one, so that only the rows that failed end."""
+        assert self._canvas is not None
+        tickets = [self._ticket(row) for row in rows]
+        try:
+            batch = StepBatch.of(self._network, self._schedule, self._canvas, rows, tickets)
+            changes: list[Change] = []
+            for capacity in (self._capacity, None):  # None: if more was read than expected
+                changes.clear()
+                for step, members in batch.groups.items():
+                    changes.append(batch.call(step, members, capacity))
+                changes = _copy_to_host(changes)
+                if not any(change.overflows for change in changes):
+                    break
+        except Exception as error:
+            if len(rows) > 1:
+                return [event for row in rows for event in self._advance([row])]
+            return [self._fail(rows[0], error)]
+        self._capacity = _next_capacity(changes)
+        return [event for change in changes for event in self._apply(change)]
+
+    def _apply(self, change: Change) -> list[Event]:
+        """Write the result of a step, on the device and on the host."""
+        assert self._canvas is not None
+        best = change.best
+        if change.rows == list(range(self._num_rows)):
+            index = slice(None)
+        else:
+            index = self._integers(change.rows)
+        self._canvas.tokens[index] = change.tokens
+        if best is not None:
+            for stored, updated in zip(self._canvas.best, best, strict=True):
+                stored[index] = updated
+        edits = self._edits(change)
+        new = change.written[-1]
+        self._tokens[change.rows] = new
+        is_known = np.all((new >= 0) & (new < self._schedule.vocab.size), axis=1)
+        events: list[Event] = []
+        values = tuple(value.cpu() for value in change.values)
+        rows = zip(change.rows, change.flags, is_known.tolist(), change.frames, strict=True)
+        for k, (row, (ends_phase, was_read, is_finite), is_valid, frame) in enumerate(rows):
+            ticket, own = self._ticket(row), edits.get(k, [])
+            if not (is_finite and is_valid):
+                error = unusable_predictions() if is_valid else _unknown_tokens(ticket)
+                events.append(self._fail(row, error))
+                continue
+            ticket.add(own, frame, bool(was_read))
+            if values:
+                length = len(ticket.request.tokens)
+                ticket.values = tuple(value[k, :length] for value in values)
+            ticket.advance(ends_phase=bool(ends_phase), is_scored=best is not None)
+            if ticket.steps_done == ticket.num_steps:
+                ticket.finish()
+                self._slots[row] = None
+            events.append(ticket.event(own, frame))
+        return events
+
+    def _edits(self, change: Change) -> dict[int, list[Edit]]:
+        """Return the edits of rows that changed: by the step, then by restored states."""
+        edits: dict[int, list[Edit]] = {}
+        old, probability = self._tokens[change.rows], change.probability
+        for new in change.written:
+            for k, position in np.argwhere(old != new).tolist():
+                ticket = self._ticket(change.rows[k])
+                step, p = ticket.next_step, float(probability[k, position])
+                tokens = int(old[k, position]), int(new[k, position])
+                edit = Edit(ticket.steps_done, step.name, step.s, position, *tokens, p)
+                edits.setdefault(k, []).append(edit)
+            old, probability = new, np.zeros_like(probability)
+        return edits
+
+    def _fail(self, row: int, error: Exception) -> Event:
+        ticket = self._ticket(row)
+        ticket.error, self._slots[row] = error, None
+        ticket.detach()
+        return ticket.event([])
+
+    def _ticket(self, row: int) -> Ticket:
+        ticket = self._slots[row]
+        assert ticket is not None, "only rows with a sequence are stepped"
+        return ticket
+
+    def _integers(self, values: list[int]) -> Int[Tensor, " K"]:
+        return upload(values, torch.int64, self._device)
+
+
+def _unknown_tokens(ticket: Ticket) -> ConfigError:
+    return ConfigError(
+        f"the step {ticket.next_step.name} must return ids of the vocabulary at positions that may "
+        "change, got other numbers. Correct the function of the step."
+    )
+
+
+class Change(NamedTuple):
+    """The result of a step of K sequences; nothing is written to the canvas yet."""
+
+    rows: list[int]
+    """Rows of the bucket."""
+
+    tokens: Int[Tensor, "K L"]
+    best: BestState | None
+
+    table: Int[Tensor, "K columns"]
+    """On the device: new tokens, tokens at the end of the phase if states were scored, bits of the
+    probabilities, and flags: whether the step has converged, x_theta was read, and all of it was
+    finite; on a GPU also the number of positions read, and whether they exceed the capacity."""
+
+    num_flags: int
+    is_last: list[bool]
+    frames: list[Frame | None]
+    values: tuple[Tensor, ...]
+    """`StepOutput.values`."""
+
+    on_host: NDArray[np.int64] = np.empty((0, 0), np.int64)
+    """A copy of `table`."""
+
+    @property
+    def written(self) -> list[NDArray[np.int64]]:
+        """Tokens [K, L] after the step and, if states were scored, at the end of the phase."""
+        return self._columns[:-1]
+
+    @property
+    def probability(self) -> NDArray[np.float32]:
+        """x_theta of the tokens that the step drew [K, L]."""
+        return self._columns[-1].astype(np.int32).view(np.float32)
+
+    @property
+    def flags(self) -> list[list[int]]:
+        """For each sequence: whether the phase ended, x_theta was read, and was finite."""
+        rows = zip(self.on_host[:, -self.num_flags :].tolist(), self.is_last, strict=True)
+        return [
+            [finished or last, was_read, finite] for (finished, was_read, finite, *_), last in rows
+        ]
+
+    @property
+    def num_read(self) -> int | None:
+        """Number of positions read, on a GPU."""
+        return None if self.num_flags == _NUM_FLAGS else int(self.on_host[0, -2])
+
+    @property
+    def overflows(self) -> bool:
+        """Whether more positions were to be read than fit."""
+        return self.num_flags > _NUM_FLAGS and bool(self.on_host[0, -1])
+
+    @property
+    def _columns(self) -> list[NDArray[np.int64]]:
+        sequences = self.on_host[:, : -self.num_flags]
+        return np.split(sequences, sequences.shape[1] // self.tokens.shape[1], axis=1)
+
+
+_NUM_FLAGS = 3
+
+
+def _copy_to_host(changes: list[Change]) -> list[Change]:
+    """Copy the tables of all steps to the host, with one synchronization."""
+    if len(changes) == 1:
+        return [changes[0]._replace(on_host=changes[0].table.cpu().numpy())]
+    tables = [change.table for change in changes]
+    numbers = torch.cat([table.flatten() for table in tables]).cpu().numpy()
+    parts = np.split(numbers, np.cumsum([table.numel() for table in tables])[:-1])
+    return [
+        change._replace(on_host=part.reshape(change.table.shape))
+        for change, part in zip(changes, parts, strict=True)
+    ]
+
+
+def _next_capacity(changes: Sequence[Change]) -> int | None:
+    """Return the next capacity: twice the positions read in this step (None on a CPU)."""
+    numbers = [change.num_read for change in changes if change.num_read is not None]
+    return 2 * max(numbers) if numbers else None
+
+
+@final
+@dataclass(frozen=True)
+class StepBatch:
+    """Sequences in one forward pass; copies of the first pad it to a fixed number of rows."""
+
+    schedule: MixingSchedule
+    rows: list[int]
+    """Rows of the bucket, without the copies."""
+
+    tickets: list[Ticket]
+    canvas: Canvas
+    t: Tensor
+    s: Tensor
+    forward: ForwardPass
+
+    @classmethod
+    def of(
+        cls,
+        network: DenoisingNetwork,
+        schedule: MixingSchedule,
+        canvas: Canvas,
+        rows: list[int],
+        tickets: list[Ticket],
+    ) -> Self:
+        """Take the rows of some tickets from the canvas of a bucket."""
+        num_copies, device = len(canvas.seed) - len(rows), canvas.tokens.device
+        copied = tickets + tickets[:1] * num_copies
+        planned = [ticket.next_step for ticket in copied]
+        ends = [[step.t for step in planned], [step.s for step in planned]]
+        t, s = upload(ends, time_dtype(device), device)
+        on_host = None
+        if device.type != "cpu":
+            on_host = torch.tensor(ends[::-1], dtype=torch.float64)
+        places = rows + rows[:1] * num_copies
+        integers = [places, [ticket.steps_done for ticket in copied]]
+        index, step_index = upload(integers, torch.int64, device)
+        if places == list(range(len(canvas.seed))):
+            part = replace(canvas, tokens=canvas.tokens.clone())  # frames keep it
+        else:
+            part = canvas.rows(index)
+        part = replace(part, step_index=step_index, times_on_host=on_host)
+        length = canvas.tokens.shape[1]
+        is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
+        forward = ForwardPass(network, part.tokens, t, part.valid if is_padded else None)
+        return cls(schedule, rows, tickets, part, t, s, forward)
+
+    @property
+    def groups(self) -> dict[Step, list[int]]:
+        """Sequences by their next step."""
+        groups: dict[Step, list[int]] = {}
+        for k, ticket in enumerate(self.tickets):
+            groups.setdefault(ticket.next_step.step, []).append(k)
+        return groups
+
+    def call(self, step: Step, members: list[int], capacity: int | None) -> Change:
+        """Call a step with the sequences that make it."""
+        num, canvas, t, s, index = len(members), self.canvas, self.t, self.s, None
+        tickets = [self.tickets[k] for k in members]
+        if num < len(self.rows):
+            # padded again: the bits of a step must not depend on how many others make it
+            copied = members + members[:1] * (len(canvas.seed) - num)
+            index = upload(copied, torch.int64, t.device)
+            times = None if canvas.times_on_host is None else canvas.times_on_host[:, copied]
+            canvas = replace(canvas.rows(index), times_on_host=times)
+            t, s = t[index], s[index]
+        prediction = Prediction(
+            self.forward,
+            self.schedule.vocab.size,
+            [ticket.request.processors for ticket in tickets],
+            rows=index,
+            num_rows=num,
+            capacity=capacity,
+        )
+        output = step(self.schedule, s, t, canvas, prediction)
+        output.check(canvas, tickets[0].next_step.name)
+        output = output.first(num)
+        was_read, static = prediction.was_read[:num], prediction.static
+        counts = [] if static is None else [static.num_read, static.overflows]
+        frames = _frames(tickets, prediction)  # may read more
+        is_last = [ticket.steps_done + 1 == ticket.phase_end for ticket in tickets]
+        finished = output.finished
+        finished = torch.zeros_like(was_read) if finished is None else finished
+        written = [torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)]
+        best = output.best
+        if best is None and any(ticket.is_scored for ticket in tickets):
+            best = canvas.best.rows(slice(num))
+        if best is not None:
+            ends = finished | upload(is_last, torch.bool, t.device)
+            restored, best = _restore(written[0], best, ends)
+            written.append(restored)
+        probability = output.probability
+        bits = torch.zeros_like(written[0], dtype=torch.int32)
+        if probability is not None:
+            bits = probability.float().view(torch.int32)
+        flags = torch.stack([finished, was_read, prediction.is_finite[:num]], 1).long()
+        columns = [*written, bits.long(), flags, *(count.expand(num, 1).long() for count in counts)]
+        return Change(
+            [self.rows[k] for k in members],
+            written[-1],
+            best,
+            torch.cat(columns, 1),
+            _NUM_FLAGS + len(counts),
+            is_last,
+            frames,
+            output.values,
+        )
+
+
+def _restore(
+    tokens: Int[Tensor, "K L"], best: BestState, ends: Bool[Tensor, " K"]
+) -> tuple[Int[Tensor, "K L"], BestState]:
+    """Return the best state of sequences whose phase ends, with no score from then on."""
+    is_restored = ends & (best.score >= 0)
+    return torch.where(is_restored[:, None], best.tokens, tokens), BestState(
+        best.tokens,
+        torch.where(is_restored, -1, best.score),
+        torch.where(is_restored, 0, best.age),
+    )
+
+
+def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:
+    """Return the state and the prediction before the step, for tickets that record frames."""
+    frames: list[Frame | None] = [None] * len(tickets)
+    if not any(ticket.record_frames for ticket in tickets):
+        return frames
+    observation = prediction.observe()
+    for k, ticket in enumerate(tickets):
+        if ticket.record_frames:
+            planned, length = ticket.next_step, len(ticket.request.tokens)
+            values = (value[k, :length] for value in (prediction.z, *observation))
+            frames[k] = Frame(ticket.steps_done, planned.name, planned.t, *values)
+    return frames
