@@ -58,8 +58,8 @@ def changed(plain: object, names: str, value: object) -> object:
 
 
 SETTINGS = [
-    ("backbone.num_layers", 10**9, "backbone.num_layers must be 2"),
-    ("backbone.num_layers", 10**5, "backbone.num_layers must be 2"),
+    ("backbone.num_layers", 10**9, "backbone.num_layers must be at most"),
+    ("backbone.num_layers", 10**5, "backbone.num_layers must be at most"),
     ("backbone.num_layers", -1, "num_layers"),
     ("backbone.num_layers", "two", "backbone.num_layers must be int"),
     ("backbone.width", 8 * 10**9, STEP),

@@ -29,6 +29,7 @@ from gidd.models.record import (
     record_network,
     record_schedule,
     record_vocab,
+    require_valid,
     schedule_from,
     vocab_from,
 )
@@ -46,7 +47,6 @@ from gidd.models.weights import (
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
-_AGAIN = "The file is damaged or was edited; save or download it again."
 _HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
@@ -231,11 +231,8 @@ def _load_gidd(folder: Path) -> Pretrained:
     vocab = vocab_from(record["vocabulary"], f"{path}: vocabulary")
     digests = record["files"]
     require_network(config, _read_shapes(folder / WEIGHTS, digests[WEIGHTS]), folder / WEIGHTS)
-    if vocab.size > config.vocab_size:
-        raise CheckpointError(
-            f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the "
-            f"embedding, got {shorten(vocab.size)}. {_AGAIN}"
-        )
+    what = f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the embedding"
+    require_valid(vocab.size <= config.vocab_size, what, vocab.size)
     CONTEXT_TOKENS.require(config.max_length, f"{path}: model.max_length", CheckpointError)
     noise: dict[str, Tensor] = {}
     if SCHEDULE_TENSORS in digests:
@@ -261,26 +258,16 @@ def _read_record(path: Path) -> dict[str, Any]:
             f"{path}: format must be {MODEL_FORMAT}, got {shorten(record.get('format'))}. "
             "It was written by another version of gidd; use that version."
         )
-    if set(record) != _KEYS:
-        raise CheckpointError(
-            f"{path} must have the keys {sorted(_KEYS)}, got {shorten(sorted(record))}. {_AGAIN}"
-        )
-    if not isinstance(record["training"], dict):
-        raise CheckpointError(
-            f"{path}: training must be an object, got {shorten(record['training'])}. {_AGAIN}"
-        )
-    files = record["files"]
-    if not isinstance(files, dict) or not {WEIGHTS} <= set(files) <= {WEIGHTS, SCHEDULE_TENSORS}:
-        raise CheckpointError(
-            f"{path}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}, got "
-            f"{shorten(files)}. {_AGAIN}"
-        )
+    require_valid(set(record) == _KEYS, f"{path} must have the keys {sorted(_KEYS)}", list(record))
+    training, files = record["training"], record["files"]
+    require_valid(isinstance(training, dict), f"{path}: training must be an object", training)
+    names = cast("set[object]", set(files)) if isinstance(files, dict) else set[object]()
+    what = f"{path}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}"
+    require_valid({WEIGHTS} <= names <= {WEIGHTS, SCHEDULE_TENSORS}, what, files)
     for name, digest in cast("dict[str, object]", files).items():
-        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise CheckpointError(
-                f"{path}: files: the SHA-256 of {name} must have 64 hexadecimal digits, got "
-                f"{shorten(digest)}. {_AGAIN}"
-            )
+        is_digest = isinstance(digest, str) and bool(re.fullmatch("[0-9a-f]{64}", digest))
+        what = f"{path}: files: the SHA-256 of {name} must have 64 hexadecimal digits"
+        require_valid(is_digest, what, digest)
     return record
 
 

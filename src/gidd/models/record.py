@@ -26,7 +26,7 @@ _MIXTURE = "mixture"
 _MAX_COMPONENTS = 16
 """Components of a saved mixture: each takes up to 32 MB while its schedule is checked."""
 
-_AGAIN = "Save or download the file again."
+_AGAIN = "The file is damaged or was edited; save or download it again."
 
 
 class ScheduleRecord(NamedTuple):
@@ -44,13 +44,11 @@ def record_network(config: object) -> dict[str, Any]:
 
 def network_config_from(record: object, where: str) -> Any:
     """Build the configuration of a network from plain data."""
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{where} must be an object, got {shorten(record)}. {_AGAIN}")
+    require_valid(isinstance(record, dict), f"{where} must be an object", record)
     fields, sizes = {**cast("dict[str, Any]", record)}, dict[str, int]()
     for name in ("vocab_size", "max_length"):
         value = fields.pop(name, None)
-        if type(value) is not int:
-            raise CheckpointError(f"{where}.{name} must be int, got {shorten(value)}. {_AGAIN}")
+        require_valid(type(value) is int, f"{where}.{name} must be int", value)
         sizes[name] = value
     return _from_file(object_from_plain, "backbone", fields, where, **sizes)
 
@@ -109,16 +107,10 @@ def schedule_from(
     if not isinstance(record, dict) or cast("dict[str, Any]", record).get(KIND) != _MIXTURE:
         return _from_file(object_from_plain, "schedule", record, where, vocab=vocab)
     entries = _fields(record, {KIND, "components"}, where)["components"]
-    if not isinstance(entries, list):
-        raise CheckpointError(
-            f"{where}.components must be a list, got {shorten(entries)}. {_AGAIN}"
-        )
+    require_valid(isinstance(entries, list), f"{where}.components must be a list", entries)
     components = cast("list[object]", entries)
-    if len(components) > _MAX_COMPONENTS:
-        raise CheckpointError(
-            f"{where}.components must have at most {_MAX_COMPONENTS} entries, got "
-            f"{len(components)}. {_AGAIN}"
-        )
+    most = f"{where}.components must have at most {_MAX_COMPONENTS} entries"
+    require_valid(len(components) <= _MAX_COMPONENTS, most, len(components))
     parts = tuple(
         _component(entry, tensors, f"{where}.components[{k}]") for k, entry in enumerate(components)
     )
@@ -131,20 +123,21 @@ def schedule_from(
 def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> schedules.Component:
     fields = _fields(record, {"noise", "amount"}, where)
     name = fields["noise"]
-    if not isinstance(name, str) or name not in tensors:
-        raise CheckpointError(
-            f"{where}.noise must name a tensor of {shorten(sorted(tensors))}, got {shorten(name)}. "
-            f"{_AGAIN}"
-        )
+    is_name = isinstance(name, str) and name in tensors
+    require_valid(is_name, f"{where}.noise must name a tensor of {shorten(sorted(tensors))}", name)
     amount = _from_file(object_from_plain, "amount", fields["amount"], f"{where}.amount")
     return schedules.Component(tensors[name], amount)
 
 
 def _fields(record: object, names: set[str], where: str) -> dict[str, Any]:
     """Return the record if it is an object with exactly these keys."""
-    if not isinstance(record, dict) or set(cast("dict[str, Any]", record)) != names:
-        raise CheckpointError(
-            f"{where} must be an object with {', '.join(sorted(names))}, got {shorten(record)}. "
-            f"{_AGAIN}"
-        )
-    return cast("dict[str, Any]", record)
+    fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+    what = f"{where} must be an object with {', '.join(sorted(names))}"
+    require_valid(set(fields) == names, what, record)
+    return fields
+
+
+def require_valid(is_valid: bool, what: str, got: object) -> None:
+    """Raise `CheckpointError` for a value of a file, unless it is valid."""
+    if not is_valid:
+        raise CheckpointError(f"{what}, got {shorten(got)}. {_AGAIN}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from torch import Tensor
 from gidd.common.codec import to_plain
 from gidd.common.files import explain_damage, read_regular
 from gidd.common.limits import CONTEXT_TOKENS, YAML_BYTES
-from gidd.common.registry import find_part
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, GiddError, PartNotInstalled
@@ -32,8 +30,6 @@ RUN_FILE = "run.yaml"
 """File of a checkpoint with the configuration of its run."""
 
 _REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
-_BLOCK = re.compile(r"\.(?:blocks|layers|layer)\.(\d+)\.")
-"""Number of a block in the name of a tensor, of a DiT or a network of `transformers`."""
 
 
 class _Trained(NamedTuple):
@@ -94,7 +90,7 @@ def _read(checkpoints: Checkpoints, step: int) -> _Trained:
             run.check()
             tokenizer = Tokenizer.load(folder)
             run.network_config(tokenizer.vocab.size)  # raises if it is not registered
-            _require_sizes(run, tokenizer, folder, step)
+            _require_sizes(run, folder, step)
             objective = build_objective(run, tokenizer.vocab)
             # compared on the meta device first: nothing larger than the files is allocated
             checkpoints.require_same_model(step, _weights(run, objective), partial=True)
@@ -120,25 +116,13 @@ def _weights(run: RunConfig, objective: Objective) -> Mapping[str, Tensor]:
     return {prefix + name: value.detach() for name, value in objective.named_parameters()}
 
 
-def _require_sizes(run: RunConfig, tokenizer: Tokenizer, folder: Path, step: int) -> None:
-    """Refuse sizes that the tensors do not have, before a module per layer is built."""
-    tensors = read_manifest(folder, step).tensors
-    blocks = {found[1] for name in tensors if (found := _BLOCK.search(name))}
-    is_own = not find_part("backbone", run.backbone.name).package
-    # another package may name its blocks otherwise, but has a tensor for each of them
-    most = len(blocks) if is_own else len(tensors)
+def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:
+    """Refuse more layers than tensors, before a module per layer is built, and a long context."""
+    most = len(read_manifest(folder, step).tensors)
     num_layers: object = run.backbone.options.get("num_layers")
-    if isinstance(num_layers, int) and (num_layers > most or (is_own and num_layers != most)):
+    if isinstance(num_layers, int) and num_layers > most:
         raise CheckpointError(
-            f"{folder / RUN_FILE}: backbone.num_layers must be {'' if is_own else 'at most '}"
-            f"{most}, the number of {'blocks among the tensors' if is_own else 'tensors'}, got "
-            f"{shorten(num_layers)}. {_REMEDY}"
-        )
-    shapes = [text.partition(" ")[2] for text in tensors.values()]
-    sizes = {int(size) for shape in shapes for size in re.findall(r"\d+", shape)}
-    if tokenizer.vocab.size not in sizes:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has {tokenizer.vocab.size} tokens, but no tensor has that "
-            f"size. {_REMEDY}"
+            f"{folder / RUN_FILE}: backbone.num_layers must be at most {most}, the number of "
+            f"tensors, got {shorten(num_layers)}. {_REMEDY}"
         )
     CONTEXT_TOKENS.require(run.data.length, f"{folder / RUN_FILE}: data.length", CheckpointError)
