@@ -61,14 +61,7 @@ def test_the_noise_of_a_model_is_plotted_in_its_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("manifests", "expected"),
     [
-        (
-            [{"schedule": {"p_uniform": p}} for p in (0.0, 0.2)],
-            ["p_uniform = 0.0", "p_uniform = 0.2"],
-        ),
-        (
-            [{"schedule": {"p_uniform": 0.1}, "model": {"name": name}} for name in "ab"],
-            ["a", "b"],
-        ),
+        ([{"model": {"name": name}} for name in "ab"], ["a", "b"]),
         ([{"model": {"name": "a"}}] * 2, ["first", "second"]),
         ([{"schedule": "text", "model": None}] * 2, ["first", "second"]),
     ],

@@ -26,7 +26,7 @@ from gidd.errors import ConfigError, GiddError
 
 if TYPE_CHECKING:
     from gidd.evaluation.results import EvaluationResult
-    from gidd.viz.run_log import RunGroup
+    from gidd.viz.run_log import RunLog
 
 _MODEL_RECORD = "gidd.json"
 
@@ -90,34 +90,28 @@ def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
     from gidd.viz.run_log import RunGroup, RunLog
     from gidd.viz.run_plot import plot_runs
 
-    logs = [RunLog.read(source) for source in sources]
-    groups = [RunGroup(log.name, [log]) for log in logs]
+    groups: dict[object, list[RunLog]] = {}
+    for number, source in enumerate(sources):
+        key = _without_seed(source) if mean == "seeds" else mean == "all"
+        groups.setdefault(key or number, []).append(RunLog.read(source))
+    plot_runs([RunGroup(_mean_name(logs, mean), logs) for logs in groups.values()], out)
+
+
+def _mean_name(logs: Sequence[RunLog], mean: str) -> str:
     if mean == "all":
-        groups = [RunGroup(f"mean of {len(logs)} runs", logs)]
-    elif mean == "seeds" and len(logs) > 1:
-        groups = _groups_of_seeds(sources, logs)
-    plot_runs(groups, out)
+        return f"mean of {len(logs)} runs"
+    return logs[0].name if len(logs) == 1 else f"{logs[0].name}: mean of {len(logs)} seeds"
 
 
-def _groups_of_seeds(sources: Sequence[Path], logs: Sequence[Any]) -> list[RunGroup]:
-    """Return the runs that differ only by the seed as groups; others alone."""
+def _without_seed(source: Path) -> str | None:
+    """Return the configuration of a run without its seed; None without a checkpoint."""
     from gidd.evaluation.scaling import read_run_config
-    from gidd.viz.run_log import RunGroup
 
-    groups: dict[object, list[Any]] = {}
-    for source, log in zip(sources, logs, strict=True):
-        try:
-            _, run = read_run_config(source if source.is_dir() else source.parent)
-            key: object = repr(replace(run, train=replace(run.train, seed=0)))
-        except GiddError:  # the curves of a run need no checkpoint
-            key = len(groups)
-        groups.setdefault(key, []).append(log)
-    return [
-        RunGroup(
-            runs[0].name if len(runs) == 1 else f"{runs[0].name}: mean of {len(runs)} seeds", runs
-        )
-        for runs in groups.values()
-    ]
+    try:
+        _, run = read_run_config(source if source.is_dir() else source.parent)
+    except GiddError:  # the curves of a run need no checkpoint
+        return None
+    return repr(replace(run, train=replace(run.train, seed=0)))
 
 
 def _plot_results(
@@ -146,19 +140,12 @@ def _plot_results(
 
 
 def _labels(sources: Sequence[Path], results: Sequence[EvaluationResult]) -> list[str]:
-    """Return the shortest labels that differ: uniform noise, model, or name of the file."""
-    for keys, text in ((("schedule", "p_uniform"), "p_uniform = {}"), (("model", "name"), "{}")):
-        found = [_entry(result, *keys) for result in results]
-        if None not in found and len(set(found)) == len(results):
-            return [text.format(value) for value in found]
-    return [printable(source.stem) for source in sources]
-
-
-def _entry(result: EvaluationResult, *keys: str) -> str | None:
-    value: Any = result.manifest
-    for key in keys:
-        value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
-    return None if value is None else printable(str(value))
+    """Return the names of the models or, if these do not differ, of the files."""
+    models = [result.manifest.get("model") for result in results]
+    names = [str(cast(Any, m).get("name")) if isinstance(m, dict) else "" for m in models]
+    if not all(names) or len(set(names)) < len(results):
+        names = [source.stem for source in sources]
+    return [printable(name) for name in names]
 
 
 def _plot_noise(sources: Sequence[Path], out: Path) -> None:

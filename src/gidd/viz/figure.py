@@ -82,9 +82,8 @@ def curve_style(number: int, colour: int | None = None) -> dict[str, Any]:
     }
 
 
-def finish(axes: Any, title: str, x: str, y: str) -> None:
-    """Set title and labels; say so if nothing was drawn."""
-    axes.set_title(title, parse_math=False)
+def finish(axes: Any, x: str, y: str) -> None:
+    """Set the labels; say so if nothing was drawn."""
     if not axes.has_data():
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="grey")
         axes.set(xticks=[], yticks=[])
@@ -122,11 +121,10 @@ def plain_ticks(axis: Any) -> None:
 
 def add_legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **place: Any) -> None:
     """Add a legend to a figure or axes, without formulas in its labels."""
-    shown, lines = [_shorten(label) for label in labels], list(handles)
-    if len(shown) > _LEGEND_ENTRIES:
-        shown[_LEGEND_ENTRIES:] = [f"... and {len(shown) - _LEGEND_ENTRIES} more"]
-        lines[_LEGEND_ENTRIES:] = [line_handle(linestyle="")]
-    legend = owner.legend(lines, shown, frameon=False, fontsize="small", **place)
+    # a label that begins with _ would not be shown
+    shown = [f" {printable(label)[:_LEGEND_CHARACTERS]}" for label in labels[:_LEGEND_ENTRIES]]
+    handles = handles[:_LEGEND_ENTRIES]
+    legend = owner.legend(handles, shown, frameon=False, fontsize="small", **place)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -134,11 +132,3 @@ def add_legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **plac
 def line_handle(**style: Any) -> Any:
     """Return a line for a legend."""
     return optional_package("matplotlib.lines", "viz").Line2D([], [], **style)
-
-
-def _shorten(label: str) -> str:
-    """Return a label without control characters; one that begins with _ would not be shown."""
-    text = printable(label)
-    if len(text) > _LEGEND_CHARACTERS:
-        text = text[: _LEGEND_CHARACTERS - 1] + "…"
-    return f" {text}" if text.startswith("_") else text

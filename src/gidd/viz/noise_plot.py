@@ -51,8 +51,8 @@ def plot_noise(schedules: Sequence[NamedSchedule], out: Path) -> None:
             for kind, values in _weights(schedule, 1 / (1 + np.exp(-logits))).items():
                 keep = np.isfinite(values) & (values > 0)
                 right.semilogy(logits[keep], values[keep], _KINDS[kind], color=colour)
-        finish(left, "Fraction of tokens", "t", "fraction")
-        finish(right, "ELBO weight of a token", "log t / (1 - t): from clean to noise", "weight")
+        finish(left, "t", "fraction of tokens")
+        finish(right, "log t / (1 - t): from clean to noise", "ELBO weight of a token")
         handles = [line_handle(color=colour) for colour in COLOURS[: len(schedules)]]
         handles += [line_handle(color="grey", linestyle=line) for line in _KINDS.values()]
         names = [*(schedule.label for schedule in schedules), *_KINDS]

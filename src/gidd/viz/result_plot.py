@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,14 +63,16 @@ _LABELS = {
     "wer": "word error rate after correction",
     "wer_before": "word error rate before",
 }
-_SETTINGS = ("steps", "temperature", "min_p", "corrector")
 _PANELS: dict[str, tuple[Panel, ...]] = {
     "correction": (Panel("wer_before", "wer", ("noise", "method")),),
     "frontier": (
-        Panel("entropy", "gen_ppl", _SETTINGS, ("temperature", "steps", "min_p")),
-        *(Panel(x, y, _SETTINGS) for x in ("steps", "min_p") for y in ("gen_ppl", "entropy")),
+        Panel(
+            "entropy",
+            "gen_ppl",
+            ("steps", "temperature", "min_p", "corrector", "corrector_calls"),
+            along=("temperature", "steps", "min_p"),
+        ),
     ),
-    "judge": (Panel("aspect", "grade", ("when",), along=()),),
     "ppl": (Panel("tokens", "nelbo", along=()),),
     "samples": (Panel("entropy", "gen_ppl", along=()),),
     "scaling": (Panel("flops", "nelbo", ("series",), along=()),),
@@ -81,8 +84,6 @@ _PANELS: dict[str, tuple[Panel, ...]] = {
     ),
 }
 """Kind of a result -> its panels; results of other kinds show their measurements."""
-
-_MEASUREMENTS = (Panel("measurement", "value", along=()),)
 
 
 def plot_results(
@@ -103,85 +104,43 @@ def plot_results(
                     f"--x, --y and --group must be columns of the rows, got {printable(name)}. "
                     f"They have {', '.join(map(printable, columns))}."
                 )
-        _draw(results, _expand((panel,) if panel else _PANELS.get(kind, _MEASUREMENTS), rows), out)
+        default = _PANELS.get(kind, (Panel("measurement", "value", along=()),))
+        panels = [_varying(each, rows) for each in ((panel,) if panel else default)]
+        width = min(len(panels), 2)
+        height = -(-len(panels) // width)
+        with drawing(out, (5.5 * width + 1.5, 4.0 * height + 1.0)) as figure:
+            grid = figure.subplots(height, width, squeeze=False).flat
+            legends = [_draw_panel(*pair, results) for pair in zip(grid, panels, strict=True)]
+            legend = legends[0]
+            place = {"loc": "outside lower center", "ncols": 2 * width}
+            add_legend(figure, [*legend.values()], [*legend], **place)
 
 
 def _table(kind: str, result: ResultTable) -> list[Row]:
     """Return the rows with the columns of the panels of a kind."""
-    if kind == "judge":
-        return list(_grades(result.measurements))
     if kind not in _PANELS:
-        found = result.measurements.items()
-        return [{"measurement": name, "value": v, "value_se": error} for name, (v, error) in found]
-    return [_CHANGES[kind](row) if kind in _CHANGES else row for row in result.rows]
+        found = {n: v for n, v in result.measurements.items() if not n.endswith("_change")}
+        tested = {name: value for name, value in found.items() if value[1] is not None}
+        shown = (tested or found).items()  # counts and p-values have another scale
+        return [{"measurement": name, "value": v, "value_se": error} for name, (v, error) in shown]
+    compute = _COLUMNS.get(kind, lambda _: {})
+    return [{**row, **compute(row)} for row in result.rows]
 
 
-def _grades(measurements: Mapping[str, tuple[float, float | None]]) -> Iterator[Row]:
-    """Yield the mean grades: ASPECT, or ASPECT_before and ASPECT_after."""
-    for name, (value, error) in measurements.items():
-        aspect, _, when = name.rpartition("_")
-        if when in ("before", "after"):
-            yield {"aspect": aspect, "when": when, "grade": value, "grade_se": error}
-        elif not aspect:
-            yield {"aspect": name, "when": "", "grade": value, "grade_se": error}
-
-
-def _per_token(row: Row) -> Row:
-    """Return a row with the NELBO of a document, in nats, and its error divided by its tokens."""
+def _per_token(row: Row) -> dict[str, Any]:
+    """Return the NELBO of a document, in nats, and its error divided by its tokens."""
     nelbo, error, tokens = (_number(row.get(n)) for n in ("nelbo", "standard_error", "tokens"))
     per = tokens if tokens > 0 else np.nan
-    return {"tokens": tokens, "nelbo": nelbo / per, "nelbo_se": error / per}
+    return {"nelbo": nelbo / per, "nelbo_se": error / per}
 
 
-def _with_corrector(row: Row) -> Row:
-    """Return a row whose corrector is one text with its forward passes, and min-p 0 if off."""
-    name, calls = row.get("corrector"), row.get("corrector_calls")
-    corrector = f"{name} × {calls}" if name and calls else "no corrector"
-    return {**row, "corrector": corrector, "min_p": row.get("min_p") or 0.0}
-
-
-_CHANGES: dict[str, Callable[[Row], Row]] = {
-    "frontier": _with_corrector,
-    "ppl": _per_token,
-    "samples": lambda row: {**row, "gen_ppl": np.exp(min(_number(row.get("gen_nll")), 700.0))},
-    "scaling": lambda row: {"nelbo_se": row.get("standard_error"), **row},
-}
-
-
-def _expand(panels: Sequence[Panel], rows: Sequence[Row]) -> list[Panel]:
-    """Return the panels whose x varies, with the columns that vary."""
-    found: list[Panel] = []
-    for panel in panels:
-        along = (panel.x,) if panel.along is None else panel.along
-        along = tuple(name for name in along if _varies(rows, name))[:1]
-        group = (name for name in panel.group if name not in along and _varies(rows, name))
-        found.append(panel._replace(group=tuple(group), along=along))
-    return [panel for panel in found if _varies(rows, panel.x)] or found[:1]
-
-
-def _varies(rows: Sequence[Row], name: str) -> bool:
-    return len({str(row.get(name)) for row in rows}) > 1
-
-
-def _draw(results: Sequence[ResultTable], panels: Sequence[Panel], out: Path) -> None:
-    width = min(len(panels), 2)
-    height = -(-len(panels) // width)
-    with drawing(out, (5.5 * width + 1.5, 4.0 * height + 1.0)) as figure:
-        grid = list(figure.subplots(height, width, squeeze=False).flat)
-        legends: dict[Any, dict[str, Any]] = {}
-        for axes, panel in zip(grid, panels, strict=False):
-            legends[axes] = _draw_panel(axes, panel, results)
-        for axes in grid[len(panels) :]:
-            axes.set_axis_off()
-        if len({tuple(legend) for legend in legends.values()}) == 1:
-            (axes, *_) = legends
-            place = {"loc": "outside lower center", "ncols": 2 if width == 1 else 4}
-            add_legend(figure, [*legends[axes].values()], [*legends[axes]], **place)
-            return
-        figure.set_size_inches(8.5 * width, 4.0 * height)
-        for axes, legend in legends.items():
-            place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-            add_legend(axes, [*legend.values()], [*legend], **place)
+def _varying(panel: Panel, rows: Sequence[Row]) -> Panel:
+    """Return a panel with the columns that vary."""
+    varying = {n for row in rows for n in row if len({str(each.get(n)) for each in rows}) > 1}
+    along = (panel.x,) if panel.along is None else panel.along
+    along = tuple(name for name in along if name in varying)[:1]
+    group = tuple(name for name in panel.group if name in varying and name not in along)
+    return panel._replace(group=group, along=along)
 
 
 def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict[str, Any]:
@@ -191,26 +150,21 @@ def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict
     is_text = any(isinstance(row.get(panel.x), str) for row in rows)
     groups = list(dict.fromkeys(_group(row, panel) for row in rows))
     legend: dict[str, Any] = {}
-    for number, result in enumerate(results):
-        for place, group in enumerate(groups):
-            points = [row for row in result.rows if _group(row, panel) == group]
-            if not points:
-                continue
-            style = curve_style(place, number if len(results) > 1 else None)
-            if is_text:  # points of several curves stand beside each other
-                curve = number * len(groups) + place
-                shift = (curve + 0.5) / (len(results) * len(groups)) - 0.5
-                points = [
-                    {**row, panel.x: names.index(str(row.get(panel.x))) + 0.6 * shift}
-                    for row in points
-                ]
-            _draw_curve(axes, points, panel, style)
-            _draw_fit(axes, points, result.manifest, style)
-            line = style["linestyle"] if panel.along else ""
-            label = ", ".join(
-                [result.label] * (len(results) > 1 or not group) + [group] * bool(group)
-            )
-            legend[label] = line_handle(**style | {"linestyle": line})
+    for number, (place, group) in product(range(len(results)), enumerate(groups)):
+        result = results[number]
+        points = [row for row in result.rows if _group(row, panel) == group]
+        if not points:
+            continue
+        style = curve_style(place, number if len(results) > 1 else None)
+        if is_text:  # points of several curves stand beside each other
+            curve = (number * len(groups) + place + 0.5) / (len(results) * len(groups))
+            shift = 0.6 * (curve - 0.5)
+            points = [{**p, panel.x: names.index(str(p.get(panel.x))) + shift} for p in points]
+        style["linestyle"] = style["linestyle"] if panel.along else ""
+        _draw_curve(axes, points, panel, style)
+        _draw_fit(axes, points, result.manifest, style)
+        label = ", ".join(([result.label] if len(results) > 1 else []) + ([group] if group else []))
+        legend[label or result.label] = line_handle(**style)
     choose_scale(axes.yaxis, _column(rows, panel.y))
     if is_text:
         axes.set_xticks(range(len(names)), [printable(name) for name in names])
@@ -218,27 +172,20 @@ def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict
             tick.set(parse_math=False, **{"rotation": 30, "ha": "right"} if len(names) > 5 else {})
     else:
         choose_scale(axes.xaxis, _column(rows, panel.x))
-    finish(axes, "", *(_LABELS.get(n, n) for n in (panel.x, panel.y)))
+    finish(axes, *(_LABELS.get(name, name) for name in (panel.x, panel.y)))
     return legend
 
 
 def _group(row: Row, panel: Panel) -> str:
     """Return the values of the columns that group rows, such as "steps 32, min-p 0.1"."""
-    shown = ((name, row.get(name)) for name in panel.group)
-    texts = (v if isinstance(v, str) else f"{_LABELS.get(n, n)} {_show(v)}" for n, v in shown)
-    return ", ".join(texts)
-
-
-def _show(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    shown = {_LABELS.get(name, name): row.get(name) for name in panel.group}
+    return ", ".join(v if isinstance(v, str) else f"{n} {v}" for n, v in shown.items())
 
 
 def _draw_curve(axes: Any, rows: Sequence[Row], panel: Panel, style: dict[str, Any]) -> None:
     """Draw points with error bars; those that are not on a frontier are hollow."""
-    if panel.along:
-        rows = [rows[i] for i in np.argsort(_column(rows, panel.along[0]), kind="stable")]
-    else:
-        style = style | {"linestyle": ""}
+    for name in panel.along or ():
+        rows = [rows[i] for i in np.argsort(_column(rows, name), kind="stable")]
     x, y = _column(rows, panel.x), _column(rows, panel.y)
     keep = np.isfinite(x) & np.isfinite(y)
     if not keep.any():
@@ -276,3 +223,11 @@ def _column(rows: Iterable[Row], name: str) -> Values:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else np.nan
+
+
+_COLUMNS: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "ppl": _per_token,
+    "samples": lambda row: {"gen_ppl": np.exp(min(_number(row.get("gen_nll")), 700.0))},
+    "scaling": lambda row: {"nelbo_se": row.get("nelbo_se", row.get("standard_error"))},
+}
+"""Kind of a result -> columns that are computed from a row."""
