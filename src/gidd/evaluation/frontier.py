@@ -47,7 +47,7 @@ def evaluate_frontier(
 ) -> EvaluationResult:
     """Measure samples of every setting, and mark those that no other setting improves on.
 
-    All settings use the same seeds. `options` are those of the sampler that are not in the grid.
+    All settings use the same seeds. `options` are the sampling options that are not in the grid.
     The result of each setting is saved in `folder`. A setting whose file exists is not measured
     again; the name of a file depends on everything that decides its numbers.
     """

@@ -269,8 +269,7 @@ class CausalScorer:
 def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
     """Return exp(sum of NLL / number of scored tokens); NaN if no token was scored.
 
-    The standard error treats the texts as independent: that of the ratio of two means (delta
-    method), times the perplexity for the exponential.
+    The standard error treats the texts as independent (delta method).
     """
     scored = [score for score in scores if score.num_tokens]
     nlls, counts = [s.nll for s in scored], [s.num_tokens for s in scored]
@@ -358,7 +357,7 @@ def _find(name: str) -> Path:
     hub = optional_package("huggingface_hub", "eval")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_PATTERNS))
-    except Exception as error:  # besides OSError those of the HTTP client, and of invalid names
+    except Exception as error:  # OSError, errors of the HTTP client and of invalid names
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else None
         raise CheckpointError(
             f"the grader {shorten(name)} is not a folder or a GGUF file here, and could not be "

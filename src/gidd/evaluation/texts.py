@@ -114,8 +114,8 @@ def encode_corpus(
 ) -> EncodedCorpus:
     """Read and encode documents; `last` is appended to each.
 
-    A text that the tokenizer does not restore exactly is a `DataError`: its likelihood would be
-    that of another text.
+    A text that the tokenizer does not restore exactly is a `DataError`, because another text would
+    be scored.
     """
     found: list[EncodedDocument] = []
     num_skipped = 0
@@ -147,7 +147,7 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
     if own is not None and own.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
             f"{corpus.name} must be evaluated with its own tokenizer, but the model has another: "
-            f"its tokens are those of an exact source. Use a model trained on {corpus.name}."
+            f"its tokens are symbols of an exact source. Use a model trained on {corpus.name}."
         )
     name = without_credentials(corpus.name)
     for number, (_, text) in enumerate(read_ranges(_held_out(corpus))):

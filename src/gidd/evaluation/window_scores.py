@@ -82,7 +82,7 @@ class CausalModel:
     """An autoregressive model with a tokenizer of this library, which scores given tokens."""
 
     def __init__(self, scorer: CausalScorer, tokenizer: Tokenizer) -> None:
-        """Take a scorer whose tokens are those of `tokenizer`."""
+        """Take a scorer and a tokenizer with the same vocabulary."""
         self.scorer, self.tokenizer = scorer, tokenizer
         self.token_texts = TokenTexts(tokenizer)
         self.context = scorer.max_length
@@ -140,7 +140,7 @@ class CausalModel:
 
 
 def is_causal_model(name: str) -> bool:
-    """Whether a name is that of an autoregressive model and not of a diffusion model.
+    """Whether a name means an autoregressive model and not a diffusion model.
 
     It is a GGUF file, smollm2, or has a `config.json` that is not of a diffusion model's project.
     """
@@ -265,7 +265,7 @@ def score_on_ray(
 ) -> WindowScores:
     """Return likelihoods of windows that the actors of a Ray cluster compute.
 
-    They differ from those of one process by rounding, because batches are others. `max_se` is
+    They differ from the numbers of one process by rounding, because batches differ. `max_se` is
     refused: it stops at an error over all windows.
     """
     if options.max_se is not None:

@@ -4,7 +4,7 @@
   (and `tokens`, as `gidd sample --jsonl` prints them), a .txt file, or a folder of .txt files.
 - Generative perplexity needs a grader, a causal language model; it is omitted without one. A low
   one can also mean repetitive samples (App. G): compare at equal entropy.
-- Entropy and n-grams are those of the sampled tokens. Texts without tokens are encoded by
+- Entropy and n-grams are computed from the sampled tokens. Texts without tokens are encoded by
   --tokenizer, or by the grader's tokenizer.
 
 Examples:

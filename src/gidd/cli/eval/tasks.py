@@ -50,7 +50,7 @@ class TasksCommand:
     """Number of questions of each task; by default all."""
 
     num_fewshot: Annotated[int | None, tyro.conf.DisallowNone] = None
-    """Number of examples before each question; by default that of the task, 0 if it has none."""
+    """Number of examples before each question; by default the number of the task, or 0."""
 
     scoring: Flat[TaskOptions] = field(default_factory=TaskOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)

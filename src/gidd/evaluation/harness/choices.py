@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
+from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText
-from gidd.evaluation.significance import student_t_p_value
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -66,20 +66,12 @@ class EarlyStop:
         return all(self._has_best(each) for each in [draws, *(draws / scale for scale in scales)])
 
     def _has_best(self, draws: Float[Tensor, "R C"]) -> bool:
-        """Test the best mean against all others."""
+        """Test the best mean against all others; equal draws of two choices decide nothing."""
         best = int(draws.mean(0).argmax())
         ahead = draws[:, best : best + 1] - draws
-        others = torch.arange(draws.shape[1]) != best
-        mean, deviation = ahead.mean(0)[others].tolist(), ahead.std(0)[others].tolist()
-        root, degrees = math.sqrt(len(draws)), len(draws) - 1
-        return all(
-            lead > 0
-            and (
-                spread == 0
-                or student_t_p_value(lead * root / spread, degrees) / 2 < 1 - self.confidence
-            )
-            for lead, spread in zip(mean, deviation, strict=True)
-        )
+        t = ahead.mean(0) * math.sqrt(len(draws)) / ahead.std(0)  # inf if all draws lead equally
+        limit = optional_package("scipy.stats", "eval").t.ppf(self.confidence, len(draws) - 1)
+        return bool((t > limit)[torch.arange(draws.shape[1]) != best].all())
 
 
 @final
@@ -96,7 +88,7 @@ class ChoiceScores:
     """Whether the question was stopped early."""
 
     calls: int
-    """Forward passes of single texts; those of a text that questions share count for each."""
+    """Forward passes of single texts; a text that questions share counts for each."""
 
 
 class ScoredQuestions(NamedTuple):

@@ -163,7 +163,7 @@ def _num_blanks(settings: Mapping[str, Any], max_length: int) -> int:
 
 
 def _options(settings: Mapping[str, Any], num_blanks: int) -> SamplingOptions:
-    """Return sampling options; by default a step per blank, at most those of `generate`."""
+    """Return sampling options; by default a step per blank, at most the default of `generate`."""
     values: dict[str, Any] = {"steps": min(SamplingOptions().steps, num_blanks)}
     values |= {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
     if not settings.get("do_sample", "temperature" in values):

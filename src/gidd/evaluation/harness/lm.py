@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gidd.common.allowed import integer, optional, require_arguments
 from gidd.common.optional import optional_package
-from gidd.diffusion.likelihood import NelboEstimator, RankGroup, estimate_nelbo
+from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError
 from gidd.evaluation.harness.choices import (
     Choice,
@@ -61,19 +61,8 @@ _ROLLING_REPEATS = 2
 _logger = logging.getLogger(__name__)
 
 
-class QuestionKey(NamedTuple):
-    """A document of a task."""
-
-    task: str | None
-    document: int | None
-    context: str = ""
-    """For requests without a document: those with the same context are a question."""
-
-    @classmethod
-    def of(cls, request: Any) -> QuestionKey:
-        """Return the question of a request, an `lm_eval.api.instance.Instance`."""
-        context = request.args[0] if request.doc_id is None else ""
-        return cls(request.task_name, request.doc_id, context)
+QuestionKey = tuple[str | None, int | None, str]
+"""Task, number of the document, and the context of requests without a document."""
 
 
 class GiddLM(_Base):
@@ -89,22 +78,21 @@ class GiddLM(_Base):
         max_length: int | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        ranks: RankGroup | None = None,
         on_passes: OnPasses | None = None,
         **settings: Any,
     ) -> None:
         """Load a model; the keywords are what `--model_args` accepts.
 
         Args:
-            pretrained: A model as for `gidd.from_pretrained`, or a pipeline.
+            pretrained: A pipeline, or a model for `gidd.from_pretrained`, as `device`, `precision`
+                and `tokenizer` are.
             device: "cpu", "cuda" or "mps"; by default the fastest available.
-            precision: As in `gidd.from_pretrained`.
+            precision: "float32", "bf16" or "tf32".
             tokenizer: Tokenizer of a model saved without one.
             max_length: Tokens of a text, at most and by default the context of the model.
             batch_size: Texts of `max_length` tokens in a forward pass; "auto" is the default of
                 `Pipeline.nelbo_estimator`. It does not change scores.
             max_batch_size: Ignored; lm_eval passes it.
-            ranks: Processes that share the forward passes.
             on_passes: Called with the forward passes done and expected.
             **settings: Fields of `TaskOptions`: rule, nodes, repeats, grid, early_stop, seed, ...
         """
@@ -124,7 +112,6 @@ class GiddLM(_Base):
             nodes=self.options.nodes,
             seed=self.options.seed,
             tokens_per_call=_tokens_per_call(batch_size, self.max_length),
-            ranks=ranks,
         )
         self._stop = None
         if self.options.early_stop:
@@ -187,7 +174,7 @@ class GiddLM(_Base):
             for pair, value in zip(pairs, scores.loglikelihood, strict=True):
                 is_best = len(pairs) == 1 and self._is_greedy(encoded[pair], pair[0])
                 results[key, pair] = (value, is_best)
-        return [results[QuestionKey.of(request), request.args[:2]] for request in requests]
+        return [results[_key(request), request.args[:2]] for request in requests]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return -NELBO of each text: windows given the half context before, added up."""
@@ -261,16 +248,22 @@ if _register is not None:
     _register(GiddLM)
 
 
+def _key(request: Any) -> QuestionKey:
+    """Return the question of a request, an `lm_eval.api.instance.Instance`."""
+    context = request.args[0] if request.doc_id is None else ""
+    return request.task_name, request.doc_id, context
+
+
 def _group(requests: Sequence[Any]) -> dict[QuestionKey, list[tuple[str, str]]]:
     """Return the different pairs (context, continuation) of each question, in order of choices."""
 
     def order(request: Any) -> tuple[str, int, str, int]:
-        task, document, context = QuestionKey.of(request)
+        task, document, context = _key(request)
         return task or "", -1 if document is None else document, context, request.idx
 
     return {
         key: list(dict.fromkeys(request.args[:2] for request in group))
-        for key, group in groupby(sorted(requests, key=order), key=QuestionKey.of)
+        for key, group in groupby(sorted(requests, key=order), key=_key)
     }
 
 

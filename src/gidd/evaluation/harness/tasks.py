@@ -13,8 +13,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -69,21 +68,21 @@ def evaluate_tasks(
     lm_eval: Any = optional_package("lm_eval.evaluator", "eval")
     from gidd.evaluation.harness.lm import GiddLM  # imports lm_eval, which takes seconds
 
-    with _quiet():
-        loaded = _load(resolve_names(names))
-        for task in loaded["tasks"].values():  # as `simple_evaluate` does
-            default = task.get_config("num_fewshot")
-            if default is None or (num_fewshot is not None and default != 0):
-                task.set_config(key="num_fewshot", value=num_fewshot or 0)
-            task.set_fewshot_seed(seed=_FEWSHOT_SEED)
-        model = GiddLM(pipe, on_passes=on_passes, **asdict(options))
-        # `simple_evaluate` also runs pip and lscpu, to describe the machine
-        found = lm_eval.evaluate(model, loaded, limit=limit, bootstrap_iters=0)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own defaults
+    loaded = _load(resolve_names(names))
+    for task in loaded["tasks"].values():  # as `simple_evaluate` does
+        default = task.get_config("num_fewshot")
+        if default is None or (num_fewshot is not None and default != 0):
+            task.set_config(key="num_fewshot", value=num_fewshot or 0)
+        task.set_fewshot_seed(seed=_FEWSHOT_SEED)
+    model = GiddLM(pipe, on_passes=on_passes, **asdict(options))
+    # `simple_evaluate` also runs pip and lscpu, to describe the machine
+    found = lm_eval.evaluate(model, loaded, limit=limit, bootstrap_iters=0)
     samples = cast("dict[str, list[dict[str, Any]]]", found["samples"])
     measurements, rows = dict[str, Measurement](), list[dict[str, Any]]()
     for name in loaded["tasks"]:
         measurements |= _measurements(name, found["results"][name], samples[name])
-        scores = {key.document: each for key, each in model.scores.items() if key.task == name}
+        scores = {key[1]: each for key, each in model.scores.items() if key[0] == name}
         rows += _rows(name, samples[name], scores)
     manifest = {
         **describe_pipeline(pipe),
@@ -191,18 +190,6 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
             "Check the network and HF_HUB_OFFLINE. On a machine without network, run once where "
             "there is one and copy the cache (HF_HOME), or name a local .jsonl or .yaml file."
         ) from error
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Show only errors of lm_eval; what it logs as warnings are its own defaults."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _describe(task: Any, found: Mapping[str, Any]) -> dict[str, Any]:
