@@ -29,7 +29,7 @@ def export_command(
     out: Path,
     bf16: bool = False,
     overwrite: bool = False,
-    tokenizer: str | None = None,
+    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None,
 ) -> None:
     """Write the newest valid checkpoint of a run as a model.
 
