@@ -34,7 +34,7 @@ from gpu_training import StepFigures, head_seconds, step_figures, training_waits
 
 from gidd.common.devices import has_bf16
 from gidd.planning import Device
-from gidd.planning.vocab_size import vocab_size_of
+from gidd.planning.run_plan import vocab_size_of
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_objective, with_precision
 from gidd.training.config import Diffusion, RunConfig

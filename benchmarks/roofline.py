@@ -23,7 +23,7 @@ from torch import nn
 from gidd.diffusion.loss import CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.models import DiTConfig
 from gidd.planning import DEVICES, plan_run
-from gidd.planning.vocab_size import vocab_size_of
+from gidd.planning.run_plan import vocab_size_of
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_objective
 from gidd.training.config import RunConfig

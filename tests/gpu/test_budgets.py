@@ -6,6 +6,7 @@ launch, 200 more are a millisecond of a step of 8.
 
 import pytest
 import torch
+from support.launches import LaunchCounts
 from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.data.batch import Batch
@@ -13,7 +14,6 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.diffusion.weighting import DynamicWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.planning.launches import LaunchCounts
 from gidd.sampling import Request, SelfCorrectionStep, Session, corrector_plan, sampling_plan
 from gidd.training.objective import DiffusionObjective
 from gidd.vocab import Vocab

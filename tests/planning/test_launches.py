@@ -50,7 +50,7 @@ def one(forked_traces):
 def counted(work) -> LaunchCounter:
     with FakeTensorMode(), LaunchCounter() as counter:
         work()
-    return counter.counts
+    return counter
 
 
 def test_fake_tensors_are_counted_as_on_a_gpu():
@@ -59,16 +59,15 @@ def test_fake_tensors_are_counted_as_on_a_gpu():
         (x + 1).exp_()
 
     counts = counted(work)
-    assert (counts.num_launches, counts.num_waits) == (2, 0), counts.report()
-    assert all(place.startswith("test_launches.py:") for place in counts.launches)
+    assert (counts.launches, counts.waits) == (2, 0)
 
 
 def test_lists_of_tensors_are_updated_by_one_kernel_per_20_million_entries():
     def update(*sizes):
         return lambda: torch._foreach_mul_([torch.empty(size) for size in sizes], 2.0)
 
-    assert counted(update(3, 4, 5)).num_launches == 1
-    assert counted(update(65_536 * 320, 1)).num_launches == 2
+    assert counted(update(3, 4, 5)).launches == 1
+    assert counted(update(65_536 * 320, 1)).launches == 2
 
 
 def test_launches_grow_with_layers_and_not_with_the_vocabulary(one):

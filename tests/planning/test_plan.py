@@ -28,10 +28,15 @@ from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError
 from gidd.models import DiT
 from gidd.planning import DEVICES, Assumptions, Device, RunPlan, plan_run
-from gidd.planning.cluster import CheckpointCost, checkpoint_cost, failures, traffic
 from gidd.planning.memory import Collective
+from gidd.planning.run_plan import (
+    CheckpointCost,
+    checkpoint_cost,
+    failures,
+    traffic,
+    vocab_size_of,
+)
 from gidd.planning.step_trace import StepTrace, follow_cuda_autocast, trace_in_child
-from gidd.planning.vocab_size import vocab_size_of
 from gidd.runs.presets import PRESETS, hybrid
 from gidd.training.build import build_state
 from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
@@ -159,7 +164,7 @@ def test_tables_have_every_assumption_kind_of_memory_and_collective(small, monke
 
 
 def test_options_need_no_torch():
-    code = "import sys, gidd.planning.assumptions; assert 'torch' not in sys.modules"
+    code = "import sys, gidd.planning.hardware; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from gidd.planning.launches import LaunchCounts, calling_line, name_of_operator, num_launches
+from gidd.planning.launches import num_launches, operator_name
+from support.launches import LaunchCounts, calling_line
 from support.pretended_tensor import (
     CPU,
     CUDA,
@@ -149,7 +150,7 @@ class _PretendedDevice(TorchDispatchMode):
 
     def _waits_for_copy(self, func, args, kwargs, result, target) -> bool:
         """Whether an operator copies between host and device, and the host waits for the copy."""
-        name = name_of_operator(func)
+        name = operator_name(func)
         if name in _INDEXING:
             return bool(by_device(args[1])[1])  # indices on the host are copied to the device
         if name == "copy_":
@@ -168,7 +169,7 @@ class _PretendedDevice(TorchDispatchMode):
 
     def _refuse_mixed_devices(self, func, args, kwargs) -> None:
         """Raise if an operator has tensors on both devices; single numbers may be on the host."""
-        name = name_of_operator(func)
+        name = operator_name(func)
         if name in ("_to_copy", "copy_"):
             return
         on_device, on_host = by_device([args, kwargs])
@@ -188,7 +189,7 @@ class _PretendedDevice(TorchDispatchMode):
             self._refuse(func, f"computes {max(sizes):,} float64 numbers; at most {MAX_FLOAT64:,}")
 
     def _refuse(self, func, reason: str) -> None:
-        raise DeviceError(f"{calling_line((__file__,))} {name_of_operator(func)} {reason}")
+        raise DeviceError(f"{calling_line((__file__,))} {operator_name(func)} {reason}")
 
 
 class _Event:
@@ -207,7 +208,7 @@ class _Event:
 
 def _target(func, args, kwargs, on_device: list[PretendedTensor]) -> torch.device:
     """Return the device of an operator's result."""
-    if name_of_operator(func) == "copy_":
+    if operator_name(func) == "copy_":
         return CUDA if isinstance(args[0], PretendedTensor) else CPU
     if (device := kwargs.get("device")) is not None:
         return CPU if torch.device(device).type == "cpu" else CUDA

@@ -13,18 +13,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.table import Column, Table
 
 from gidd.cli.console import CliConsole
 from gidd.cli.run_options import RunCommand, parse_run
-from gidd.planning.assumptions import Assumptions
+from gidd.planning.hardware import Assumptions
 
 if TYPE_CHECKING:
     from gidd.planning import RunPlan
-    from gidd.planning.cluster import Traffic
+
+Rows = Iterable[Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +54,8 @@ def main(arguments: Sequence[str]) -> None:
     from gidd.runs.init_from import with_source
 
     run, _ = with_source(run, Path("runs") / name)  # the network of --init-from
-    plan = plan_run(
-        run,
-        options.ranks,
-        named_device(options.device),
-        options.assumptions,
-        vocab_size=options.vocab_size,
-    )
+    device, size = named_device(options.device), options.vocab_size
+    plan = plan_run(run, options.ranks, device, options.assumptions, vocab_size=size)
     if options.json:
         print(json.dumps(asdict(plan, dict_factory=_finite), indent=2))
         return
@@ -67,33 +63,31 @@ def main(arguments: Sequence[str]) -> None:
     console.print(
         f"{name}: {plan.num_parameters / 1e9:.3g}B parameters on {plan.ranks:,} x {options.device}"
     )
-    for table in _tables(plan):
-        console.print(table)
+    for rows, caption in (
+        _memory(plan),
+        _time(plan),
+        _traffic(plan),
+        (_checkpoints(plan), ""),
+        (_failures(plan), ""),
+        (_assumptions(plan), ""),
+    ):
+        console.print(_table(rows, caption), end="")
 
 
-def _tables(plan: RunPlan) -> Iterable[Table]:
-    yield _memory_table(plan)
-    yield _table(_time_rows(plan), caption=_launch_verdict(plan))
-    if plan.traffic is not None:
-        yield _traffic_table(plan.traffic, plan.throughput.step_seconds)
-    yield _table(_checkpoint_rows(plan))
-    yield _table(_failure_rows(plan))
-    yield _table(_assumption_rows(plan))
-
-
-def _table(
-    rows: Iterable[Sequence[str]], justify: Literal["left", "right"] = "left", caption: str = ""
-) -> Table:
-    """Return a table whose first row is the header."""
-    (title, *columns), *rows = rows
-    table = Table(title, *(Column(column, justify=justify) for column in columns))
-    table.caption, table.caption_justify = caption, "left"
-    for row in rows:
+def _table(rows: Rows, caption: str) -> Table | str:
+    """Return a table whose first row is the header; columns of numbers are on the right."""
+    (title, *columns), *body = rows
+    if not body:
+        return ""
+    side = "right" if len(columns) > 2 else "left"
+    table = Table(title, *(Column(column, justify=side) for column in columns))
+    table.caption, table.caption_justify = caption or None, "left"
+    for row in body:
         table.add_row(*row)
     return table
 
 
-def _memory_table(plan: RunPlan) -> Table:
+def _memory(plan: RunPlan) -> tuple[Rows, str]:
     from gidd.planning.memory import MEMORY_USES
 
     memory, phases = plan.memory, plan.memory.phases
@@ -102,73 +96,60 @@ def _memory_table(plan: RunPlan) -> Table:
         sizes = [held.get(kind, 0) / 2**30 for held in phases.values()]
         if max(sizes) >= 0.0005:
             rows.append((kind, *(f"{size:.3f}" if size >= 0.0005 else "" for size in sizes)))
-    caption = (
+    rows.append(("total", *(f"{sum(held.values()) / 2**30:.3f}" for held in phases.values())))
+    return rows, (
         f"{'fits' if memory.fits else 'DOES NOT FIT'}: peak memory {memory.peak / 2**30:.2f} GiB, "
         f"{memory.usable / 2**30:.2f} GiB usable\nmicro-batch {plan.rank_batch.micro} samples, "
         f"logits of a chunk {memory.logits / 2**30:.3f} GiB"
     )
-    table = _table(rows, "right", caption)
-    table.add_section()
-    table.add_row("total", *(f"{sum(held.values()) / 2**30:.3f}" for held in phases.values()))
-    return table
 
 
-def _time_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
-    speed = plan.throughput
-    yield "time and data", ""
-    yield "FLOPs per token", f"{speed.flops_per_token / 1e9:.3g}e9"
-    yield "MFU (assumed)", f"{plan.assumptions.mfu:.1%}"
-    yield from _launch_rows(plan)
-    yield "HFU (with recomputation)", f"{speed.hfu:.1%}"
-    yield "tokens per second", f"{speed.tokens_per_second:,.0f}"
-    yield "step", f"{speed.tokens_per_step:,} tokens, {_format_seconds(speed.step_seconds)}"
-    yield "run", f"{speed.tokens:.4g} tokens, {speed.days:.2f} days without failures"
-    yield "data", f"{speed.data_bytes / 1e12:.3g} TB, {speed.data_bytes_per_second / 1e6:.3g} MB/s"
+def _time(plan: RunPlan) -> tuple[Rows, str]:
+    speed, launching, caption = plan.throughput, plan.launching, ""
+    rows = [("time and data", ""), ("FLOPs per token", f"{speed.flops_per_token / 1e9:.3g}e9")]
+    rows.append(("MFU (assumed)", f"{plan.assumptions.mfu:.1%}"))
+    if launching is not None:
+        step, spent = launching.step, _format_seconds(launching.seconds)
+        ratio = f"{launching.ratio:.2g} times the arithmetic"
+        at = f"{spent} at {plan.assumptions.launch_microseconds:g} us ({ratio})"
+        compiled = ", compiled" if step.compiled else ""
+        rows.append((f"launches per step{compiled}", f"{launching.num_launches:,}, {at}"))
+        rows.append(("waits for the GPU per step", f"{step.waits:,}"))
+        rows.append(("misaligned matrix products", f"{step.misaligned_products:,}"))
+        if launching.limits:
+            rows.append(("MFU (limited by launches)", f"{speed.mfu:.2%}"))
+            caption = (
+                f"LAUNCHES ARE THE BOTTLENECK: {spent}, {ratio}.\nUse fewer and larger "
+                "micro-batches (--train.accumulate, --train.global-batch)"
+                + ("." if step.compiled else " or --train.compile.")
+            )
+    step_seconds = _format_seconds(speed.step_seconds)
+    reading = f"{speed.data_bytes_per_second / 1e6:.3g} MB/s"
+    rows += [
+        ("HFU (with recomputation)", f"{speed.hfu:.1%}"),
+        ("tokens per second", f"{speed.tokens_per_second:,.0f}"),
+        ("step", f"{speed.tokens_per_step:,} tokens, {step_seconds}"),
+        ("run", f"{speed.tokens:.4g} tokens, {speed.days:.2f} days without failures"),
+        ("data", f"{speed.data_bytes / 1e12:.3g} TB, {reading}"),
+    ]
+    return rows, caption
 
 
-def _launch_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
-    launching, microseconds = plan.launching, plan.assumptions.launch_microseconds
-    if launching is None:
-        return
-    if launching.limits:
-        yield "MFU (limited by launches)", f"{plan.throughput.mfu:.2%}"
-    ratio = f"{launching.ratio:.1f} times" if launching.limits else f"{launching.ratio:.2f} of"
-    time = f"{_format_milliseconds(launching.seconds)} at {microseconds:g} us"
-    yield (
-        f"launches per step{', compiled' if launching.step.compiled else ''}",
-        f"{launching.num_launches:,}, {time} ({ratio} the arithmetic)",
-    )
-    yield "waits for the GPU per step", f"{launching.step.waits:,}"
-    yield "misaligned matrix products", f"{launching.step.misaligned_products:,}"
-
-
-def _launch_verdict(plan: RunPlan) -> str:
-    """Say if the GPU waits for the host, and what to do."""
-    launching = plan.launching
-    if launching is None or not launching.limits:
-        return ""
-    computing = _format_milliseconds(launching.seconds / launching.ratio)
-    advice = "Use fewer and larger micro-batches (--train.accumulate, --train.global-batch)"
-    if not launching.step.compiled:
-        advice += " or --train.compile"
-    return (
-        f"LAUNCHES ARE THE BOTTLENECK: {_format_milliseconds(launching.seconds)} for {computing} "
-        f"of arithmetic at {plan.assumptions.mfu:.1%} MFU.\n{advice}."
-    )
-
-
-def _traffic_table(traffic: Traffic, step_seconds: float) -> Table:
+def _traffic(plan: RunPlan) -> tuple[Rows, str]:
     rows = [("traffic per step", "ranks", "calls", "GB", "GB from other machines", "seconds")]
-    for flow in traffic.flows:
+    if plan.traffic is None:
+        return rows, ""
+    for flow in plan.traffic.flows:
         kind, ranks, calls, size = flow.collective
         gigabytes = (f"{size / 1e9:.2f}", f"{flow.between_bytes / 1e9:.2f}")
         rows.append((kind, f"{ranks:,}", f"{calls:,}", *gigabytes, f"{flow.seconds:.3f}"))
-    ratio = traffic.seconds / step_seconds
+    seconds = plan.traffic.seconds
+    ratio = seconds / plan.throughput.step_seconds
     verdict = "can overlap with computation" if ratio < 1 else "THE NETWORK IS THE BOTTLENECK"
-    return _table(rows, "right", f"{traffic.seconds:.3f} s, {ratio:.0%} of a step: {verdict}")
+    return rows, f"{seconds:.3f} s, {ratio:.0%} of a step: {verdict}"
 
 
-def _checkpoint_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+def _checkpoints(plan: RunPlan) -> Rows:
     cost = plan.checkpoint
     size = f"{cost.bytes / 1e9:,.1f} GB, {cost.bytes_per_rank / 1e9:.3g} GB per rank"
     yield "checkpoints", ""
@@ -178,7 +159,7 @@ def _checkpoint_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
     yield "tensor shards", f"{cost.pieces:,}"
 
 
-def _failure_rows(plan: RunPlan) -> Iterable[tuple[str, ...]]:
+def _failures(plan: RunPlan) -> Rows:
     both = (plan.as_configured, plan.at_best)
     yield f"a failure every {both[0].hours_between:.3g} hours", "as configured", "best interval"
     yield "checkpoint every", *(_format_seconds(f.interval_seconds) for f in both)
@@ -187,7 +168,7 @@ def _failure_rows(plan: RunPlan) -> Iterable[tuple[str, ...]]:
     yield "days with failures", *(f"{f.days:.2f}" for f in both)
 
 
-def _assumption_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
+def _assumptions(plan: RunPlan) -> Rows:
     device, speed = plan.device, plan.throughput
     yield "assumptions", ""
     yield f"{device.name}: memory", f"{device.memory / 1e9:.3g} GB"
@@ -198,12 +179,9 @@ def _assumption_rows(plan: RunPlan) -> Iterable[tuple[str, str]]:
         yield f"--{name.replace('_', '-')}", f"{value:g}"
 
 
-def _format_milliseconds(seconds: float) -> str:
-    value = 1e3 * seconds
-    return f"{value:,.1f} ms" if value >= 1 else f"{value:.2g} ms"
-
-
 def _format_seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

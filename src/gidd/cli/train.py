@@ -94,7 +94,7 @@ def _print_settings(run: RunConfig, out: Path) -> None:
     from rich.table import Table
 
     from gidd.models.networks import blocks_of
-    from gidd.planning.vocab_size import vocab_size_of
+    from gidd.planning.run_plan import vocab_size_of
     from gidd.runs.init_from import with_source
     from gidd.training.build import build_objective
     from gidd.vocab import Vocab

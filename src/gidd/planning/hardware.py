@@ -1,15 +1,63 @@
-"""Memory, peak FLOP/s and link bandwidth of devices, from their data sheets."""
+"""Devices by their data sheets, and the other inputs of a plan. Imports no torch by itself."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
-
 from gidd.errors import ConfigError
-from gidd.training.reporting.speed import matmul_rate
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """Efficiency, cluster, storage and failure rates."""
+
+    mfu: float = 0.35
+    """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
+
+    launch_microseconds: float = 5.0
+    """Microseconds that the host needs to launch a kernel on a GPU."""
+
+    usable_memory: float = 0.9
+    """Fraction of device memory for tensors; CUDA, NCCL and fragmentation take the rest."""
+
+    ranks_per_machine: int = 8
+    """Devices per machine, connected by the device's own links."""
+
+    network_gb_per_second: float = 40.0
+    """GB/s that a device receives from other machines; 40 is 80% of one 400 Gb/s adapter each."""
+
+    hop_microseconds: float = 10.0
+    """Latency of one hop between machines, in microseconds."""
+
+    write_gb_per_second: float = 20.0
+    """GB/s that all ranks together write to the file system."""
+
+    copy_gb_per_second: float = 10.0
+    """GB/s that a device copies to host memory; training waits for the copy of a checkpoint."""
+
+    failures_per_device_hour: float = 1.24e-4
+    """Failures per device and hour. The default is 7.9 hours between failures at 1,024 devices, as
+    in Meta's research clusters (Kokolis et al., HPCA 2025); Llama 3's training had 2.0e-5."""
+
+    restart_minutes: float = 5.0
+    """Minutes from a failure to the next step: detect it, restart, load the checkpoint."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield a message for every value out of range."""
+        for name, value in vars(self).items():
+            if name in ("mfu", "usable_memory"):
+                if not 0 < value <= 1:
+                    yield f"{name} must be in (0, 1], got {value}. It is a fraction."
+            elif name.endswith("gb_per_second") or name == "ranks_per_machine":
+                if not 0 < value < math.inf:
+                    yield f"{name} must be positive, got {value}."
+            elif not 0 <= value < math.inf:
+                yield f"{name} must be 0 or more, got {value}."
 
 
 @final
@@ -18,7 +66,6 @@ class Device:
     """An accelerator, or the CPUs of this machine."""
 
     name: str
-
     memory: float
     """Bytes as advertised (80 GB is 80e9); drivers reserve some of it."""
 
@@ -54,19 +101,19 @@ DEVICES: dict[str, Device] = {device.name: device for device in _SHEETS}
 
 def named_device(name: str) -> Device:
     """Return a device by name; `cpu` measures this machine."""
-    if name == "cpu":
-        here = torch.device("cpu")
-        return Device(
-            name="cpu",
-            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            flops=matmul_rate(here, torch.bfloat16),
-            float32_flops=matmul_rate(here, torch.float32),
-            link=None,
-            kind="cpu",
-        )
-    if name not in DEVICES:
+    if name in DEVICES:
+        return DEVICES[name]
+    if name != "cpu":
         raise ConfigError(
             f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}. "
             "For another one, pass a gidd.planning.Device to gidd.planning.plan_run."
         )
-    return DEVICES[name]
+    import torch
+
+    from gidd.training.reporting.speed import matmul_rate
+
+    here, memory = torch.device("cpu"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bf16, float32 = (matmul_rate(here, dtype) for dtype in (torch.bfloat16, torch.float32))
+    return Device(
+        name="cpu", memory=memory, flops=bf16, float32_flops=float32, link=None, kind="cpu"
+    )

@@ -18,53 +18,39 @@ from torch.utils._pytree import tree_leaves
 
 from gidd.diffusion.loss import CHUNK_TOKENS, HEAD_AND_LOSS
 
-aten, profiler = torch.ops.aten, torch.ops.profiler
+aten, c10d, profiler = torch.ops.aten, torch.ops.c10d, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005
 """A new peak is broken down by kind only if it exceeds the last breakdown by this factor."""
 
-MEMORY_USES = (
-    "parameters",
-    "gradients",
-    "optimiser",
-    "ema",
-    "activations",
-    "unsharded parameters",
-    "head and loss",
-    "backward pass",
-    "gradient reduction",
-    "other",
-)
+MEMORY_USES = ("parameters", "gradients", "optimiser", "ema", "activations")
+MEMORY_USES += ("unsharded parameters", "head and loss", "backward pass", "gradient reduction")
+MEMORY_USES += ("other",)
 """What memory is used for. "Backward pass" holds gradients of activations and of unsharded
 parameters, and recomputed activations."""
 
-_KIND_OF_LABEL = (
-    (HEAD_AND_LOSS, "head and loss"),
-    ("FSDP::post_backward", "gradient reduction"),
-    ("FSDP::", "unsharded parameters"),
-)
+_KIND_OF_LABEL = {
+    HEAD_AND_LOSS: "head and loss",
+    "FSDP::post_backward": "gradient reduction",
+    "FSDP::": "unsharded parameters",
+}
 """Memory allocated under a `torch.profiler.record_function` label, by the label's prefix. FSDP2
 labels its own work."""
 
-Phase = Literal["forward", "backward"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce"]
-
 _COLLECTIVES: dict[object, CollectiveKind] = {
-    torch.ops.c10d._allgather_base_.default: "all-gather",
-    torch.ops.c10d._reduce_scatter_base_.default: "reduce-scatter",
-    torch.ops.c10d.allreduce_.default: "all-reduce",
+    c10d._allgather_base_.default: "all-gather",
+    c10d._reduce_scatter_base_.default: "reduce-scatter",
+    c10d.allreduce_.default: "all-reduce",
 }
 
 
 class Collective(NamedTuple):
-    """All calls of one kind of collective."""
+    """All calls of one kind of collective: ranks in each, and bytes of the unsharded tensors."""
 
     kind: CollectiveKind
     ranks: int
-    """Ranks in each call."""
-
     calls: int
     bytes: int
-    """Size of the unsharded tensors, summed over all calls."""
 
 
 @final
@@ -73,16 +59,15 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__()
+        self.collectives: dict[tuple[CollectiveKind, int], Collective] = {}
         self._num_tokens = num_tokens
         self._parameters: list[nn.Parameter] = []
         self._entries: dict[int, tuple[int, str]] = {}
         self._unsharded = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
         self._sections: list[str] = []
         self._held: Counter[str] = Counter()
-        self._phase: Phase = "forward"
-        self._peak: Counter[str] = Counter()
+        self._phase, self._peak = "forward", Counter[str]()
         self._snapshots: dict[str, tuple[int, dict[str, int]]] = {}
-        self.collectives: dict[tuple[CollectiveKind, int], Collective] = {}
 
     def add_parameters(self, parameters: list[nn.Parameter]) -> None:
         """Add this rank's parameters; their `.grad` is then counted as gradients."""
@@ -92,12 +77,10 @@ class MemoryTracker(TorchDispatchMode):
     def add(self, kind: str, tensors: object) -> None:
         """Add tensors whose storages are not tracked yet."""
         for leaf in tree_leaves(tensors):
-            if isinstance(leaf, Tensor):
-                storage = _local(leaf).untyped_storage()
-                if _key(storage) not in self._entries:
-                    self._set(storage, kind)
+            if isinstance(leaf, Tensor) and _key(storage := _storage(leaf)) not in self._entries:
+                self._set(storage, kind)
 
-    def track(self, phase: Phase) -> Self:
+    def track(self, phase: Literal["forward", "backward"]) -> Self:
         """Return a context in which everything allocated is tracked as part of `phase`."""
         self._phase = phase
         return self
@@ -114,14 +97,20 @@ class MemoryTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # the operations on its local tensors are dispatched again
         if func is profiler._record_function_enter_new.default:
-            kinds = (kind for prefix, kind in _KIND_OF_LABEL if args[0].startswith(prefix))
+            kinds = (kind for prefix, kind in _KIND_OF_LABEL.items() if args[0].startswith(prefix))
             self._sections.append(next(kinds, self._section))
         elif self._section in ("unsharded parameters", "gradient reduction"):
             self._find_resized()
         if func is profiler._record_function_exit._RecordFunction:
             self._sections.pop()
-        out = self._largest_case(func, args)
-        if out is None:
+        # data-dependent results are those of a batch in which every token has a loss. A CPU finds
+        # these tokens and computes in equal chunks of them; a GPU reads their number
+        if func is aten.nonzero.default:
+            num_tokens = min(self._num_tokens, CHUNK_TOKENS)
+            out = args[0].new_empty(num_tokens, args[0].dim(), dtype=torch.int64)
+        elif func is aten._local_scalar_dense.default:
+            out = self._num_tokens
+        else:
             out = func(*args, **(kwargs or {}))
         if (collective := _COLLECTIVES.get(func)) is not None:
             self._count(collective, args)
@@ -134,19 +123,6 @@ class MemoryTracker(TorchDispatchMode):
         if self._sections:
             return self._sections[-1]
         return "activations" if self._phase == "forward" else "backward pass"
-
-    def _largest_case(self, func: object, args: tuple[Any, ...]) -> Any:
-        """Return the result of a data-dependent operation if every token has a loss, else None.
-
-        A CPU finds the tokens that have one, and computes it in chunks of them, which all need the
-        same memory: one chunk is traced. A GPU reads their number where noise only masks.
-        """
-        if func is aten.nonzero.default:
-            num_tokens = min(self._num_tokens, CHUNK_TOKENS)
-            return args[0].new_empty(num_tokens, args[0].dim(), dtype=torch.int64)
-        if func is aten._local_scalar_dense.default:
-            return self._num_tokens
-        return None
 
     def _count(self, kind: CollectiveKind, args: tuple[Any, ...]) -> None:
         unsharded = max(leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
@@ -189,7 +165,7 @@ class MemoryTracker(TorchDispatchMode):
         """Return the bytes held by kind, with the `.grad` of parameters as gradients."""
         held = Counter(self._held)
         gradients = (p.grad for p in self._parameters if p.grad is not None)
-        for key in {_key(_local(gradient).untyped_storage()) for gradient in gradients}:
+        for key in {_key(_storage(gradient)) for gradient in gradients}:
             size, kind = self._entries[key]
             held[kind] -= size
             held["gradients"] += size
@@ -200,5 +176,7 @@ def _key(storage: torch.UntypedStorage) -> int:
     return storage._cdata  # pyright: ignore[reportPrivateUsage]
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor, or of this rank's shard."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
+    return local.untyped_storage()

@@ -1,11 +1,9 @@
 """Trace one training step of the real model on one of N ranks, without its memory or other ranks.
 
-The objective of the run is built on the meta device, sharded by the run's own `Parallel` over a
-fake process group of N ranks, and run forward and backward on fake tensors, which have shapes but
-no data. Every allocation, every collective and, for GPUs, every kernel launch is counted on the
-way.
-
-The fake process group is global to a process: `trace_in_child` starts another one for it.
+The objective is built on the meta device, sharded by the run's own `Parallel` over a fake process
+group of N ranks, and run on fake tensors, which have shapes but no data. Every allocation, every
+collective and, for GPUs, every kernel launch is counted on the way. The fake process group is
+global to a process: `trace_in_child` starts another one for it.
 """
 
 from __future__ import annotations
@@ -41,15 +39,14 @@ from gidd.vocab import Vocab
 _DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that DDP reduces in one call."""
 
+Backend = Literal["cuda", "cpu"]
+
 
 class RankBatch(NamedTuple):
-    """Number of samples on the rank with the most."""
+    """Number of samples per step and per micro-batch on the rank with the most."""
 
     samples: int
-    """Samples per step."""
-
     micro: int
-    """Samples per micro-batch."""
 
 
 def rank_batch(run: RunConfig, ranks: int) -> RankBatch:
@@ -70,7 +67,7 @@ class StepLaunches:
     """Launches of forward and backward passes over all micro-batches, and of the update."""
 
     waits: int
-    """Times that the host waits for a result; copies from host memory are not counted."""
+    """Host-device synchronizations; copies from host memory are not counted."""
 
     misaligned_products: int
     """Matrix products with rows of no multiple of 16 bytes, which tensor cores compute slower."""
@@ -97,16 +94,14 @@ class StepTrace:
     """None on CPUs."""
 
 
-def trace_in_child(
-    run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]
-) -> StepTrace:
+def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     """Call `trace` in a new process."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as child:
         return child.submit(trace, run, vocab, ranks, kind).result()
 
 
-def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]) -> StepTrace:
+def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     """Trace one step of rank 0. The fake process group stays initialised afterwards."""
     run = with_precision(run, kind == "cuda" or has_bf16(torch.device("cpu")))
     (world, objective), counters = _sharded_objective(run, vocab, ranks), _Counters()
@@ -114,38 +109,40 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Literal["cuda", "cpu"]
         follow_cuda_autocast(objective)
     if kind == "cuda" and run.train.compile is not False:  # None: on by default
         counters.fuse(blocks_of(objective.network))
-    length, micro = run.data.length, rank_batch(run, ranks).micro
-    tracker = MemoryTracker(micro * length)
-    as_device = nullcontext() if kind == "cpu" else acting_as(kind)
-    with as_device, FakeTensorMode(allow_non_fake_inputs=True):
+    shape = rank_batch(run, ranks).micro, run.data.length
+    tracker, accumulate = MemoryTracker(shape[0] * shape[1]), run.train.accumulate
+    is_ddp = isinstance(run.parallel, DDP) and ranks > 1
+    with (
+        nullcontext() if kind == "cpu" else acting_as(kind),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         state = _state(run, objective, tracker)
-        accumulates, ddp = run.train.accumulate > 1, isinstance(run.parallel, DDP) and ranks > 1
-        # gradients of earlier micro-batches are kept outside the buckets that DDP reduces
-        accumulated = objective.parameters() if ddp and accumulates else ()
-        buffers = [torch.empty_like(parameter) for parameter in accumulated]
-        tracker.add("gradients", buffers)
-        if accumulates or ddp:
+        if is_ddp and accumulate > 1:
+            # gradients of earlier micro-batches are kept outside the buckets that DDP reduces
+            buffers = [torch.empty_like(parameter) for parameter in objective.parameters()]
+            tracker.add("gradients", buffers)
+        if is_ddp or accumulate > 1:
             # the pass that counts starts with gradients: those of an earlier micro-batch, or the
             # buckets of DDP, which are never freed
-            _micro_batch(run, objective, (micro, length), tracker, _Counters())
+            _micro_batch(run, objective, shape, tracker, _Counters())
             tracker.collectives.clear()
-        sums = _micro_batch(run, objective, (micro, length), tracker, counters)
+        sums = _micro_batch(run, objective, shape, tracker, counters)
         phases, collectives = tracker.phases(), tuple(tracker.collectives.values())
         if kind == "cuda":
             with counters.update:
                 _update(run, world, state, sums)
     parameters = list(objective.parameters())
-    if ddp:
+    if is_ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
         buckets = -(-gradient // _DDP_BUCKET)
         collectives = (Collective("all-reduce", ranks, buckets, gradient),)
-        counters.update.counts.launches["all-reduce of gradients"] += buckets
+        counters.update.launches += buckets
     return StepTrace(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
         phases=phases,
-        collectives=tuple(_of_step(each, run.train.accumulate) for each in collectives),
-        launches=counters.of_step(run.train.accumulate) if kind == "cuda" else None,
+        collectives=tuple(_of_step(each, accumulate) for each in collectives),
+        launches=counters.of_step(accumulate) if kind == "cuda" else None,
     )
 
 
@@ -164,29 +161,26 @@ class _Counters:
         self.forward, self.backward, self.update = (LaunchCounter() for _ in range(3))
 
     def fuse(self, blocks: Sequence[nn.Module]) -> None:
-        """Count compiled blocks, and almost only blocks are in the backward pass."""
+        """Count fused operators: in blocks of the forward pass, and in all of the backward pass."""
 
-        def begin(*_: object) -> None:
-            self.forward.is_compiled = True
-
-        def end(*_: object) -> None:
-            self.forward.is_compiled = False
+        def set_compiled(is_compiled: bool) -> None:
+            self.forward.is_compiled = is_compiled
 
         for block in blocks:
-            block.register_forward_pre_hook(begin)
-            block.register_forward_hook(end)
-        self.backward.is_compiled = bool(blocks)
+            block.register_forward_pre_hook(lambda *_: set_compiled(True))
+            block.register_forward_hook(lambda *_: set_compiled(False))
+        self.backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
 
     def of_step(self, micro_batches: int) -> StepLaunches:
         """Return the counts of a step."""
-        phases = {"forward": self.forward, "backward": self.backward, "update": self.update}
-        counts = {name: counter.counts for name, counter in phases.items()}
-        times = {"forward": micro_batches, "backward": micro_batches, "update": 1}
+        forward, backward, update = self.forward, self.backward, self.update
+        times = ((forward, micro_batches), (backward, micro_batches), (update, 1))
+        names = ("forward", "backward", "update")
         return StepLaunches(
-            compiled=self.backward.is_compiled,
-            launches={name: times[name] * counts[name].num_launches for name in counts},
-            waits=sum(times[name] * counts[name].num_waits for name in counts),
-            misaligned_products=sum(times[name] * len(counts[name].misaligned) for name in counts),
+            compiled=backward.is_compiled,
+            launches={name: n * c.launches for name, (c, n) in zip(names, times, strict=True)},
+            waits=sum(n * counter.waits for counter, n in times),
+            misaligned_products=sum(n * counter.misaligned for counter, n in times),
         )
 
 
@@ -232,11 +226,8 @@ def _micro_batch(
     counters: _Counters,
 ) -> Tensor:
     """Run a micro-batch forward and backward; return the sums of its metrics."""
-    batch = Batch(
-        torch.zeros(shape, dtype=torch.int64),
-        torch.ones(shape, dtype=torch.bool),
-        torch.zeros(shape[0], dtype=torch.int64),
-    )
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    batch = Batch(tokens, torch.ones(shape, dtype=torch.bool), torch.zeros_like(tokens[:, 0]))
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
     with autocast, tracker.track("forward"), counters.forward:
         outcome = objective(batch, 0, run.train.global_batch, 1.0)
