@@ -19,16 +19,19 @@ from torch.utils._pytree import tree_leaves
 _ALIGNMENT = 16
 """Rows of matrices must be multiples of this many bytes for the fastest kernels of a GPU."""
 
-_NO_KERNEL = {"_unsafe_view", "is_same_size", "unsafe_split", "unsafe_split_with_sizes"}
-_NO_KERNEL |= {"empty", "empty_like", "empty_permuted", "empty_strided"}
-_NO_KERNEL |= {"new_empty", "new_empty_strided"}
+_NO_KERNEL = {
+    *("_unsafe_view", "is_same_size", "unsafe_split", "unsafe_split_with_sizes", "empty"),
+    *("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+}
 """Operators of `aten` that launch nothing: allocations, and views that their schema does not show.
 
 All other views are known from their schemas."""
 
-_SYNCING = {"_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero", "item"}
-_SYNCING |= {"masked_select", "nonzero", "nonzero_numpy", "unique_consecutive", "unique_dim"}
-_SYNCING |= {"unique_dim_consecutive"}
+_SYNCING = {
+    *("_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero", "item"),
+    *("masked_select", "nonzero", "nonzero_numpy", "unique_consecutive", "unique_dim"),
+    "unique_dim_consecutive",
+}
 """Operators of `aten` after which the host knows a number that the GPU computed, always."""
 
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}

@@ -22,9 +22,10 @@ aten, c10d, profiler = torch.ops.aten, torch.ops.c10d, torch.ops.profiler
 _SNAPSHOT_GROWTH = 1.005
 """A new peak is broken down by kind only if it exceeds the last breakdown by this factor."""
 
-MEMORY_USES = ("parameters", "gradients", "optimiser", "ema", "activations")
-MEMORY_USES += ("unsharded parameters", "head and loss", "backward pass", "gradient reduction")
-MEMORY_USES += ("other",)
+MEMORY_USES = (
+    *("parameters", "gradients", "optimiser", "ema", "activations", "unsharded parameters"),
+    *("head and loss", "backward pass", "gradient reduction", "other"),
+)
 """What memory is used for. "Backward pass" holds gradients of activations and of unsharded
 parameters, and recomputed activations."""
 

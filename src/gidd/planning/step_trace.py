@@ -163,12 +163,15 @@ class _Counters:
     def fuse(self, blocks: Sequence[nn.Module]) -> None:
         """Count fused operators: in blocks of the forward pass, and in all of the backward pass."""
 
-        def set_compiled(is_compiled: bool) -> None:
-            self.forward.is_compiled = is_compiled
+        def begin(*_: object) -> None:
+            self.forward.is_compiled = True
+
+        def end(*_: object) -> None:
+            self.forward.is_compiled = False
 
         for block in blocks:
-            block.register_forward_pre_hook(lambda *_: set_compiled(True))
-            block.register_forward_hook(lambda *_: set_compiled(False))
+            block.register_forward_pre_hook(begin)
+            block.register_forward_hook(end)
         self.backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
 
     def of_step(self, micro_batches: int) -> StepLaunches:
