@@ -32,6 +32,12 @@ class Vocab:
                     "id of that token, or increase vocab.size if the token was added last."
                 )
 
+        if self.pad_id is not None and self.pad_id == self.mask_id:
+            raise ConfigError(
+                f"vocab.pad_id must differ from vocab.mask_id, got {self.pad_id} for both. Pad "
+                "with end-of-text: clean text may not contain the mask."
+            )
+
     @property
     def num_data_tokens(self) -> int:
         """Number of tokens that clean text may contain: all but the mask."""

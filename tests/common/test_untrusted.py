@@ -14,7 +14,7 @@ from gidd.common.limits import Limit
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError, DataError
 
-SMALL = Limit(variable="GIDD_TEST_LIMIT", default=100, unit="bytes")
+SMALL = Limit(100, variable="GIDD_TEST_LIMIT")
 
 
 def test_a_limit_is_changed_by_its_environment_variable(monkeypatch):
@@ -32,12 +32,13 @@ def test_an_invalid_environment_variable_is_refused(text, monkeypatch):
         _ = SMALL.value
 
 
-def test_every_limit_has_its_own_variable_and_stands_in_the_documentation():
+def test_limits_stand_in_the_documentation():
     found = [value for value in vars(limits).values() if isinstance(value, Limit)]
     text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
-    assert len({limit.variable for limit in found}) == len(found) == 11
     for limit in found:
-        assert f"| `{limit.variable}` | {limit.default:,} {limit.unit} |" in text
+        assert f"| {limit.default:,} {limit.unit} |" in text
+    changeable = {limit.variable for limit in found if limit.variable}
+    assert len(changeable) == 3 and all(f"`{variable}`" in text for variable in changeable)
 
 
 def write(folder, text):
@@ -51,11 +52,9 @@ def test_json_of_any_ordinary_shape_is_read(tmp_path):
     assert read_json(write(tmp_path, json.dumps(value)), "", DataError) == value
 
 
-@pytest.mark.parametrize("depth", [64, 1000, 100_000, 5_000_000])
+@pytest.mark.parametrize("depth", [64, 1000, 100_000])
 @pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
-def test_json_that_is_nested_too_deeply_is_refused(tmp_path, depth, brackets, monkeypatch):
-    monkeypatch.setenv("GIDD_MAX_RECORD_BYTES", str(10**9))
-    monkeypatch.setenv("GIDD_MAX_JSON_VALUES", str(10**9))
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path, depth, brackets):
     opened, closed = brackets[:-1], brackets[-1]
     text = '{"a": ' + opened * depth + ("1" if brackets[0] == "{" else "") + closed * depth + "}"
     with pytest.raises(DataError, match="nested deeper than 64"):
@@ -68,7 +67,7 @@ def test_json_of_63_levels_is_read(tmp_path):
 
 
 def test_too_many_values_are_refused_before_they_are_built(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIDD_MAX_JSON_VALUES", "1000")
+    monkeypatch.setattr("gidd.common.files.JSON_VALUES", Limit(1000, "values"))
     path = write(tmp_path, '{"a": [' + ",".join(["[]"] * 1000) + "]}")
     with pytest.raises(ConfigError, match=r"a\.json must have at most 1,000 values"):
         read_json(path, "", DataError)

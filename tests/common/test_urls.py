@@ -43,11 +43,8 @@ def test_urls_are_shown_without_credentials(url, expected):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("http://me:pa/ss@host/path", "http://host/path"),
-        ("http://me:pa/ss@host/path?sig=pass", "http://host/path"),
+        ("http://me:pa/ss@host/path?sig=pass", "http://..."),
         ("http://me:pa?ss@host/path", "http://..."),
-        ("http://me:pa/s@s@host/path", "http://..."),
-        ("http://me:pa/ss@host/path?sig=pass@", "http://..."),
         ("http://me:pass/path", "http://..."),
     ],
 )
@@ -106,13 +103,13 @@ def test_references_are_replaced_in_user_password_and_query(secrets):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("NOWHERE_SET", "environment variable NOWHERE_SET is not set"),
-        ("/nowhere/file", "/nowhere/file cannot be read: No such file"),
-        ("~/absent", "absent cannot be read: No such file"),
+        ("NOWHERE_SET", "NOWHERE_SET is not set"),
+        ("/nowhere/file", "/nowhere/file, .*cannot be read: No such file"),
+        ("~/absent", "absent, .*cannot be read: No such file"),
         ("~/folder", "folder must be a regular file"),
         ("/dev/zero", "/dev/zero must be a regular file"),
         ("~/huge", "huge must have at most"),
-        ("~/bytes", "bytes cannot be read: not UTF-8"),
+        ("~/bytes", "bytes, .*cannot be read: not UTF-8"),
         ("relative/file", "absolute path"),
         ("", "absolute path"),
         ("SLASHED", r"\$\{SLASHED\} in a URL .*%2F"),

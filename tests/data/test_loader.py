@@ -13,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
-from gidd.data.loading.order import shuffled
+from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split, shuffled
 from gidd.data.loading.shards import ShardSet, TokenShard, open_shard
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer

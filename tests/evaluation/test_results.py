@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gidd.common.limits import Limit
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import RESULT_FORMAT, EvaluationResult, Measurement
 
@@ -115,10 +116,10 @@ def test_missing_files_and_folders(tmp_path):
 def test_files_that_are_too_large(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     RESULT.save(path)
-    monkeypatch.setenv("GIDD_MAX_RESULT_BYTES", "100")
-    with pytest.raises(DataError, match="GIDD_MAX_RESULT_BYTES"):
+    monkeypatch.setattr("gidd.evaluation.results.RESULT_BYTES", Limit(100))
+    with pytest.raises(DataError, match="at most 100 bytes"):
         EvaluationResult.read(path)
-    with pytest.raises(ConfigError, match="GIDD_MAX_RESULT_BYTES"):
+    with pytest.raises(ConfigError, match="at most 100 bytes"):
         RESULT.save(tmp_path / "b.json")
     assert not (tmp_path / "b.json").exists()
 

@@ -170,9 +170,18 @@ def test_blocks_must_have_all_their_tensors(ours):
         load(ours)
 
 
-def test_a_header_has_a_limited_size(ours, monkeypatch):
-    monkeypatch.setenv("GIDD_MAX_RECORD_BYTES", "2000")
-    with pytest.raises(CheckpointError, match=r"header of .*model.safetensors .*2,000 bytes"):
+def test_a_header_has_a_limited_size(ours):
+    with (ours / WEIGHTS).open("r+b") as file:
+        file.write((2**25).to_bytes(8, "little"))
+        file.truncate(2**26)
+    edit(ours / RECORD, lambda r: r["files"].update({WEIGHTS: sha256(ours / WEIGHTS)}))
+    with pytest.raises(CheckpointError, match=r"header of .*model.safetensors .*16,777,216 bytes"):
+        load(ours)
+
+
+def test_padding_must_not_be_the_mask(ours):
+    edit(ours / RECORD, lambda r: r["vocabulary"].update(pad_id=10))
+    with pytest.raises(CheckpointError, match=r"pad_id must differ from .*mask_id.* 10"):
         load(ours)
 
 

@@ -8,6 +8,9 @@ from support.tokenizer_kinds import KINDS
 from support.training_runs import tiny_run, train_here
 
 from gidd.cli import main
+from gidd.data.loading.loader import open_split
+from gidd.data.manifest import DataManifest
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.training.config import DataConfig
 
@@ -89,3 +92,49 @@ def test_gidd_train_reports_a_lossy_tokenizer_before_training(tmp_path, capsys, 
     assert "the tokenizer is lossy: 'The cat sat on 東京.'" in warning
     assert "becomes 'the cat sat on [UNK]" in warning
     assert "training would start" in error
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(2, 1), (15, 1), (24, 2), (100, 10)])
+def test_a_tenth_of_the_users_documents_is_held_out_by_default(count, held_out, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(count):
+        (tmp_path / "texts" / f"{number:03}.txt").write_text(f"text {number} of {count}\n" * 3)
+    data = DataConfig(sources=(str(tmp_path / "texts"),), tokenizer="bytes", length=16)
+    out = tmp_path / "run"
+    assert train_here(replace(tiny_run(tmp_path, steps=1), data=data), out)
+    splits = DataManifest.read(out / "data").splits
+    assert (splits["train"].documents, splits["validation"].documents) == (
+        count - held_out,
+        held_out,
+    )
+    texts = held_out_texts(out / "data")
+    numbers = [int(text.split()[1]) for text in texts]
+    assert max(numbers) - min(numbers) >= (held_out - 1) * count // 20  # not the last ones
+
+
+def held_out_texts(folder):
+    split, tokenizer = open_split(folder, "validation"), Tokenizer.load(folder)
+    found = []
+    for number in range(len(split)):
+        shard, index = split.locate(number)
+        start, stop = shard.bounds(index)
+        found.append(tokenizer.decode(shard.tokens[start:stop].tolist()))
+    return found
+
+
+def test_too_large_a_validation_split_names_the_option(run, tmp_path):
+    with pytest.raises(DataError, match=r"24 of 1 documents.*--data\.validation"):
+        train_here(replace(run, data=replace(run.data, validation=24)), tmp_path / "run")
+
+
+def test_a_run_prepared_with_a_number_is_resumed_without_it(run, tmp_path):
+    """Presets of older versions held out a number of documents."""
+    (tmp_path / "more.txt").write_text("another document")
+    sources = (*run.data.sources, str(tmp_path / "more.txt"))
+    old = replace(run, data=replace(run.data, sources=sources, validation=1))
+    out = tmp_path / "run"
+    assert train_here(old, out)
+    new = replace(old, data=replace(old.data, validation=None), train=replace(old.train, steps=2))
+    assert train_here(new, out)
+    with pytest.raises(ConfigError, match=r"data\.validation: .* -> 0"):
+        train_here(replace(old, data=replace(old.data, validation=0)), out)

@@ -14,7 +14,7 @@ from support.training_runs import speeches
 from torch import nn
 
 import gidd
-from gidd.data.corpora.base import Corpus
+from gidd.data.corpora import Corpus
 from gidd.data.corpora.formats import find_documents
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion import (
@@ -161,7 +161,7 @@ def recorded_run(out, step):
 TORCHRUN = """
 import sys, gidd
 from pathlib import Path
-from gidd.data.corpora.base import Corpus
+from gidd.data.corpora import Corpus
 from gidd.data.corpora.formats import find_documents
 
 class Texts(Corpus):

@@ -10,7 +10,7 @@ from support.small_proofreader import write_proofreader
 
 from gidd.cli import demo, main
 from gidd.cli.model_options import ModelOptions
-from gidd.data.corpora.sotu import SOTU
+from gidd.data.corpora import SOTU
 from gidd.pipeline import from_pretrained
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')

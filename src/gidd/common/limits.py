@@ -1,7 +1,7 @@
-"""Limits on what is read from files and networks. An environment variable changes each of them.
+"""Limits on what is read from files and networks; an environment variable raises three of them.
 
-A file is compared with its limit before it is parsed or decompressed, so that a small hostile file
-cannot exhaust memory or time.
+A size is compared with its limit before anything is parsed, so that a hostile file cannot exhaust
+memory.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from gidd.errors import ConfigError, GiddError
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Limit:
     """The largest accepted value of a size."""
 
-    variable: str
-    """Environment variable that changes it."""
-
     default: int
-    unit: str
+    unit: str = "bytes"
+    variable: str = ""
+    """Environment variable that changes it, if there is one."""
 
     @property
     def value(self) -> int:
         """The value of the environment variable, or the default."""
-        text = os.environ.get(self.variable, "")
+        text = os.environ.get(self.variable, "") if self.variable else ""
         if not text:
             return self.default
         if not re.fullmatch("[1-9][0-9]{0,17}", text):
@@ -41,46 +40,39 @@ class Limit:
     def require(self, amount: int, what: str, error: type[GiddError]) -> None:
         """Raise `error` if an amount exceeds the limit; `what` names what has that amount."""
         if amount > self.value:
+            fix = f" If you trust it, raise the limit: {self.variable}={amount}."
             raise error(
-                f"{what} must have at most {self.value:,} {self.unit}, got {amount:,}. If you "
-                f"trust it, raise the limit: {self.variable}={amount}."
+                f"{what} must have at most {self.value:,} {self.unit}, got {amount:,}."
+                + (fix if self.variable else "")
             )
 
 
-RECORD_BYTES = Limit(variable="GIDD_MAX_RECORD_BYTES", default=1 << 24, unit="bytes")
-"""Of a JSON record: gidd.json, config.json, ..."""
-
-YAML_BYTES = Limit(variable="GIDD_MAX_YAML_BYTES", default=1 << 17, unit="bytes")
-"""Of run.yaml: the parser takes seconds for this many."""
-
-MANIFEST_BYTES = Limit(variable="GIDD_MAX_MANIFEST_BYTES", default=1 << 26, unit="bytes")
-"""Of a JSON file with an entry per file or tensor: the manifests of data and of checkpoints."""
-
-RESULT_BYTES = Limit(variable="GIDD_MAX_RESULT_BYTES", default=1 << 28, unit="bytes")
-"""Of a JSON file with the result of an evaluation, which may have a row per document."""
-
-TOKENIZER_BYTES = Limit(variable="GIDD_MAX_TOKENIZER_BYTES", default=1 << 26, unit="bytes")
-"""Of tokenizer.json."""
-
-JSON_VALUES = Limit(variable="GIDD_MAX_JSON_VALUES", default=5_000_000, unit="values")
-"""Of any JSON file: each takes about 100 bytes of memory."""
-
-DOCUMENT_BYTES = Limit(variable="GIDD_MAX_DOCUMENT_BYTES", default=1 << 25, unit="bytes")
+DOCUMENT_BYTES = Limit(1 << 25, variable="GIDD_MAX_DOCUMENT_BYTES")
 """Of one document, or of one line of JSON."""
 
-PIECE_CHARACTERS = Limit(variable="GIDD_MAX_PIECE_CHARACTERS", default=1 << 21, unit="characters")
+PIECE_CHARACTERS = Limit(1 << 21, "characters", "GIDD_MAX_PIECE_CHARACTERS")
 """Of text that is encoded at once: it takes 110 to 300 bytes of memory for each."""
 
-COMPRESSION_RATIO = Limit(
-    variable="GIDD_MAX_COMPRESSION_RATIO", default=100, unit="times the compressed size"
-)
-"""Of a compressed file of documents."""
-
-CONTEXT_TOKENS = Limit(variable="GIDD_MAX_CONTEXT_TOKENS", default=1 << 17, unit="tokens")
+CONTEXT_TOKENS = Limit(1 << 17, "tokens", "GIDD_MAX_CONTEXT_TOKENS")
 """Of a model's longest sequence, which no tensor of the file shows."""
 
-SECRET_BYTES = Limit(variable="GIDD_MAX_SECRET_BYTES", default=1 << 16, unit="bytes")
-"""Of a file with a user, a password or a signature of a URL."""
+RECORD_BYTES = Limit(1 << 24)
+"""Of a JSON record: gidd.json, config.json, ..."""
+
+MANIFEST_BYTES = Limit(1 << 28)
+"""Of a JSON file with an entry per file or tensor: the manifests of data and of checkpoints."""
+
+RESULT_BYTES = Limit(1 << 28)
+"""Of a JSON file with the result of an evaluation, which may have a row per document."""
+
+TOKENIZER_BYTES = Limit(1 << 26)
+"""Of tokenizer.json."""
+
+YAML_BYTES = Limit(1 << 17)
+"""Of run.yaml: the parser takes seconds for this many."""
+
+JSON_VALUES = Limit(5_000_000, "values")
+"""Of any JSON file: each takes about 100 bytes of memory."""
 
 MAX_DEPTH = 64
 """Nesting of JSON and YAML; records of this library have at most 6 levels."""

@@ -5,7 +5,8 @@ A user may write a secret as a reference, `${NAME}` to an environment variable o
 
     'https://${NAME}:${~/password}@example.org/pages.jsonl?signature=${SIGNATURE}'
 
-This module imports little: configurations and the command line use it before anything else.
+A secret in the path of a URL cannot be recognised. This module imports little: configurations and
+the command line use it before anything else.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from gidd.common.files import read_regular
-from gidd.common.limits import SECRET_BYTES
+from gidd.common.limits import Limit
 from gidd.errors import ConfigError, DataError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?|arn:.*")
 """A host and a port; Amazon's names of resources have more colons."""
 
-_NEXT_IN_CHAIN = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
+_CHAIN = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
 """Between the URLs of a chain, as in zip://pages.jsonl::https://example.org/pages.zip."""
 
 _HIDDEN = "..."
 _SHORTEST_SECRET = 4
 """Shorter parts of a URL are found in ordinary words."""
+
+_SECRET = Limit(1 << 16)
+"""Of a file with a secret."""
 
 
 class _Url(NamedTuple):
@@ -44,9 +48,6 @@ class _Url(NamedTuple):
     query: str
     """Query and fragment, with "?" or "#"."""
 
-    is_valid: bool = True
-    """False if user and password cannot be told from host and path."""
-
 
 def is_url(name: str) -> bool:
     """Return whether a source is a URL rather than a path."""
@@ -55,16 +56,12 @@ def is_url(name: str) -> bool:
 
 def without_credentials(name: str) -> str:
     """Remove user, password, query and fragment from a URL; leave other names unchanged."""
-    if not is_url(name):
-        return name
-    parts = map(_split, _NEXT_IN_CHAIN.split(name))
-    return "::".join(part.scheme + part.place for part in parts)
+    return "::".join(part.scheme + part.place for part in _parts(name)) if is_url(name) else name
 
 
 def redacted(text: str) -> str:
     """Apply `without_credentials` to every URL in a text."""
-    # `Path` makes http:/ of http://
-    text = re.sub(r"\b(https?):/(?=[^/\s])", r"\1://", text)
+    text = re.sub(r"\b(https?):/(?=[^/\s])", r"\1://", text)  # `Path` makes http:/ of http://
     url = r"[\w+.-]+://(?:\$\{[^{}]*\}|[^\s'\"<>])+"
     return re.sub(url, lambda found: without_credentials(found[0]), text)
 
@@ -72,9 +69,8 @@ def redacted(text: str) -> str:
 def redacted_argument(word: str) -> str:
     """Apply `without_credentials` to the URL at the end of a word of a command line."""
     found = re.search(r"(?:[\w+.-]+::)*[\w+.-]+://", word)
-    if found is None:
-        return word
-    return word[: found.start()] + without_credentials(word[found.start() :])
+    start = len(word) if found is None else found.start()
+    return word[:start] + without_credentials(word[start:])
 
 
 def hide_secrets(text: str, url: str) -> str:
@@ -95,16 +91,16 @@ def has_inline_secrets(name: str) -> bool:
 def expand_secrets(url: str) -> str:
     """Replace the references in user, password and query; only for URLs that the user gave."""
     expanded: list[str] = []
-    for part in map(_split, _NEXT_IN_CHAIN.split(url)):
-        if not part.is_valid:
+    for part in _parts(url):
+        if part.place == _HIDDEN:
             raise ConfigError(
                 f"{without_credentials(url)}: user and password cannot be told from the host. "
                 "A URL must be SCHEME://USER:PASSWORD@HOST:PORT/PATH; write / as %2F, ? as %3F, "
                 "# as %23, @ as %40 and : as %3A in user and password."
             )
-        credentials = _expand(part.credentials, "/?#@")
         at = "@" if part.credentials else ""
-        expanded.append(part.scheme + credentials + at + part.place + _expand(part.query, "#"))
+        credentials, query = _expand(part.credentials, "/?#@"), _expand(part.query, "#")
+        expanded.append(part.scheme + credentials + at + part.place + query)
     return "::".join(expanded)
 
 
@@ -125,34 +121,30 @@ def require_no_references(name: str) -> str:
     return name
 
 
+def _parts(url: str) -> list[_Url]:
+    return [_split(part) for part in _CHAIN.split(url)]
+
+
 def _split(url: str) -> _Url:
-    """Split one URL of a chain; a reference may contain any character."""
+    """Split one URL of a chain; a reference may contain any character.
+
+    Everything counts as credentials if what precedes the path is not a host.
+    """
     masked = _REFERENCE.sub(lambda found: "_" * len(found[0]), url)
-    start = masked.find("://") + 3
-    if start < 3:
+    found = re.fullmatch(r"(.*?://)(?:([^/?#]*)@)?([^?#]*)(.*)", masked, re.DOTALL)
+    if found is None:
         return _Url("", "", url, "")
-    scheme, rest, masked = url[:start], url[start:], masked[start:]
-    path, query = (_first(masked, marks) for marks in ("/?#", "?#"))
-    at = masked.rfind("@", 0, path)
-    if at >= 0:
-        return _Url(scheme, rest[:at], rest[at + 1 : query], rest[query:])
-    is_web = scheme.startswith("http")
-    if _HOST.fullmatch(masked[:path]) or not (is_web or "@" in masked):
-        return _Url(scheme, "", rest[:query], rest[query:])
-    if masked.count("@") == 1 and (at := masked.find("@", 0, query)) >= 0:
-        return _Url(scheme, rest[:at], rest[at + 1 : query], rest[query:], is_valid=False)
-    return _Url(scheme, rest, _HIDDEN, "", is_valid=False)
-
-
-def _first(text: str, marks: str) -> int:
-    """Return the index of the first of several characters, or the length of the text."""
-    return min((index for mark in marks if (index := text.find(mark)) >= 0), default=len(text))
+    scheme, credentials, place, query = (url[slice(*found.span(group))] for group in range(1, 5))
+    is_host = _HOST.fullmatch(found[3].partition("/")[0])
+    if is_host or not (scheme.startswith("http") or "@" in masked):
+        return _Url(scheme, credentials, place, query)
+    return _Url(scheme, url[len(scheme) :], _HIDDEN, "")
 
 
 def _secrets(url: str) -> list[str]:
     """Return user, password and the values of the query, as written."""
     found: list[str] = []
-    for part in map(_split, _NEXT_IN_CHAIN.split(url) if is_url(url) else ()):
+    for part in _parts(url) if is_url(url) else ():
         found += re.findall(r"(?:\$\{[^{}]*\}|[^:])+", part.credentials)
         found += re.findall(r"[?&#](?:[^=&#$]*=)?((?:\$\{[^{}]*\}|[^&#])*)", part.query)
     return found
@@ -161,7 +153,7 @@ def _secrets(url: str) -> list[str]:
 def _expand(text: str, forbidden: str) -> str:
     def value(found: re.Match[str]) -> str:
         secret = _secret(found[1])
-        if wrong := [c for c in forbidden if c in secret] or re.findall(r"[\s\x00-\x1f]", secret):
+        if wrong := re.findall(rf"[{forbidden}\s\x00-\x1f]", secret):
             raise ConfigError(
                 f"{found[0]} in a URL has a value with {wrong[0]!r}, which must be written as "
                 f"%{ord(wrong[0]):02X} there. Values are inserted as they are: percent-encode it."
@@ -175,21 +167,16 @@ def _secret(name: str) -> str:
     """Return the value of a reference."""
     if re.fullmatch(r"[A-Za-z_]\w*", name):
         if name not in os.environ:
-            raise ConfigError(
-                f"the environment variable {name} is not set, but a URL refers to it. "
-                f"Set it (read -rs {name}; export {name}), or refer to a file: ${{/path}}."
-            )
+            raise ConfigError(f"the environment variable {name} is not set; a URL refers to it.")
         return os.environ[name]
-    path = Path(name).expanduser()
     if not name.startswith(("/", "~/")):
         raise ConfigError(
             f"${{{name}}} in a URL must name an environment variable, ${{NAME}}, or a file by its "
             "absolute path, ${/path} or ${~/path}."
         )
+    path = Path(name).expanduser()
     try:
-        return read_regular(path, ConfigError, SECRET_BYTES).decode().strip()
+        return read_regular(path, ConfigError, _SECRET).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(
-            f"{path} cannot be read: {reason}. A URL refers to it; write the secret into it."
-        ) from None
+        raise ConfigError(f"{path}, the secret of a URL, cannot be read: {reason}.") from None

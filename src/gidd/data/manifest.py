@@ -21,7 +21,6 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from gidd.common.allowed import Allowed, integer, optional
 from gidd.common.files import read_json, sha256, write_json
 from gidd.common.limits import MANIFEST_BYTES
 from gidd.common.terminal import shorten
@@ -33,8 +32,8 @@ DATA_MANIFEST = "manifest.json"
 INDEX = ".index"
 DATA_FORMAT = 1
 DTYPES = ("uint16", "uint32")
-_NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
-"""Names of splits and shards: plain names, which cannot lead out of the folder."""
+_SHARD = re.compile(r"([\w-][\w.-]{0,99})/[\w-][\w.-]{0,99}\.ds", re.ASCII)
+"""Split and shard: plain names, which cannot lead out of the folder."""
 
 _PREPARE = "Run `gidd data prepare` again: it writes the missing files."
 _RESTORE = "Delete the file and run `gidd data prepare` again, or restore it from a copy."
@@ -57,16 +56,23 @@ class ShardRecord:
     tokens_sha256: str
     index_sha256: str
 
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for names that lead out of the folder, and for empty shards."""
+        if not _SHARD.fullmatch(self.file):
+            raise ConfigError(
+                "file must be SPLIT/NAME.ds, where names have letters, digits, '_', '-' and '.', "
+                f"got {shorten(self.file)}."
+            )
+        for name, number in (("documents", self.documents), ("tokens", self.tokens)):
+            if not 1 <= number < 1 << 63:
+                raise ConfigError(f"{name} must be in [1, 2**63), got {shorten(number)}.")
+
     @classmethod
     def parse(cls, record: object, split: str, where: str) -> ShardRecord:
         """Read the record of a shard of a split, or raise a `ConfigError` that names `where`."""
-        shard = cls(**require_fields(record, where, _SHARD_FIELDS))
-        folder, _, name = shard.file.partition("/")
-        if folder != split or not (_NAME.fullmatch(name) and name.endswith(".ds")):
-            raise ConfigError(
-                f"{where}.file must be {split}/NAME.ds, where NAME has letters, digits, '_', '-' "
-                f"and '.', got {shorten(shard.file)}."
-            )
+        shard = cls(**require_types(record, where, _SHARD_TYPES))
+        if shard.file.partition("/")[0] != split:
+            raise ConfigError(f"{where}.file must be {split}/NAME.ds, got {shard.file}.")
         return shard
 
 
@@ -138,25 +144,21 @@ class DataManifest:
 
     @classmethod
     def _parse(cls, record: dict[str, Any]) -> DataManifest:
-        require_fields(record, "manifest", _MANIFEST_FIELDS)
-        vocab = Vocab(**require_fields(record["vocab"], "vocab", _VOCAB_FIELDS))
+        require_types(record, "manifest", NOTE_TYPES | _MANIFEST_TYPES)
+        require_notes(record, "manifest")
+        vocab = Vocab(**require_types(record["vocab"], "vocab", _VOCAB_TYPES))
+        if record["dtype"] not in DTYPES:
+            raise ConfigError(f"dtype must be uint16 or uint32, got {shorten(record['dtype'])}.")
         largest = 1 << 8 * np.dtype(record["dtype"]).itemsize
-        for name, number, most in (
-            ("vocab.size", vocab.size, largest),
-            ("end_id", record["end_id"], vocab.size - 1),
-        ):
-            if number > most:
-                raise ConfigError(
-                    f"{name} must be at most {most} in shards of {record['dtype']}, got {number}."
-                )
+        if not 0 <= record["end_id"] < vocab.size <= largest:
+            raise ConfigError(
+                f"end_id must be below vocab.size, and vocab.size at most {largest}, got "
+                f"{shorten(record['end_id'])} and {shorten(vocab.size)}."
+            )
         if not record["splits"]:
             raise ConfigError("splits must have at least one split, got none.")
         splits = {name: _parse_split(name, split) for name, split in record["splits"].items()}
-        parsed: dict[str, Any] = {
-            "vocab": vocab,
-            "splits": splits,
-            "sources": tuple(record["sources"]),
-        }
+        parsed = {"vocab": vocab, "splits": splits, "sources": tuple(record["sources"])}
         return cls(**record | parsed)
 
     def write(self, folder: str | Path) -> None:
@@ -177,70 +179,48 @@ class DataManifest:
             )
 
 
-def _of(kind: type, text: str) -> Allowed:
-    def contains(value: object) -> bool:
-        return isinstance(value, kind)
-
-    return Allowed(contains, text)
-
-
-def _are_figures(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        type(figure) in (int, float) and math.isfinite(figure)
-        for figure in cast("dict[str, Any]", value).values()
-    )
-
-
-def _are_strings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(s, str) for s in cast("list[object]", value))
-
-
-_STRING, _COUNT, _ID = _of(str, "a string"), integer(1), integer(0, (1 << 32) - 1)
-_SHARD_FIELDS = {
-    "file": _STRING,
-    "documents": _COUNT,
-    "tokens": _COUNT,
-    "tokens_sha256": _STRING,
-    "index_sha256": _STRING,
+_SHARD_TYPES = {
+    "file": str,
+    "documents": int,
+    "tokens": int,
+    "tokens_sha256": str,
+    "index_sha256": str,
 }
-_SPLIT_FIELDS = {"documents": _COUNT, "tokens": _COUNT, "shards": _of(list, "a list")}
-_VOCAB_FIELDS = {"size": _ID, "mask_id": optional(_ID), "pad_id": optional(_ID)}
-NOTE_FIELDS = {
-    "sources": Allowed(_are_strings, "a list of strings"),
-    "command": _STRING,
-    "known": Allowed(_are_figures, "an object of finite numbers"),
-}
+_SPLIT_TYPES = {"documents": int, "tokens": int, "shards": list}
+_VOCAB_TYPES = {"size": int, "mask_id": int | None, "pad_id": int | None}
+_MANIFEST_TYPES = {"tokenizer": str, "vocab": dict, "end_id": int, "dtype": str, "splits": dict}
+NOTE_TYPES = {"sources": list, "command": str, "known": dict}
 """Fields of the manifest that come from the plan of a preparation."""
 
-_MANIFEST_FIELDS = NOTE_FIELDS | {
-    "tokenizer": _STRING,
-    "vocab": _of(dict, "an object"),
-    "end_id": _ID,
-    "dtype": Allowed(DTYPES.__contains__, f"one of {', '.join(DTYPES)}"),
-    "splits": _of(dict, "an object"),
-}
 
-
-def require_fields(record: object, where: str, fields: Mapping[str, Allowed]) -> dict[str, Any]:
-    """Return a record that has these fields with allowed values, or raise a `ConfigError`."""
-    if not isinstance(record, dict) or record.keys() != fields.keys():
+def require_types(record: object, where: str, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record that has these fields with values of these types, or raise `ConfigError`."""
+    if not isinstance(record, dict) or record.keys() != types.keys():
         raise ConfigError(
-            f"{where} must be an object with the fields {', '.join(fields)}, got {shorten(record)}."
+            f"{where} must be an object with the fields {', '.join(types)}, got {shorten(record)}."
         )
     values = cast("dict[str, Any]", record)
-    for name, allowed in fields.items():
-        for problem in allowed.problems(f"{where}.{name}", values[name]):
-            raise ConfigError(problem)
+    for name, kind in types.items():
+        if not isinstance(values[name], kind) or isinstance(values[name], bool):
+            raise ConfigError(
+                f"{where}.{name} must be {getattr(kind, '__name__', kind)}, got "
+                f"{shorten(values[name])}."
+            )
     return values
 
 
+def require_notes(record: Mapping[str, Any], where: str) -> None:
+    """Raise `ConfigError` if sources are not strings, or exact figures not finite numbers."""
+    figures = record["known"].values()
+    if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
+        raise ConfigError(f"{where}.known must be finite numbers, got {shorten(record['known'])}.")
+    if not all(isinstance(source, str) for source in record["sources"]):
+        raise ConfigError(f"{where}.sources must be strings, got {shorten(record['sources'])}.")
+
+
 def _parse_split(name: str, record: object) -> Split:
-    where = f"splits.{name}"
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"the name of a split must have letters, digits, '_', '-' and '.', got {shorten(name)}."
-        )
-    written = require_fields(record, where, _SPLIT_FIELDS)
+    where = f"splits.{shorten(name)}"
+    written = require_types(record, where, _SPLIT_TYPES)
     shards = [
         ShardRecord.parse(shard, name, f"{where}.shards[{k}]")
         for k, shard in enumerate(written["shards"])
@@ -248,8 +228,8 @@ def _parse_split(name: str, record: object) -> Split:
     split = Split(shards=tuple(shards))
     if len({shard.file for shard in shards}) < len(shards):
         raise ConfigError(f"{where}.shards must name each file once, got some twice.")
-    if (written["documents"], written["tokens"]) != (split.documents, split.tokens):
-        raise ConfigError(f"documents and tokens of {name} are not the sum of its shards.")
+    if not shards or (written["documents"], written["tokens"]) != (split.documents, split.tokens):
+        raise ConfigError(f"{where}: documents and tokens are not the sum of its shards.")
     return split
 
 

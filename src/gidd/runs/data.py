@@ -184,7 +184,7 @@ def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoin
     if changed := [
         f"data.{name}: {_format(prepared.get(name))} -> {_format(value)}"
         for name, value in settings.items()
-        if prepared.get(name) != value
+        if prepared.get(name) != value and value is not None  # not given: as it was prepared
     ]:
         raise DataError(
             f"{folder} was prepared with other settings:\n  "
@@ -201,4 +201,5 @@ def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
     choice, tokenizer = data.tokenizer, corpora.corpora_of(data.sources)[-1].tokenizer()
     if tokenizer is None:  # only exact sources have their own
         tokenizer = tokenizers.tokenizer_for(corpora.texts(data.sources), choice)
-    prepare(data.sources, tokenizer, folder, validation=data.validation, quiet=quiet)
+    validation = "auto" if data.validation is None else data.validation
+    prepare(data.sources, tokenizer, folder, validation=validation, quiet=quiet)

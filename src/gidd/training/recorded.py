@@ -37,6 +37,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 """Settings that may change on resume, besides those of `parallel`."""
 
+_VALIDATION = "data.validation"
 _NAMES = {
     "HybridNoise": "hybrid",
     "UniformNoise": "uniform",
@@ -79,6 +80,7 @@ def require_same_training(before: Any, now: Any) -> list[str]:
         name: f"{name}: {old} -> {value}"
         for name, (old, value) in sorted(changed.items())
         if not name.startswith("parallel")
+        and not (name == _VALIDATION and value is None)  # not given: as it was prepared
     }
     # with a prepared folder, sources are not read
     allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new["data"]["folder"] else set())

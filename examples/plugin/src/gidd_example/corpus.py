@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import gidd
-from gidd.data.corpora.base import Corpus
+from gidd.data.corpora import Corpus
 from gidd.data.corpora.documents import Documents
 
 

@@ -1,8 +1,8 @@
 """Where documents come from.
 
-Reading order: `documents` (a list of texts that can be read by ranges), `base` (the interface
+Reading order: `documents` (a list of texts that can be read by ranges, and the interface
 `Corpus`), `formats` and `remote` (files and URLs), `hf_dataset` and `exact` (other kinds of
-corpora), `hub_corpora` and `sotu` (corpora by name).
+corpora), `named` (corpora by name).
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from pathlib import Path
 
 from gidd.common.registry import find_part, part_names
 from gidd.common.urls import is_url
-from gidd.data.corpora.base import Corpus
-from gidd.data.corpora.documents import Documents
+from gidd.data.corpora.documents import Corpus, Documents
 from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus
 from gidd.data.corpora.formats import Files
 from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus
-from gidd.data.corpora.hub_corpora import HUB_CORPORA
-from gidd.data.corpora.sotu import SOTU
+from gidd.data.corpora.named import HUB_CORPORA, SOTU
 from gidd.errors import ConfigError
 
 CorpusSource = str | Path | Corpus
@@ -81,7 +79,9 @@ def texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
 
 __all__ = [
     "CORPORA",
+    "SOTU",
     "Corpus",
+    "Documents",
     "ExactCorpus",
     "Files",
     "HubCorpus",

@@ -1,4 +1,4 @@
-"""`Documents`: a list of documents with a length, of which any range can be read.
+"""`Documents`: a list of documents with a length, of which any range can be read; `Corpus`: a name.
 
 Tasks and splits are ranges of it. datatrove's readers are not used: they skip unreadable documents
 with a warning and empty ones silently, and each missing document shifts all later ones.
@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from gidd.common.limits import DOCUMENT_BYTES
 from gidd.common.terminal import shorten
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
 FIX_FILE = "Fix the file or leave it out."
@@ -44,6 +45,38 @@ class Documents(ABC):
     @abstractmethod
     def read(self, start: int, stop: int) -> Iterator[str]:
         """Yield documents start .. stop - 1."""
+
+
+class Corpus(ABC):
+    """A named source of documents for `gidd data prepare`.
+
+    To add one, subclass this and register it: docs/extending.md.
+    """
+
+    name: str
+    """Name on the command line."""
+
+    description: str
+    """One line, shown by `gidd data list`."""
+
+    held_out: int = 0
+    """Default number of documents, at the end, to hold out for validation."""
+
+    @abstractmethod
+    def documents(self) -> list[Documents]:
+        """Return all documents, those for validation last."""
+
+    def validation(self) -> int:
+        """Return the number of documents to hold out by default."""
+        return self.held_out
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the only tokenizer that can encode the documents, or None if any can."""
+        return None
+
+    def known(self) -> dict[str, float]:
+        """Return exact figures of the documents, for the manifest."""
+        return {}
 
 
 def text_of(value: object, column: str, place: str) -> str:

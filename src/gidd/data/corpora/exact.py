@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from gidd.data.corpora.base import Corpus
-from gidd.data.corpora.documents import Documents
+from gidd.data.corpora.documents import Corpus, Documents
 from gidd.data.tokenizers import Tokenizer, character_level
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from gzip import GzipFile
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -17,10 +19,9 @@ from gidd.common.limits import DOCUMENT_BYTES
 from gidd.common.optional import optional_package
 from gidd.common.urls import is_url, without_credentials
 from gidd.data.corpora import remote
-from gidd.data.corpora.base import Corpus
-from gidd.data.corpora.decompression import decompress, most_bytes, require_ratio
 from gidd.data.corpora.documents import (
     FIX_FILE,
+    Corpus,
     Documents,
     no_column,
     require_document_size,
@@ -37,6 +38,11 @@ _BATCH_BYTES = 1 << 24
 _BATCH_ROWS = 1024
 _ROW_BYTES = 8
 """What a document adds to a shard's index, whatever its length."""
+
+_EXPANSION, _SMALL = 100, 8 << 20
+"""A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
+
+_BLOCK = 1 << 16
 
 
 @final
@@ -84,7 +90,7 @@ class _File(Documents):
     def _open(self, *, from_start: bool) -> Generator[Any]:
         """Open the file, decompressed; any error of the block is raised as a `DataError`."""
         with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
-            yield decompress(file, self.name) if self.name.endswith((".gz", ".zst")) else file
+            yield _decompressed(file, self.name)
 
     def _raw(self, from_start: bool) -> Any:
         _require_regular_file(self.path)  # again: it may have been replaced since it was found
@@ -149,31 +155,23 @@ class ParquetFile(_File):
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
             num_rows = table.metadata.num_rows
-            require_ratio(num_rows * _ROW_BYTES, _size(file), f"{self.name}, {num_rows:,} rows")
+            _require_expansion(num_rows * _ROW_BYTES, file, f"{self.name}, {num_rows:,} rows")
             return num_rows
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         """Yield the texts; row groups outside the range are not read."""
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
-            kind = self._kind_of_text(table.schema_arrow)
-            file_size, num_bytes, row = _size(file), 0, 0
-            most, longest, name = most_bytes(file_size), DOCUMENT_BYTES.value, self.name
+            kind, row = self._kind_of_text(table.schema_arrow), 0
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
                 if row < stop and row + rows > start:
-                    values = self._values(table, group, kind, file_size)
+                    values = self._values(table, group, kind, file)
                     for number, value in enumerate(islice(values, stop - row), start=row):
-                        place, data = f"{name}, row {number + 1}", value.as_buffer()
-                        length = 0 if data is None else data.size
-                        num_bytes += length + _ROW_BYTES  # a dictionary stores values once
-                        if num_bytes > most:
-                            require_ratio(num_bytes, file_size, place)
-                        if number < start:
-                            continue
-                        if length > longest:
-                            require_document_size(length, place)
-                        yield text_of({self.column: value.as_py()}, self.column, place)
+                        if number >= start:
+                            place, data = f"{self.name}, row {number + 1}", value.as_buffer()
+                            require_document_size(0 if data is None else data.size, place)
+                            yield text_of({self.column: value.as_py()}, self.column, place)
                 row += rows
 
     def _kind_of_text(self, schema: Any) -> Any:
@@ -190,7 +188,7 @@ class ParquetFile(_File):
             )
         return stored
 
-    def _values(self, table: Any, group: int, kind: Any, file_size: int) -> Iterator[Any]:
+    def _values(self, table: Any, group: int, kind: Any, file: Any) -> Iterator[Any]:
         """Yield the strings of a row group as Arrow scalars.
 
         The sizes are those that the footer states; pages that contradict it are not noticed. Each
@@ -201,7 +199,7 @@ class ParquetFile(_File):
         columns = [about.column(number) for number in range(about.num_columns)]
         (column,) = (each for each in columns if each.path_in_schema == self.column)
         size = column.total_uncompressed_size
-        require_ratio(size, min(column.total_compressed_size, file_size), self.name)
+        _require_expansion(size, file, self.name)
         least = 64 if optional_package("pyarrow.types", "data").is_dictionary(kind) else 1
         rows = min(max(least, _BATCH_BYTES // max(1, size)), _BATCH_ROWS)
         for batch in table.iter_batches(rows, row_groups=[group], columns=[self.column]):
@@ -277,9 +275,25 @@ def _require_regular_file(name: str) -> None:
         )
 
 
-def _size(file: Any) -> int:
+def _require_expansion(num_bytes: int, file: Any, place: str) -> None:
+    """Raise a `DataError` if a Parquet file claims to expand to far more bytes than it has."""
     file.seek(0, os.SEEK_END)
-    return file.tell()
+    most = _EXPANSION * file.tell() + _SMALL
+    if num_bytes > most:
+        raise DataError(
+            f"{place}: a file of {file.tell():,} bytes must expand to at most {most:,} bytes, got "
+            f"{num_bytes:,}. If you trust the file, write it again without compression."
+        )
+
+
+def _decompressed(file: Any, name: str) -> Any:
+    """Return the contents of a file, decompressed in small blocks; `name` gives the format."""
+    if name.endswith(".gz"):
+        return GzipFile(fileobj=file)
+    if name.endswith(".zst"):
+        stream = optional_package("pyarrow", "data").CompressedInputStream(file, "zstd")
+        return BufferedReader(stream, _BLOCK)
+    return file
 
 
 def _decode(data: bytes, path: str, line: int) -> str:

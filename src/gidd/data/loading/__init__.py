@@ -1,10 +1,9 @@
 """From token shards to batches.
 
-Reading order: `shards` (tokens on disk), `order` (the shuffle), `loader` (batches).
+Reading order: `shards` (tokens on disk), `loader` (their order, and batches).
 """
 
-from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
-from gidd.data.loading.order import shuffled
+from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split, shuffled
 from gidd.data.loading.shards import ShardSet, TokenShard, open_shard
 
 __all__ = [

@@ -1,8 +1,7 @@
 """From documents to token shards.
 
 Reading order: `work_plan` (order, split and tasks), `tasks` (documents to shards, one task),
-`workers` (tasks on processes of this machine), `prepare` (a complete preparation), `executors`
-(tasks on a cluster), `progress`.
+`prepare` (a complete preparation), `executors` (tasks on a cluster).
 """
 
 from gidd.data.preparation.executors import RayOptions, SlurmOptions, run_on_ray, submit_to_slurm

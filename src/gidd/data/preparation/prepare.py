@@ -12,30 +12,35 @@ workers or on interruptions. (docs/scaling/data.md: why not datatrove's `Documen
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 from typing import final
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TimeRemainingColumn
+
 from gidd.common.files import file_lock, remove_leftovers
 from gidd.common.urls import without_credentials
 from gidd.data.corpora import CorpusSource, corpora_of, resolve
 from gidd.data.corpora.documents import Documents
 from gidd.data.manifest import DataManifest, Split
-from gidd.data.preparation.progress import show_preparation_progress
 from gidd.data.preparation.tasks import Work, finished, make_work, tokenizer_of, write_shards
 from gidd.data.preparation.work_plan import (
     TASKS,
     TRAIN,
     VALIDATION,
+    Validation,
     ValidationOrder,
     load_or_create_plan,
     plan_settings,
     read_plan,
 )
-from gidd.data.preparation.workers import run
+from gidd.data.processes import run_tasks
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 
@@ -43,6 +48,7 @@ LOGS = "logs"
 """Folder for the logs of cluster jobs."""
 
 _SAMPLED, _SAMPLED_CHARACTERS = 4, 1000
+_SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +57,7 @@ def prepare(
     tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,
-    validation: float | None = None,
+    validation: Validation | None = None,
     validation_order: ValidationOrder = "last",
     tasks: int | None = None,
     workers: int = 1,
@@ -64,7 +70,8 @@ def prepare(
         tokenizer: The tokenizer, or a fast tokenizer of `transformers`.
         out: Output folder. An interrupted run is resumed if the other arguments are the same.
         validation: Number of documents to hold out, or a fraction below 1. Default: as the corpus
-            defines, and none for files.
+            defines, and none for files. "auto": as the corpus defines, otherwise a tenth of the
+            documents, at least one, spaced evenly.
         validation_order: Which documents to hold out: the last ones, or the last ones of every
             task, which are spaced evenly over all documents.
         tasks: Number of tasks, each of at most one shard per split; by default 8, or one per 256 MB
@@ -88,8 +95,8 @@ def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) 
     """Run the unfinished tasks on `workers` processes of this machine; write the manifest."""
     remove_leftovers(preparation.out)
     left = preparation.unfinished()
-    with show_preparation_progress(sum(one.documents for one in left), quiet=quiet) as advance:
-        run(write_shards, left, workers, advance)
+    with _show_progress(sum(one.documents for one in left), quiet=quiet) as advance:
+        run_tasks(write_shards, left, workers, advance)
     return preparation.finish()
 
 
@@ -142,7 +149,7 @@ def start_preparation(
     tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
     *,
-    validation: float | None = None,
+    validation: Validation | None = None,
     validation_order: ValidationOrder = "last",
     tasks: int | None = None,
     workers: int = 1,
@@ -156,17 +163,21 @@ def start_preparation(
     out, tokenizer = Path(out), as_tokenizer(tokenizer)
     corpora, documents = corpora_of(sources), resolve(sources)
     last, names = corpora[-1], [without_credentials(corpus.name) for corpus in corpora]
-    if (own := last.tokenizer()) and own.fingerprint != tokenizer.fingerprint:
+    if (fixed := last.tokenizer()) and fixed.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
             f"the tokenizer of {last.name} must be its own, got another: the tokens are those "
             "of an exact source. Leave --tokenizer out, or use the corpus's `tokenizer()`."
         )
     # the last documents are held out, so the last corpus sets the default
-    num_held_out = last.validation() if validation is None else validation
+    own = last.validation() if validation in (None, "auto") else 0
+    if validation == "auto" and not own:
+        validation_order = "spaced"
+    elif validation in (None, "auto"):
+        validation = own
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."
     with file_lock(out / TASKS / "lock", DataError(busy)):
-        settings = plan_settings(documents, tokenizer, num_held_out, validation_order, tasks)
+        settings = plan_settings(documents, tokenizer, validation, validation_order, tasks)
         written = command.encode(errors="backslashreplace").decode()  # names may not be UTF-8
         notes = {"sources": names, "command": written, "known": last.known()}
         plan = load_or_create_plan(out, documents, settings, notes, workers)
@@ -196,3 +207,44 @@ def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None
                         *(text[start:][:40], source.name, decoded[start:][:40]),
                     )
                     return
+
+
+@contextmanager
+def _show_progress(total: int, *, quiet: bool = False) -> Generator[Callable[[int, int], None]]:
+    """Show documents, tokens, their rates and the time left on standard error.
+
+    Yields a function to call with the number of documents and tokens that were just processed.
+    """
+    console = Console(file=sys.stderr)
+    is_plain = not quiet and not console.is_terminal
+    rates = "documents, {task.fields[rates]}, left"
+    columns = ("preparing", BarColumn(), MofNCompleteColumn(), rates, TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=quiet or is_plain)
+    bar.add_task("", total=total, tokens=0, rates="")
+    (task,) = bar.tasks
+    last_line = time.monotonic()
+
+    def advance(documents: int, tokens: int) -> None:
+        nonlocal last_line
+        bar.update(task.id, advance=documents, tokens=task.fields["tokens"] + tokens)
+        bar.update(task.id, rates=_rates(task))
+        if is_plain and time.monotonic() - last_line > _SECONDS_BETWEEN_LINES:
+            _print_line(task)
+            last_line = time.monotonic()
+
+    with bar:
+        yield advance
+    if is_plain and task.completed:
+        _print_line(task)
+
+
+def _rates(task: Task) -> str:
+    seconds = max(task.elapsed or 0, 1e-3)
+    documents, tokens = task.completed / seconds, task.fields["tokens"] / seconds
+    return f"{documents:,.0f} documents/s, {tokens:,.0f} tokens/s"
+
+
+def _print_line(task: Task) -> None:
+    left = (task.elapsed or 0) * (task.remaining or 0) / max(task.completed, 1)
+    counts = f"{task.completed:,.0f} of {task.total:,} documents, {task.fields['tokens']:,} tokens"
+    print(f"{counts}; {_rates(task)}; {left:,.0f} s left", file=sys.stderr, flush=True)

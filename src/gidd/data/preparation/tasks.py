@@ -17,7 +17,7 @@ from gidd.common.limits import PIECE_CHARACTERS
 from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.manifest import INDEX, ShardRecord
 from gidd.data.preparation.work_plan import TASKS, plan_digest, tasks_of
-from gidd.data.preparation.workers import ReportProgress
+from gidd.data.processes import ReportProgress
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.tokenizers.encoding import cut
 from gidd.errors import DataError, GiddError

@@ -13,14 +13,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-from gidd.common.allowed import Allowed, integer
 from gidd.common.files import read_json, write_json
 from gidd.common.limits import MANIFEST_BYTES
+from gidd.common.terminal import shorten
 from gidd.data.corpora.documents import Documents
-from gidd.data.manifest import DATA_MANIFEST, NOTE_FIELDS, require_fields
-from gidd.data.preparation.workers import ReportProgress, run
+from gidd.data.manifest import DATA_MANIFEST, NOTE_TYPES, require_notes, require_types
+from gidd.data.processes import ReportProgress, run_tasks
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 
@@ -31,6 +31,7 @@ PLAN = "plan.json"
 TRAIN = "train"
 VALIDATION = "validation"
 _BYTES_PER_TASK = 256 << 20
+_PLAN_TYPES = NOTE_TYPES | {"counts": list}
 
 Range = tuple[int, int, int]
 """Index of a source, and a range start .. stop of its documents."""
@@ -40,6 +41,9 @@ Task = dict[str, list[Range]]
 
 ValidationOrder = Literal["last", "spaced"]
 """Documents to hold out: the last ones of all, or the last ones of every task."""
+
+Validation = float | Literal["auto"]
+"""Number of documents to hold out, or a fraction below 1; "auto": a tenth, at least one."""
 
 
 def make_tasks(
@@ -72,8 +76,10 @@ def _ranges(ends: Sequence[int], start: int, stop: int) -> list[Range]:
     return result
 
 
-def num_held_out(validation: float, documents: int) -> int:
+def num_held_out(validation: Validation, documents: int) -> int:
     """Return the number of held-out documents: `validation`, or that fraction if below 1."""
+    if validation == "auto":
+        return min(max(1, documents // 10), documents - 1)
     if not (validation >= 0 and (isinstance(validation, int) or validation < 1)):
         raise ConfigError(
             f"validation must be a number of documents or a fraction in [0, 1), got {validation}. "
@@ -83,7 +89,8 @@ def num_held_out(validation: float, documents: int) -> int:
     if held_out >= documents:
         raise DataError(
             f"validation must leave documents to train on, got {held_out} of {documents} "
-            "documents. Use a smaller number."
+            "documents. Hold out fewer: --data.validation N of `gidd train`, --validation N of "
+            "`gidd data prepare`; or leave it out."
         )
     return int(held_out)
 
@@ -91,7 +98,7 @@ def num_held_out(validation: float, documents: int) -> int:
 def plan_settings(
     documents: Sequence[Documents],
     tokenizer: Tokenizer,
-    validation: float,
+    validation: Validation,
     validation_order: ValidationOrder,
     tasks: int | None,
 ) -> dict[str, Any]:
@@ -120,19 +127,17 @@ def read_plan(out: Path) -> dict[str, Any]:
     """Read the plan of a folder; its settings are compared with those of the run."""
     path, remedy = out / TASKS / PLAN, f"Delete the folder {out} and prepare again."
     plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
-    known = {name: plan[name] for name in plan.keys() & _PLAN_FIELDS.keys()}
+    known = {name: plan[name] for name in plan.keys() & _PLAN_TYPES.keys()}
     try:
-        require_fields(known, "plan", _PLAN_FIELDS)
+        require_types(known, "plan", _PLAN_TYPES)
+        require_notes(known, "plan")
+        if not all(type(count) is int and count >= 0 for count in known["counts"]):
+            raise ConfigError(
+                f"counts must be numbers of documents, got {shorten(plan['counts'])}."
+            )
     except ConfigError as error:
         raise DataError(f"{path} is not a valid plan: {error} {remedy}") from error
     return plan
-
-
-def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(map(integer(0).contains, cast("list[object]", value)))
-
-
-_PLAN_FIELDS = NOTE_FIELDS | {"counts": Allowed(_are_counts, "a list of numbers of documents")}
 
 
 def load_or_create_plan(
@@ -162,8 +167,8 @@ def load_or_create_plan(
             "Choose another --out folder."
         )
     is_slow = sum(not source.quick_count for source in documents) > 1
-    workers = workers if is_slow else min(workers, 1)  # `run` raises if it is below 1
-    counts = run(_count, documents, workers, lambda _documents, _tokens: None)
+    workers = workers if is_slow else min(workers, 1)  # `run_tasks` raises if it is below 1
+    counts = run_tasks(_count, documents, workers, lambda _documents, _tokens: None)
     plan = settings | notes | {"counts": counts}
     if not sum(counts) or not _size(plan):
         raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")

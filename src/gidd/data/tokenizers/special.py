@@ -67,6 +67,8 @@ def ensure_special_tokens(
         )
     if mask is None:
         notes.append(_add(inner, "mask", "mask_token", "mask", MASK))
+    if pad == mask:  # padding is part of clean text, which has no masks
+        pad = None
     return SpecialTokens(end, pad or end, mask or MASK, tuple(notes))
 
 

@@ -1,15 +1,17 @@
-"""Run tasks on several processes of this machine, which exit when their parent does."""
+"""Worker processes of this machine, which exit when their parent does."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from gidd.common.processes import follow_parent
 from gidd.errors import ConfigError, DataError
 
 Item = TypeVar("Item")
@@ -21,7 +23,7 @@ _shared: dict[str, Any] = {}
 """In a worker process: values shared with the parent."""
 
 
-def run(
+def run_tasks(
     function: Callable[[Item, ReportProgress], Result],
     items: Sequence[Item],
     workers: int,
@@ -72,3 +74,19 @@ def _report(documents: int, tokens: int) -> None:
     counts = _shared["counts"]
     with counts.get_lock():
         counts[:] = [counts[0] + documents, counts[1] + tokens]
+
+
+def follow_parent(*_worker: object) -> None:
+    """Exit when the parent ends, also by SIGKILL, and leave Ctrl-C to it.
+
+    Called first in every worker process; arguments of its pool, such as its number, are ignored.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a process that multiprocessing did not start"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def _exit_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

