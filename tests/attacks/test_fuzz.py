@@ -1,6 +1,4 @@
-"""Damage at random, by hypothesis: 40 folders for each of six kinds of file.
-
-CI reads 12 of each, `make attacks` 500.
+"""Damage at random, by hypothesis: 3 folders for each of six kinds of file, 500 by `make attacks`.
 
 Damage is structured: a value of a record is replaced, removed or repeated; a header, an index or a
 table of tokens is changed and the digests made to fit, so that the damage passes the first check;
@@ -173,7 +171,7 @@ DAMAGES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "damage"), DAMAGES)
 @settings(
-    max_examples=500 if "ATTACK_ALL" in os.environ else 2 * settings.default.max_examples // 5,
+    max_examples=500 if "ATTACK_ALL" in os.environ else 3,
     derandomize=True,
     database=None,
     deadline=None,

@@ -72,7 +72,7 @@ class Result:
             found.append(f"hangs ({self.cpu:.0f} s of CPU)")
         elif self.status not in (0, 2):
             found.append(f"status {self.status}")
-        if "Traceback" in self.text or "panicked" in self.text:
+        if "Traceback" in self.text:
             found.append("traceback")
         if self.status == 2 and "gidd: " not in self.text:
             found.append("no message")
