@@ -20,7 +20,7 @@ from gidd.evaluation.options import PerplexityOptions
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.llama import AutoregressiveModel
 from gidd.pipeline.score import scoring_windows
-from gidd.pipeline.text import TokenTexts
+from gidd.pipeline.text import TokenDecoder
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
@@ -337,7 +337,7 @@ def test_a_text_that_the_tokenizer_does_not_restore_is_named(causal, tmp_path):
 
 
 def test_documents_without_tokens_are_skipped_and_counted(tmp_path):
-    class Forgetful(TokenTexts):
+    class Forgetful(TokenDecoder):
         def encode(self, text, what):
             return [] if text == "b" else super().encode(text, what)
 

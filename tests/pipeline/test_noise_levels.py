@@ -29,7 +29,7 @@ def pipe(folder):
 
 
 def test_the_noise_level_of_a_text(pipe):
-    given = pipe.token_texts.of_text(TEXT, "it")
+    given = pipe.token_texts.encode_with_offsets(TEXT, "it")
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
     found = pipe.noise_level(TEXT, on_calls=lambda *counts: seen.append(counts))

@@ -22,7 +22,7 @@ from gidd.diffusion.times import even_mesh
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.models import Denoiser
 from gidd.pipeline import CorrectionOptions, Pipeline
-from gidd.pipeline.spans import protected_tokens
+from gidd.pipeline.text import protected_tokens
 from gidd.sampling import Request, TopK, blanks, sampling_plan
 from gidd.sampling.windows import windows
 from gidd.vocab import Vocab
@@ -189,7 +189,7 @@ def test_many_protected_spans_and_strange_text_take_linear_time(pipe):
     began = time.perf_counter()
     text = TEXT.replace("\n", " ") * 40
     spans = [(i, i + 1) for i in range(0, len(text), 3)]
-    given = pipe.token_texts.of_text(text, "the text")
+    given = pipe.token_texts.encode_with_offsets(text, "the text")
     fixed = protected_tokens(given, spans)
     empty = protected_tokens(given, [(i, i) for i in range(len(text))])
     assert any(fixed) and not any(empty)

@@ -12,7 +12,7 @@ from gidd.common.registry import builtin_parts, register
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_mesh
 from gidd.errors import ConfigError
-from gidd.pipeline.describe import describe_plan
+from gidd.pipeline.results import describe_plan
 from gidd.sampling import (
     Confidence,
     Gibbs,

@@ -11,7 +11,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from gidd import __version__
@@ -47,10 +48,20 @@ _OUT_OF_MEMORY = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one subcommand. A mistake of the user ends in one message and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _exit_codes(), print_warnings(), _interrupts():
+        if words[:1] == ["--version"]:
+            print(f"gidd {__version__}")
+        elif (module := choose_command("gidd", COMMANDS, words, _help)) is not None:
+            importlib.import_module(module).main(words[1:])
+
+
+@contextmanager
+def _exit_codes() -> Generator[None]:
+    """Turn errors of the block into messages and exit codes."""
     try:
         try:
-            with print_warnings():
-                _run(list(sys.argv[1:] if arguments is None else arguments))
+            yield
         finally:
             sys.stdout.flush()  # a closed pipe is reported here, not at exit
     except BrokenPipeError:
@@ -74,36 +85,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
 
 
+@contextmanager
+def _interrupts() -> Generator[None]:
+    """Handle Ctrl-C by `_on_interrupt`, unless the parent process chose another handler."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, _on_interrupt)
+    try:
+        yield
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out: in Python, or in torch, which need not be imported for this."""
     is_gpu, is_cpu = type(error).__name__ == "OutOfMemoryError", "DefaultCPUAllocator" in str(error)
     return isinstance(error, MemoryError) or is_gpu or is_cpu
 
 
-def _run(words: list[str]) -> None:
-    if words[:1] == ["--version"]:
-        print(f"gidd {__version__}")
-        return
-    command = choose_command("gidd", COMMANDS, words, _help)
-    if command is None:
-        return
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:  # otherwise keep the choice of the parent process
-        signal.signal(signal.SIGINT, _on_interrupt)
-    try:
-        command(words[1:])
-    finally:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def choose_command(
     prog: str, commands: Mapping[str, str], words: Sequence[str], help_text: Callable[[], str]
-) -> Callable[[Sequence[str]], None] | None:
-    """Return the `main` of the command that the first word names.
+) -> str | None:
+    """Return the module of the command that the first word names; it has a function `main`.
 
-    Commands of `gidd x` are modules of `gidd.cli.x`; that of a command `a-b` is `a_b`. Without a
-    word, or for --help, this prints the help and returns None.
+    Commands of `gidd x` are modules of `gidd.cli.x`; the module of a command `a-b` is `a_b`.
+    Without a word, or for --help, this prints the help and returns None.
     """
     if not words or words[0] in ("-h", "--help"):
         print(help_text())
@@ -115,8 +122,7 @@ def choose_command(
         print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text()}")
         raise SystemExit(2)
     package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
-    module = name.replace("-", "_")
-    return lambda arguments: importlib.import_module(f"{package}.{module}").main(arguments)
+    return f"{package}.{name.replace('-', '_')}"
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:

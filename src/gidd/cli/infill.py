@@ -11,13 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import tyro
 
 from gidd.cli.model_options import TextCommandOptions, parse_options
-from gidd.cli.output import decode_utf8, sample_and_show
+from gidd.cli.output import decode_utf8, show_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,5 +34,6 @@ def main(arguments: Sequence[str]) -> None:
     if text == "-":
         text = decode_utf8(sys.stdin.buffer.read(), "standard input")
     pipe = options.runtime.load(options.model)
-    infill = partial(pipe.infill, text)
-    sample_and_show(options, pipe, infill, action="infilling", title="Blanks filled")
+    with options.progress("infilling", pipe) as on_step:
+        generations = pipe.infill(text, on_step=on_step, **options.settings)
+    show_samples(options, pipe, generations, "Blanks filled")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import tyro
 
 from gidd.cli.messages import print_message
 from gidd.cli.output import OutputOptions, SampleOutputOptions
 from gidd.cli.parsing import parse
+from gidd.cli.progress import show_progress
 from gidd.cli.sampling_form import SamplingForm
 from gidd.common.allowed import SEED, field_problems, integer
 from gidd.errors import ConfigError
@@ -18,6 +20,7 @@ from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
+    from gidd.sampling import OnStep
 
 _F = TypeVar("_F")
 Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
@@ -72,6 +75,21 @@ class TextCommandOptions:
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     output: Flat[SampleOutputOptions] = field(default_factory=SampleOutputOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `Pipeline.generate` and `Pipeline.infill`."""
+        return {
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "start_index": self.start_index,
+            "record_frames": self.output.record_frames,
+            "options": self.sampling,
+        }
+
+    def progress(self, action: str, pipe: Pipeline) -> AbstractContextManager[OnStep | None]:
+        """Return a context with a callback for each step; see `show_progress`."""
+        return show_progress(action, pipe, self.num_samples, live=self.output.live)
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from gidd.cli.messages import print_message
-from gidd.cli.progress import show_progress
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
 
@@ -58,25 +57,11 @@ class SampleOutputOptions(OutputOptions):
     """With --jsonl: include every change of a token, with its step and probability."""
 
 
-def sample_and_show(
-    options: TextCommandOptions,
-    pipe: Pipeline,
-    sample: Callable[..., list[Generation]],
-    *,
-    action: str,
-    title: str,
+def show_samples(
+    options: TextCommandOptions, pipe: Pipeline, generations: Sequence[Generation], title: str
 ) -> None:
-    """Call `sample`, print the samples, then write the page: writing it may fail."""
+    """Print the samples, then write the page: writing it may fail."""
     output = options.output
-    with show_progress(action, pipe, options.num_samples, live=output.live) as on_step:
-        generations = sample(
-            num_samples=options.num_samples,
-            seed=options.seed,
-            start_index=options.start_index,
-            on_step=on_step,
-            record_frames=output.record_frames,
-            options=options.sampling,
-        )
     for number, generation in enumerate(generations, start=1):
         if output.jsonl:
             names = ("text", "filled", "tokens", "confidence", "calls")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +25,7 @@ import tyro
 
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import TextCommandOptions, parse_options
-from gidd.cli.output import print_text, sample_and_show, write_stdout
+from gidd.cli.output import print_text, show_samples, write_stdout
 from gidd.cli.progress import show_counts
 from gidd.common.actors import ActorOptions
 from gidd.common.allowed import field_problems, integer, optional
@@ -111,11 +110,16 @@ def main(arguments: Sequence[str]) -> None:
             write_stdout(piece)
         print_text("")
         return
-    generate = partial(
-        pipe.generate, prompt=options.prompt, suffix=options.suffix, length=options.length
-    )
+    with options.progress("sampling", pipe) as on_step:
+        generations = pipe.generate(
+            prompt=options.prompt,
+            suffix=options.suffix,
+            length=options.length,
+            on_step=on_step,
+            **options.settings,
+        )
     title = f"{options.prompt} …" if options.prompt else "Text from noise"
-    sample_and_show(options, pipe, generate, action="sampling", title=title)
+    show_samples(options, pipe, generations, title)
 
 
 def _sample_to_folder(options: SampleOptions, out: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 import gidd
 from gidd.pipeline import Pipeline
-from gidd.pipeline.describe import describe_schedule
+from gidd.pipeline.results import describe_schedule
 
 
 def describe_pipeline(pipe: Pipeline) -> dict[str, Any]:

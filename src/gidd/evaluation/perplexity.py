@@ -23,7 +23,7 @@ from gidd.evaluation.texts import EncodedCorpus, encode_corpus, source_names
 from gidd.evaluation.window_scores import CausalModel, OnCalls, WindowScores, score_windows
 from gidd.pipeline import Pipeline
 from gidd.pipeline.score import ScoringWindow, scoring_windows
-from gidd.pipeline.text import TokenTexts
+from gidd.pipeline.text import TokenDecoder
 
 MAX_DEFAULT_LENGTH: Final = 2048
 """Longest default window: some contexts are longer than memory allows."""
@@ -126,7 +126,7 @@ def _document_rows(
     corpus: EncodedCorpus,
     windows: _Windows,
     scores: WindowScores,
-    token_texts: TokenTexts,
+    token_texts: TokenDecoder,
 ) -> list[_Row]:
     """Return a row per document that has a scored token."""
     owner, count = torch.tensor([document for document, _ in windows]), len(corpus.documents)
@@ -156,14 +156,14 @@ def _unscored_bytes(
     corpus: EncodedCorpus,
     windows: _Windows,
     scores: WindowScores,
-    token_texts: TokenTexts,
+    token_texts: TokenDecoder,
 ) -> dict[int, int]:
     """Return the bytes of first tokens that an autoregressive model could not score."""
     found: dict[int, int] = {}
     for (document, window), num_scored in zip(windows, scores.num_scored.tolist(), strict=True):
         if num_scored < window.stop - window.start - window.num_given:
             first = int(corpus.documents[document].tokens[window.start])
-            found[document] = found.get(document, 0) + len(token_texts.of(first).encode())
+            found[document] = found.get(document, 0) + len(token_texts.decode_one(first).encode())
     return found
 
 

@@ -26,7 +26,7 @@ from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.sample_files import TextSample
 from gidd.evaluation.texts import texts_digest
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
-from gidd.pipeline.confidence import predict_frames
+from gidd.pipeline.generate import predict_frames
 from gidd.sampling import Event, OnStep, run_job
 
 OnProgress = Callable[[str, int, int], None]

@@ -23,9 +23,9 @@ from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.samples import mean_of_defined, sequence_entropy
 from gidd.pipeline import Pipeline
-from gidd.pipeline.confidence import predict_frames
-from gidd.pipeline.describe import describe_plan, describe_processors
+from gidd.pipeline.generate import predict_frames
 from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+from gidd.pipeline.results import describe_plan, describe_processors
 from gidd.sampling import Request, run_job
 
 OnSamples = Callable[[int, int], None]

@@ -25,7 +25,7 @@ from gidd.data.manifest import DATA_MANIFEST, DataManifest
 from gidd.data.preparation.work_plan import VALIDATION
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.text import TokenTexts
+from gidd.pipeline.text import TokenDecoder
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -107,7 +107,7 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 def encode_corpus(
     sources: Sequence[str],
-    token_texts: TokenTexts,
+    token_texts: TokenDecoder,
     *,
     max_documents: int | None = None,
     last: Sequence[int] = (),

@@ -31,7 +31,7 @@ from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
 from gidd.pipeline.score import describe_estimate, estimate_likelihood
-from gidd.pipeline.text import TokenTexts
+from gidd.pipeline.text import TokenDecoder
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -84,7 +84,7 @@ class CausalModel:
     def __init__(self, scorer: CausalScorer, tokenizer: Tokenizer) -> None:
         """Take a scorer and a tokenizer with the same vocabulary."""
         self.scorer, self.tokenizer = scorer, tokenizer
-        self.token_texts = TokenTexts(tokenizer)
+        self.token_texts = TokenDecoder(tokenizer)
         self.context = scorer.max_length
         self.end_id: int | None = getattr(scorer.tokenizer, "eos_token_id", None)
         self.first_id = scorer.bos[0] if scorer.bos else self.end_id

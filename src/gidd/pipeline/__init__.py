@@ -7,9 +7,8 @@
     pipe.noise_level("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `text` (tokens and text), `edits`, `noise_level`, `results`,
-`loaded_model`, `pipeline` with `generate`, `correct`, `self_correct` and `score`, `load`. Names
-are imported on first use.
+Reading order: `options`, `text` (tokens and text), `edits`, `noise_level`, `results`, `pipeline`
+with `generate`, `correct`, `self_correct` and `score`, `load`. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
         SelfCorrection as SelfCorrection,
         Trace as Trace,
     )
-    from gidd.pipeline.spans import (
+    from gidd.pipeline.text import (
+        EncodedText as EncodedText,
         Span as Span,
         ban_unwritten_tokens as ban_unwritten_tokens,
         protected_tokens as protected_tokens,
     )
-    from gidd.pipeline.text import EncodedText as EncodedText
 
 __getattr__, __dir__ = lazy_exports(__name__)

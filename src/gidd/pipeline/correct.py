@@ -18,13 +18,12 @@ from gidd.errors import ConfigError
 from gidd.pipeline.edits import Alternative, TextEdit, apply_edits, decide, is_doubtful
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise
 from gidd.pipeline.results import Correction, ResultManifest
-from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens
-from gidd.pipeline.text import EncodedText
+from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
 from gidd.sampling.jobs import Jobs, run_jobs
 from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior, WindowReader
 
 if TYPE_CHECKING:
-    from gidd.pipeline.loaded_model import LoadedModel
+    from gidd.pipeline.pipeline import Pipeline
 
 SMALLEST_ERROR_RATE: Final = 1e-4
 """Error rate of a text that is estimated as clean."""
@@ -49,7 +48,7 @@ class CorrectSettings(TypedDict, total=False):
 class TokenCorrector:
     """Corrects texts with a model; its methods are jobs, so several texts share forward passes."""
 
-    model: LoadedModel
+    model: Pipeline
     error_rate: float | None = None
     min_confidence: float | None = None
     protected: tuple[Span, ...] = ()
@@ -127,7 +126,7 @@ class TokenCorrector:
         posteriors: Iterable[WindowPosterior],
     ) -> Iterator[TextEdit]:
         """Yield the doubtful tokens with their alternatives, in order."""
-        text_of = self.model.token_texts.of
+        text_of = self.model.token_texts.decode_one
         for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
             found, others = posterior.found.tolist(), posterior.tokens.tolist()
             probabilities = posterior.probabilities.tolist()

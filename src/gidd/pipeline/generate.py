@@ -1,30 +1,44 @@
-"""From arguments to requests, and from samples to results."""
+"""From arguments to requests, and from samples to results with the confidence in their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from gidd.common.allowed import SEED, integer, require_arguments
+from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.pipeline.confidence import can_score_visible_tokens, frames_of_masking, predict_frames
-from gidd.pipeline.describe import describe_request
-from gidd.pipeline.options import SamplingOptions
-from gidd.pipeline.results import Generation, ResultManifest, Trace
-from gidd.pipeline.text import TokenTexts
-from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Request, Sample, Tokens, ban
+from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
+from gidd.pipeline.results import Generation, ResultManifest, Trace, describe_request
+from gidd.pipeline.text import TokenDecoder
+from gidd.sampling import (
+    Engine,
+    Frame,
+    Jobs,
+    OnStep,
+    Plan,
+    Processor,
+    Request,
+    Sample,
+    Tokens,
+    ban,
+    corrector_plan,
+    no_op,
+)
 from gidd.sampling.jobs import sample_blocks
+from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
-    from gidd.pipeline.loaded_model import LoadedModel
+    from gidd.pipeline.pipeline import Pipeline
 
 
 def build_requests(
-    pipe: LoadedModel,
+    pipe: Pipeline,
     tokens: Tokens,
     stop: tuple[int, ...],
     options: SamplingOptions,
@@ -64,7 +78,7 @@ def require_no_blocks(block_length: int | None, what: str) -> None:
 
 async def run_requests(
     jobs: Jobs,
-    model: LoadedModel,
+    model: Pipeline,
     requests: Sequence[Request],
     manifest: Callable[[ResultManifest, int], ResultManifest],
     block_length: int | None,
@@ -101,7 +115,7 @@ async def run_requests(
 
 async def build_generations(
     jobs: Jobs,
-    model: LoadedModel,
+    model: Pipeline,
     requests: Sequence[Request],
     samples: Sequence[Sample],
     manifest: Callable[[ResultManifest, int], ResultManifest],
@@ -152,7 +166,7 @@ def _trace(
     return trace, scored.probability
 
 
-def _filled(token_texts: TokenTexts, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:
+def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:
     """Yield the text of each run of blanks."""
     position = 0
     for is_blank, run in groupby(template, key=lambda token: token is None):
@@ -160,3 +174,102 @@ def _filled(token_texts: TokenTexts, template: Tokens, tokens: Sequence[int]) ->
         if is_blank:
             yield "".join(token_texts(tokens[position:end]))
         position = end
+
+
+def stream_text(
+    engine: Engine, token_texts: TokenDecoder, request: Request, block_length: int
+) -> Iterator[str]:
+    """Sample one request in blocks; yield the text of each when it is finished.
+
+    The first piece begins with the prompt. A character whose bytes end in the next block is held
+    back until then.
+    """
+    jobs, tokens, shown = Jobs(), list[int](), ""
+    job = jobs.start(sample_blocks(jobs, engine, request, block_length, on_tokens=tokens.extend))
+    try:
+        while True:
+            text = "".join(token_texts(tokens))
+            complete = text if job.is_done else text.rstrip("\N{REPLACEMENT CHARACTER}")
+            if len(complete) > len(shown):
+                yield complete[len(shown) :]
+                shown = complete
+            if job.is_done:
+                job.result()  # raises the error of a job that failed
+                return
+            jobs.step()
+    finally:
+        if not job.is_done:
+            job.cancel()
+
+
+def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
+    """Whether a network trained with this noise predicts other tokens than those it sees.
+
+    Under masking alone every visible token is correct, so the loss does not depend on predictions
+    at visible positions and the network does not learn any.
+    """
+    noise = schedule.beta_pi(torch.tensor([0.5])).squeeze(0)
+    return any(p > 0 for token, p in enumerate(noise.tolist()) if token != schedule.vocab.mask_id)
+
+
+async def score_tokens(
+    jobs: Jobs,
+    engine: Engine,
+    context: int,
+    tokens: Sequence[int],
+    processors: tuple[Processor, ...] = (),
+) -> Frame:
+    """Return the prediction on a text of any length at the lowest noise level, by windows."""
+    parts = windows(len(tokens), context)
+    texts = [(tokens[part.start : part.stop], processors) for part in parts]
+    frames = await predict_frames(jobs, engine, texts)
+    # a frame is an index, a step, a time and then tensors over positions
+    own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
+    return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
+
+
+async def predict_frames(
+    jobs: Jobs,
+    engine: Engine,
+    texts: Iterable[tuple[Sequence[int], tuple[Processor, ...]]],
+) -> list[Frame]:
+    """Return the prediction on each text at the lowest noise level, by one forward pass each.
+
+    Each text has its own processors of x_theta.
+    """
+    plan = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
+    requests = [
+        Request(
+            tokens=tuple(text), plan=plan, protected=(False,) * len(text), processors=processors
+        )
+        for text, processors in texts
+    ]
+    samples = await jobs.sample(engine, requests, record_frames=True)
+    return [sample.frames[0] for sample in samples]
+
+
+def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
+    """Return the frames of a network that cannot score visible tokens, and one of the last state.
+
+    Visible tokens do not change under masking: each is its own most likely token, and its
+    probability is x_theta when it was written, 1 for given tokens.
+    """
+    edits, written = list(sample.edits), torch.ones(len(sample.tokens))
+    tokens, none = torch.tensor(sample.tokens), torch.zeros_like(written)
+    last = sample.frames[-1].step_index + 1 if sample.frames else 0
+    end = Frame(last, "end", 0.0, tokens, written, none, tokens, written)
+    frames: list[Frame] = []
+    for frame in (*sample.frames, end):
+        while edits and (frame is end or edits[0].step_index < frame.step_index):
+            edit = edits.pop(0)
+            written[edit.position] = edit.probability
+        visible = (frame.tokens != mask_id).cpu()
+        frames.append(
+            frame._replace(
+                probability=torch.where(visible, written, frame.probability.cpu()),
+                entropy=torch.where(visible, 0, frame.entropy.cpu()),
+                top=torch.where(visible, frame.tokens.cpu(), frame.top.cpu()),
+                top_probability=torch.where(visible, written, frame.top_probability.cpu()),
+            )
+        )
+    return tuple(frames)

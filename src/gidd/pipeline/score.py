@@ -20,7 +20,7 @@ from gidd.diffusion.likelihood import (
 )
 from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError
-from gidd.pipeline.confidence import score_tokens
+from gidd.pipeline.generate import score_tokens
 from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
 from gidd.pipeline.results import ResultManifest, Scores
@@ -31,7 +31,7 @@ from gidd.sampling.windows import TextWindows
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-    from gidd.pipeline.loaded_model import LoadedModel
+    from gidd.pipeline.pipeline import Pipeline
 
 PARTS_RULE = "texts longer than the context are split into parts, scored independently, added up"
 
@@ -72,7 +72,7 @@ def scoring_windows(
 
 
 def estimate_likelihood(
-    pipe: LoadedModel,
+    pipe: Pipeline,
     texts: Sequence[ScoredText],
     options: LikelihoodOptions,
     ranks: RankGroup | None = None,
@@ -109,7 +109,7 @@ def describe_estimate(options: LikelihoodOptions, repeats: int) -> ResultManifes
 
 
 def score_texts(
-    pipe: LoadedModel,
+    pipe: Pipeline,
     texts: Sequence[str],
     tokens: Sequence[Sequence[int]],
     manifest: Callable[[ResultManifest, int], ResultManifest],
@@ -180,7 +180,7 @@ class _CallPhases:
             self._on_calls(sum(self._done), sum(self._expected))
 
 
-def _windows(pipe: LoadedModel, texts: Sequence[Sequence[int]]) -> list[TextWindows]:
+def _windows(pipe: Pipeline, texts: Sequence[Sequence[int]]) -> list[TextWindows]:
     is_fixed = pipe.token_texts.is_fixed
     return [TextWindows(each, [*map(is_fixed, each)], pipe.context) for each in texts]
 
@@ -196,7 +196,7 @@ class _Reading(NamedTuple):
 
 
 async def _read(
-    jobs: Jobs, pipe: LoadedModel, cut: TextWindows, on_calls: OnCallsDone | None
+    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_calls: OnCallsDone | None
 ) -> _Reading:
     frame = await score_tokens(jobs, pipe.engine, pipe.context, cut.tokens)
     noise = None

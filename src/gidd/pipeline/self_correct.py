@@ -9,11 +9,22 @@ from typing import final
 
 import torch
 
-from gidd.pipeline.confidence import predict_frames, score_tokens
-from gidd.pipeline.describe import describe_plan, describe_processors
-from gidd.pipeline.results import Replacement, ResultManifest, SelfCorrection, Trace
-from gidd.pipeline.spans import Span, ban_unwritten_tokens, protected_tokens
-from gidd.pipeline.text import EncodedText, TokenTexts
+from gidd.pipeline.generate import predict_frames, score_tokens
+from gidd.pipeline.results import (
+    Replacement,
+    ResultManifest,
+    SelfCorrection,
+    Trace,
+    describe_plan,
+    describe_processors,
+)
+from gidd.pipeline.text import (
+    EncodedText,
+    Span,
+    TokenDecoder,
+    ban_unwritten_tokens,
+    protected_tokens,
+)
 from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Processor, Request
 from gidd.sampling.windows import Window, windows
 
@@ -29,7 +40,7 @@ class SelfCorrector:
     """
 
     engine: Engine
-    token_texts: TokenTexts
+    token_texts: TokenDecoder
     plan: Plan
     context: int
     seed: int
@@ -66,7 +77,7 @@ class SelfCorrector:
             "protected": [list(span) for span in protected],
             "windows": len(traces),
         }
-        texts = self.token_texts.texts_of(new, given)
+        texts = self.token_texts.decode_like(new, given)
         return SelfCorrection(
             text="".join(texts),
             original="".join(given.texts),

@@ -1,4 +1,4 @@
-"""Tokens and text: the text of each token, also of characters outside the vocabulary."""
+"""Tokens and text: the text of each token, and the tokens that correction keeps or never writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import NamedTuple, final
 from unicodedata import category
 
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import DataError
+from gidd.errors import ConfigError, DataError
+from gidd.sampling import Ban, ban
+from gidd.vocab import Vocab
+
+Span = tuple[int, int]
+"""Characters start .. stop - 1 of a text."""
 
 _INVALID = "\N{REPLACEMENT CHARACTER}"
 """How bytes that are not a complete character are decoded."""
@@ -40,14 +45,14 @@ class EncodedText(NamedTuple):
 
 
 @final
-class TokenTexts:
+class TokenDecoder:
     """Splits a text into the text of each of its tokens.
 
     A byte-level token may be part of a character. The tokens of such a character share its text: it
     is assigned to the first of them, and the others get "".
 
     If tokens are characters, those outside the vocabulary are encoded as similar ones in it, or as
-    the unknown token; `of_text` keeps what they are, and `texts_of` restores them.
+    the unknown token; `encode_with_offsets` keeps the text, and `decode_like` restores it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -56,7 +61,7 @@ class TokenTexts:
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
         """Return one string per token; joined, they are the text."""
-        texts = [self.of(token) for token in tokens]
+        texts = [self.decode_one(token) for token in tokens]
         if self.tokenizer.is_character_level:
             return texts
         start = 0
@@ -69,7 +74,7 @@ class TokenTexts:
             start = stop
         return texts
 
-    def of(self, token: int) -> str:
+    def decode_one(self, token: int) -> str:
         """Return the text of one token; it contains U+FFFD if the token is part of a character."""
         if token not in self._cache:
             self._cache[token] = self._decode([token])
@@ -77,9 +82,9 @@ class TokenTexts:
 
     def is_fixed(self, token: int) -> bool:
         """Whether correction skips the token: line breaks, tabs, parts of characters, unknown."""
-        return token in self.tokenizer.unknown_ids or _has_layout(self.of(token))
+        return token in self.tokenizer.unknown_ids or _has_layout(self.decode_one(token))
 
-    def of_text(self, text: str, what: str) -> EncodedText:
+    def encode_with_offsets(self, text: str, what: str) -> EncodedText:
         """Return the tokens of a text with the text of each; `what` names it in error messages.
 
         Raise if a text cannot be restored: with other tokens than characters, if decoding does not.
@@ -92,16 +97,16 @@ class TokenTexts:
         _require_unicode(text, what)
         tokens = self.tokenizer.encode(text)
         layout = {character for character in set(text) if _has_layout(character)}
-        fixed = (v in self.fixed or c in layout for v, c in zip(tokens, text, strict=True))
+        fixed = (v in self.fixed_ids or c in layout for v, c in zip(tokens, text, strict=True))
         return EncodedText(tuple(tokens), tuple(text), tuple(fixed))
 
-    def texts_of(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
+    def decode_like(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
         """Return the texts of tokens at the positions of a text, its own where they are equal."""
         if not self.tokenizer.is_character_level:
             return self(tokens)
         old = zip(given.tokens, given.texts, strict=True)
         return [
-            text if new == token else self.of(new)
+            text if new == token else self.decode_one(new)
             for new, (token, text) in zip(tokens, old, strict=True)
         ]
 
@@ -126,16 +131,16 @@ class TokenTexts:
         return tokens
 
     @cached_property
-    def fixed(self) -> frozenset[int]:
+    def fixed_ids(self) -> frozenset[int]:
         """All tokens that correction neither replaces nor writes."""
         # the slowest part of a first correction: GPT-2's 50,000 tokens take 0.15 s
-        texts = enumerate(map(self.of, range(self.tokenizer.vocab.size)))
+        texts = enumerate(map(self.decode_one, range(self.tokenizer.vocab.size)))
         return self.tokenizer.unknown_ids | {v for v, text in texts if _has_layout(text)}
 
     @cached_property
-    def unwritten(self) -> frozenset[int]:
+    def unwritten_ids(self) -> frozenset[int]:
         """All tokens that correction never writes: fixed ones, end-of-text and padding."""
-        return self.tokenizer.terminator_ids | self.fixed
+        return self.tokenizer.terminator_ids | self.fixed_ids
 
     def _outside_vocabulary(self, text: str, place: int, what: str) -> DataError:
         similar = self.tokenizer.with_similar_characters(text[place])
@@ -190,3 +195,34 @@ def _require_unicode(text: str, what: str) -> None:
             f"{what} must be valid Unicode, got {text[error.start]!r} at character "
             f"{error.start}, a lone surrogate or a byte that is not UTF-8. Remove it."
         ) from error
+
+
+def require_spans(spans: Sequence[Span], length: int) -> None:
+    """Raise `ConfigError` if a span is not in a text of this length."""
+    for start, stop in spans:
+        if not 0 <= start <= stop <= length:
+            raise ConfigError(
+                f"a protected span must be (start, stop) with 0 <= start <= stop <= {length}, the "
+                f"length of the text in characters, got ({start}, {stop}). Spans are Python "
+                "slices: text[start:stop] is kept."
+            )
+
+
+def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
+    """Return for each token whether it overlaps a protected span or is never corrected."""
+    length = sum(map(len, given.texts))
+    require_spans(spans, length)
+    kept = bytearray(length)
+    for start, stop in spans:
+        kept[start:stop] = b"\1" * (stop - start)
+    protected: list[bool] = []
+    end = 0
+    for text, is_fixed in zip(given.texts, given.fixed, strict=True):
+        begin, end = end, end + len(text)
+        protected.append(is_fixed or any(kept[begin:end]))
+    return protected
+
+
+def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenDecoder) -> Ban:
+    """Return a processor for tokens that correction never writes: special and fixed ones."""
+    return ban(vocab, token_texts.unwritten_ids)

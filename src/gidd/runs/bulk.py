@@ -34,11 +34,11 @@ from gidd.common.devices import choose
 from gidd.common.limits import RESULT_BYTES
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.describe import describe_schedule
 from gidd.pipeline.load import from_pretrained
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision
+from gidd.pipeline.results import describe_schedule
 from gidd.training.recorded import changed_settings
 
 logger = logging.getLogger(__name__)

@@ -151,7 +151,8 @@ class Prediction:
             entropy = torch.special.entr(rows).sum(-1)
             return rows.gather(-1, z[i, None]).squeeze(-1), entropy, top, top_probability
 
-        return Observation(*self.read(torch.ones_like(self.z, dtype=torch.bool), statistics))
+        everywhere = torch.ones_like(self.z, dtype=torch.bool)
+        return Observation(*self._read(everywhere, statistics, None))
 
     @property
     def _tile(self) -> int:

@@ -14,8 +14,8 @@ from gidd.proofreading.token_proofreader import TokenProofreader
 from gidd.proofreading.window_reader import WindowReader
 
 from gidd.errors import ConfigError
-from gidd.pipeline.loaded_model import LoadedModel
-from gidd.pipeline.spans import ban_unwritten_tokens
+from gidd.pipeline.pipeline import Pipeline
+from gidd.pipeline.text import ban_unwritten_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class Proofreaders:
     words.
     """
 
-    model: LoadedModel
+    model: Pipeline
     channel: Channel | None = None
 
     @cached_property
@@ -54,7 +54,7 @@ class Proofreaders:
     def tokens(self) -> TokenProofreader:
         """Judges each token by its posterior."""
         passes = PosteriorPass(self._writer, self.table, _NUM_ALTERNATIVES)
-        return TokenProofreader(passes, self.model.token_texts.of, self.model.context)
+        return TokenProofreader(passes, self.model.token_texts.decode_one, self.model.context)
 
     @cached_property
     def _writer(self) -> WindowReader:
@@ -74,9 +74,9 @@ class Proofreaders:
                 "a channel needs a model whose tokens are characters (chars or bytes), got a "
                 f"tokenizer of kind {tokenizer.kind}. Omit the channel, or use another model."
             )
-        special = tokenizer.terminator_ids | texts.fixed | {tokenizer.vocab.mask_id}
+        special = tokenizer.terminator_ids | texts.fixed_ids | {tokenizer.vocab.mask_id}
         size = self.model.schedule.vocab.size
-        characters = [None if v in special else texts.of(v) for v in range(size)]
+        characters = [None if v in special else texts.decode_one(v) for v in range(size)]
         table = self.channel.table([c if c and len(c) == 1 else None for c in characters])
         reader = self.model.reader
         return table.to(reader.engine.device, reader.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from gidd.cli import choose_command
@@ -20,9 +21,9 @@ EVALUATIONS = {
 
 def main(arguments: Sequence[str]) -> None:
     """Run one evaluation."""
-    command = choose_command("gidd eval", EVALUATIONS, list(arguments), _help)
-    if command is not None:
-        command(arguments[1:])
+    module = choose_command("gidd eval", EVALUATIONS, list(arguments), _help)
+    if module is not None:
+        importlib.import_module(module).main(arguments[1:])
 
 
 def _help() -> str:

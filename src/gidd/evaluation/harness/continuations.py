@@ -15,7 +15,7 @@ from gidd.errors import DataError
 from gidd.pipeline import Pipeline
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.score import scoring_windows
-from gidd.pipeline.text import TokenTexts
+from gidd.pipeline.text import TokenDecoder
 from gidd.sampling import Request
 
 _INDEX_BITS = 62
@@ -33,7 +33,7 @@ class Continuation(NamedTuple):
     """Number of tokens of the context."""
 
 
-def encode_continuation(texts: TokenTexts, context: str, continuation: str) -> Continuation:
+def encode_continuation(texts: TokenDecoder, context: str, continuation: str) -> Continuation:
     """Encode both together, and split them after the tokens of the context alone.
 
     Spaces at the end of the context belong to the continuation, as in lm-evaluation-harness. The

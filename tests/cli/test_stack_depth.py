@@ -1,0 +1,42 @@
+"""From the command to the network there are few functions to read."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.small_model import write_model
+
+import gidd
+from gidd.cli import main
+from gidd.models import DiT
+
+SOURCE = str(Path(gidd.__file__).parent)
+MOST_FRAMES = 16
+
+
+def frames_of_gidd() -> list[str]:
+    """Return file and function of each frame inside the package, the outermost first."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(SOURCE):
+            found.append(f"{Path(code.co_filename).relative_to(SOURCE)}:{code.co_qualname}")
+        frame = frame.f_back
+    return found[::-1]
+
+
+@pytest.mark.parametrize("p_uniform", [0.0, 0.2])
+def test_a_sample_reaches_the_network_in_few_frames(p_uniform, tmp_path, monkeypatch, capsys):
+    model, stacks, hidden = write_model(tmp_path / "model", p_uniform=p_uniform), [], DiT.hidden
+
+    def record(self, *inputs):
+        stacks.append([*frames_of_gidd(), "models/backbones/dit.py:DiT.hidden"])
+        return hidden(self, *inputs)
+
+    monkeypatch.setattr(DiT, "hidden", record)
+    main(["sample", str(model), "--length", "8", "--steps", "2"])
+    deepest = max(stacks, key=len)
+    with capsys.disabled():
+        print("", *deepest, sep="\n  ")
+    assert deepest[0] == "cli/__init__.py:main"
+    assert len(deepest) <= MOST_FRAMES
