@@ -16,7 +16,7 @@ import numpy as np
 
 from gidd.errors import ConfigError
 from gidd.evaluation.ratios import RowRatio
-from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.results import EvaluationResult, Measurement, plain_data
 from gidd.evaluation.significance import (
     SIGNIFICANCE_LEVEL,
     Difference,
@@ -195,35 +195,25 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         if not any(isinstance(entry, dict | list) for _, entry in items):
             items = []
     if not items:
-        yield name, _plain_value(value)
+        yield name, plain_data(value)
     for key, entry in items:
         yield from _flat(entry, f"{name}.{key}" if name else str(key))
 
 
-def _plain_value(value: Any) -> Any:
-    """Return a value as JSON can hold it; files of others may contain NaN."""
-    if isinstance(value, list):
-        return [_plain_value(entry) for entry in cast("list[Any]", value)]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _number_dict(number: ComparedNumber) -> dict[str, Any]:
     difference = number.difference
-    values = {
-        **{side: getattr(number, side).value for side in ("first", "second")},
-        "first_standard_error": number.first.standard_error,
-        "second_standard_error": number.second.standard_error,
-        "difference": difference.value,
-        "standard_error": difference.standard_error,
-        "p_value": difference.p_value,
-        "adjusted_p_value": number.adjusted_p_value,
-    }
-    finite = {
-        key: value if value is not None and math.isfinite(value) else None
-        for key, value in values.items()
-    }
-    return finite | {
-        "is_significant": number.is_significant,
-        "is_paired": difference.is_paired,
-        "num_pairs": difference.num_pairs,
-    }
+    return plain_data(
+        {
+            "first": number.first.value,
+            "second": number.second.value,
+            "first_standard_error": number.first.standard_error,
+            "second_standard_error": number.second.standard_error,
+            "difference": difference.value,
+            "standard_error": difference.standard_error,
+            "p_value": difference.p_value,
+            "adjusted_p_value": number.adjusted_p_value,
+            "is_significant": number.is_significant,
+            "is_paired": difference.is_paired,
+            "num_pairs": difference.num_pairs,
+        }
+    )

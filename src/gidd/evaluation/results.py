@@ -86,10 +86,10 @@ class EvaluationResult:
         return {
             "format": RESULT_FORMAT,
             "kind": self.kind,
-            "measurements": _plain(numbers),
-            "manifest": _plain(self.manifest),
+            "measurements": plain_data(numbers),
+            "manifest": plain_data(self.manifest),
             "ratios": {n: r._asdict() for n, r in self.ratios.items() if n in self.measurements},
-            "rows": _plain(self.rows),
+            "rows": plain_data(self.rows),
         }
 
     @classmethod
@@ -133,7 +133,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     return Measurement(value, error, int(record["num_samples"]))
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Return a value as JSON can hold it: NaN and infinities become None, other objects text."""
     match value:
         case None | bool() | int() | str():
@@ -142,8 +142,8 @@ def _plain(value: Any) -> Any:
             return value if math.isfinite(value) else None
         case Mapping():
             items = cast("Mapping[Any, Any]", value)
-            return {str(key): _plain(entry) for key, entry in items.items()}
+            return {str(key): plain_data(entry) for key, entry in items.items()}
         case list() | tuple():
-            return [_plain(entry) for entry in cast("Sequence[Any]", value)]
+            return [plain_data(entry) for entry in cast("Sequence[Any]", value)]
         case _:
             return str(value)
