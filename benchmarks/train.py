@@ -35,7 +35,7 @@ from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training import loop
 from gidd.training.build import build_state, with_precision
-from gidd.training.checkpoints.checkpoints import Checkpoints
+from gidd.training.checkpoints.manager import Checkpoints
 from gidd.training.config import RunConfig
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.trackers import default_trackers

@@ -21,7 +21,7 @@ from gidd.data.tokenizers import Tokenizer, character_level
 from gidd.errors import CheckpointError
 from gidd.models import load_pretrained
 from gidd.runs.export import export
-from gidd.training.checkpoints import checkpoints as checkpoints_module
+from gidd.training.checkpoints import manager
 from gidd.training.checkpoints.folder import (
     MANIFEST,
     CheckpointManifest,
@@ -153,10 +153,10 @@ def rotating(run, monkeypatch):
 
 
 BETWEEN = {
-    "listing and verifying": (checkpoints_module, "damage"),
+    "listing and verifying": (manager, "damage"),
     "verifying and reading run.yaml": (gidd.runs.export, "read_regular"),
     "reading run.yaml and the tensors": (gidd.runs.export, "build_objective"),
-    "comparing and reading the tensors": (checkpoints_module, "read_tensors"),
+    "comparing and reading the tensors": (manager, "read_tensors"),
 }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gidd.training import loop
-from gidd.training.checkpoints import checkpoints as checkpoints_module, series
+from gidd.training.checkpoints import folder as checkpoint_folder, manager
 from gidd.training.checkpoints.folder import damage, folder_name, steps_in
 from support.training_runs import final_tensors, reported, speeches, tiny_run, train_here
 
@@ -30,11 +30,11 @@ MOST_STEPS = SAVE_EVERY + 3
 """Steps after which an attempt stops itself, so that the kills end before the training does."""
 
 SAVE_STAGES = [
-    (checkpoints_module, "write_tensors"),
-    (checkpoints_module, "entry"),
-    (series, "write_text"),
-    (series, "write_manifest"),
-    (series, "fsync_directory"),  # of the folder, after the rename
+    (manager, "write_tensors"),
+    (manager, "entry"),
+    (checkpoint_folder, "write_text"),
+    (checkpoint_folder, "write_manifest"),
+    (checkpoint_folder, "fsync_directory"),  # of the folder, after the rename
 ]
 PATIENCE = 300.0
 logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: jax is missing

@@ -16,7 +16,7 @@ from support.ranks import run_ranks
 from gidd.errors import ConfigError
 from gidd.training.checkpoints import (
     Checkpoints,
-    checkpoints as checkpoint,
+    manager as checkpoint,
     tensors as checkpoint_tensors,
 )
 from gidd.training.world import World, open_world

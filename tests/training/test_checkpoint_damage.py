@@ -17,7 +17,7 @@ from support.ranks import run_ranks, wait_for_all_ranks
 from gidd.errors import CheckpointError
 from gidd.training.checkpoints import (
     Checkpoints,
-    checkpoints as checkpoint,
+    manager as checkpoint,
     tensors as checkpoint_tensors,
 )
 from gidd.training.checkpoints.folder import (

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from gidd.errors import CheckpointError
-from gidd.training.checkpoints import Checkpoints, checkpoints as checkpoint
+from gidd.training.checkpoints import Checkpoints, manager as checkpoint
 from gidd.training.checkpoints.tensors import write_tensors
 from gidd.training.world import World, open_world
 

@@ -11,7 +11,7 @@ import torch
 from support.ranks import run_ranks
 
 from gidd.errors import CheckpointError
-from gidd.training.checkpoints import Checkpoints, checkpoints as checkpoint
+from gidd.training.checkpoints import Checkpoints, manager as checkpoint
 from gidd.training.checkpoints.folder import MANIFEST
 from gidd.training.world import World, open_world
 

@@ -22,7 +22,7 @@ from gidd.runs.data import ensure_prepared
 from gidd.runs.export import export
 from gidd.runs.presets import hybrid
 from gidd.training.build import build_state
-from gidd.training.checkpoints import Checkpoints, checkpoints
+from gidd.training.checkpoints import Checkpoints, manager
 from gidd.training.checkpoints.tensors import write_tensors
 from gidd.training.config import Autoregressive, DataConfig, Diffusion
 from gidd.training.loop import dropout_seed
@@ -100,7 +100,7 @@ def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
 
     monkeypatch.setattr(Checkpoints, "save", noted_save)
     monkeypatch.setattr(Checkpoints, "wait", noted_wait)
-    monkeypatch.setattr(checkpoints, "write_tensors", slow_write)
+    monkeypatch.setattr(manager, "write_tensors", slow_write)
     run = tiny_run(data, steps=30, save_every=10, max_steps_ahead_of_save=max_steps_ahead_of_save)
     assert train_here(run, tmp_path)
     assert reached[0] == 10 + min(max_steps_ahead_of_save, 10)  # never beyond the next checkpoint

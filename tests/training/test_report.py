@@ -14,8 +14,8 @@ from rich.console import Console
 from support.resources import largest_file
 
 from gidd.errors import ConfigError, DataError
-from gidd.training.reporting import Report, log as metrics_log, trackers as report_trackers
-from gidd.training.reporting.console import LiveView, format_duration, format_metrics
+from gidd.training.reporting import log as metrics_log, trackers as report_trackers
+from gidd.training.reporting.report import LiveView, Report, format_duration, format_metrics
 
 METRICS = {"loss": 0.1 + 0.2, "nelbo": 1 / 3, "ppl": math.exp(1 / 3), "grad_norm": 0.25}
 WALL = {"seconds": 1.5, "seconds_left": 60.0, "tokens_per_second": 12_345.6, "mfu": 0.412}

@@ -19,8 +19,8 @@ from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
 from gidd.training.build import build_objective
-from gidd.training.checkpoints.checkpoints import Checkpoints, ValidCheckpoint
 from gidd.training.checkpoints.folder import read_manifest, read_record
+from gidd.training.checkpoints.manager import Checkpoints, ValidCheckpoint
 from gidd.training.config import RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.recorded import run_from_yaml

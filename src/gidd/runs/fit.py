@@ -26,10 +26,10 @@ from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import RUN_FILE
 from gidd.runs.init_from import with_source
 from gidd.training.build import GivenParts, build_state, with_precision
-from gidd.training.checkpoints.checkpoints import Checkpoints
 from gidd.training.checkpoints.folder import RECORD
+from gidd.training.checkpoints.manager import Checkpoints
 from gidd.training.config import Diffusion, RunConfig
-from gidd.training.loop import training_loop
+from gidd.training.loop import Services, training_loop
 from gidd.training.recorded import newest_run, require_same_training, run_from_plain
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
@@ -120,9 +120,8 @@ def fit(
                 report.note(note)
             speed = build_speed(run, state, world)
             files = tokenizer.files() | {RUN_FILE: to_yaml(run)}
-            complete = training_loop(
-                run, world, state, batches, evaluate, checkpoints, report, watchdog, speed, files
-            )
+            services = Services(checkpoints, report, watchdog, speed, files)
+            complete = training_loop(run, world, state, batches, evaluate, services)
     return FitResult(complete, run, state, tokenizer)
 
 

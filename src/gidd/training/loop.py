@@ -19,7 +19,8 @@ from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import RunConfig, TrainConfig
 from gidd.training.objective import Metrics, ObjectiveOutput
 from gidd.training.parallel import sync_gradients_if_last
-from gidd.training.reporting import Report, Speed
+from gidd.training.reporting.report import Report
+from gidd.training.reporting.speed import Speed
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import StepStats, World
@@ -36,25 +37,33 @@ class Evaluation(NamedTuple):
     """Generated samples, if any."""
 
 
+class Services(NamedTuple):
+    """What a run saves to, reports to and is watched by."""
+
+    checkpoints: Checkpoints
+    report: Report
+    watchdog: Watchdog
+    speed: Speed
+    files: dict[str, str]
+    """Text files that are written into every checkpoint."""
+
+
 def training_loop(
     run: RunConfig,
     world: World,
     state: TrainState,
     batches: Iterator[Batch],
     evaluate: Callable[[TrainState], Evaluation],
-    checkpoints: Checkpoints,
-    report: Report,
-    watchdog: Watchdog,
-    speed: Speed,
-    files: dict[str, str],
+    services: Services,
 ) -> bool:
     """Minimise the objective from `state.step` to `run.train.steps`. All ranks enter.
 
     Everything that must survive a restart is in `state`; data order, windows and noise are
-    functions of the step. `files` are written into every checkpoint. Returns whether the run is
-    complete; if a signal stopped it earlier, its state has been saved.
+    functions of the step. Returns whether the run is complete; if a signal stopped it earlier, its
+    state has been saved.
     """
     config, settings = run.train, {"run": to_plain(run)}
+    checkpoints, report, watchdog, speed, files = services
 
     def report_evaluation() -> None:
         watchdog.phase(state.step, "evaluation")

@@ -93,7 +93,7 @@ def _is_inside(offset: Any, shape: list[int], full: list[int] | None) -> bool:
 
 
 @final
-class Copies:
+class HostBuffers:
     """Host buffers that tensors are copied to, pinned for CUDA and reused by every save.
 
     torch's `DefaultStager` (2.13, experimental) has no non-blocking copy without an accelerator,
@@ -146,7 +146,7 @@ def write_tensors(
     Args:
         folder: An empty folder.
         tensors: Gives dtypes, shapes and placements; the values may change meanwhile.
-        copies: The values to write, as returned by `Copies.take`.
+        copies: The values to write, as returned by `HostBuffers.take`.
         group: Process group of the ranks; no other thread may use it meanwhile.
     """
     numbers = _file_numbers(tensors, group.size())

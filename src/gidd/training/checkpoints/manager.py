@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gidd.errors import CheckpointError
 from gidd.training.checkpoints.folder import (
+    CheckpointDirectory,
     abbreviate,
     damage,
     entry,
@@ -27,9 +28,8 @@ from gidd.training.checkpoints.folder import (
     render_texts,
     steps_in,
 )
-from gidd.training.checkpoints.series import Series
 from gidd.training.checkpoints.tensors import (
-    Copies,
+    HostBuffers,
     describe,
     differences,
     files_of_rank,
@@ -92,11 +92,11 @@ class Checkpoints:
         read_only: bool = False,
     ) -> None:
         self.folder, self.world = folder, world
-        self._series = Series(folder=folder, keep=keep, keep_every=keep_every)
+        self._directory = CheckpointDirectory(folder=folder, keep=keep, keep_every=keep_every)
         self._read_only = read_only
         self._done: set[int] = set()  # steps that this run saved or restored
         self._damaged: set[int] = set()  # steps whose checkpoints are damaged
-        self._copies = Copies()
+        self._buffers = HostBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
         self._group = new_host_group(world.timeout)  # used by the background thread only
@@ -104,7 +104,7 @@ class Checkpoints:
 
     def __enter__(self) -> Checkpoints:
         if not self._read_only:
-            self._run_on_rank_zero(lambda: self._lock.enter_context(self._series.lock()))
+            self._run_on_rank_zero(lambda: self._lock.enter_context(self._directory.lock()))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -123,7 +123,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step."""
-        return self._series.path(step)
+        return self._directory.path(step)
 
     def save(
         self,
@@ -149,7 +149,7 @@ class Checkpoints:
         if step in self._done:
             return
         texts = render_texts(record, files or {})
-        copies = self._copies.take(tensors)
+        copies = self._buffers.take(tensors)
         self._saving = self._thread.submit(self._write, step, dict(tensors), copies, texts)
 
     def wait(self) -> None:
@@ -276,16 +276,16 @@ class Checkpoints:
         texts: Mapping[str, str],
     ) -> None:
         """Write a checkpoint and make it visible, in the background thread. All ranks enter."""
-        world, group, series = self.world, self._group, self._series
-        temporary = series.temporary(step)
+        world, group, directory = self.world, self._group, self._directory
+        temporary = directory.temporary(step)
         try:
-            self._run_on_rank_zero(lambda: series.begin(step), group)
+            self._run_on_rank_zero(lambda: directory.begin(step), group)
             write_tensors(temporary, tensors, copies, group)
             own = files_of_rank(temporary, world.rank)
             entries = self._run_on_all_ranks(lambda: {p.name: entry(p) for p in own}, group)
             shards = {name: file for part in entries for name, file in part.items()}
             self._run_on_rank_zero(
-                lambda: series.commit(step, describe(tensors), shards, texts), group
+                lambda: directory.commit(step, describe(tensors), shards, texts), group
             )
         except Exception as error:
             if world.is_rank_zero:
@@ -298,7 +298,7 @@ class Checkpoints:
             ) from error
         self._done.add(step)
         damaged = self._damaged - self._done
-        self._run_on_rank_zero(lambda: series.expire(step, damaged), group)
+        self._run_on_rank_zero(lambda: directory.expire(step, damaged), group)
 
     def _run_on_rank_zero(self, work: Callable[[], object], group: Any = None) -> None:
         """Run `work` on rank 0; if it fails, all ranks raise. All ranks enter."""
