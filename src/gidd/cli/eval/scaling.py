@@ -20,6 +20,7 @@ from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat
 from gidd.common.allowed import SEED, field_problems, integer, number
+from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from gidd.evaluation.scaling import TrainingRun
@@ -59,6 +60,8 @@ class ScalingOptions:
 def main(arguments: Sequence[str]) -> None:
     """Parse, read the runs, fit and report."""
     options = parse_evaluation(ScalingOptions, "gidd eval scaling", __doc__, arguments)
+    if not options.runs:
+        raise ConfigError("RUN must be at least one folder of `gidd train`, got none.")
     from gidd.evaluation.scaling import evaluate_scaling, read_training_run
 
     series: dict[str, list[TrainingRun]] = {}
