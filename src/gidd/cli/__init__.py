@@ -1,7 +1,7 @@
 """The command `gidd`. Each subcommand is a module of this package with `main(arguments)`.
 
 Modules import torch inside functions, after the options are parsed: help and mistakes are shown at
-once.
+once. The exports are for commands of other distributions, such as `gidd-proof`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,40 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gidd import __version__
 from gidd.cli.messages import print_message, print_warnings
+from gidd.common.lazy import lazy_exports
 from gidd.errors import GiddError
+
+if TYPE_CHECKING:
+    from gidd.cli.console import CliConsole as CliConsole, plain as plain
+    from gidd.cli.corrections import (
+        TextSource as TextSource,
+        describe_edits as describe_edits,
+        line_starts as line_starts,
+        matching_spans as matching_spans,
+        percent as percent,
+        place_of as place_of,
+        print_correction as print_correction,
+        read_sources as read_sources,
+        replace_file as replace_file,
+        require_patterns as require_patterns,
+        show_changes as show_changes,
+        show_patch as show_patch,
+        summary as summary,
+    )
+    from gidd.cli.eval.display import show_counts as show_counts
+    from gidd.cli.output import (
+        print_json as print_json,
+        print_text as print_text,
+        require_writable as require_writable,
+        write_stdout as write_stdout,
+    )
+    from gidd.cli.parsing import parse as parse
+
+__getattr__, __dir__ = lazy_exports(__name__)
 
 COMMANDS = {
     "data": "train tokenizers, prepare token shards, list corpora",
@@ -54,6 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"gidd {__version__}")
         elif (module := choose_command("gidd", COMMANDS, words, _help)) is not None:
             importlib.import_module(module).main(words[1:])
+
+
+def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    """Run a command of another distribution with the messages and exit codes of `gidd`."""
+    with _exit_codes(), print_warnings(), _interrupts():
+        command(arguments)
 
 
 @contextmanager

@@ -1,16 +1,37 @@
-"""Small models that come with the package, by name."""
+"""Proofread English text with a small discrete diffusion model of characters.
 
-from __future__ import annotations
+    import gidd_proof
 
-from pathlib import Path
-from typing import Final
+    proofreader = gidd_proof.load()
+    result = proofreader.correct("The peopel of the Untied States.")
+    print(result.text, result.changes)
 
-PACKAGED_MODELS: Final = ("proof",)
-"""`proof`: characters, trained on speeches, for `gidd correct` (assets/proof/README.md)."""
+Reading order: `words` (known words), `error_models` (what mistakes look like), `edit_model` (the
+probability of a mistake), `protect` (what is never changed), `candidates`, `scorer`, `mistakes`,
+`word_proofreader` (words of a chunk of text), `proofreader` (texts); `cli`, `review`, `demo`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gidd_proof.error_models import ErrorModel as ErrorModel, learn_errors as learn_errors
+    from gidd_proof.proofreader import Proofreader as Proofreader, load as load
+    from gidd_proof.words import WordList as WordList
+
+__version__ = "0.1.0.dev0"
+_MODULES = {
+    "ErrorModel": "error_models",
+    "Proofreader": "proofreader",
+    "WordList": "words",
+    "learn_errors": "error_models",
+    "load": "proofreader",
+}
+__all__ = ["ErrorModel", "Proofreader", "WordList", "learn_errors", "load"]
 
 
-def find_model(name: str | Path) -> str | Path:
-    """Return the folder of a packaged model, unless a folder of that name is here; else `name`."""
-    if str(name) in PACKAGED_MODELS and not Path(name).exists():
-        return Path(__file__).parent / str(name)
-    return name
+def __getattr__(name: str) -> object:
+    """Import a public name on first use: help texts need no torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,176 +1,276 @@
-"""Corrections of a text of characters, also ones that change its length.
+"""Proofread texts of any length, chunk by chunk.
 
-1. The posterior of every character at the noise level of the text gives doubtful words and the
-   most likely text of the same length.
-2. Candidates for each doubtful word: that text, and known words within two edits.
-3. Each candidate c is judged in its context by the network:
-
-       score(c) = a (PLL(c) - PLL(found)) + log P(found | c) + b (log f(c) - log f(found))
-
-   PLL is the pseudo-log-likelihood around the word, P the probability of the mistake and f the
-   frequency in the training corpus. Scores are log posterior odds; the softmax over all candidates
-   is the confidence. PLL counts the evidence of a wrong character again at each of its neighbours,
-   which the factor a < 1 corrects.
+A chunk is about two thousand characters with their context. It is proofread by itself, so memory
+does not depend on the length of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from gidd.proofreading.edit_costs import EditCosts, count_edits
-from gidd.proofreading.edits import JudgedText, decide, is_doubtful
-from gidd.proofreading.judge import Crop, TextJudge
-from gidd.proofreading.places import JudgedPlace, Mistakes, fit_mistakes
-from gidd.proofreading.posterior_pass import PosteriorPass
-from gidd.proofreading.regions import Region, TextCandidate, doubtful_regions, word_candidates
-from gidd.proofreading.window_reader import TextWindows
-from gidd.proofreading.words import FREQUENCY_SCALE, WordList
+import gidd
+from gidd.errors import ConfigError, DataError
+from gidd.pipeline import (
+    Correction,
+    EncodedText,
+    NoiseLevel,
+    Span,
+    TextEdit,
+    apply_edits,
+    ban_unwritten_tokens,
+    estimate_noise,
+    protected_tokens,
+)
+from gidd.sampling import Jobs, PosteriorPass, TextWindows, run_job
+from gidd_proof.edit_model import EditModel
+from gidd_proof.error_models import ErrorModel
+from gidd_proof.mistakes import SMALLEST_RATE, CountedChunk, Mistakes, estimate_mistakes
+from gidd_proof.protect import protected_spans
+from gidd_proof.scorer import CandidateScorer
+from gidd_proof.word_proofreader import ProofreadText, WordProofreader
+from gidd_proof.words import MODEL_FOLDER, WordList
 
-from gidd.data.tokenizers import Tokenizer
-from gidd.sampling.jobs import Jobs
+MIN_CONFIDENCE: Final = 0.95
+"""Default of the least probability of a change."""
 
-LIKELIHOOD_SCALE: Final = 0.3
-"""The factor a of the pseudo-log-likelihood."""
+CHUNK_CHARACTERS: Final = 2048
+_CHUNK_CONTEXT = 128
+"""Characters of context on each side of a chunk."""
 
-_BEFORE, _CROP = 32, 80
-"""Characters before a candidate, and of all: crops of one length share forward passes."""
+_ESTIMATE_CHARACTERS, _ESTIMATE_CHUNKS, _ESTIMATE_WINDOWS = 384, 8, 6
+"""Size and number of the chunks that mistakes are counted in; windows of the first estimate."""
 
-_COUNTED = 12
-"""Characters on each side whose likelihood counts."""
+_FIRST_RATES = 0.01, 0.1
+"""Range of the mistakes per character with which counting begins."""
+
+_CROPS_PER_PASS = 8
+"""Candidates in a forward pass: on a CPU, twice as fast as one by one."""
+
+_SPACES = re.compile(r"\s")
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of characters done, and of all characters."""
 
 
-class Posteriors(NamedTuple):
-    """The posterior of every character of a text."""
+class TextChunk(NamedTuple):
+    """A chunk text[start:stop] with its context text[context_start:context_stop]."""
 
-    found: list[float]
-    """Probability that the character is right."""
+    start: int
+    stop: int
+    context_start: int
+    context_stop: int
 
-    suggested: str
-    """The most likely text of the same length."""
+
+def load(
+    model: str | Path = MODEL_FOLDER, *, words: WordList | None = None, device: str | None = None
+) -> Proofreader:
+    """Load a model of characters and its words.
+
+    Args:
+        model: A folder written by `gidd export`, or a name on the Hugging Face hub; by default the
+            packaged English model.
+        words: Known words; by default `words.txt` of the folder, or the packaged English words.
+        device: "cpu", "cuda" or "mps"; by default the fastest available.
+    """
+    pipe = gidd.from_pretrained(model, device=device)
+    return Proofreader(pipe, WordList.of_model(model) if words is None else words)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Proofreader:
-    """Judges the words of short texts with a network whose tokens are characters."""
+    """Finds and fixes typos: letters that were replaced, added, dropped or exchanged.
 
-    judge_positions: PosteriorPass
-    judge_texts: TextJudge
-    tokenizer: Tokenizer
+    Code, addresses, paths, and words with digits or capitals inside are never changed (`protect`),
+    nor are characters outside of the model's vocabulary.
+    """
+
+    pipe: gidd.Pipeline
     words: WordList
-    context: int
+    error_model: ErrorModel | None = None
 
-    async def __call__(
+    def __post_init__(self) -> None:
+        if not self.pipe.tokenizer.is_character_level:
+            raise ConfigError(
+                "proofreading needs a model whose tokens are characters, got a tokenizer of kind "
+                f"{self.pipe.tokenizer.kind}. Correct tokens with `gidd correct`, or train a model "
+                "with `gidd train proof`."
+            )
+        self.pipe.require_visible_scores("proofreading")
+
+    def correct(
         self,
-        jobs: Jobs,
         text: str,
-        tokens: Sequence[int],
-        fixed: Sequence[bool],
-        costs: EditCosts,
-        min_confidence: float | None = None,
-    ) -> JudgedText:
-        """Return the doubtful places of a text with their alternatives, in order.
+        *,
+        error_rate: float | None = None,
+        min_confidence: float | None = MIN_CONFIDENCE,
+        protected: Sequence[Span] = (),
+        on_progress: OnProgress | None = None,
+    ) -> Correction:
+        """Find and fix the typos of a text.
 
         Args:
-            jobs: Jobs in progress, which share forward passes.
-            text: The text.
-            tokens: One token per character.
-            fixed: Positions that are not changed.
-            costs: Probabilities of mistakes.
-            min_confidence: Least probability of a change; None for the most likely text.
+            text: The text; all that is not changed is kept byte by byte.
+            error_rate: Mistakes per character; by default estimated.
+            min_confidence: Least probability of a change; None changes to the most likely text.
+            protected: Further spans (start, stop) of characters that do not change.
+            on_progress: Called with the number of characters done, and of all characters.
         """
-        places, calls = await self.judge(jobs, text, tokens, fixed, costs)
-        first = Mistakes(costs.error_rate, tuple(costs.shares.values()))
-        shifts = fit_mistakes(places, first).shifts_from(first)  # the kinds of this writer
-        decided = (
-            decide(place.start, place.texts[0], place.alternatives(shifts), min_confidence)
-            for place in places
+        if not text:
+            raise DataError("the text to correct must not be empty, got ''.")
+        start, spans = time.perf_counter(), [*protected_spans(text), *protected]
+        noise = self.estimate(text, spans) if error_rate is None else None
+        rate = noise.error_rate if noise is not None else error_rate or 0.0
+        edits, calls = list[TextEdit](), 0 if noise is None else noise.calls
+        for chunk in chunks_of(text):
+            found = self.correct_chunk(text, chunk, rate, spans, min_confidence)
+            edits += found.edits
+            calls += found.calls
+            if on_progress is not None:
+                on_progress(chunk.stop, len(text))
+        task = {
+            "task": "proofread",
+            "error_rate": rate,
+            "is_estimated": noise is not None,
+            "min_confidence": min_confidence,
+            "error_model": None if self.error_model is None else self.error_model.name,
+            "protected": [list(span) for span in protected],
+            "num_words": len(self.words),
+        }
+        return Correction(
+            text=apply_edits(text, edits),
+            original=text,
+            edits=tuple(edits),
+            error_rate=rate,
+            noise_level=noise,
+            calls=calls,
+            manifest=self.pipe.manifest(start, task, calls),
         )
-        return JudgedText([edit for edit in decided if is_doubtful(edit)], calls)
 
-    async def judge(
-        self, jobs: Jobs, text: str, tokens: Sequence[int], fixed: Sequence[bool], costs: EditCosts
-    ) -> tuple[list[JudgedPlace], int]:
-        """Return what may be right at each doubtful place, and the number of forward passes."""
-        cut = TextWindows(tokens, fixed, self.context)
-        posteriors = await self.posteriors(jobs, text, cut, costs.error_rate)
-        regions = list(doubtful_regions(text, posteriors.found, fixed, self.words))
-        proposed = [
-            word_candidates(text, region, _part(posteriors.suggested, region), self.words, costs)
-            for region in regions
-        ]
-        places = await self._score(
-            jobs, text, posteriors.suggested, regions, proposed, costs.error_rate
-        )
-        return places, len(cut) + sum(len(place.texts) for place in places)
-
-    async def posteriors(
-        self, jobs: Jobs, text: str, cut: TextWindows, error_rate: float
-    ) -> Posteriors:
-        """Return the posterior of each character, by one forward pass per window."""
-        found, best = [1.0] * len(text), list(text)
-        passes = await self.judge_positions(jobs, cut, error_rate)
-        for part, window, posterior in zip(cut.parts, cut, passes, strict=True):
-            replaced, others = posterior.replaced().tolist(), posterior.tokens[:, 0].tolist()
-            probability = posterior.found.tolist()
-            for i, is_judged in enumerate(window.judged):
-                if is_judged:
-                    found[part.start + i] = probability[i]
-                    if replaced[i]:
-                        best[part.start + i] = self.tokenizer.decode([others[i]])
-        return Posteriors(found, "".join(best))
-
-    async def _score(
+    def correct_chunk(
         self,
-        jobs: Jobs,
         text: str,
-        context: str,
-        regions: Sequence[Region],
-        proposed: Sequence[Sequence[TextCandidate]],
+        chunk: TextChunk,
         error_rate: float,
-    ) -> list[JudgedPlace]:
-        """Score all candidates of all regions together, each in the context of likely text."""
-        judged = [(r, c) for r, c in zip(regions, proposed, strict=True) if c]
-        crops = [
-            _crop(context, region, candidate, min(_CROP, self.context))
-            for region, candidates in judged
-            for candidate in (_part(text, region), *(c.text for c in candidates))
+        protected: Sequence[Span] = (),
+        min_confidence: float | None = MIN_CONFIDENCE,
+    ) -> ProofreadText:
+        """Return the doubtful places of a chunk, in order; they are places of the whole text."""
+        given, fixed = self._given(text, chunk, protected)
+        if all(fixed):
+            return ProofreadText([], 0)
+        edits = EditModel(max(error_rate, SMALLEST_RATE), self.error_model)
+        found = run_job(
+            partial(
+                self._read_words,
+                text="".join(given.texts),
+                tokens=given.tokens,
+                fixed=fixed,
+                edits=edits,
+                min_confidence=min_confidence,
+            )
+        )
+        return ProofreadText([e.moved(chunk.context_start) for e in found.edits], found.calls)
+
+    def estimate(self, text: str, protected: Sequence[Span] = ()) -> NoiseLevel | None:
+        """Estimate the mistakes per character; None if no character may be changed.
+
+        It begins with the noise level of replaced characters, and then counts the mistakes in some
+        chunks, also letters that were added or dropped.
+        """
+        return run_job(partial(self._estimate, text=text, protected=protected))
+
+    async def _estimate(
+        self, jobs: Jobs, text: str, protected: Sequence[Span]
+    ) -> NoiseLevel | None:
+        given, fixed = self._given(text, TextChunk(0, len(text), 0, len(text)), protected)
+        if all(fixed):
+            return None
+        pipe, chunks = self.pipe, spread(chunks_of(text, _ESTIMATE_CHARACTERS), _ESTIMATE_CHUNKS)
+        cut = TextWindows(given.tokens, fixed, pipe.context)
+        level = await estimate_noise(jobs, pipe.window_reader(), cut, max_windows=_ESTIMATE_WINDOWS)
+        rate = min(max(level.error_rate, _FIRST_RATES[0]), _FIRST_RATES[1])
+        edits, calls = EditModel(rate, self.error_model), level.calls
+        counted: list[CountedChunk] = []
+        for chunk in chunks:
+            part, kept = self._given(text, chunk, protected)
+            if not all(kept):
+                places, passes = await self._read_words.score(
+                    jobs, "".join(part.texts), part.tokens, kept, edits
+                )
+                counted.append(CountedChunk(tuple(places), chunk.stop - chunk.start))
+                calls += passes
+        found, error = estimate_mistakes(counted, Mistakes(rate, tuple(edits.kinds.values())))
+        low, high = max(0.0, found - 1.96 * error), min(1.0, found + 1.96 * error)
+        return level._replace(error_rate=found, low=low, high=high, calls=calls)
+
+    def _given(
+        self, text: str, chunk: TextChunk, protected: Sequence[Span]
+    ) -> tuple[EncodedText, list[bool]]:
+        """Return a chunk with its context, and which characters are not changed."""
+        offset, end = chunk.context_start, chunk.context_stop
+        given = self.pipe.encode_given(text[offset:end], "the text to correct")
+        kept = [(0, chunk.start - offset), (chunk.stop - offset, end - offset)]
+        kept += [
+            (max(start, offset) - offset, min(stop, end) - offset)
+            for start, stop in protected
+            if start < end and stop > offset
         ]
-        time = self.judge_positions.time(error_rate)
-        scores = iter(await self.judge_texts(jobs, crops, time))
-        return [
-            self._place(region.start, _part(text, region), candidates, scores)
-            for region, candidates in judged
-        ]
+        fixed = protected_tokens(given, kept)
+        for i, (token, character) in enumerate(zip(given.tokens, given.texts, strict=True)):
+            # a character outside of the vocabulary is encoded as a similar one; apostrophes of any
+            # shape are known
+            if character != "’" and character != self._characters[token]:
+                fixed[i] = True
+        return given, fixed
 
-    def _place(
-        self, start: int, found: str, candidates: Sequence[TextCandidate], scores: Iterator[float]
-    ) -> JudgedPlace:
-        """Return the found text and its candidates with their log odds."""
-        likelihood, weights = next(scores), [0.0]
-        is_word = any(map(str.isalpha, found))
-        for candidate in candidates:
-            gain = LIKELIHOOD_SCALE * (next(scores) - likelihood)
-            if is_word:
-                frequency = self.words.log_frequency(candidate.text)
-                gain += FREQUENCY_SCALE * (frequency - self.words.log_frequency(found))
-            weights.append(gain + candidate.log_probability)
-        texts = (found, *(candidate.text for candidate in candidates))
-        edits = tuple(count_edits(found, text) for text in texts)
-        return JudgedPlace(start, texts, tuple(weights), edits)
+    @cached_property
+    def _characters(self) -> list[str]:
+        return [self.pipe.token_texts.of(v) for v in range(self.pipe.schedule.vocab.size)]
+
+    @cached_property
+    def _read_words(self) -> WordProofreader:
+        pipe, characters = self.pipe, self._characters
+        reader = pipe.window_reader()
+        banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)
+        table = None
+        if self.error_model is not None:
+            unwritten = pipe.token_texts.unwritten | {pipe.tokenizer.vocab.mask_id}
+            listed = [
+                c if len(c) == 1 and v not in unwritten else None for v, c in enumerate(characters)
+            ]
+            table = self.error_model.table(listed).to(pipe.device, reader.dtype)
+        return WordProofreader(
+            PosteriorPass(replace(reader, processors=(banned,)), table),
+            CandidateScorer(pipe.window_reader(_CROPS_PER_PASS), pipe.tokenizer),
+            characters,
+            self.words,
+            pipe.context,
+        )
 
 
-def _part(text: str, region: Region) -> str:
-    return text[region.start : region.stop]
+def chunks_of(text: str, size: int = CHUNK_CHARACTERS) -> list[TextChunk]:
+    """Cut a text into chunks of at most `size` characters, after white space where there is any."""
+    found: list[TextChunk] = []
+    start = 0
+    while start < len(text):
+        stop = min(start + size, len(text))
+        if stop < len(text):
+            spaces = [match.end() for match in _SPACES.finditer(text, start, stop)]
+            stop = spaces[-1] if spaces else stop
+        context = max(0, start - _CHUNK_CONTEXT), min(len(text), stop + _CHUNK_CONTEXT)
+        found.append(TextChunk(start, stop, *context))
+        start = stop
+    return found
 
 
-def _crop(text: str, region: Region, candidate: str, size: int) -> Crop:
-    """Return a candidate in its context, `size` characters in all where the text has them."""
-    room = max(0, size - len(candidate))
-    before = text[max(0, region.start - min(_BEFORE, room // 2)) : region.start]
-    after = text[region.stop : region.stop + room - len(before)]
-    stop = len(before) + len(candidate)
-    counted = max(0, len(before) - _COUNTED), stop + min(_COUNTED, len(after))
-    return Crop(before + candidate + after, *counted)
+def spread(chunks: Sequence[TextChunk], number: int) -> list[TextChunk]:
+    """Return at most `number` of the chunks, evenly spaced."""
+    step = max(1.0, len(chunks) / number)
+    return [chunks[int((k + 0.5) * step)] for k in range(min(len(chunks), number))]

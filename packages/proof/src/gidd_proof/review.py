@@ -1,31 +1,26 @@
-"""Review of doubtful places in the terminal, one key each; decisions are kept in the journal."""
+"""Review of doubtful places in the terminal, one key each."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import final
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from gidd.cli.correct_journal import TextJournal
-from gidd.cli.correct_view import best_other, line_starts, percent, place_of, shown_alternatives
-from gidd.proofreading.edits import TextEdit
 from rich.console import Console
 from rich.text import Text
 
-from gidd.common.terminal import printable
+from gidd.cli import line_starts, percent, place_of, plain
 from gidd.errors import ConfigError
+from gidd.pipeline import Alternative, Correction, TextEdit, apply_edits
 
 _CONTEXT = 120
 """Characters that are shown on either side of a place."""
 
-_KEYS = "a accept  1-9 choose  r reject  e edit  s skip  q quit"
+_MAX_SHOWN, _LEAST_SHOWN = 9, 1e-4
+"""Number of alternatives that are listed, and their least probability."""
 
-
-class _Answer(Enum):
-    SKIP = "skip"
-    QUIT = "quit"
+_KEYS = "a accept  1-9 choose  r reject  e edit  s skip the rest of the text"
 
 
 def require_terminal() -> None:
@@ -37,82 +32,72 @@ def require_terminal() -> None:
         )
 
 
-@final
-class Review:
-    """Asks about the places of one text."""
+def review(
+    name: str,
+    correction: Correction,
+    *,
+    read_key: Callable[[], str] | None = None,
+    read_line: Callable[[str], str] | None = None,
+) -> Correction:
+    """Ask about every doubtful place, and return the correction as decided.
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        *,
-        read_key: Callable[[], str] | None = None,
-        read_line: Callable[[str], str] | None = None,
-    ) -> None:
-        self._name, self._text = name, text
-        self._starts = line_starts(text)
-        self._read_key = read_key or press_key
-        self._read_line = read_line or edit_line
-        self._console = Console(stderr=True, highlight=False)
+    Places that are not decided stay as they are.
+    """
+    console = Console(stderr=True, highlight=False)
+    starts, edits = line_starts(correction.original), list[TextEdit]()
+    is_open = True
+    for number, edit in enumerate(correction.edits, start=1):
+        chosen: str | None = edit.old
+        if is_open:
+            line, _ = place_of(starts, edit.start)
+            console.print(Text(f"\n{name}:{line}  {number:,} of {len(correction.edits):,}", "dim"))
+            _show(console, correction.original, edit)
+            chosen = _ask(edit, read_key or press_key, read_line or edit_line)
+            is_open = chosen is not None
+            shown = "left as it is" if chosen in (None, edit.old) else f"-> {chosen}"
+            console.print(plain(f"  {shown}"), style="green")
+        edits.append(edit._replace(new=edit.old if chosen is None else chosen))
+    return replace(correction, edits=tuple(edits), text=apply_edits(correction.original, edits))
 
-    def run(self, edits: Sequence[TextEdit], journal: TextJournal) -> bool:
-        """Ask about every place that is not decided yet; return whether all have been shown."""
-        for number, edit in enumerate(edits, start=1):
-            if edit.start in journal.choices:
-                continue
-            self._show(edit, f"{number:,} of {len(edits):,}")
-            answer = self._ask(edit)
-            if answer is _Answer.QUIT:
-                return False
-            chosen = None if answer is _Answer.SKIP else str(answer)
-            self._say("left as it is" if chosen in (None, edit.old) else f"-> {chosen}")
-            journal.add_choice(edit, chosen)
-        return True
 
-    def _show(self, edit: TextEdit, place: str) -> None:
-        line, _ = place_of(self._starts, edit.start)
-        before = self._text[max(0, edit.start - _CONTEXT) : edit.start].rpartition("\n")[2]
-        after = self._text[edit.stop : edit.stop + _CONTEXT].partition("\n")[0]
-        self._console.print()
-        self._console.print(Text(f"{printable(self._name)}:{line}  {place}", "dim"))
-        old = printable(edit.old) or "⌃"  # a place between two characters
-        colours = self._console.color_system is not None and not self._console.no_color
-        marked = Text(old, "bold red underline") if colours else Text(f"[-{old}-]")
-        self._console.print(Text.assemble("  ", printable(before), marked, printable(after)))
-        width = max(len(text) for text, _ in shown_alternatives(edit))
-        for number, (text, probability) in enumerate(shown_alternatives(edit), start=1):
-            is_old = text == edit.old
-            style = "" if is_old else "bold" if text == best_other(edit) else ""
-            note = "  as it is" if is_old else ""
-            shown = f"{printable(text):{width}} {percent(probability):>4}"
-            self._console.print(Text.assemble(f"  {number} ", (shown, style), (note, "dim")))
-        self._console.print(Text(_KEYS, "dim"))
+def _show(console: Console, text: str, edit: TextEdit) -> None:
+    before = text[max(0, edit.start - _CONTEXT) : edit.start].rpartition("\n")[2]
+    after = text[edit.stop : edit.stop + _CONTEXT].partition("\n")[0]
+    colours = console.color_system is not None and not console.no_color
+    old = plain(edit.old if colours else f"[-{edit.old}-]")
+    old.stylize("bold red underline")
+    console.print(Text.assemble("  ", plain(before), old, plain(after)))
+    listed = list(_shown_alternatives(edit))
+    width = max(len(alternative.text) for alternative in listed)
+    for number, (alternative, probability) in enumerate(listed, start=1):
+        row = plain(f"  {number} {alternative:{width}} {percent(probability):>4}")
+        console.print(row.append("  as it is" if alternative == edit.old else "", "dim"))
+    console.print(Text(_KEYS, "dim"))
 
-    def _ask(self, edit: TextEdit) -> str | _Answer:
-        """Return the text that was chosen; keys without a meaning are ignored."""
-        while True:
-            key = self._read_key()
-            listed = shown_alternatives(edit)
-            match key:
-                case "a":
-                    return best_other(edit)
-                case "r":
-                    return edit.old
-                case "s":
-                    return _Answer.SKIP
-                case "q" | "":
-                    return _Answer.QUIT
-                case "e":
-                    if typed := self._read_line(best_other(edit)):
-                        return typed
-                    self._say("nothing was typed; the place is still open")
-                case _ if key in "123456789"[: len(listed)]:
-                    return listed[int(key) - 1][0]
-                case _:
-                    pass
 
-    def _say(self, text: str) -> None:
-        self._console.print(Text(f"  {printable(text)}", "green"))
+def _shown_alternatives(edit: TextEdit) -> Iterator[Alternative]:
+    for alternative in edit.alternatives[:_MAX_SHOWN]:
+        if alternative.probability >= _LEAST_SHOWN or alternative.text in (edit.old, edit.new):
+            yield alternative
+
+
+def _ask(
+    edit: TextEdit, read_key: Callable[[], str], read_line: Callable[[str], str]
+) -> str | None:
+    """Return the chosen text, None to end the review; keys without a meaning are ignored."""
+    listed = list(_shown_alternatives(edit))
+    while True:
+        key = read_key()
+        if key == "a":
+            return edit.best_other
+        if key == "r":
+            return edit.old
+        if key in ("s", ""):
+            return None
+        if key == "e" and (typed := read_line(edit.best_other)):
+            return typed
+        if key in "123456789"[: len(listed)]:
+            return listed[int(key) - 1].text
 
 
 def press_key() -> str:

@@ -1,4 +1,4 @@
-"""Words of a corpus with their counts, and those that a few edits of a misspelt word reach."""
+"""Words with their counts, and the words that a few edits of a misspelt word reach."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, final
 
 import torch
-from gidd.proofreading.alignment import edit_distance
 from torch import Tensor
 
-from gidd.common.files import explain_damage, read_regular, write_text
-from gidd.common.limits import TOKENIZER_BYTES
 from gidd.errors import DataError
+from gidd_proof.edit_model import edit_distance
 
 WORDS_FILE: Final = "words.txt"
-"""File of a model's folder with the words of its training corpus."""
+"""File of a model's folder with known words."""
 
-WORD: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
-"""Letters, with apostrophes between them."""
+MODEL_FOLDER: Final = Path(__file__).parent / "model"
+"""The packaged model."""
 
 FREQUENCY_SCALE: Final = 0.4
-"""Factor of log frequencies where they are added to likelihoods that know frequent words too."""
-
-MAX_EDITS: Final = 2
-MAX_WORDS: Final = 400_000
-"""Words that are read from a file."""
+"""Factor of log frequencies; the likelihoods they are added to favour frequent words too."""
 
 LONGEST_WORD: Final = 40
-"""Characters of a word that is looked up; longer ones are not words."""
+"""Characters of a word that is looked up; longer strings are not words."""
 
+CACHED_LOOKUPS: Final = 1 << 14
+"""Words whose neighbours are kept in memory."""
+
+MAX_EDITS: Final = 2
+MAX_BYTES: Final = 64 << 20
+
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _UNKNOWN = 20.0
-
+_WORDS_PER_POSSESSIVE = 20
 _NUM_CLASSES = 32
-"""Classes of characters; those of the same class are not told apart before words are compared."""
-
-_REMEDY = "Write one word per line, a tab and its count, or leave the file out."
+"""Classes of characters; words are compared by the numbers of characters of each class first."""
 
 
 @final
@@ -48,39 +47,45 @@ class WordList:
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.counts = dict(counts)
-        self._near: dict[str, tuple[str, ...]] = {}
+        self._near = lru_cache(CACHED_LOOKUPS)(self._find)
 
     @classmethod
-    def of_texts(cls, texts: Iterable[str], min_count: int = 1) -> WordList:
+    def of_texts(cls, texts: Iterable[str]) -> WordList:
         """Count the words of texts."""
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(word.replace("’", "'") for word in WORD.findall(text.lower()))
-        return cls({word: n for word, n in counts.items() if n >= min_count})
+            counts.update(map(_normal, _WORD.findall(text)))
+        return cls(counts)
+
+    @classmethod
+    def of_model(cls, folder: str | Path) -> WordList:
+        """Read the words of a model's folder; without them, the packaged English words."""
+        path = Path(folder) / WORDS_FILE
+        return cls.read(path if path.is_file() else MODEL_FOLDER / WORDS_FILE)
 
     def __contains__(self, word: str) -> bool:
         """Whether the list has a word, in any case."""
-        return word.lower().replace("’", "'") in self.counts
+        return self._count(_normal(word)) > 0
 
     def __len__(self) -> int:
         """Return the number of words."""
         return len(self.counts)
 
-    def share(self, word: str) -> float:
-        """Return a word's share of the corpus; 0 for an unknown one."""
-        return self.counts.get(word.lower().replace("’", "'"), 0) / self._total
+    def frequency(self, word: str) -> float:
+        """Return the fraction of all words that are this word; 0 for an unknown word."""
+        return self._count(_normal(word)) / self._total
 
     def log_frequency(self, text: str) -> float:
-        """Return the sum of the logs of each word's share of the corpus.
+        """Return the sum of the log frequencies of the words of a text.
 
-        Unknown words are half a word each, and less likely than that by `_UNKNOWN` nats: there are
-        many of them.
+        Unknown words get a pseudo-count of 0.5, reduced by `_UNKNOWN` nats because many different
+        unknown words share it.
         """
         total = 0.0
-        for word in text.lower().replace("’", "'").split(" "):
-            count = self.counts.get(word)
+        for word in _normal(text).split(" "):
+            count = self._count(word)
             unknown = math.log(0.5) - _UNKNOWN
-            total += (unknown if count is None else math.log(count)) - math.log(self._total)
+            total += (math.log(count) if count else unknown) - math.log(self._total)
         return total
 
     def near(self, word: str) -> tuple[str, ...]:
@@ -88,45 +93,55 @@ class WordList:
 
         An edit drops, adds or replaces a character, or exchanges two neighbours.
         """
-        word = word.lower().replace("’", "'")
-        if word not in self._near:
-            self._near[word] = self._find(word) if 0 < len(word) <= LONGEST_WORD else ()
-        return self._near[word]
+        word = _normal(word)
+        return self._near(word) if 0 < len(word) <= LONGEST_WORD else ()
 
     def save(self, path: Path) -> None:
         """Write the words with their counts, most frequent first."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
-        write_text(path, "".join(f"{word}\t{count}\n" for word, count in ordered))
+        path.write_text("".join(f"{word}\t{count}\n" for word, count in ordered), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> WordList:
-        """Read a file that `save` wrote, or one word per line."""
-        with explain_damage(str(path), _REMEDY, DataError):
-            lines = read_regular(path, DataError, TOKENIZER_BYTES).decode().split("\n")
-            if len(lines) > MAX_WORDS:
-                raise DataError(
-                    f"{path} must have at most {MAX_WORDS:,} words, got {len(lines):,}. {_REMEDY}"
-                )
+        """Read a file that `save` wrote, or a file with one word per line."""
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it must have at most {MAX_BYTES:,} bytes")
+            lines = path.read_text(encoding="utf-8").split("\n")
             split = (line.rstrip("\r").partition("\t") for line in lines if line.strip())
             return cls({word.lower(): max(1, int(count or 1)) for word, _, count in split})
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} cannot be read as a list of words: {error}. Write one word per line, a "
+                "tab and its count, or leave the file out."
+            ) from error
 
-    def with_similar_letters(self, word: str, edits: int = MAX_EDITS) -> list[str]:
-        """Return all words that `edits` edits of a word may reach, and others; in no order.
+    def _count(self, word: str) -> int:
+        """Return the count of a word, 0 if it is unknown; possessives of known words are known."""
+        if word in self.counts or not word.endswith("'s"):
+            return self.counts.get(word, 0)
+        return -(-self.counts.get(word.removesuffix("'s"), 0) // _WORDS_PER_POSSESSIVE)
+
+    def _find(self, word: str) -> tuple[str, ...]:
+        return tuple(
+            other
+            for other in self._with_similar_letters(word)
+            if other != word and edit_distance(word, other) <= MAX_EDITS
+        )
+
+    def _with_similar_letters(self, word: str) -> list[str]:
+        """Return all words that two edits may reach, and others.
 
         An edit changes the length by 1 at most, and the numbers of letters by 2 in sum.
         """
         found: list[str] = []
         counts = _letter_counts([word])
-        for length in range(len(word) - edits, len(word) + edits + 1):
+        for length in range(len(word) - MAX_EDITS, len(word) + MAX_EDITS + 1):
             if length in self._by_length:
                 words, letters = self._by_length[length]
-                close = (letters - counts).abs().sum(1) <= 2 * edits
+                close = (letters - counts).abs().sum(1) <= 2 * MAX_EDITS
                 found += [words[index] for index in close.nonzero().squeeze(1).tolist()]
         return found
-
-    def _find(self, word: str) -> tuple[str, ...]:
-        near = self.with_similar_letters(word)
-        return tuple(v for v in near if v != word and edit_distance(word, v) <= MAX_EDITS)
 
     @cached_property
     def _total(self) -> int:
@@ -141,8 +156,12 @@ class WordList:
         return {length: (found, _letter_counts(found)) for length, found in words.items()}
 
 
+def _normal(text: str) -> str:
+    return text.lower().replace("’", "'")
+
+
 def _letter_counts(words: list[str]) -> Tensor:
-    """Return how often each word has the characters of each class, int8 [words, classes]."""
+    """Return how often each word has characters of each class, int8 [words, classes]."""
     counts = torch.zeros(len(words), _NUM_CLASSES, dtype=torch.int8)
     characters = [[row, ord(c) % _NUM_CLASSES] for row, word in enumerate(words) for c in word]
     rows, classes = torch.tensor(characters).unbind(1)

@@ -1,4 +1,4 @@
-"""Places of a text to judge, and what might be right there."""
+"""Doubtful words of a text, and candidates for what may be right there."""
 
 from __future__ import annotations
 
@@ -6,50 +6,53 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from gidd.proofreading.edit_costs import EditCosts
-from gidd.proofreading.words import FREQUENCY_SCALE, LONGEST_WORD, WordList
+from gidd_proof.edit_model import EditModel
+from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList
 
 MAX_CANDIDATES: Final = 8
-"""Candidates of one place that the network judges."""
+"""Candidates of one place that the network scores."""
 
 PLAUSIBLE: Final = 7.0
-"""Candidates that frequency and edits alone make less likely than the best by more than this, in
-nats, are not judged: they hardly ever win."""
-
-_WRITTEN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-"""What a writer may have meant as a word: letters and digits, with apostrophes between them."""
+"""Candidates whose frequency and edits alone make them less likely than the best candidate by more
+than this, in nats, are not scored."""
 
 DOUBTFUL: Final = 0.99
-"""A word is judged if the posterior of one of its characters is below this."""
+"""A word is doubtful if the posterior of one of its characters is below this."""
 
+_WRITTEN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+"""Letters and digits, with apostrophes between them."""
 
 _FREQUENT = 2e-5
-"""Share of the corpus of a frequent word."""
+"""Frequency of words between which a space may have been dropped."""
 
 
 class Region(NamedTuple):
-    """A word, or characters that are not part of one: text[start:stop]."""
+    """A word, or a character that is not part of a word: text[start:stop]."""
 
     start: int
     stop: int
 
+    def of(self, text: str) -> str:
+        """Return the text of the region."""
+        return text[self.start : self.stop]
 
-class TextCandidate(NamedTuple):
+
+class Candidate(NamedTuple):
     """A text that may be right at a region."""
 
     text: str
 
     log_probability: float
-    """Log of the probability to write what was found instead; 0 for the found text itself."""
+    """Log of the probability to write the text that was found instead."""
 
 
 def doubtful_regions(
     text: str, found: Sequence[float], fixed: Sequence[bool], words: WordList
 ) -> Iterator[Region]:
-    """Yield the words that may be wrong, and runs of other characters that probably are.
+    """Yield the words that may be wrong, and other characters that probably are.
 
-    A word is judged if it is unknown, or if one of its characters is doubtful. Words with a fixed
-    position and words that are too long to be words are left out.
+    A word is doubtful if it is unknown, or if one of its characters is doubtful. Words with a fixed
+    position and strings that are too long for a word are left out.
 
     Args:
         text: The text.
@@ -81,18 +84,16 @@ def _other_regions(
 
 
 def word_candidates(
-    text: str, region: Region, suggested: str, words: WordList, costs: EditCosts
-) -> list[TextCandidate]:
-    """Return what might be right at a region, most likely first by frequency and edits.
+    written: str, suggested: str, words: WordList, edits: EditModel
+) -> list[Candidate]:
+    """Return what may be right in place of a text, most likely first by frequency and edits.
 
     Args:
-        text: The text.
-        region: A word of the text, or other characters.
+        written: A word, or another character.
         suggested: The most likely text of the same length, by the posterior of each position.
         words: Known words.
-        costs: Of the edits.
+        edits: Probabilities of mistakes.
     """
-    written = text[region.start : region.stop]
     proposals = {suggested}
     if _WRITTEN.fullmatch(written):
         for word in words.near(written):
@@ -100,33 +101,31 @@ def word_candidates(
         proposals.update(_splits(written, words))
     proposals.discard(written)
     prior = {
-        TextCandidate(right, log_probability): log_probability
+        Candidate(right, log_probability): log_probability
         + FREQUENCY_SCALE * words.log_frequency(right)
         for right in proposals
-        for log_probability in [costs.log_probability(written, right)]
+        for log_probability in [edits.log_probability(written, right)]
     }
     ranked = sorted(prior, key=lambda c: (-prior[c], c.text))
     kept = [c for c in ranked[:MAX_CANDIDATES] if prior[c] > prior[ranked[0]] - PLAUSIBLE]
-    # the network's own suggestion is always judged
+    # the network's own suggestion is always scored
     return kept + [c for c in ranked if c.text == suggested and c not in kept]
 
 
 def _in_cases(written: str, word: str) -> Iterable[str]:
-    """Yield a lower-case word in the case of the written one, which a wrong initial may hide."""
+    """Yield a lower-case word in the case of the written one, whose first letter may be wrong."""
     if "’" in written:
         word = word.replace("'", "’")
-    if len(written) > 1 and written.isupper():
-        yield word.upper()
-    elif written[:1].isupper():
+    if written[:1].isupper():
         yield word[:1].upper() + word[1:]
-    else:
-        yield word
-        if word[:1] != written[:1]:
-            yield word[:1].upper() + word[1:]
+        return
+    yield word
+    if word[:1] != written[:1]:
+        yield word[:1].upper() + word[1:]
 
 
 def _splits(written: str, words: WordList) -> Iterable[str]:
-    """Yield two frequent words between which a space was dropped; rare ones may be a prefix."""
+    """Yield two frequent words without the space between them; a rare word may be a prefix."""
     for i in range(1, len(written)):
-        if min(words.share(written[:i]), words.share(written[i:])) >= _FREQUENT:
+        if min(words.frequency(written[:i]), words.frequency(written[i:])) >= _FREQUENT:
             yield f"{written[:i]} {written[i:]}"

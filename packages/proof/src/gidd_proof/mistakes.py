@@ -1,4 +1,4 @@
-"""Judged places of a text, and the mistakes that explain them: how many, and of which kinds."""
+"""Scored places of a text, and the mistakes that explain them: how many, and of which kinds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gidd.proofreading.edits import Alternative
+from gidd.pipeline import Alternative
 
-LEAST_MISTAKE_RATE: Final = 1e-4
-MOST_MISTAKE_RATE: Final = 0.3
+SMALLEST_RATE: Final = 1e-4
+LARGEST_RATE: Final = 0.3
 
 _ITERATIONS = 30
 _PRIOR_MISTAKES = 5.0
-"""Mistakes that the first fractions of the kinds are worth."""
+"""Weight of the first fractions of the kinds, in mistakes."""
 
 
-class JudgedPlace(NamedTuple):
-    """What may be right at a place; the first text is the found one."""
+class ScoredPlace(NamedTuple):
+    """What may be right at a place; the first text is the one that was found."""
 
     start: int
     texts: tuple[str, ...]
@@ -45,77 +45,74 @@ class JudgedPlace(NamedTuple):
 
 
 class Mistakes(NamedTuple):
-    """Mistakes per character, and fractions of their kinds."""
+    """Mistakes per character, and the fractions of their kinds."""
 
     rate: float
-    shares: tuple[float, ...]
+    kinds: tuple[float, ...]
 
     def shifts_from(self, first: Mistakes) -> list[float]:
-        """Return the log of how much more likely a mistake of each kind is than with others."""
+        """Return the log of how much more likely a mistake of each kind is than under `first`."""
         return [
-            math.log(self.rate * share / (first.rate * other))
-            for share, other in zip(self.shares, first.shares, strict=True)
+            math.log(self.rate * kind / (first.rate * other))
+            for kind, other in zip(self.kinds, first.kinds, strict=True)
         ]
 
 
 def fit_mistakes(
-    places: Sequence[JudgedPlace], first: Mistakes, num_characters: int | None = None
+    places: Sequence[ScoredPlace], first: Mistakes, num_characters: int | None = None
 ) -> Mistakes:
     """Return the most likely mistakes of a text, by expectation maximisation.
 
-    Expected mistakes give the next rate and fractions. They include letters that were added,
-    dropped or exchanged, which a noise level of replaced characters does not describe.
+    The expected numbers of mistakes give the next rate and fractions. They include letters that
+    were added, dropped or exchanged, which a noise level of replaced characters does not describe.
 
     Args:
-        places: Doubtful places of the text, judged with `first`; all others are right.
+        places: Doubtful places of the text, scored with `first`; all others are right.
         first: Where to begin.
         num_characters: Length of the text; None keeps the rate of `first`.
     """
     found = first
     for _ in range(_ITERATIONS):
         shifts = found.shifts_from(first)
-        expected = [0.0] * len(first.shares)
+        expected = [0.0] * len(first.kinds)
         for place in places:
             for probability, counts in zip(place.probabilities(shifts), place.edits, strict=True):
                 for kind, number in enumerate(counts):
                     expected[kind] += probability * number
         total = math.fsum(expected)
-        shares = tuple(
-            (count + _PRIOR_MISTAKES * share) / (total + _PRIOR_MISTAKES)
-            for count, share in zip(expected, first.shares, strict=True)
+        kinds = tuple(
+            (count + _PRIOR_MISTAKES * kind) / (total + _PRIOR_MISTAKES)
+            for count, kind in zip(expected, first.kinds, strict=True)
         )
         rate = found.rate
         if num_characters is not None:
-            rate = min(max(total / num_characters, LEAST_MISTAKE_RATE), MOST_MISTAKE_RATE)
-        found = Mistakes(rate, shares)
+            rate = min(max(total / num_characters, SMALLEST_RATE), LARGEST_RATE)
+        found = Mistakes(rate, kinds)
     return found
 
 
-class CountedPart(NamedTuple):
-    """The doubtful places of a part of a text."""
+class CountedChunk(NamedTuple):
+    """The doubtful places of a chunk of a text."""
 
-    places: tuple[JudgedPlace, ...]
+    places: tuple[ScoredPlace, ...]
     num_characters: int
-    calls: int
-    """Forward passes."""
 
 
-def estimate_mistakes(parts: Sequence[CountedPart], first: Mistakes) -> tuple[float, float]:
+def estimate_mistakes(chunks: Sequence[CountedChunk], first: Mistakes) -> tuple[float, float]:
     """Return the number of mistakes per character and its standard error, by the jackknife.
 
-    The places were judged with `first`. Of a single part, the error is that of a number of
-    independent mistakes.
+    The places were scored with `first`. The error of a single chunk is that of a Poisson count.
     """
-    found = _rate_of(parts, first)
-    if len(parts) < 2:
-        characters = max(1, sum(part.num_characters for part in parts))
+    found = _rate_of(chunks, first)
+    if len(chunks) < 2:
+        characters = max(1, sum(chunk.num_characters for chunk in chunks))
         return found, math.sqrt(found / characters)
-    without = [_rate_of([*parts[:k], *parts[k + 1 :]], first) for k in range(len(parts))]
+    without = [_rate_of([*chunks[:k], *chunks[k + 1 :]], first) for k in range(len(chunks))]
     mean = math.fsum(without) / len(without)
     squares = math.fsum((value - mean) ** 2 for value in without)
-    return found, math.sqrt(squares * (len(parts) - 1) / len(parts))
+    return found, math.sqrt(squares * (len(chunks) - 1) / len(chunks))
 
 
-def _rate_of(parts: Sequence[CountedPart], first: Mistakes) -> float:
-    places = [place for part in parts for place in part.places]
-    return fit_mistakes(places, first, max(1, sum(part.num_characters for part in parts))).rate
+def _rate_of(chunks: Sequence[CountedChunk], first: Mistakes) -> float:
+    places = [place for chunk in chunks for place in chunk.places]
+    return fit_mistakes(places, first, max(1, sum(chunk.num_characters for chunk in chunks))).rate
