@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         show_patch as show_patch,
         summary as summary,
     )
-    from gidd.cli.eval.display import show_counts as show_counts
     from gidd.cli.output import (
         print_json as print_json,
         print_text as print_text,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         write_stdout as write_stdout,
     )
     from gidd.cli.parsing import parse as parse
+    from gidd.cli.progress import show_counts as show_counts
 
 __getattr__, __dir__ = lazy_exports(__name__)
 

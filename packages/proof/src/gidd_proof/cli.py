@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,8 +122,7 @@ class ProofCommand:
         from gidd_proof.error_models import error_model
 
         errors = None if self.errors is None else error_model(self.errors)
-        model = {} if self.model is None else {"model": self.model}
-        return replace(gidd_proof.load(**model, device=self.device), error_model=errors)
+        return replace(gidd_proof.load(self.model, device=self.device), error_model=errors)
 
 
 def proofread(arguments: Sequence[str]) -> None:
@@ -236,10 +236,8 @@ def _demo(arguments: Sequence[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "demo": _demo,
-    "learn-errors": lambda words: parse(
-        learn_errors_command, words, prog="gidd-proof learn-errors"
-    ),
-    "count-words": lambda words: parse(count_words_command, words, prog="gidd-proof count-words"),
+    "learn-errors": partial(parse, learn_errors_command, prog="gidd-proof learn-errors"),
+    "count-words": partial(parse, count_words_command, prog="gidd-proof count-words"),
 }
 
 

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     import gidd_proof
 
     start = time.perf_counter()
-    proofreader = gidd_proof.load(**({} if options.model is None else {"model": options.model}))
+    proofreader = gidd_proof.load(options.model)
     with show_counts("proofreading") as on_progress:
         correction = proofreader.correct(TYPED_PAGE, on_progress=on_progress)
     show_changes("Changes, with the confidence in each:", correction)

@@ -68,7 +68,7 @@ class TextChunk(NamedTuple):
 
 
 def load(
-    model: str | Path = MODEL_FOLDER, *, words: WordList | None = None, device: str | None = None
+    model: str | Path | None = None, *, words: WordList | None = None, device: str | None = None
 ) -> Proofreader:
     """Load a model of characters and its words.
 
@@ -78,8 +78,9 @@ def load(
         words: Known words; by default `words.txt` of the folder, or the packaged English words.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
     """
-    pipe = gidd.from_pretrained(model, device=device)
-    return Proofreader(pipe, WordList.of_model(model) if words is None else words)
+    folder = MODEL_FOLDER if model is None else model
+    pipe = gidd.from_pretrained(folder, device=device)
+    return Proofreader(pipe, WordList.of_model(folder) if words is None else words)
 
 
 @final

@@ -8,21 +8,19 @@ from typing import Final
 from gidd.pipeline import Span
 
 NEVER_CHANGED: Final[tuple[str, ...]] = (
-    r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^[ \t]*(?P=fence)[`~]*[ \t]*$|.*\Z)",
+    r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?s:.*?)(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
     r"(?P<tick>`+)(?!`)[^\n]*?(?<!`)(?P=tick)(?!`)",
     r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s<>()\[\]\"']+|\bwww\.[^\s<>()\[\]\"']+",
     r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     r"(?<![\w/])(?:~|\.{1,2})?/[\w.~-]+(?:/[\w.~-]*)*|\b[A-Za-z]:\\[^\s\"'<>|]+",
     r"\b\w+(?:[/\\][\w.-]+)+\.\w+\b|\b[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,9}\b(?![\w'’])",
     r"\w*[\d_]\w*",
-    r"\b[^\W\d_]*[^\W\d_a-z][^\W\d_]*(?<=[A-Z][A-Z])[^\W\d_]*\b",
-    r"\b[^\W\d_A-Z]+[A-Z]\w*\b|\b[A-Z][a-z]+[A-Z]\w*\b",
+    r"\b[^\W\d_]+[A-Z][^\W\d_]*\b",
 )
 """Fenced code, inline code, URLs, e-mail addresses, paths, names of files and hosts, words with
-digits or underscores, words in capitals, words with capitals inside."""
+digits or underscores, words in capitals or with capitals inside."""
 
-_PATTERNS = [re.compile(pattern, re.MULTILINE | re.DOTALL) for pattern in NEVER_CHANGED[:1]]
-_PATTERNS += [re.compile(pattern) for pattern in NEVER_CHANGED[1:]]
+_PATTERNS = [re.compile(pattern, re.MULTILINE) for pattern in NEVER_CHANGED]
 
 
 def protected_spans(text: str) -> list[Span]:

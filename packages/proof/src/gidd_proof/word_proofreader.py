@@ -51,7 +51,7 @@ class WordProofreader:
 
     read_posteriors: PosteriorPass
     score_crops: CandidateScorer
-    characters: Sequence[str]
+    characters: list[str]
     """The character of each token."""
 
     words: WordList
