@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import torch
 
 from gidd.errors import ConfigError
-from gidd.evaluation.graders import GradedText, generative_perplexity
+from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity
 from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.results import EvaluationResult, Measurement
@@ -47,19 +48,6 @@ _MASKED = (
 )
 
 
-class TextGrader(Protocol):
-    """What the curve needs of a `gidd.evaluation.graders.CausalScorer`."""
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """Everything about the grader that decides a number."""
-        ...
-
-    def score(self, texts: Sequence[str]) -> list[GradedText]:
-        """Return the negative log-likelihood of each text."""
-        ...
-
-
 class CorrectedState(NamedTuple):
     """A sample after some forward passes of self-correction."""
 
@@ -78,20 +66,15 @@ class SequenceScores(NamedTuple):
     graded: GradedText | None
 
 
-class MeasuredState(NamedTuple):
-    """A sample after some forward passes of self-correction, measured."""
-
-    length: int
-    num_changed: int
-    calls: int
-    scores: SequenceScores
+_Measured = tuple[CorrectedState, CorrectedState, SequenceScores]
+"""A sample before and after some forward passes of self-correction, and the scores after them."""
 
 
 def correction_curve(
     pipe: Pipeline,
     options: CurveOptions | None = None,
     sampling: SamplingOptions | None = None,
-    grader: TextGrader | None = None,
+    grader: CausalScorer | None = None,
     on_samples: OnSamples | None = None,
 ) -> EvaluationResult:
     """Generate samples, correct them at every temperature, and measure them on the way.
@@ -103,7 +86,7 @@ def correction_curve(
     if problems := [*options.problems(), *options.sampling_problems(sampling)]:
         raise ConfigError("\n".join(problems))
     budgets, plain = sorted(options.calls), replace(sampling, correction=CorrectionOptions(calls=0))
-    measured: dict[tuple[float, int], list[MeasuredState]] = {}
+    measured: dict[tuple[float, int], list[_Measured]] = {}
     batch_size = max(_SAMPLES_PER_BATCH, pipe.engine.rows_per_call)
     for start in range(0, options.num_samples, batch_size):
         count = min(batch_size, options.num_samples - start)
@@ -119,12 +102,7 @@ def correction_curve(
         scores = score_sequences(pipe, {s.tokens for part in states.values() for s in part}, grader)
         for key, part in states.items():
             measured.setdefault(key, []).extend(
-                MeasuredState(
-                    len(after.tokens),
-                    _num_changed(before, after),
-                    after.calls,
-                    scores[after.tokens],
-                )
+                (before, after, scores[after.tokens])
                 for before, after in zip(initial, part, strict=True)
             )
         if on_samples is not None:
@@ -171,11 +149,12 @@ def correct_samples(
 
 
 def score_sequences(
-    pipe: Pipeline, sequences: Collection[tuple[int, ...]], grader: TextGrader | None = None
+    pipe: Pipeline, sequences: Collection[tuple[int, ...]], grader: CausalScorer | None = None
 ) -> dict[tuple[int, ...], SequenceScores]:
     """Return the scores of complete sequences; text after end-of-text is not measured."""
     tokens = sorted(sequences)
-    texts = [_before_end(pipe, one) for one in tokens]
+    is_end = pipe.tokenizer.terminator_ids.__contains__
+    texts = [tuple(takewhile(lambda token: not is_end(token), one)) for one in tokens]
     graded: Sequence[GradedText | None] = [None] * len(texts)
     if grader is not None:
         graded = grader.score(["".join(pipe.token_texts(text)) for text in texts])
@@ -189,21 +168,12 @@ def score_sequences(
     return scores
 
 
-def _before_end(pipe: Pipeline, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    ends = (i for i, token in enumerate(tokens) if token in pipe.tokenizer.terminator_ids)
-    return tokens[: next(ends, len(tokens))]
-
-
-def _num_changed(before: CorrectedState, after: CorrectedState) -> int:
-    return sum(a != b for a, b in zip(before.tokens, after.tokens, strict=True))
-
-
 def _result(
     pipe: Pipeline,
     options: CurveOptions,
     sampling: SamplingOptions,
-    grader: TextGrader | None,
-    measured: Mapping[tuple[float, int], Sequence[MeasuredState]],
+    grader: CausalScorer | None,
+    measured: Mapping[tuple[float, int], Sequence[_Measured]],
 ) -> EvaluationResult:
     rows: list[dict[str, Any]] = []
     numbers: dict[str, Measurement] = {}
@@ -219,7 +189,7 @@ def _result(
     manifest = describe_pipeline(pipe) | {
         "notes": [*pipe.notes, *masked],
         "num_samples": options.num_samples,
-        "length": next(iter(measured.values()))[0].length,
+        "length": len(next(iter(measured.values()))[0][0].tokens),
         "seed": options.seed,
         "sampling": describe_plan(replace(sampling, correction=CorrectionOptions(calls=0)).plan()),
         "processors": describe_processors(sampling.processors()),
@@ -238,13 +208,17 @@ def _result(
     )
 
 
-def _measure(states: Sequence[MeasuredState]) -> dict[str, Measurement]:
+def _measure(states: Sequence[_Measured]) -> dict[str, Measurement]:
+    changed = [
+        [a != b for a, b in zip(before.tokens, after.tokens, strict=True)]
+        for before, after, _ in states
+    ]
     found = {
-        "changed_tokens": Measurement.mean([state.num_changed / state.length for state in states]),
-        "num_changed": Measurement.mean([state.num_changed for state in states]),
-        "self_accuracy": mean_of_defined(state.scores.self_accuracy for state in states),
-        "entropy": mean_of_defined(state.scores.entropy for state in states),
-        "nfe": Measurement.mean([state.calls for state in states]),
+        "changed_tokens": Measurement.mean([sum(each) / len(each) for each in changed]),
+        "num_changed": Measurement.mean([sum(each) for each in changed]),
+        "self_accuracy": mean_of_defined(scores.self_accuracy for _, _, scores in states),
+        "entropy": mean_of_defined(scores.entropy for _, _, scores in states),
+        "nfe": Measurement.mean([after.calls for _, after, _ in states]),
     }
-    graded = [state.scores.graded for state in states if state.scores.graded is not None]
+    graded = [scores.graded for _, _, scores in states if scores.graded is not None]
     return ({"gen_ppl": generative_perplexity(graded)} if graded else {}) | found

@@ -30,7 +30,7 @@ from gidd.models.importers import IMPORTERS
 from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
-from gidd.pipeline.score import describe_estimate, estimate_likelihood
+from gidd.pipeline.score import ScoringWindow, describe_estimate, estimate_likelihood
 from gidd.pipeline.text import TokenDecoder
 
 if TYPE_CHECKING:
@@ -270,8 +270,11 @@ def score_on_ray(
     """
     if options.max_se is not None:
         raise ConfigError("max_se must be omitted on Ray actors. Set repeats instead.")
-    starts = range(0, len(texts), _WINDOWS_PER_ITEM)
-    items = [_to_item(texts[start : start + _WINDOWS_PER_ITEM]) for start in starts]
+    windows = [
+        (text.tokens.tolist(), len(text.tokens) - text.num_scored, text.index) for text in texts
+    ]
+    size = _WINDOWS_PER_ITEM
+    items = [windows[start : start + size] for start in range(0, len(windows), size)]
     found: list[Mapping[str, Any]] = [{} for _ in items]
     done = 0
     for position, scores in map_on_ray(_WindowWorker, (source, options), items, actors):
@@ -312,24 +315,11 @@ class _WindowWorker:
     def __init__(self, source: ModelSource, options: PerplexityOptions) -> None:
         self._model, self._options = source.load(), options
 
-    def __call__(self, item: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        scores = score_windows(self._model, [_to_text(each) for each in item], self._options)
+    def __call__(self, item: Sequence[tuple[list[int], int, int]]) -> dict[str, Any]:
+        texts = [
+            ScoringWindow(0, len(tokens), num_given).text(torch.tensor(tokens), index)
+            for tokens, num_given, index in item
+        ]
+        scores = score_windows(self._model, texts, self._options)
         values = scores._asdict().items()
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values}
-
-
-def _to_item(texts: Sequence[ScoredText]) -> list[dict[str, Any]]:
-    return [
-        {
-            "tokens": text.tokens.tolist(),
-            "index": text.index,
-            "num_given": len(text.tokens) - text.num_scored,
-        }
-        for text in texts
-    ]
-
-
-def _to_text(item: Mapping[str, Any]) -> ScoredText:
-    tokens, num_given = torch.tensor(item["tokens"]), item["num_given"]
-    given = torch.arange(len(tokens)) < num_given if num_given else None
-    return ScoredText(tokens, item["index"], given)
