@@ -15,7 +15,7 @@ from support.small_model import TEXT, write_model
 import gidd
 from gidd import cli
 from gidd.cli import main
-from gidd.pipeline.correct import TextCorrector
+from gidd.pipeline import Pipeline
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -196,13 +196,13 @@ def test_a_correction_is_printed_if_its_file_was_changed_meanwhile(
 ):
     letter = tmp_path / "letter.txt"
     letter.write_text(TEXT)
-    correct_part = TextCorrector.correct_part
+    correct = Pipeline.correct
 
-    def change_and_correct(self, *arguments):
+    def change_and_correct(self, text, **settings):
         letter.write_text("new")
-        return correct_part(self, *arguments)
+        return correct(self, text, **settings)
 
-    monkeypatch.setattr(TextCorrector, "correct_part", change_and_correct)
+    monkeypatch.setattr(Pipeline, "correct", change_and_correct)
     code, out, err = ended(
         capsys, "correct", str(letter), "--model", model, "--error-rate", "0.1", "--in-place"
     )

@@ -32,7 +32,7 @@ from gidd.cli.output import decode_utf8, print_json
 from gidd.cli.progress import show_counts
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.likelihood_options import LikelihoodOptions
+from gidd.pipeline.options import LikelihoodOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline

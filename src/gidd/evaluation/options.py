@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, fin
 from gidd.common.allowed import SEED, Allowed, choice, field_problems, integer, number, optional
 from gidd.common.registry import part_names
 from gidd.diffusion.constants import MAX_TEMPERATURE
-from gidd.pipeline.likelihood_options import EstimatorOptions, LikelihoodOptions
-from gidd.pipeline.options import SamplingOptions
+from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from gidd.evaluation.graders import CausalScorer

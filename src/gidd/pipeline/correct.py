@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
+from itertools import accumulate, chain, compress
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
@@ -20,7 +20,7 @@ from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise
 from gidd.pipeline.results import Correction, ResultManifest
 from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
 from gidd.sampling.jobs import Jobs, run_jobs
-from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior, WindowReader
+from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior
 
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
@@ -33,14 +33,6 @@ _NUM_ALTERNATIVES = 3
 
 OnCharacters = Callable[[int, int], None]
 """Called with the number of characters done, and of all characters."""
-
-
-class CorrectSettings(TypedDict, total=False):
-    """Settings of `Pipeline.correct`."""
-
-    error_rate: float | None
-    min_confidence: float | None
-    on_progress: OnCharacters | None
 
 
 @final
@@ -86,7 +78,10 @@ class TokenCorrector:
                 if on_progress is not None:
                     on_progress(next(own_ends), len(text))
 
-            read = PosteriorPass(self._reader(), num_alternatives=_NUM_ALTERNATIVES)
+            model = self.model
+            banned = ban_unwritten_tokens(model.schedule.vocab, model.token_texts)
+            reader = replace(model.window_reader(), processors=(banned,))
+            read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
             posteriors = await read(jobs, cut, max(rate, SMALLEST_ERROR_RATE), report)
             edits = list(self._edits(given, ends, cut, posteriors))
         calls = 0 if all(cut.fixed) else len(cut) + (0 if noise is None else noise.calls)
@@ -112,12 +107,6 @@ class TokenCorrector:
         fixed = protected_tokens(given, self.protected)
         return given, TextWindows(given.tokens, fixed, self.model.context)
 
-    def _reader(self) -> WindowReader:
-        """Return the reader, with a ban on tokens that correction never writes."""
-        model = self.model
-        banned = ban_unwritten_tokens(model.schedule.vocab, model.token_texts)
-        return replace(model.window_reader(), processors=(banned,))
-
     def _edits(
         self,
         given: EncodedText,
@@ -130,14 +119,13 @@ class TokenCorrector:
         for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
             found, others = posterior.found.tolist(), posterior.tokens.tolist()
             probabilities = posterior.probabilities.tolist()
-            for i, is_read in enumerate(window.editable):
-                if is_read:
-                    place = part.start + i
-                    old = Alternative(given.texts[place], found[i])
-                    listed = map(Alternative, map(text_of, others[i]), probabilities[i])
-                    edit = decide(starts[place], old.text, [old, *listed], self.min_confidence)
-                    if is_doubtful(edit):
-                        yield edit
+            for i in compress(range(len(found)), window.editable):
+                place = part.start + i
+                old = Alternative(given.texts[place], found[i])
+                listed = map(Alternative, map(text_of, others[i]), probabilities[i])
+                edit = decide(starts[place], old.text, [old, *listed], self.min_confidence)
+                if is_doubtful(edit):
+                    yield edit
 
 
 def correct_texts(
@@ -148,7 +136,8 @@ def correct_texts(
     on_progress: OnCharacters | None = None,
 ) -> list[Correction]:
     """Correct texts together, each with its protected spans; see `Pipeline.correct`."""
-    if len(protected) != len(texts) or any(map(_is_span, protected)):
+    places = chain.from_iterable(protected)
+    if len(protected) != len(texts) or any(isinstance(place, int) for place in cast(Any, places)):
         raise ConfigError(
             f"protected must have a list of spans (start, stop) for each of the {len(texts)} "
             f"texts, got {shorten(protected)}. Leave it out to protect nothing."
@@ -169,8 +158,3 @@ def correct_texts(
         )
         for index, (text, spans) in enumerate(zip(texts, protected, strict=True))
     )
-
-
-def _is_span(value: object) -> bool:
-    """Whether a value is one span, where a list of spans is needed."""
-    return isinstance(value, Sequence) and any(isinstance(place, int) for place in cast(Any, value))

@@ -1,4 +1,4 @@
-"""Options of sampling and self-correction, and the plans and processors they describe.
+"""Options of sampling, self-correction and likelihoods, and the plans and processors they describe.
 
 The options are checked without torch, so that the command line reports mistakes at once.
 """
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final, get_args
 
-from gidd.common.allowed import Allowed, choice, field_problems, integer, number, optional
+from gidd.common.allowed import SEED, Allowed, choice, field_problems, integer, number, optional
 from gidd.common.parts import Part
 from gidd.common.registry import part_names
 from gidd.common.terminal import shorten
 from gidd.diffusion.constants import MAX_TEMPERATURE, TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.pipeline.likelihood_options import LikelihoodOptions
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
 
 MeshName = Literal["even", "sine"]
 ScoreName = Literal["likelihood", "gain"]
+GridName = Literal["sine", "stratified", "paper"]
 
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is scored: the least noise that models are trained with."""
@@ -40,9 +40,6 @@ MIN_CONFIDENCE = number(
 
 _MAX_STEPS = 1_000_000
 """Of a plan, which is made before the first step."""
-
-_PASSES = integer(2, _MAX_STEPS)
-
 
 _TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
 
@@ -73,11 +70,15 @@ class CorrectionOptions:
 
     def problems(self, prefix: str = "") -> Iterable[str]:
         """Yield one message per invalid option; `prefix` goes before the option's name."""
-        passes = "Each forward pass scores the change made by the previous one."
+        none, passes = integer(0, 0), integer(2, _MAX_STEPS)
         return field_problems(
             self,
             prefix,
-            calls=Allowed(_are_calls, f"0 (no correction) or {_PASSES.text}", passes),
+            calls=Allowed(
+                lambda calls: none.contains(calls) or passes.contains(calls),
+                f"0 (no correction) or {passes.text}",
+                "Each forward pass scores the change made by the previous one.",
+            ),
             temperature=_TEMPERATURE._replace(fix="The paper uses 0.1 to 0.5."),
             patience=integer(1),
             tokens_per_call=integer(1),
@@ -98,14 +99,6 @@ class CorrectionOptions:
             score={"likelihood": likelihood, "gain": gain}[self.score],
         )
         return corrector_plan(corrector, self.calls, CLEAN_TIME)
-
-
-def _are_calls(value: object) -> bool:
-    return integer(0, 0).contains(value) or _PASSES.contains(value)
-
-
-def _is_correction(value: object) -> bool:
-    return isinstance(value, CorrectionOptions)
 
 
 @final
@@ -178,9 +171,10 @@ class SamplingOptions:
         )
         yield from _part_problems("sampler", "step", self.sampler, self.sampler_options)
         yield from _part_problems("corrector", "corrector", self.corrector, self.corrector_options)
-        correction = Allowed(_is_correction, "a CorrectionOptions")
-        found = list(field_problems(self, correction=correction))
-        yield from found or self.correction.problems("correction.")
+        if isinstance(cast(Any, self.correction), CorrectionOptions):
+            yield from self.correction.problems("correction.")
+        else:
+            yield f"correction must be a CorrectionOptions, got {shorten(self.correction)}."
 
     def plan(self) -> Plan:
         """Return the steps from t = 1 to 0, then those of the corrector, then self-correction."""
@@ -219,6 +213,57 @@ def _part_problems(flag: str, kind: str, name: object, options: object) -> Itera
             yield f"{flag}_options must be options of {name}: {error}"
         else:
             yield from (f"{flag}.{problem}" for problem in chosen.problems())
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorOptions:
+    """Times and noise of an estimate of the NELBO."""
+
+    nodes: int = 12
+    """Times per text and repeat at which the NELBO is evaluated."""
+
+    repeats: int = 4
+    """Independent estimates of each text, for the Monte Carlo error; with --max-se, the minimum."""
+
+    grid: GridName = "sine"
+    """Times: sine (unbiased, smallest error), stratified (unbiased, as in training), paper (without
+    reconstruction and prior; the paper uses --nodes 128)."""
+
+    seed: int = 0
+    """Random seed of times and noise."""
+
+    min_repeats_allowed: ClassVar[int] = 2
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        least = self.min_repeats_allowed
+        reason = "The standard error is computed from them." if least > 1 else ""
+        yield from field_problems(
+            self,
+            seed=SEED,
+            nodes=integer(1, 1_000_000),
+            repeats=integer(least, 1_000_000, reason),
+            grid=choice(get_args(GridName)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodOptions(EstimatorOptions):
+    """Times, noise and budget of an estimate of the NELBO of texts."""
+
+    max_se: float | None = None
+    """Add repeats until the standard error over all texts is at most this, in nats per token."""
+
+    max_calls: int | None = None
+    """With --max-se: start no repeat that exceeds this number of forward passes."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from super().problems()
+        positive = number(lambda value: 0 < value < float("inf"), "above 0")
+        yield from field_problems(self, max_se=optional(positive), max_calls=optional(integer(1)))
+        if self.max_calls is not None and self.max_se is None:
+            yield "max_calls needs --max-se; without it the number of forward passes is fixed."
 
 
 _Options = TypeVar("_Options", SamplingOptions, CorrectionOptions, LikelihoodOptions)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack, final, overload
+from typing import Any, final, overload
 
 import torch
 
@@ -19,7 +19,7 @@ from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_CALL, NelboEstimator
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, push_to_hub, save
-from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
+from gidd.pipeline.correct import OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import (
     build_requests,
     can_score_visible_tokens,
@@ -27,12 +27,12 @@ from gidd.pipeline.generate import (
     run_requests,
     stream_text,
 )
-from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone
 from gidd.pipeline.options import (
     ERROR_RATE,
     MIN_CONFIDENCE,
     CorrectionOptions,
+    LikelihoodOptions,
     SamplingOptions,
     with_changes,
 )
@@ -54,6 +54,7 @@ from gidd.sampling import (
     OnStep,
     Plan,
     Request,
+    Tokens,
     WindowReader,
     parse_template,
     run_job,
@@ -64,7 +65,6 @@ from gidd.sampling.request import prompt as with_blanks
 _SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
 _LIKELIHOOD = LikelihoodOptions()
 _STREAMED = SamplingOptions(block_length=32)
-_CPU_ROWS_PER_CALL, _GPU_ROWS_PER_CALL = 1, 16
 _LENGTHS = 64
 """Sequences are padded to a multiple of this many tokens, if a forward pass has several."""
 
@@ -103,7 +103,7 @@ class Pipeline:
         self.source, self.notes = source or {}, tuple(notes)
         self.times = times
         """The smallest and the largest time that the network was trained with."""
-        default = _CPU_ROWS_PER_CALL if self.device.type == "cpu" else _GPU_ROWS_PER_CALL
+        default = 1 if self.device.type == "cpu" else 16
         rows = default if rows_per_call is None else rows_per_call
         self._network = in_precision(denoiser, self.precision, self.device)
         uses_time = getattr(denoiser.backbone, "uses_time", True)
@@ -182,9 +182,7 @@ class Pipeline:
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
-        before = self.token_texts.encode(prompt, "the prompt")
-        after = self.token_texts.encode(suffix, "the suffix")
-        tokens = with_blanks(self._length(length), before, after)
+        tokens = self._with_blanks(length, prompt, suffix)
         stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
@@ -211,16 +209,19 @@ class Pipeline:
         The pieces are the text of `generate` with the same arguments, and final: without blocks
         any token may change until the last step. `block_length` is 32 unless it is given.
         """
-        before = self.token_texts.encode(prompt, "the prompt")
-        tokens = with_blanks(self._length(length), before)
+        tokens = self._with_blanks(length, prompt)
         stop = tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.stream)
         (request,) = build_requests(self, tokens, stop, options, None, 1, seed, sample_index)
         block_length = options.block_length or len(tokens)
         return stream_text(self.engine, self.token_texts, request, block_length)
 
-    def _length(self, length: int | None) -> int:
-        return min(self.context, _MAX_DEFAULT_LENGTH) if length is None else length
+    def _with_blanks(self, length: int | None, prompt: str, suffix: str = "") -> Tokens:
+        before = self.token_texts.encode(prompt, "the prompt")
+        after = self.token_texts.encode(suffix, "the suffix")
+        if length is None:
+            length = min(self.context, _MAX_DEFAULT_LENGTH)
+        return with_blanks(length, before, after)
 
     def infill(
         self,
@@ -267,18 +268,10 @@ class Pipeline:
         return run_jobs([lambda jobs: run_requests(jobs, self, *settings)])[0]
 
     @overload
-    def correct(
-        self, text: str, *, protected: Sequence[Span] = (), **settings: Unpack[CorrectSettings]
-    ) -> Correction: ...
+    def correct(self, text: str, **settings: Any) -> Correction: ...
 
     @overload
-    def correct(
-        self,
-        text: list[str],
-        *,
-        protected: Sequence[Sequence[Span]] | None = None,
-        **settings: Unpack[CorrectSettings],
-    ) -> list[Correction]: ...
+    def correct(self, text: list[str], **settings: Any) -> list[Correction]: ...
 
     def correct(
         self,
@@ -395,19 +388,11 @@ class Pipeline:
             options: Times, noise and budget of the estimate.
             **changes: Fields of `options` to change, e.g. `repeats=8, max_se=0.01`.
         """
-        start = time.perf_counter()
+        manifest = partial(self.manifest, time.perf_counter())
         options = with_changes(options, changes, self.score)
         texts = [text] if isinstance(text, str) else text
         tokens = [self.encode(each, "the text to score") for each in texts]
-        found = score_texts(
-            self,
-            texts,
-            tokens,
-            partial(self.manifest, start),
-            options,
-            confidence=confidence,
-            on_calls=on_calls,
-        )
+        found = score_texts(self, texts, tokens, manifest, options, confidence, on_calls)
         return found[0] if isinstance(text, str) else found
 
     def window_reader(self, rows_per_call: int | None = None) -> WindowReader:
@@ -439,10 +424,12 @@ class Pipeline:
 
         By default a forward pass has 2,048 tokens on a CPU and 32,768 on other devices.
         """
-        default = TOKENS_PER_CALL if self.device.type == "cpu" else 16 * TOKENS_PER_CALL
-        rows = default if tokens_per_call is None else tokens_per_call
-        network = with_float32_head(self._network)
-        return NelboEstimator(network, self.schedule, grid, nodes, seed, rows, ranks, self.device)
+        if tokens_per_call is None:
+            tokens_per_call = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_CALL
+        network, noise = with_float32_head(self._network), self.schedule
+        return NelboEstimator(
+            network, noise, grid, nodes, seed, tokens_per_call, ranks, self.device
+        )
 
     def require_visible_scores(self, what: str) -> None:
         """Raise `ConfigError` if the network was trained with masking alone."""

@@ -21,8 +21,8 @@ from gidd.diffusion.likelihood import (
 from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError
 from gidd.pipeline.generate import score_tokens
-from gidd.pipeline.likelihood_options import LikelihoodOptions
 from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
+from gidd.pipeline.options import LikelihoodOptions
 from gidd.pipeline.results import ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_jobs
 from gidd.sampling.network import require_finite_predictions
@@ -114,9 +114,8 @@ def score_texts(
     tokens: Sequence[Sequence[int]],
     manifest: Callable[[ResultManifest, int], ResultManifest],
     options: LikelihoodOptions,
-    *,
-    confidence: bool = True,
-    on_calls: OnCallsDone | None = None,
+    confidence: bool,
+    on_calls: OnCallsDone | None,
 ) -> list[Scores]:
     """Return the scores of tokenized texts."""
     if problems := "\n".join(options.problems()):
@@ -128,11 +127,20 @@ def score_texts(
         for owner, each in enumerate(tokens)
         for window in scoring_windows(len(each), pipe.context, pipe.context)
     ]
-    cuts = _windows(pipe, tokens) if confidence and pipe.can_score_visible_tokens else []
-    expected = (expected_calls(pipe.window_reader(), len(cut)) for cut in cuts)
-    phases = _CallPhases(on_calls, 0, *expected)
+    cuts = [
+        TextWindows(each, [*map(pipe.token_texts.is_fixed, each)], pipe.context)
+        for each in (tokens if confidence and pipe.can_score_visible_tokens else ())
+    ]
+    # forward passes done and expected: of the likelihood, then of the confidence in each text
+    passes = [(0, 0), *((0, expected_calls(pipe.window_reader(), len(cut))) for cut in cuts)]
+
+    def report(phase: int, done: int, expected: int) -> None:
+        passes[phase] = done, expected
+        if on_calls is not None:
+            on_calls(*map(sum, zip(*passes, strict=True)))
+
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
-    found, _ = estimate_likelihood(pipe, windows, options, on_calls=phases.phase(0))
+    found, _ = estimate_likelihood(pipe, windows, options, on_calls=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])
     zeros = torch.zeros(len(texts), dtype=torch.float64)
     nelbo = zeros.index_add(0, owners, found.nelbo)
@@ -142,15 +150,15 @@ def score_texts(
     calls = zeros.index_add(0, owners, torch.full(owners.shape, found.calls / len(parts)).double())
     task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
     readings = run_jobs(
-        partial(_read, pipe=pipe, cut=cut, on_calls=phases.phase(i))
+        partial(_read, pipe=pipe, cut=cut, on_calls=partial(report, i))
         for i, cut in enumerate(cuts, start=1)
-    )
+    ) or [(None, None)] * len(texts)
     return [
         Scores(
             text=text,
             tokens=tuple(tokens[i]),
-            confidence=readings[i].confidence if readings else None,
-            noise_level=readings[i].noise_level if readings else None,
+            confidence=readings[i][0],
+            noise_level=readings[i][1],
             nelbo=float(nelbo[i]),
             standard_error=math.sqrt(float(variance[i])),
             reconstruction=float(reconstruction[i]),
@@ -162,44 +170,12 @@ def score_texts(
     ]
 
 
-class _CallPhases:
-    """Adds up the forward passes of phases, each of which reports its own."""
-
-    def __init__(self, on_calls: OnCallsDone | None, *expected: int) -> None:
-        self._on_calls = on_calls
-        self._done = [0] * len(expected)
-        self._expected = list(expected)
-
-    def phase(self, number: int) -> OnCallsDone | None:
-        """Return the callback of a phase; None if no callback was given."""
-        return None if self._on_calls is None else partial(self._report, number)
-
-    def _report(self, number: int, done: int, expected: int) -> None:
-        self._done[number], self._expected[number] = done, expected
-        if self._on_calls is not None:
-            self._on_calls(sum(self._done), sum(self._expected))
-
-
-def _windows(pipe: Pipeline, texts: Sequence[Sequence[int]]) -> list[TextWindows]:
-    is_fixed = pipe.token_texts.is_fixed
-    return [TextWindows(each, [*map(is_fixed, each)], pipe.context) for each in texts]
-
-
-class _Reading(NamedTuple):
-    """What a network that was trained with uniform noise predicts about the tokens of a text."""
-
-    confidence: tuple[float, ...]
-    """x_theta of each token."""
-
-    noise_level: NoiseLevel | None
-    """Estimated fraction of wrong tokens; None if all tokens are line breaks or such."""
-
-
 async def _read(
-    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_calls: OnCallsDone | None
-) -> _Reading:
+    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_calls: OnCallsDone
+) -> tuple[tuple[float, ...], NoiseLevel | None]:
+    """Return x_theta of each token, and the noise level unless all tokens are line breaks etc."""
     frame = await score_tokens(jobs, pipe.engine, pipe.context, cut.tokens)
     noise = None
     if not all(cut.fixed):
         noise = await estimate_noise(jobs, pipe.window_reader(), cut, on_calls=on_calls)
-    return _Reading(tuple(frame.probability.tolist()), noise)
+    return tuple(frame.probability.tolist()), noise

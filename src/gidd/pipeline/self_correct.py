@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -25,8 +26,8 @@ from gidd.pipeline.text import (
     ban_unwritten_tokens,
     protected_tokens,
 )
-from gidd.sampling import Engine, Frame, Jobs, OnStep, Plan, Processor, Request
-from gidd.sampling.windows import Window, windows
+from gidd.sampling import Engine, Jobs, OnStep, Plan, Processor, Request
+from gidd.sampling.windows import windows
 
 
 @final
@@ -78,16 +79,21 @@ class SelfCorrector:
             "windows": len(traces),
         }
         texts = self.token_texts.decode_like(new, given)
+        starts = accumulate(map(len, given.texts), initial=0)
+        p, q = before.probability.tolist(), after.probability.tolist()
+        replacements = tuple(
+            Replacement(i, start, given.texts[i], texts[i], p[i], q[i])
+            for i, start in zip(range(len(new)), starts, strict=False)
+            if given.tokens[i] != new[i]
+        )
         return SelfCorrection(
             text="".join(texts),
             original="".join(given.texts),
             tokens=tuple(new),
-            replacements=tuple(_replacements(given, new, texts, before, after)),
+            replacements=replacements,
             confidence=tuple(
                 1.0 if is_fixed else probability
-                for is_fixed, probability in zip(
-                    given.fixed, after.probability.tolist(), strict=True
-                )
+                for is_fixed, probability in zip(given.fixed, q, strict=True)
             ),
             self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
             calls=calls,
@@ -103,7 +109,20 @@ class SelfCorrector:
         traces: dict[int, Trace] = {}
         for parity in (0, 1):
             indices = range(parity, len(parts), 2)
-            requests = [self._request(current, fixed, parts[i], i) for i in indices]
+            requests = [
+                Request(
+                    tokens=tuple(current[parts[i].start : parts[i].stop]),
+                    plan=self.plan,
+                    seed=self.seed,
+                    sample_index=i,
+                    protected=tuple(
+                        fixed[k] or not parts[i].own_start <= k < parts[i].own_stop
+                        for k in range(parts[i].start, parts[i].stop)
+                    ),
+                    processors=self.processors,
+                )
+                for i in indices
+            ]
             samples = await jobs.sample(
                 self.engine, requests, on_step=self.on_step, record_frames=self.record_frames
             )
@@ -116,27 +135,3 @@ class SelfCorrector:
             for index, last in enumerate(await predict_frames(jobs, self.engine, texts)):
                 traces[index] = traces[index].with_last_frame(last)
         return current, [traces[index] for index in range(len(parts))]
-
-    def _request(
-        self, tokens: Sequence[int], fixed: Sequence[bool], part: Window, index: int
-    ) -> Request:
-        inside = range(part.start, part.stop)
-        return Request(
-            tokens=tuple(tokens[part.start : part.stop]),
-            plan=self.plan,
-            seed=self.seed,
-            sample_index=index,
-            protected=tuple(fixed[i] or not part.own_start <= i < part.own_stop for i in inside),
-            processors=self.processors,
-        )
-
-
-def _replacements(
-    given: EncodedText, new: Sequence[int], texts: Sequence[str], before: Frame, after: Frame
-) -> Iterator[Replacement]:
-    """Yield where the tokens differ, with the confidence in the old and the new ones."""
-    start, p, q = 0, before.probability.tolist(), after.probability.tolist()
-    for i, (old, new_text) in enumerate(zip(given.texts, texts, strict=True)):
-        if given.tokens[i] != new[i]:
-            yield Replacement(i, start, old, new_text, p[i], q[i])
-        start += len(old)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import NamedTuple, final
 from unicodedata import category
@@ -90,15 +91,13 @@ class TokenDecoder:
         Raise if a text cannot be restored: with other tokens than characters, if decoding does not.
         """
         if not self.tokenizer.is_character_level:
-            tokens = self.encode(text, what)
-            return EncodedText(
-                tuple(tokens), tuple(self(tokens)), tuple(map(self.is_fixed, tokens))
-            )
+            tokens = tuple(self.encode(text, what))
+            return EncodedText(tokens, tuple(self(tokens)), tuple(map(self.is_fixed, tokens)))
         _require_unicode(text, what)
-        tokens = self.tokenizer.encode(text)
+        tokens = tuple(self.tokenizer.encode(text))
         layout = {character for character in set(text) if _has_layout(character)}
         fixed = (v in self.fixed_ids or c in layout for v, c in zip(tokens, text, strict=True))
-        return EncodedText(tuple(tokens), tuple(text), tuple(fixed))
+        return EncodedText(tokens, tuple(text), tuple(fixed))
 
     def decode_like(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
         """Return the texts of tokens at the positions of a text, its own where they are equal."""
@@ -118,17 +117,23 @@ class TokenDecoder:
         _require_unicode(text, what)
         tokens = self.tokenizer.encode(text)
         back = "".join(self(tokens))
-        if back != text:
-            place = len(commonprefix([text, back]))
-            if self.tokenizer.is_character_level:
-                raise self._outside_vocabulary(text, place, what)
-            given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
+        if back == text:
+            return tokens
+        place = len(commonprefix([text, back]))
+        if self.tokenizer.is_character_level:
+            similar = self.tokenizer.with_similar_characters(text[place])
+            advice = "Remove it" if similar == text[place] else f"Write {similar!r}"
             raise DataError(
-                f"{what} must be restored exactly by the model's tokenizer, but {given!r} at "
-                f"character {place} decodes to {got!r}. Write it the way the tokenizer decodes it, "
-                "or use a model with a byte-level tokenizer, which restores every text."
+                f"{what} must have characters of the model's vocabulary only, got {text[place]!r} "
+                f"at character {place}. {advice}, or use a model whose tokenizer restores every "
+                "text, such as one of bytes."
             )
-        return tokens
+        given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
+        raise DataError(
+            f"{what} must be restored exactly by the model's tokenizer, but {given!r} at "
+            f"character {place} decodes to {got!r}. Write it the way the tokenizer decodes it, "
+            "or use a model with a byte-level tokenizer, which restores every text."
+        )
 
     @cached_property
     def fixed_ids(self) -> frozenset[int]:
@@ -142,21 +147,12 @@ class TokenDecoder:
         """All tokens that correction never writes: fixed ones, end-of-text and padding."""
         return self.tokenizer.terminator_ids | self.fixed_ids
 
-    def _outside_vocabulary(self, text: str, place: int, what: str) -> DataError:
-        similar = self.tokenizer.with_similar_characters(text[place])
-        advice = "Remove it" if similar == text[place] else f"Write {similar!r}"
-        return DataError(
-            f"{what} must have characters of the model's vocabulary only, got {text[place]!r} at "
-            f"character {place}. {advice}, or use a model whose tokenizer restores every text, "
-            "such as one of bytes."
-        )
-
     @cached_property
     def _first(self) -> tuple[int, str]:
         """Id and text of a token to decode before others: end-of-text, or the mask."""
         tokenizer = self.tokenizer
         number = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
-        return number, self.tokenizer.decode([number])
+        return number, tokenizer.decode([number])
 
     def _decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens as inside a text: some decoders drop a leading space at its start."""
@@ -197,30 +193,20 @@ def _require_unicode(text: str, what: str) -> None:
         ) from error
 
 
-def require_spans(spans: Sequence[Span], length: int) -> None:
-    """Raise `ConfigError` if a span is not in a text of this length."""
-    for start, stop in spans:
-        if not 0 <= start <= stop <= length:
-            raise ConfigError(
-                f"a protected span must be (start, stop) with 0 <= start <= stop <= {length}, the "
-                f"length of the text in characters, got ({start}, {stop}). Spans are Python "
-                "slices: text[start:stop] is kept."
-            )
-
-
 def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
     """Return for each token whether it overlaps a protected span or is never corrected."""
-    length = sum(map(len, given.texts))
-    require_spans(spans, length)
-    kept = bytearray(length)
+    ends = list(accumulate(map(len, given.texts), initial=0))
+    kept = bytearray(ends[-1])
     for start, stop in spans:
+        if not 0 <= start <= stop <= ends[-1]:
+            raise ConfigError(
+                f"a protected span must be (start, stop) with 0 <= start <= stop <= {ends[-1]}, "
+                f"the length of the text in characters, got ({start}, {stop}). Spans are Python "
+                "slices: text[start:stop] is kept."
+            )
         kept[start:stop] = b"\1" * (stop - start)
-    protected: list[bool] = []
-    end = 0
-    for text, is_fixed in zip(given.texts, given.fixed, strict=True):
-        begin, end = end, end + len(text)
-        protected.append(is_fixed or any(kept[begin:end]))
-    return protected
+    places = zip(given.fixed, pairwise(ends), strict=True)
+    return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]
 
 
 def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenDecoder) -> Ban:
