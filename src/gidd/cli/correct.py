@@ -21,12 +21,11 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from gidd.cli.corrections import (
-    TextSource,
     matching_spans,
     print_correction,
     read_sources,
@@ -37,16 +36,11 @@ from gidd.cli.corrections import (
     summary,
 )
 from gidd.cli.messages import print_message
-from gidd.cli.model_options import Flat, ModelOptions
+from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.cli.output import write_stdout
-from gidd.cli.parsing import parse
 from gidd.cli.progress import show_counts
 from gidd.common.allowed import field_problems, optional
-from gidd.errors import ConfigError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
-
-if TYPE_CHECKING:
-    from gidd.pipeline import Correction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +89,7 @@ class CorrectCommand:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, correct, write with --in-place, and show."""
-    flags = (tyro.conf.FlagCreatePairsOff,)
-    command = parse(
-        CorrectCommand, arguments, prog="gidd correct", description=__doc__, config=flags
-    )
-    if found := [problem.partition(" ") for problem in command.problems()]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    command = parse_checked(CorrectCommand, "gidd correct", __doc__, arguments)
     require_patterns(command.protect)
     sources = read_sources(
         command.files,
@@ -125,19 +114,14 @@ def main(arguments: Sequence[str]) -> None:
         except OSError:
             write_stdout(correction.text)  # the work is not lost
             raise
-        _show(command, source, correction, alone=len(sources) == 1)
-        name = "" if len(sources) == 1 else f"{source.name}: "
+        alone = len(sources) == 1
+        if command.jsonl:
+            print_correction(source.name, correction)
+        elif command.diff:
+            show_patch(source, correction, alone=alone)
+        elif sys.stdout.isatty():
+            show_changes(None if alone else source.name, correction)
+        elif not command.in_place:
+            write_stdout(correction.text)
+        name = "" if alone else f"{source.name}: "
         print_message(f"{name}{summary(correction, time.perf_counter() - start)}")
-
-
-def _show(
-    command: CorrectCommand, source: TextSource, correction: Correction, *, alone: bool
-) -> None:
-    if command.jsonl:
-        print_correction(source.name, correction)
-    elif command.diff:
-        show_patch(source, correction, alone=alone)
-    elif sys.stdout.isatty():
-        show_changes(None if alone else source.name, correction)
-    elif not command.in_place:
-        write_stdout(correction.text)

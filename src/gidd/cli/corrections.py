@@ -20,7 +20,7 @@ from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from gidd.pipeline import Correction, NoiseLevel, Span, TextEdit
+    from gidd.pipeline import Correction, Span, TextEdit
 
 
 class TextSource(NamedTuple):
@@ -44,14 +44,9 @@ def read_sources(
         in_place: Whether the files are replaced.
         is_printed: Whether every result is printed in a form that can be told apart.
     """
-    if bool(files) == (text is not None):
-        raise ConfigError("give either FILE (- for standard input) or --text TEXT.")
-    if files.count("-") > 1:
-        raise ConfigError("FILE must be - at most once: standard input is read once.")
     if in_place and (text is not None or "-" in files):
         raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
-    sources = [TextSource("the text", None, text)] if text is not None else []
-    sources += [_read(name) for name in dict.fromkeys(files)]
+    sources = list(dict.fromkeys(read_texts(files, text)))
     for source in sources:
         if in_place and source.path is not None:
             require_writable(source.path.resolve(), "--in-place")
@@ -61,6 +56,15 @@ def read_sources(
             "or --jsonl, or name one FILE."
         )
     return sources
+
+
+def read_texts(files: Sequence[str], text: str | None) -> list[TextSource]:
+    """Read the text of --text, or the texts of files and of standard input (-)."""
+    if bool(files) == (text is not None):
+        raise ConfigError("give either FILE (- for standard input) or --text TEXT.")
+    if files.count("-") > 1:
+        raise ConfigError("FILE must be - at most once: standard input is read once.")
+    return [TextSource("the text", None, text)] if text is not None else [*map(_read, files)]
 
 
 def _read(name: str) -> TextSource:
@@ -190,13 +194,11 @@ def place_of(starts: Sequence[int], index: int) -> tuple[int, int]:
 def summary(correction: Correction, seconds: float) -> str:
     """Return the figures of a correction in a line."""
     noise, changes = correction.noise_level, len(correction.changes)
-    rate = f"{correction.error_rate:.1%} wrong as given" if noise is None else _estimate(noise)
+    rate = f"{correction.error_rate:.1%} wrong as given"
+    if noise is not None:
+        rate = f"estimated {noise.error_rate:.1%} wrong ({100 * noise.low:.1f}-{noise.high:.1%})"
     return (
         f"{rate}, {changes:,} change{'' if changes == 1 else 's'}, "
         f"{len(correction.suggestions):,} left for you, {correction.calls:,} forward passes, "
         f"{seconds:,.0f} s"
     )
-
-
-def _estimate(noise: NoiseLevel) -> str:
-    return f"estimated {noise.error_rate:.1%} wrong ({100 * noise.low:.1f}-{noise.high:.1%})"

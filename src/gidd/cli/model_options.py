@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import tyro
 
 from gidd.cli.messages import print_message
-from gidd.cli.output import OutputOptions, SampleOutputOptions
+from gidd.cli.output import OutputOptions
 from gidd.cli.parsing import parse
+from gidd.cli.part_options import chosen_name, part_options
 from gidd.cli.progress import show_progress
-from gidd.cli.sampling_form import SamplingForm
 from gidd.common.allowed import SEED, field_problems, integer
+from gidd.common.registry import part_names
 from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions
 
@@ -28,6 +29,9 @@ Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
 
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 """The first argument of the commands that run a model."""
+
+_PARTS = {"sampler": "step", "corrector": "corrector"}
+"""Options of `SamplingOptions` that name a part, and its kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ class TextCommandOptions:
     """Index of the first sample: 5 gives the sixth sample of `--num-samples 6`."""
 
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
-    output: Flat[SampleOutputOptions] = field(default_factory=SampleOutputOptions)
+    output: Flat[OutputOptions] = field(default_factory=OutputOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     @property
@@ -101,17 +105,7 @@ class TextCommandOptions:
         yield from self.sampling.problems()
 
 
-class _Checked(Protocol):
-    def problems(self) -> Iterable[str]: ...
-
-
-class _ModelCommandOptions(_Checked, Protocol):
-    @property
-    def output(self) -> OutputOptions: ...
-
-
-_C = TypeVar("_C", bound=_Checked)
-_T = TypeVar("_T", bound=_ModelCommandOptions)
+_T = TypeVar("_T", bound=TextCommandOptions)
 
 
 def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
@@ -119,6 +113,13 @@ def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequenc
     options = parse_checked(kind, prog, doc, arguments)
     options.output.check()
     return options
+
+
+class _Checked(Protocol):
+    def problems(self) -> Iterable[str]: ...
+
+
+_C = TypeVar("_C", bound=_Checked)
 
 
 def parse_checked(
@@ -134,19 +135,46 @@ def parse_checked(
     the values of options that are not given.
     """
     names = [part.name for part in fields(kind)]  # pyright: ignore[reportArgumentType]
-    form = SamplingForm(arguments) if "sampling" in names else None
-    settings = {} if default is None else {"default": default}
+    has_sampling = "sampling" in names
     options = parse(
-        kind if form is None else form.added_to(kind),
+        _with_chosen_parts(kind, arguments) if has_sampling else kind,
         arguments,
         prog=prog,
         description=doc,
         config=(tyro.conf.FlagCreatePairsOff,),
-        **settings,
+        **({} if default is None else {"default": default}),
     )
-    if form is not None:
+    if has_sampling:
         values = {name: getattr(options, name) for name in names}
-        options = kind(**values | {"sampling": form.sampling(values["sampling"])})
+        options = kind(**values | {"sampling": _parsed_sampling(values["sampling"])})
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     return options
+
+
+def _with_chosen_parts(command: type[_C], arguments: Sequence[str]) -> type[_C]:
+    """Return the command with the options of the step and corrector that the arguments name.
+
+    Modules of steps import torch, so options of a part that is not named are left out.
+    """
+    typed: list[Any] = []
+    for flag, kind in _PARTS.items():
+        names = Literal.__getitem__(tuple(part_names(kind)))  # pyright: ignore
+        typed.append((flag, names, field(default=getattr(SamplingOptions, flag))))
+        hint, default = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
+        if name := chosen_name(flag, arguments):
+            default = part_options(flag, kind, name, {}).default
+            hint = Annotated[type(default), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
+        typed.append((f"{flag}_options", hint, field(default=default)))
+    frozen = {"frozen": True, "kw_only": True}
+    sampling = make_dataclass(SamplingOptions.__name__, typed, bases=(SamplingOptions,), **frozen)
+    changed = [("sampling", Flat[sampling], field(default_factory=sampling))]
+    return make_dataclass(command.__name__, changed, bases=(command,), **frozen)
+
+
+def _parsed_sampling(parsed: Any) -> SamplingOptions:
+    values = {option.name: getattr(parsed, option.name) for option in fields(SamplingOptions)}
+    for flag in _PARTS:
+        chosen = values[f"{flag}_options"]
+        values[f"{flag}_options"] = {} if chosen is None else asdict(chosen)
+    return SamplingOptions(**values)

@@ -17,12 +17,12 @@ from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gidd.cli.model_options import TextCommandOptions
-    from gidd.pipeline import Generation, Pipeline, Trace
+    from gidd.pipeline import Generation, Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """How a result is shown."""
+    """How samples are shown."""
 
     live: bool = False
     """Show every step live in the terminal."""
@@ -32,6 +32,9 @@ class OutputOptions:
 
     jsonl: bool = False
     """Print one JSON object per line, with tokens, confidence and settings."""
+
+    edits: bool = False
+    """With --jsonl: include every change of a token, with its step and probability."""
 
     @property
     def record_frames(self) -> bool:
@@ -47,14 +50,6 @@ class OutputOptions:
             )
         if self.html is not None:
             require_writable(self.html, "--html")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleOutputOptions(OutputOptions):
-    """How samples are shown."""
-
-    edits: bool = False
-    """With --jsonl: include every change of a token, with its step and probability."""
 
 
 def show_samples(
@@ -73,47 +68,31 @@ def show_samples(
         if len(generations) > 1:
             print_text(f"--- {number} of {len(generations)}")
         print_text(generation.text)
-    write_html(
-        output,
-        pipe,
-        [generation.trace for generation in generations],
-        title=title,
-        text="\n\n".join(generation.text for generation in generations),
-        manifest=generations[0].manifest,
-    )
+    if output.html is not None:
+        _write_page(output.html, pipe, generations, title)
 
 
-def write_html(
-    options: OutputOptions,
-    pipe: Pipeline,
-    traces: Sequence[Trace],
-    *,
-    title: str,
-    text: str,
-    manifest: dict[str, Any],
-) -> None:
-    """Write the page of --html, if it was given."""
+def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], title: str) -> None:
     from gidd.viz.html import Replay, write_page
 
-    if options.html is None:
-        return
+    manifest = generations[0].manifest
     phases = ", ".join(f"{phase['steps']} × {phase['step']}" for phase in manifest["plan"])
     name = manifest["model"].get("name", "")
     write_page(
-        options.html,
+        path,
         [
-            Replay(f"{number} of {len(traces)}", trace.frames, trace.protected)
-            for number, trace in enumerate(traces, start=1)
+            Replay(f"{i} of {len(generations)}", each.trace.frames, each.trace.protected)
+            for i, each in enumerate(generations, start=1)
         ],
         pipe.token_texts,
         pipe.schedule.vocab.mask_id,
-        kind="sample" if manifest["task"] == "sample" else "correct",
+        kind="sample",
         title=title,
         about=f"{name} · {phases} · seed {manifest['seed']}",
-        text=text,
+        text="\n\n".join(each.text for each in generations),
         manifest=manifest,
     )
-    print_message(f"wrote {options.html}, a page that replays every step.")
+    print_message(f"wrote {path}, a page that replays every step.")
 
 
 def require_writable(path: Path, option: str) -> None:

@@ -16,10 +16,8 @@ Examples:
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -27,11 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.cli.console import CliConsole, plain
+from gidd.cli.corrections import read_texts
 from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
-from gidd.cli.output import decode_utf8, print_json
+from gidd.cli.output import print_json
 from gidd.cli.progress import show_counts
 from gidd.common.terminal import printable
-from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import LikelihoodOptions
 
 if TYPE_CHECKING:
@@ -78,39 +76,14 @@ class ScoreCommand:
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, show."""
     options = parse_checked(ScoreCommand, "gidd score", __doc__, arguments)
-    texts = _read(options)
+    sources = read_texts(options.files, options.text)
     pipe = options.runtime.load(options.model)
-    for name, text in texts:
-        if not pipe.token_texts.encode(text, name):
-            raise DataError(f"{name} must not be empty.")
+    for source in sources:
+        pipe.encode(source.text, source.name)  # an error names the file
     with show_counts("scoring") as on_calls:
-        scores = pipe.score(
-            [text for _, text in texts], options=options.likelihood, on_calls=on_calls
-        )
-    _show(options, pipe, [name for name, _ in texts], scores)
-
-
-def _read(options: ScoreCommand) -> list[tuple[str, str]]:
-    """Return name and content of each text."""
-    if bool(options.files) == (options.text is not None):
-        raise ConfigError(
-            "give either FILE (- for standard input) or --text TEXT. "
-            "Example: gidd score models/nano letter.txt"
-        )
-    if options.text is not None:
-        return [("the text", options.text)]
-    if options.files.count("-") > 1:
-        raise ConfigError("FILE must be - at most once: standard input is read once.")
-    return [_read_file(name) for name in options.files]
-
-
-def _read_file(name: str) -> tuple[str, str]:
-    if name == "-":
-        return "standard input", decode_utf8(sys.stdin.buffer.read(), "standard input")
-    try:
-        return name, decode_utf8(Path(name).read_bytes(), name)
-    except OSError as error:
-        raise DataError(f"{name} cannot be read: {error.strerror}. Check the path.") from error
+        texts = [source.text for source in sources]
+        scores = pipe.score(texts, options=options.likelihood, on_calls=on_calls)
+    _show(options, pipe, [source.name for source in sources], scores)
 
 
 def _show(
@@ -118,7 +91,11 @@ def _show(
 ) -> None:
     if options.jsonl:
         for name, score in zip(names, scores, strict=True):
-            _print_json(name, score)
+            keys = "text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction"
+            values = {key: getattr(score, key) for key in (*keys, "prior")}
+            noise = None if score.noise_level is None else score.noise_level._asdict()
+            ended = {"noise_level": noise, "calls": score.calls, "manifest": score.manifest}
+            print_json(file=name, **values, **ended)
         return
     console = CliConsole(highlight=False)
     if len(scores) > 1:
@@ -171,12 +148,3 @@ def _table(names: Sequence[str], scores: Sequence[Scores]) -> Table:
     for name, each in zip(names, lines, strict=True):
         table.add_row(*map(plain, (name, *(each.get(label, "unknown") for label in shown))))
     return table
-
-
-def _print_json(name: str, score: Scores) -> None:
-    fields = ("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior")
-    values = {key: getattr(score, key) for key in fields} | {"noise_level": None}
-    noise = score.noise_level
-    if noise is not None:
-        values["noise_level"] = noise._asdict()
-    print_json(file=name, **values, calls=score.calls, manifest=score.manifest)
