@@ -158,7 +158,8 @@ class DataManifest:
         if not record["splits"]:
             raise ConfigError("splits must have at least one split, got none.")
         splits = {name: _parse_split(name, split) for name, split in record["splits"].items()}
-        parsed = {"vocab": vocab, "splits": splits, "sources": tuple(record["sources"])}
+        parsed: dict[str, Any] = {"vocab": vocab, "splits": splits}
+        parsed["sources"] = tuple(record["sources"])
         return cls(**record | parsed)
 
     def write(self, folder: str | Path) -> None:
