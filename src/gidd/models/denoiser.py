@@ -6,7 +6,7 @@ The mask is never predicted: `Denoiser.head` gives it a bias of -inf, the only p
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -52,14 +52,6 @@ class Backbone(Protocol):
             Any floating-point dtype: the head is applied in float32.
         """
         ...
-
-
-class _PaddedBackbone(Protocol):
-    """A `Backbone` with `accepts_padding = True`."""
-
-    def hidden(
-        self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"], valid: Bool[Tensor, "B L"] | None
-    ) -> Float[Tensor, "B L D"]: ...
 
 
 class Head(NamedTuple):
@@ -134,7 +126,7 @@ class Denoiser(nn.Module):
                 "accepts_padding = True. Call it with sequences of one length, or let its "
                 "hidden(z, t, valid=None) ignore positions where valid is False."
             )
-        return cast(_PaddedBackbone, self.backbone).hidden(z, t.float(), valid)
+        return cast(Any, self.backbone).hidden(z, t.float(), valid)
 
     def head(self) -> Head:
         """The backbone's head without padding rows and with a bias of -inf for the mask.

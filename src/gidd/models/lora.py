@@ -99,7 +99,7 @@ def merge_lora(network: nn.Module) -> None:
 
     Parameters then have the names of a network without LoRA, and all are trainable.
     """
-    for name, layer in list(_adapted_layers(network)):
+    for name, layer in _adapted_layers(network):
         layer.merge()
         parent, _, attribute = name.rpartition(".")
         setattr(network.get_submodule(parent), attribute, layer.get_base_layer())
@@ -108,11 +108,9 @@ def merge_lora(network: nn.Module) -> None:
     network.requires_grad_(True)
 
 
-def _adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield names and layers with an adapter."""
-    for name, module in network.named_modules():
-        if hasattr(module, "lora_A"):
-            yield name, module
+def _adapted_layers(network: nn.Module) -> list[tuple[str, Any]]:
+    """Return names and layers with an adapter."""
+    return [(name, part) for name, part in network.named_modules() if hasattr(part, "lora_A")]
 
 
 def _target_names(network: nn.Module, targets: str) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.weights import COPY_BOTH_AGAIN, Shape, assign_tensors, require_tensors
+from gidd.models.weights import COPY_BOTH_AGAIN, Shape, keep_tied, require_tensors
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
@@ -123,15 +124,10 @@ def require_network(
 ) -> None:
     """Refuse a file whose tensors are not those of the network with this configuration.
 
-    The configuration is not trusted. Nothing is allocated; of a network with `num_layers`, no more
-    layers are built than the file has tensors, and a single one if its class has `equal_blocks`,
-    the name of a list of equal layers.
-
-    Args:
-        config: Builds the network.
-        found: Shapes in the file.
-        file: The file, for messages.
-        name_in_file: From names of parameters to their names in the file.
+    `found` holds the shapes in the file, `name_in_file` converts names of parameters to names in
+    the file. The configuration is not trusted. Nothing is allocated; of a network with
+    `num_layers`, no more layers are built than the file has tensors, and a single one if its class
+    has `equal_blocks`, the name of a list of equal layers.
     """
     num_layers: object = getattr(config, "num_layers", 0)
     if type(num_layers) is int and num_layers > len(found):
@@ -162,16 +158,14 @@ def network_from_tensors(
         network = cast(nn.Module, config.build())
     names = {id(value): name_in_file(name) for name, value in network.named_parameters()}
     tied = network.named_parameters(remove_duplicate=False)
-    network = assign_tensors(network, {name: tensors[names[id(value)]] for name, value in tied})
-    if any(buffer.is_meta for buffer in network.buffers()):
-        _restore_buffers(network, config)
-    return network
-
-
-def _restore_buffers(network: nn.Module, config: Any) -> None:
-    """Fill buffers that are constants of the configuration and not in the file."""
-    values = dict(cast(nn.Module, config.build()).named_buffers())
-    for name, buffer in list(network.named_buffers()):
-        if buffer.is_meta:
+    state = {name: tensors[names[id(value)]] for name, value in tied}
+    with keep_tied(network):
+        network.load_state_dict(state, assign=True)
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
+    network.to(widest).requires_grad_(True)
+    if lost := [name for name, buffer in network.named_buffers() if buffer.is_meta]:
+        values = dict(cast(nn.Module, config.build()).named_buffers())  # constants of the config
+        for name in lost:
             owner, _, attribute = name.rpartition(".")
             network.get_submodule(owner).register_buffer(attribute, values[name], persistent=False)
+    return network

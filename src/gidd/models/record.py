@@ -45,11 +45,10 @@ def record_network(config: object) -> dict[str, Any]:
 def network_config_from(record: object, where: str) -> Any:
     """Build the configuration of a network from plain data."""
     require_valid(isinstance(record, dict), f"{where} must be an object", record)
-    fields, sizes = {**cast("dict[str, Any]", record)}, dict[str, int]()
-    for name in ("vocab_size", "max_length"):
-        value = fields.pop(name, None)
+    fields = {**cast("dict[str, Any]", record)}
+    sizes = {name: fields.pop(name, None) for name in ("vocab_size", "max_length")}
+    for name, value in sizes.items():
         require_valid(type(value) is int, f"{where}.{name} must be int", value)
-        sizes[name] = value
     return _from_file(object_from_plain, "backbone", fields, where, **sizes)
 
 

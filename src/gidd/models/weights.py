@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +26,6 @@ from gidd.errors import CheckpointError
 from gidd.models.denoiser import Denoiser
 
 Shape = tuple[int, ...]
-_Module = TypeVar("_Module", bound=nn.Module)
 
 WEIGHTS = "model.safetensors"
 COPY_AGAIN = "Copy or download the file again."
@@ -158,21 +156,20 @@ def require_finite(tensors: Mapping[str, Tensor], file: Path | str) -> None:
 
 def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], file: Path) -> None:
     """Refuse missing and unexpected tensors, and other shapes than expected."""
-    problems = list(islice(_wrong_tensors(expected, found), _SHOWN + 1))
-    if problems:
+
+    def wrong() -> Iterator[str]:
+        for name in (name for name in expected if name not in found):
+            yield f"tensor {shorten(name)} is missing"
+        for name, shape in found.items():
+            if name not in expected:
+                yield f"tensor {shorten(name)} is not part of this model"
+            elif shape != expected[name]:
+                right, given = (shorten(list(sizes)) for sizes in (expected[name], shape))
+                yield f"tensor {shorten(name)} must have shape {right}, got {given}"
+
+    if problems := list(islice(wrong(), _SHOWN + 1)):
         shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")
         raise CheckpointError(f"{file}: {shown}. {COPY_BOTH_AGAIN}")
-
-
-def assign_tensors(model: _Module, tensors: Mapping[str, Tensor]) -> _Module:
-    """Make tensors the parameters of a model on the meta device, and return the model.
-
-    Tensors are not copied, unless their types differ: then the narrower ones are converted.
-    """
-    with keep_tied(model):
-        model.load_state_dict(tensors, assign=True)
-    widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
-    return model.to(widest).requires_grad_(True)
 
 
 @contextmanager
@@ -186,15 +183,3 @@ def keep_tied(model: nn.Module) -> Generator[None]:
         for name in others:
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
-
-
-def _wrong_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> Iterator[str]:
-    for name in expected:
-        if name not in found:
-            yield f"tensor {shorten(name)} is missing"
-    for name, shape in found.items():
-        if name not in expected:
-            yield f"tensor {shorten(name)} is not part of this model"
-        elif shape != expected[name]:
-            right, wrong = (shorten(list(sizes)) for sizes in (expected[name], shape))
-            yield f"tensor {shorten(name)} must have shape {right}, got {wrong}"

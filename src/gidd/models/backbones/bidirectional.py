@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
-from gidd.models.backbones.layers import Rotation, mask_of_keys, rotate, rotation
+from gidd.models.backbones.dit_config import size_problems
+from gidd.models.backbones.layers import Rotation, mask_of_keys, require_length, rotate, rotation
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -72,12 +73,8 @@ class BidirectionalConfig:
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
-        for field in (*sizes, "num_kv_heads"):
-            value: object = getattr(self, field)
-            if type(value) is not int or value < 1:
-                raise ConfigError(
-                    f"{field} must be an integer of at least 1, got {shorten(value)}."
-                )
+        if problems := list(size_problems(self, *sizes, "num_kv_heads")):
+            raise ConfigError("\n".join(problems))
         if self.width % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"the hidden size {self.width} must be an even multiple of the number of attention "
@@ -122,12 +119,8 @@ class BidirectionalTransformer(nn.Module):
 
         Those of valid tokens do not depend on padding.
         """
-        config, length = self.config, z.shape[1]
-        if length > config.max_length:
-            raise ConfigError(
-                f"a sequence can have at most {config.max_length} tokens, the context of this "
-                f"model, got {length}. Shorten the sequences."
-            )
+        config = self.config
+        length = require_length(z, config.max_length)
         is_refused = config.shifted_mask_id is not None and not config.predicts_first
         if is_refused and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import (
     Block,
@@ -16,6 +15,7 @@ from gidd.models.backbones.layers import (
     TimeEmbedding,
     layer_norm,
     modulate,
+    require_length,
     rotation,
 )
 from gidd.models.networks import Initializer
@@ -79,12 +79,7 @@ class DiT(nn.Module):
         valid: Bool[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; those of valid tokens do not depend on padding."""
-        length = z.shape[1]
-        if length > self.config.max_length:
-            raise ConfigError(
-                f"a sequence can have at most model.max_length = {self.config.max_length} tokens, "
-                f"got {length}. Shorten the sequences, or train a model with a larger max_length."
-            )
+        length = require_length(z, self.config.max_length)
         angles = rotation(length, self.config.width // self.config.num_heads, z.device)
         condition = self.time(self.config.time_input(t))
         x = self.embedding(z)

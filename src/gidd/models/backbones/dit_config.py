@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
@@ -29,6 +29,14 @@ class NamedSize(NamedTuple):
     def __call__(self, vocab_size: int, max_length: int = 512) -> DiTConfig:
         """Return the sizes of a `DiT`."""
         return DiTConfig(vocab_size=vocab_size, max_length=max_length, **self._asdict())
+
+
+def size_problems(config: object, *fields: str) -> Iterator[str]:
+    """Yield a message per field that is not an integer of at least 1."""
+    for field in fields:
+        value: object = getattr(config, field)
+        if type(value) is not int or value < 1:
+            yield f"{field} must be an integer of at least 1, got {shorten(value)}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +87,10 @@ class DiTConfig:
         if problems := list(self._problems()):
             raise ConfigError("\n".join(problems))
 
-    def _problems(self) -> Iterable[str]:
-        positive = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
-        values: dict[str, object] = {field: getattr(self, field) for field in positive}
-        wrong = {field: v for field, v in values.items() if type(v) is not int or v < 1}
-        for field, value in wrong.items():
-            yield f"{field} must be an integer of at least 1, got {shorten(value)}."
+    def _problems(self) -> Iterator[str]:
+        sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
+        wrong = list(size_problems(self, *sizes))
+        yield from wrong
         if not wrong and self.width % (2 * self.num_heads):
             example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
             yield (
@@ -136,7 +142,7 @@ class TimeMappedConfig(DiTConfig):
     time: str
     """"zero": always 0. "sigma": -log(1 - t), the log-linear noise level, at most -log 1e-3."""
 
-    def _problems(self) -> Iterable[str]:
+    def _problems(self) -> Iterator[str]:
         yield from super()._problems()
         if self.time not in ("zero", "sigma"):
             yield f"time must be zero or sigma, got {shorten(self.time)}."
@@ -148,19 +154,15 @@ class TimeMappedConfig(DiTConfig):
 
     def time_input(self, t: Tensor) -> Tensor:
         """Return 0, or sigma = -log alpha of linear noise, alpha = 1 - t."""
-        return (
-            t.new_zeros(t.shape) if self.time == "zero" else -(1 - t).clamp_min(_LEAST_ALPHA).log()
-        )
+        if self.time == "zero":
+            return t.new_zeros(t.shape)
+        return -(1 - t).clamp_min(_LEAST_ALPHA).log()
 
 
+_SHORT = {"one_billion": "1b", "three_billion": "3b", "ten_billion": "10b"}
 SIZES = {
-    "nano": DiTConfig.nano,
-    "micro": DiTConfig.micro,
-    "tiny": DiTConfig.tiny,
-    "small": DiTConfig.small,
-    "base": DiTConfig.base,
-    "1b": DiTConfig.one_billion,
-    "3b": DiTConfig.three_billion,
-    "10b": DiTConfig.ten_billion,
+    _SHORT.get(name, name): size
+    for name, size in vars(DiTConfig).items()
+    if isinstance(size, NamedSize)
 }
 """Named sizes, smallest first; each is a function of the vocabulary size."""

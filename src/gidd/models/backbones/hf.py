@@ -18,7 +18,7 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
-from gidd.models.backbones.layers import TimeEmbedding, mask_of_keys
+from gidd.models.backbones.layers import TimeEmbedding, mask_of_keys, require_length
 from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
@@ -195,13 +195,7 @@ class HFNetwork(nn.Module):
         valid: Bool[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; those of valid tokens do not depend on padding."""
-        length = z.shape[1]
-        if length > self.config.max_length:
-            raise ConfigError(
-                f"a sequence can have at most max_length = {self.config.max_length} "
-                f"tokens, got {length}. Shorten the sequences, or train a model with a larger "
-                "max_length."
-            )
+        length = require_length(z, self.config.max_length)
         x = self.embedding(z)
         if self.config.time_embedding:
             x = x + self.time_projection(self.time(t))[:, None]

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.devices import kind_of
+from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
 ROTARY_BASE = 10_000.0
 TIME_FEATURES = 256
@@ -25,6 +26,16 @@ class Rotation(NamedTuple):
 
     cos: Float[Tensor, "L head_width"]
     sin: Float[Tensor, "L head_width"]
+
+
+def require_length(z: Int[Tensor, "B L"], max_length: int) -> int:
+    """Return the length of sequences, or raise if it exceeds the context of a network."""
+    if z.shape[1] > max_length:
+        raise ConfigError(
+            f"a sequence can have at most model.max_length = {max_length} tokens, got "
+            f"{z.shape[1]}. Shorten the sequences, or train a model with a larger max_length."
+        )
+    return z.shape[1]
 
 
 def rotation(
@@ -126,8 +137,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         """Attend to valid positions with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
-        dtype = qkv.dtype
-        kind = kind_of(qkv)
+        dtype, kind = qkv.dtype, kind_of(qkv)
         if kind == "cpu" and qkv.requires_grad:
             # on CPUs torch's backward pass takes up to four times as long in bf16, and was not
             # faster at any length tried
@@ -170,9 +180,8 @@ class LocalMixing(nn.Module):
         self, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B L D"]:
         """Add a weighted sum of each position's neighbours."""
-        num_positions = len(self.weight)
         kernel = self.weight.t()[:, None, :].to(x.dtype)
-        padding = num_positions // 2
+        padding = len(self.weight) // 2
         read = x if valid is None else x.masked_fill(~valid[..., None], 0)
         mixed = F.conv1d(read.transpose(1, 2), kernel, padding=padding, groups=x.shape[-1])
         return x + mixed.transpose(1, 2)
@@ -207,5 +216,4 @@ class Block(nn.Module):
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
         attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles, valid)
         x = x + gate_a * self.dropout(attended)
-        transformed = self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m))
-        return x + gate_m * self.dropout(transformed)
+        return x + gate_m * self.dropout(self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m)))
