@@ -166,7 +166,7 @@ def _with_chosen_parts(command: type[_C], arguments: Sequence[str]) -> type[_C]:
             default = part_options(flag, kind, name, {}).default
             hint = Annotated[type(default), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
         typed.append((f"{flag}_options", hint, field(default=default)))
-    frozen = {"frozen": True, "kw_only": True}
+    frozen: dict[str, Any] = {"frozen": True, "kw_only": True}
     sampling = make_dataclass(SamplingOptions.__name__, typed, bases=(SamplingOptions,), **frozen)
     changed = [("sampling", Flat[sampling], field(default_factory=sampling))]
     return make_dataclass(command.__name__, changed, bases=(command,), **frozen)

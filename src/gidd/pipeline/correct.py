@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, compress
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
@@ -33,6 +33,14 @@ _NUM_ALTERNATIVES = 3
 
 OnCharacters = Callable[[int, int], None]
 """Called with the number of characters done, and of all characters."""
+
+
+class CorrectSettings(TypedDict, total=False):
+    """Settings of `Pipeline.correct`."""
+
+    error_rate: float | None
+    min_confidence: float | None
+    on_progress: OnCharacters | None
 
 
 @final

@@ -70,15 +70,16 @@ class CorrectionOptions:
 
     def problems(self, prefix: str = "") -> Iterable[str]:
         """Yield one message per invalid option; `prefix` goes before the option's name."""
-        none, passes = integer(0, 0), integer(2, _MAX_STEPS)
+        passes = integer(2, _MAX_STEPS)
+
+        def contains(calls: object) -> bool:
+            return integer(0, 0).contains(calls) or passes.contains(calls)
+
+        reason = "Each forward pass scores the change made by the previous one."
         return field_problems(
             self,
             prefix,
-            calls=Allowed(
-                lambda calls: none.contains(calls) or passes.contains(calls),
-                f"0 (no correction) or {passes.text}",
-                "Each forward pass scores the change made by the previous one.",
-            ),
+            calls=Allowed(contains, f"0 (no correction) or {passes.text}", reason),
             temperature=_TEMPERATURE._replace(fix="The paper uses 0.1 to 0.5."),
             patience=integer(1),
             tokens_per_call=integer(1),

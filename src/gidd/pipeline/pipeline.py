@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, final, overload
+from typing import Any, Unpack, final, overload
 
 import torch
 
@@ -19,7 +19,7 @@ from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_CALL, NelboEstimator
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, push_to_hub, save
-from gidd.pipeline.correct import OnCharacters, TokenCorrector, correct_texts
+from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import (
     build_requests,
     can_score_visible_tokens,
@@ -268,10 +268,18 @@ class Pipeline:
         return run_jobs([lambda jobs: run_requests(jobs, self, *settings)])[0]
 
     @overload
-    def correct(self, text: str, **settings: Any) -> Correction: ...
+    def correct(
+        self, text: str, *, protected: Sequence[Span] = (), **settings: Unpack[CorrectSettings]
+    ) -> Correction: ...
 
     @overload
-    def correct(self, text: list[str], **settings: Any) -> list[Correction]: ...
+    def correct(
+        self,
+        text: list[str],
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
+        **settings: Unpack[CorrectSettings],
+    ) -> list[Correction]: ...
 
     def correct(
         self,
