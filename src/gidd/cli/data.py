@@ -46,7 +46,7 @@ from gidd.data.tokenizers import (
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gidd.data.loading.shards import Array, TokenShard
+    from gidd.data.loading.shards import TokenShard
 
 Sources = Annotated[
     tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(name="sources", metavar="SOURCE...")
@@ -259,15 +259,9 @@ def verify_command(folder: Folder, /, *, tokenizer: str | None = None) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Run `gidd data ...`."""
-    commands = {
-        "tokenizer": tokenizer_command,
-        "prepare": prepare_command,
-        "list": list_command,
-        "show": show_command,
-        "verify": verify_command,
-    }
+    commands = (tokenizer_command, prepare_command, list_command, show_command, verify_command)
     parse_subcommand(
-        commands,
+        {command.__name__.removesuffix("_command"): command for command in commands},
         arguments,
         prog="gidd data",
         description="Tokenize documents into shards.",
@@ -279,7 +273,10 @@ def _histogram(shards: Iterable[TokenShard]) -> Table:
     """Build a histogram of document lengths, in powers of two."""
     counts = np.zeros(65, dtype=np.int64)
     for shard in shards:
-        lengths = np.diff(_checked_ends(shard).astype(np.int64), prepend=0)
+        ends = shard.ends[:]
+        for document in np.flatnonzero(ends[1:] < ends[:-1])[:1]:
+            shard.bounds(int(document) + 1)  # raises `DataError`: ends must not decrease
+        lengths = np.diff(ends.astype(np.int64), prepend=0)
         power = np.frexp(lengths - 0.5)[1]  # 2^(power-1) < length <= 2^power
         counts += np.bincount(power, minlength=65)[:65]
     used = np.flatnonzero(counts)
@@ -288,14 +285,6 @@ def _histogram(shards: Iterable[TokenShard]) -> Table:
         bar = "█" * round(_BAR * counts[power] / counts.max())
         table.add_row(f"{2**power:,}", f"{counts[power]:,}", bar)
     return table
-
-
-def _checked_ends(shard: TokenShard) -> Array:
-    """Return the ends of all documents; `DataError` if they decrease."""
-    ends = shard.ends[:]
-    for document in np.flatnonzero(ends[1:] < ends[:-1])[:1]:
-        shard.bounds(int(document) + 1)  # raises
-    return ends
 
 
 def _example(shard: TokenShard, document: int, tokenizer: Tokenizer) -> tuple[int, str]:

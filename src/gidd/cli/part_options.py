@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import tyro
 
-from gidd.common.options import REQUIRED, Option, options_of
+from gidd.common.options import REQUIRED, options_of
 from gidd.common.parts import Part
 from gidd.common.registry import part_names
 from gidd.errors import ConfigError
@@ -65,21 +65,14 @@ def part_options(flag: str, kind: str, name: str, before: Mapping[str, Any]) -> 
             f"--{flag} {name} needs {', '.join(missing)}, which cannot be typed. Use it from "
             f"Python: gidd.train({kind}=...)."
         )
-    options = make_dataclass(
-        f"{name} options", [_field(option) for option in typed.values()], frozen=True, kw_only=True
-    )
-    given = {key: _default(values[key]) for key in typed}
+    hints = [
+        (key, Annotated[option.hint, tyro.conf.arg(help=option.help or None)], field(default=None))
+        for key, option in typed.items()
+    ]
+    options = make_dataclass(f"{name} options", hints, frozen=True, kw_only=True)
+    given = {k: tyro.MISSING if values[k] is REQUIRED else values[k] for k in typed}
     kept = {key: values[key] for key in declared.keys() - typed.keys()}
     return PartOptions(kind, name, options(**given), kept)
-
-
-def _field(option: Option) -> Any:
-    hint = Annotated[option.hint, tyro.conf.arg(help=option.help or None)]
-    return option.name, hint, field(default=None)
-
-
-def _default(value: Any) -> Any:
-    return tyro.MISSING if value is REQUIRED else value
 
 
 def _can_be_typed(hint: Any) -> bool:

@@ -39,16 +39,11 @@ def push_command(
 
     if dry_run:
         for file, size in files_to_push(model).items():
-            print_text(f"{file:24} {_readable(size):>10}")
+            amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+            print_text(f"{file:24} {amount if size >= 1000 else f'{size} B':>10}")
         return
     push_to_hub(name, model, private=private)
     print_text(f"{name}: uploaded {model}")
-
-
-def _readable(size: int) -> str:
-    if size < 1000:
-        return f"{size} B"
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from gidd.common.allowed import SEED, integer, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
@@ -137,33 +136,27 @@ async def build_generations(
         for k, frame in zip(traced, frames[len(samples) :], strict=True):
             last[k] = frame
     results: list[Generation] = []
-    for request, sample, frame, end in zip(requests, samples, scored, last, strict=True):
-        trace, confidence = _trace(engine, sample, frame, end)
+    for request, sample, scored_frame, end in zip(requests, samples, scored, last, strict=True):
+        trace = Trace.of(sample)
+        frame = scored_frame
+        if frame is None:
+            frames = frames_of_masking(sample, engine.schedule.vocab.mask_id)
+            frame = frames[-1]
+            trace = replace(trace, frames=frames) if sample.frames else trace
+        elif end is not None:
+            trace = trace.with_last_frame(end._replace(time=0.0))
         results.append(
             Generation(
                 text="".join(token_texts(sample.text)),
                 tokens=sample.text,
                 filled=tuple(_filled(token_texts, request.tokens, sample.text)),
-                confidence=tuple(confidence[: len(sample.text)].tolist()),
+                confidence=tuple(frame.probability[: len(sample.text)].tolist()),
                 calls=sample.calls,
                 trace=trace,
                 manifest=manifest(describe_request(request), sample.calls),
             )
         )
     return results
-
-
-def _trace(
-    engine: Engine, sample: Sample, scored: Frame | None, last: Frame | None
-) -> tuple[Trace, Tensor]:
-    """Return the trace with a frame of the final state, and the confidence in each token."""
-    trace = Trace.of(sample)
-    if scored is None:
-        frames = frames_of_masking(sample, engine.schedule.vocab.mask_id)
-        return (replace(trace, frames=frames) if sample.frames else trace), frames[-1].probability
-    if last is not None:
-        trace = trace.with_last_frame(last._replace(time=0.0))
-    return trace, scored.probability
 
 
 def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:

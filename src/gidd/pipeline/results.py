@@ -52,14 +52,8 @@ class Trace:
     @classmethod
     def of(cls, sample: Sample, *, offset: int = 0) -> Self:
         """Return the trace of a sample."""
-        return cls(
-            tokens=sample.tokens,
-            protected=sample.protected,
-            edits=sample.edits,
-            frames=sample.frames,
-            calls=sample.calls,
-            offset=offset,
-        )
+        names = ("tokens", "protected", "edits", "frames", "calls")
+        return cls(**{name: getattr(sample, name) for name in names}, offset=offset)
 
     def with_last_frame(self, frame: Frame) -> Self:
         """Return the trace with a frame of the final state appended."""
@@ -291,13 +285,12 @@ def _options(step: Step) -> dict[str, Any]:
         options = step.keywords
     elif is_dataclass(step):
         options = {option.name: getattr(step, option.name) for option in fields(step)}
-    return {name: _plain(value) for name, value in options.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return f"tensor of shape {list(value.shape)}"
-    return getattr(value, "__name__", value)
+    return {
+        name: f"tensor of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else getattr(value, "__name__", value)
+        for name, value in options.items()
+    }
 
 
 def describe_processors(processors: Sequence[Processor]) -> list[str]:
