@@ -133,7 +133,7 @@ def print_text(text: str) -> None:
 def write_stdout(text: str) -> None:
     """Write a text to stdout; control characters are removed if that is a terminal.
 
-    Elsewhere every byte is written, also those of file names that are not UTF-8.
+    Elsewhere every byte is written, also bytes of file names that are not UTF-8.
     """
     shown = printable(text) if sys.stdout.isatty() else text
     sys.stdout.flush()

@@ -40,7 +40,7 @@ def has_bf16(device: torch.device) -> bool:
 def kind_of(tensor: Tensor) -> str:
     """Return the type of a tensor's device, by which code chooses how to compute: "cpu", "cuda".
 
-    It is another one inside `acting_as`, except in compiled code, which cannot ask for it.
+    Returns the faked device type inside `acting_as`, except under torch.compile.
     """
     if torch.compiler.is_compiling():
         return tensor.device.type
@@ -68,7 +68,7 @@ def _has_triton() -> bool:
 
 
 def positions(length: int, device: torch.device) -> Tensor:
-    """Return 0 .. length - 1; kept for a GPU, where making them is a launch."""
+    """Return arange(length); cached on CUDA to save a kernel launch."""
     if device.type != "cuda":
         return torch.arange(length, device=device)
     return _kept_positions(length, device)

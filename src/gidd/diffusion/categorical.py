@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,22 +98,17 @@ def _draw_flat(
     return torch.where(above < 0, 0, token.clamp(0, size - 1) + 1)
 
 
-def _launch_draw_flat(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Tensor:
+def _launch_draw_flat(*arguments: Any) -> Tensor:
     from gidd.diffusion.kernels.random import launch_draw_flat
 
-    return launch_draw_flat(entries, mask_id, size, u)
-
-
-def _shape_of_draw(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Tensor:
-    del entries, mask_id, size
-    return torch.empty_like(u)
+    return launch_draw_flat(*arguments)
 
 
 _draw_flat_kernel = define_kernel(
     "draw_flat(Tensor entries, int mask_id, int size, Tensor u) -> Tensor",
     definition=_draw_flat,
     launch=_launch_draw_flat,
-    shapes=_shape_of_draw,
+    shapes=lambda *arguments: torch.empty_like(arguments[-1]),
 )
 
 

@@ -12,7 +12,7 @@ a kernel computes the same bits in one launch.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -138,40 +138,28 @@ def _number_or_tensor(value: int | Tensor) -> tuple[int, Tensor | None]:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63), None
 
 
-def _by_definition(
-    seed: int,
-    seeds: Tensor | None,
-    stream: int,
-    step: int,
-    steps: Tensor | None,
-    sample: Tensor,
-    position: Tensor,
-) -> Tensor:
-    return _random_integers(
-        seed if seeds is None else seeds, stream, step if steps is None else steps, sample, position
+def _addresses(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return seed, stream, step, sample and position; seed and step are numbers or tensors."""
+    seed, seeds, stream, step, steps, sample, position = arguments
+    return (
+        seed if seeds is None else seeds,
+        stream,
+        step if steps is None else steps,
+        sample,
+        position,
     )
 
 
-def _launch(
-    seed: int,
-    seeds: Tensor | None,
-    stream: int,
-    step: int,
-    steps: Tensor | None,
-    sample: Tensor,
-    position: Tensor,
-) -> Tensor:
+def _launch(*arguments: Any) -> Tensor:
     from gidd.diffusion.kernels.random import launch_random_integers
 
-    return launch_random_integers(
-        seed if seeds is None else seeds, stream, step if steps is None else steps, sample, position
-    )
+    return launch_random_integers(*_addresses(arguments))
 
 
 _random_integers_kernel = define_kernel(
     "random_integers(int seed, Tensor? seeds, int stream, int step, Tensor? steps, Tensor sample,"
     " Tensor position) -> Tensor",
-    definition=_by_definition,
+    definition=lambda *arguments: _random_integers(*_addresses(arguments)),
     launch=_launch,
     shapes=lambda *arguments: arguments[-2].new_empty(len(arguments[-2]), len(arguments[-1])),
 )

@@ -38,7 +38,7 @@ def stratify(
 def time_weights(
     t: Float[Tensor, " B"], eps: float = TRAINING_EPS, power: float = 1.0
 ) -> Float[Tensor, " B"]:
-    """Return the density of uniform times over that of `stratify`: weights of an unbiased mean."""
+    """Return the weights of an unbiased mean: uniform density over the density of `stratify`."""
     even = ((t - eps) / (1 - 2 * eps)).clamp_min(0) ** (1 / power)
     return power * even ** (power - 1)
 

@@ -34,9 +34,9 @@ class Weighting(ABC):
     """The weight of a token's divergence in the training loss, replacing the ELBO's w_t(z_t, x).
 
     For a given noisy sequence the minimiser of a weighted loss depends on the weights only through
-    their ratios across x. The ELBO's ratios are those of 1 / q_t(z | x), which cancel the evidence
-    of the visible token: its minimiser is p(x_i | Z without z_i). A weighting with other ratios has
-    another minimiser, which gives the visible token too much or too little probability.
+    their ratios across x. The ELBO's weights have the ratios of 1 / q_t(z | x), which cancel the
+    evidence of the visible token: its minimiser is p(x_i | Z without z_i). A weighting with other
+    ratios has another minimiser, which gives the visible token too much or too little probability.
 
     To add one, subclass this here, give it a name in `PARTS` and add it to `WEIGHTING_BUILDERS` in
     tests/support/strategies.py.
@@ -82,7 +82,7 @@ class ElboWeighting(Weighting):
 class ClampWeighting(Weighting):
     """min(w_max, w_t(z_t, x)) (Eq. 19).
 
-    For mask-only noise the minimiser is that of the ELBO. With uniform noise it is not: at
+    For mask-only noise the minimiser equals the ELBO's. With uniform noise it does not: at
     w_max = 1, p_u = 0.2 and N = 50,258 the odds of the visible token are 50 times too high at
     t = 0.01.
     """

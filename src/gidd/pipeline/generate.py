@@ -127,7 +127,7 @@ async def build_generations(
     last: list[Frame | None] = [None] * len(samples)
     scored = last
     if can_score_visible_tokens(engine.schedule):
-        # recorded frames show x_theta after the processors, so that of the end does as well
+        # recorded frames show x_theta after the processors, and so does the last frame
         traced = [k for k, sample in enumerate(samples) if sample.frames]
         texts = [(sample.tokens, ()) for sample in samples]
         texts += [(samples[k].tokens, requests[k].processors) for k in traced]

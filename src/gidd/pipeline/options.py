@@ -178,7 +178,7 @@ class SamplingOptions:
             yield f"correction must be a CorrectionOptions, got {shorten(self.correction)}."
 
     def plan(self) -> Plan:
-        """Return the steps from t = 1 to 0, then those of the corrector, then self-correction."""
+        """Return the steps from t = 1 to 0, then corrector steps, then self-correction."""
         from gidd.diffusion.times import even_mesh, sine_mesh
         from gidd.sampling import corrector_plan, sampling_plan
 

@@ -147,7 +147,7 @@ class Pipeline:
             push_to_hub(name, folder, private=private)
 
     def warm_up(self) -> None:
-        """Compute what the first requests would wait for: the text of every token."""
+        """Compute the text of every token, which the first request would otherwise wait for."""
         ban_unwritten_tokens(self.schedule.vocab, self.token_texts).allowed(self.device)
 
     def generate(
@@ -239,7 +239,7 @@ class Pipeline:
         """Fill the blanks of a text such as "The capital of [MASK:3] is Paris".
 
         [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. The other
-        arguments are those of `generate`.
+        arguments are the same as for `generate`.
         """
         tokens = parse_template(
             template, lambda text: self.token_texts.encode(text, "the text around blanks")
@@ -338,7 +338,7 @@ class Pipeline:
         Every token for which the model prefers another one may be replaced. That improves samples
         of the model; for other texts use `correct`. A text longer than the context is corrected in
         overlapping windows (`SelfCorrector`). `changes` are fields of `options`, e.g.
-        `temperature=0.2`. The other arguments are those of `correct` and `generate`.
+        `temperature=0.2`. For the other arguments see `correct` and `generate`.
         """
         require_arguments(seed=(seed, SEED))
         manifest = partial(self.manifest, time.perf_counter())

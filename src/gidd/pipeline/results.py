@@ -138,7 +138,7 @@ class Correction:
     """The estimate of `error_rate`; None if it was given."""
 
     calls: int
-    """Forward passes, those of the estimate included."""
+    """Forward passes, including the estimate of the error rate."""
 
     manifest: ResultManifest
 
@@ -179,8 +179,8 @@ class SelfCorrection:
     """Fraction of tokens that are the most likely ones, before and after correction."""
 
     calls: int
-    """Forward passes of the corrector; those that score the text before and after are not
-    included."""
+    """Forward passes of the corrector; passes that score the text before and after are
+    not included."""
 
     traces: tuple[Trace, ...]
     """One per window of the text."""

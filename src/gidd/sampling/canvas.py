@@ -106,7 +106,7 @@ class Canvas:
     seed: Int[Tensor, " B"]
 
     sample_index: Int[Tensor, " B"]
-    """Index of each sequence among those of its seed."""
+    """Index of each sequence among the sequences of its seed."""
 
     step_index: Int[Tensor, " B"]
     """Steps of the plan done so far, skipped ones included."""

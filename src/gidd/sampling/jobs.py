@@ -1,4 +1,4 @@
-"""Jobs: coroutines that sample, judge what they got, and sample again.
+"""Jobs: coroutines that sample, evaluate the samples, and sample again.
 
     async def job(jobs: Jobs) -> Sample:
         (draft,) = await jobs.sample(engine, [request])
@@ -55,7 +55,7 @@ class _Samples:
 
     @property
     def is_done(self) -> bool:
-        """Whether the job can go on: with all samples, or with an error."""
+        """Whether the job can continue: with all samples, or with an error."""
         return self.error is not None or all(ticket.is_done for ticket in self.tickets)
 
     def cancel(self) -> None:
@@ -139,10 +139,10 @@ class Jobs:
         return started
 
     def step(self) -> None:
-        """Make one step of each session, and let jobs go on that have what they waited for."""
+        """Make one step of each session, and continue the jobs whose samples are complete."""
         for session in self._sessions.values():
             self._report(session.step())
-        for job in reversed(self._started):  # those that others wait for are behind them
+        for job in reversed(self._started):  # a job starts before the jobs that it awaits
             job.go_on()
         self._started = [job for job in self._started if not job.is_done]
 

@@ -92,8 +92,8 @@ class _Row(NamedTuple):
 class CachedFeatures:
     """A cache of features for networks that do not depend on t.
 
-    Keeps the features of the last `capacity` sequences, so that a step after one that changed
-    nothing needs no forward pass. Use it only for a network whose features do not depend on t: the
+    Keeps the features of the last `capacity` sequences: no forward pass is needed if the step
+    before changed nothing. Use it only for a network whose features do not depend on t: the
     network always gets t = 0.
 
     Threads can share it: a lock protects the cache, and forward passes run outside the lock. Two
@@ -134,7 +134,7 @@ class CachedFeatures:
 
     @property
     def logit_head(self) -> Any:
-        """That of the wrapped network, if it has one."""
+        """The logit head of the wrapped network, if it has one."""
         return cast(Any, self.network).logit_head
 
     def _find(self, keys: list[_Row]) -> list[Tensor] | None:

@@ -172,7 +172,7 @@ class Require:
         return len(self.tokens)
 
     def check(self, vocab: Vocab) -> None:
-        """Raise `ConfigError` if the tokens are those of another vocabulary."""
+        """Raise `ConfigError` if the tokens belong to another vocabulary."""
         _require_vocab("required", self.vocab, vocab)
 
     def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
@@ -208,7 +208,7 @@ class Ban:
         return self.vocab.num_data_tokens - len(self.tokens - {self.vocab.mask_id})
 
     def check(self, vocab: Vocab) -> None:
-        """Raise `ConfigError` if the tokens are those of another vocabulary."""
+        """Raise `ConfigError` if the tokens belong to another vocabulary."""
         _require_vocab("banned", self.vocab, vocab)
 
     def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
@@ -270,7 +270,7 @@ def require_tokens_left(processors: Sequence[Processor]) -> None:
 def _require_vocab(which: str, own: Vocab, vocab: Vocab) -> None:
     if (own.size, own.mask_id) != (vocab.size, vocab.mask_id):
         raise ConfigError(
-            f"{which} tokens must be those of the model's vocabulary, {vocab}, got some of {own}. "
+            f"{which} tokens must belong to the model's vocabulary, {vocab}, got tokens of {own}. "
             "Encode the text with the model's own tokenizer."
         )
 

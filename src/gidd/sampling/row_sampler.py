@@ -7,7 +7,7 @@ distributions.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -20,35 +20,6 @@ from gidd.sampling.processors import temper
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
-
-class RowSampler(Protocol):
-    """One token drawn from each of K rows of x_theta, at a temperature."""
-
-    @property
-    def current(self) -> Float[Tensor, " K"]:
-        """x_theta of the current token."""
-        ...
-
-    @property
-    def top(self) -> Int[Tensor, " K"]:
-        """The most likely token."""
-        ...
-
-    @property
-    def top_probability(self) -> Float[Tensor, " K"]:
-        """x_theta of the most likely token."""
-        ...
-
-    def draw(
-        self, where: Bool[Tensor, " K"] | None = None
-    ) -> tuple[Int[Tensor, " K"], Float[Tensor, " K"]]:
-        """Return tokens and their x_theta, 0 except `where`; everywhere by default."""
-        ...
-
-    def log_odds(self, token: Int[Tensor, " K"], where: Bool[Tensor, " K"]) -> Float[Tensor, " K"]:
-        """Return `scaled_log_odds` of the tokens of `draw`, 0 except `where`."""
-        ...
 
 
 @final
@@ -85,8 +56,10 @@ class DenseSampler:
         """x_theta of the most likely token."""
         return self._top[0] if "_top" in vars(self) else self._rows.amax(-1)
 
-    def draw(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return tokens and their x_theta; a CPU draws from the chosen rows alone."""
+    def draw(
+        self, where: Bool[Tensor, " K"] | None = None
+    ) -> tuple[Int[Tensor, " K"], Float[Tensor, " K"]]:
+        """Return tokens and their x_theta, 0 except `where`; a CPU draws from these rows alone."""
         rows, u = self._rows, self._u[:, None]
         if where is None:
             token = draw(temper(rows, self._temperature), u).squeeze(-1)
@@ -102,7 +75,7 @@ class DenseSampler:
         )
 
     def log_odds(self, token: Tensor, where: Tensor) -> Tensor:
-        """Return `scaled_log_odds`; a CPU computes it for the chosen rows alone."""
+        """Return `scaled_log_odds` of the tokens of `draw`, 0 except `where`."""
         rows, at_token, tau = self._rows, token[:, None], self._temperature
         if kind_of(rows) != "cpu":
             return _only(where, scaled_log_odds(rows, at_token, tau))
@@ -147,6 +120,10 @@ class KernelSampler:
         return _only(where, self._odds)
 
 
+RowSampler = DenseSampler | KernelSampler
+"""One token sampled from each of K rows of x_theta, at a temperature."""
+
+
 def _only(where: Tensor, value: Tensor) -> Tensor:
     return value.masked_fill(~where, 0)
 
@@ -187,17 +164,10 @@ def _draw_rows(
             output[rows] = value
 
 
-def _launch_draw_rows(
-    logits: Tensor,
-    tokens: Tensor,
-    u: Tensor,
-    temperature: float,
-    with_odds: bool,
-    *outputs: Tensor,
-) -> None:
+def _launch_draw_rows(*arguments: Any) -> None:
     from gidd.diffusion.kernels.rows import launch_draw_rows
 
-    launch_draw_rows(logits, tokens, u, temperature, with_odds, outputs)
+    launch_draw_rows(*arguments[:5], arguments[5:])
 
 
 _draw_rows_kernel = define_kernel(

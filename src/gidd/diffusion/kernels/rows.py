@@ -50,9 +50,9 @@ def launch_draw_rows(
     """Draw a token from each row of logits, float32 [K, W], -inf where a token has probability 0.
 
     `current` and the fixed-point uniforms `u` are int64 [K]. The six outputs, [K] each, are: the
-    token, int64; its probability at temperature 1; that of the current token; the most likely
+    token, int64; its probability at temperature 1; the current token's; the most likely
     token, int64; its probability; and the token's `scaled_log_odds`, or 0. The token of a row with
-    NaN is one that can be predicted; its probabilities are NaN.
+    NaN can be predicted; its probabilities are NaN.
     """
     number, width = logits.shape
     backend = "cuda" if torch.version.hip is None else "hip"

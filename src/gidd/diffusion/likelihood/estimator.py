@@ -254,8 +254,8 @@ class NelboEstimator:
     ) -> Float[Tensor, " B"]:
         """Sum a number over the nodes of each text, in batches shared by all ranks.
 
-        All ranks run the same number of batches, because in a sharded model they wait for each
-        other: one that has none left repeats the last.
+        All ranks run the same number of batches, because the ranks of a sharded model synchronize:
+        a rank without a batch repeats the last one.
         """
         found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
@@ -270,7 +270,7 @@ class NelboEstimator:
                 results.append((rows.text, rows.node, values))
             if on_calls is not None:
                 on_calls(sum(map(len, batches[start : start + size])))
-        for text, node, values in results:  # at the end: the host does not wait for each batch
+        for text, node, values in results:  # at the end: one synchronization
             found[text, node] = values.double().cpu()
         if self.ranks is not None:
             total = self.ranks.sum(found.flatten().tolist())

@@ -6,7 +6,7 @@ same in one kernel on CUDA.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +119,7 @@ class TokenTerms(NamedTuple):
     itakura_saito: Float[Tensor, " N"]
 
     gradient: Float[Tensor, "N V"]
-    """Of loss_weight * (kl + itakura_saito) in the logits; unspecified if it was not asked for."""
+    """Gradient of loss_weight * (kl + itakura_saito) in the logits, if it was requested."""
 
 
 def token_terms(
@@ -201,21 +201,11 @@ def _noise_terms(
     return total, torch.div(x_theta, one_plus, out=one_plus) if with_gradient else None
 
 
-def _loss_rows(
-    logits: Float[Tensor, "N W"],
-    x: Int[Tensor, " N"],
-    z: Int[Tensor, " N"] | None,
-    alpha: Float[Tensor, " N"],
-    noise_x: Float[Tensor, " N"],
-    noise_z: Float[Tensor, " N"],
-    loss_weight: Float[Tensor, " N"],
-    noise: Tensor | None,
-    sample: Int[Tensor, " N"] | None,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """Compute by definition, for few rows at a time: [N, W] numbers are many."""
-    tokens = LossTokens(x, x, z, alpha, noise_x, noise_z, loss_weight, noise, sample)
-    kl, itakura_saito = torch.empty_like(alpha), torch.empty_like(alpha)
+def _loss_rows(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute by definition, for few rows at a time to bound memory."""
+    *fields, with_gradient = arguments
+    tokens = LossTokens(fields[0], *fields)  # `row` is not used
+    kl, itakura_saito = _shapes_of_terms(logits, *arguments)
     for start in range(0, len(logits), 64):
         rows = slice(start, start + 64)
         terms = token_terms(logits[rows], tokens.rows(rows).gathered(), with_gradient)
@@ -225,31 +215,17 @@ def _loss_rows(
     return kl, itakura_saito
 
 
-def _launch_loss_rows(
-    logits: Tensor,
-    x: Tensor,
-    z: Tensor | None,
-    alpha: Tensor,
-    noise_x: Tensor,
-    noise_z: Tensor,
-    loss_weight: Tensor,
-    noise: Tensor | None,
-    sample: Tensor | None,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor]:
+def _launch_loss_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
     from gidd.diffusion.kernels.loss import launch_loss_rows
 
+    *tensors, noise, sample, with_gradient = arguments
     if noise is not None and sample is None:
         noise = noise.squeeze(-1)
-    return launch_loss_rows(
-        logits, x, z, alpha, noise_x, noise_z, loss_weight, noise, sample, with_gradient
-    )
+    return launch_loss_rows(*tensors, noise, sample, with_gradient)
 
 
-def _shapes_of_terms(
-    logits: Tensor, x: Tensor, z: Tensor | None, alpha: Tensor, *_: object
-) -> tuple[Tensor, Tensor]:
-    del logits, x, z
+def _shapes_of_terms(*arguments: Any) -> tuple[Tensor, Tensor]:
+    alpha = arguments[3]
     return torch.empty_like(alpha), torch.empty_like(alpha)
 
 

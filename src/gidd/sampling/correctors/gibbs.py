@@ -133,7 +133,7 @@ def top_spaced(
         best = torch.where(allowed, score, lowest).argmax(-1, keepdim=True)
         chosen |= (position == best) & allowed
         allowed = allowed & ((position - best).abs() >= distance)
-        if kind_of(allowed) == "cpu" and not allowed.any():  # a GPU would be waited for
+        if kind_of(allowed) == "cpu" and not allowed.any():  # on a GPU this would synchronize
             break
     return chosen
 

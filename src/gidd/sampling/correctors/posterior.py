@@ -81,7 +81,7 @@ def likelihood_of(
 ) -> Likelihood:
     """Return the likelihood of the tokens of a text under the noise of time t.
 
-    `error_rate` is the fraction of wrong tokens, by default that of visible tokens at time t. A
+    `error_rate` is the fraction of wrong tokens, by default the error rate at time t. A
     mask is as likely given any token.
     """
     if channel is None:
@@ -141,7 +141,7 @@ def read_posterior(
 def is_replaced(
     found: Float[Tensor, ...], other: Float[Tensor, ...], min_confidence: float | None = None
 ) -> Bool[Tensor, ...]:
-    """Whether to replace a token, given its posterior and that of the best other token.
+    """Whether to replace a token, given its posterior and the best other token's.
 
     It is replaced if the other one is more likely. That minimises the expected number of wrong
     tokens; with `min_confidence`, the other one must also be right with that probability.
@@ -178,7 +178,7 @@ class PosteriorCorrection:
     """Name in edit logs and manifests; the registered name is `posterior`."""
 
     error_rate: float | None = None
-    """Expected fraction of wrong tokens; by default that of the noise at t."""
+    """Expected fraction of wrong tokens; by default the error rate at t."""
 
     min_confidence: float | None = None
     """Least posterior probability of a replacement; by default, tokens are replaced so that the

@@ -101,7 +101,7 @@ class Threshold:
     The choice of masks depends on visible tokens, not on tokens still to be drawn. So for masking
     noise and an exact denoiser, one mask per step (fill = 1) samples the data exactly; a smaller
     `fill` treats confident masks as independent and needs fewer steps. Under other noise the
-    replacements are not samples, so the distribution is not that of the data.
+    replacements are not samples, so the distribution differs from the data.
     """
 
     fill: float = 0.7
