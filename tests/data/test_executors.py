@@ -270,27 +270,3 @@ def require_failed_task(stderr: str, made: Path) -> None:
     assert "1 of 3 tasks are not finished (00001)" in stderr
     assert "10.txt, line 1: not UTF-8" in stderr
     assert not (made / "manifest.json").exists()
-
-
-@pytest.mark.long
-def test_ray_writes_the_same_bytes(folder):
-    pytest.importorskip("ray", reason=REASON)
-    words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1")
-    assert "17 documents" in run(folder, *words, "--out", "made")
-    require_equal(folder / "made", folder / "local")
-    (folder / "made" / "train" / "00001.ds").unlink()
-    other = folder / "made" / "train" / "00000.ds"
-    before = other.stat().st_mtime_ns
-    run(folder, *words, "--out", "made")
-    require_equal(folder / "made", folder / "local")
-    assert other.stat().st_mtime_ns == before
-
-
-@pytest.mark.long
-def test_a_failed_ray_task_is_named_and_there_is_no_manifest(folder):
-    pytest.importorskip("ray", reason=REASON)
-    (folder / "texts" / "10.txt").write_bytes(b"\xff")
-    words = (*PREPARE, "--executor", "ray", "--ray.memory-per-cpu-gb", "1", "--out", "made")
-    result = gidd(folder, *words)
-    assert result.returncode == 2
-    require_failed_task(result.stderr, folder / "made")

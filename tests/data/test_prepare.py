@@ -64,7 +64,7 @@ def test_the_manifest_survives_writing(prepared, tmp_path):
     assert (tmp_path / "manifest.json").read_bytes() == (prepared / "manifest.json").read_bytes()
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 7, 44, 100])
+@pytest.mark.parametrize("tasks", [1, 3, 44, 100])
 def test_documents_do_not_depend_on_the_number_of_tasks(corpus, tokenizer, tmp_path, tasks):
     prepare([corpus], tokenizer, tmp_path, validation=0.1, tasks=tasks, quiet=True)
     documents = texts(44)
@@ -72,7 +72,7 @@ def test_documents_do_not_depend_on_the_number_of_tasks(corpus, tokenizer, tmp_p
     verify(tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(10))
 def test_tasks_are_a_partition(seed):
     rng = random.Random(seed)
     counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
@@ -87,7 +87,7 @@ def test_tasks_are_a_partition(seed):
     assert found == {"train": order[: total - held_out], "validation": order[total - held_out :]}
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(10))
 def test_spaced_validation_documents_are_a_partition_too(seed):
     """Every task holds out its last documents, in proportion to its length to within one."""
     rng = random.Random(seed)
@@ -296,38 +296,6 @@ def test_another_tokenizer_is_refused(prepared, corpus, tmp_path):
         verify(tmp_path / "copy")
 
 
-def edit(manifest: dict, case: str) -> None:
-    if case == "format":
-        manifest["format"] = 2
-    elif case == "dtype":
-        manifest["dtype"] = "float32"
-    elif case == "tokens":
-        manifest["splits"]["train"]["tokens"] += 1
-    elif case == "shard":
-        del manifest["splits"]["train"]["shards"][0]["file"]
-    elif case == "vocab":
-        manifest["vocab"]["mask_id"] = 999
-    else:
-        del manifest["splits"]
-
-
-@pytest.mark.parametrize("case", ["format", "dtype", "tokens", "shard", "vocab", "splits"])
-def test_an_edited_manifest_is_refused(prepared, tmp_path, case):
-    record = json.loads((prepared / "manifest.json").read_text())
-    edit(record, case)
-    (tmp_path / "manifest.json").write_text(json.dumps(record))
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        DataManifest.read(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", None])
-def test_a_damaged_manifest_is_refused(tmp_path, text):
-    if text is not None:
-        (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        verify(tmp_path)
-
-
 GOOD = b'{"text": "a"}\n'
 EMPTY_ZST = bytes.fromhex("28b52ffd2000010000")
 UNREADABLE = {
@@ -376,16 +344,6 @@ def test_a_truncated_zstd_frame_is_an_error(tokenizer, tmp_path, frame, cut):
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames[: frame + 1]))
     with pytest.raises(DataError, match=r"a\.jsonl\.zst cannot be read.*[Tt]runcated"):
         prepare([tmp_path / "a.jsonl.zst"], tokenizer, tmp_path / "out", quiet=True)
-
-
-@pytest.mark.parametrize("column", [{"txt": ["a"]}, {"text": ["a", None]}, {"text": [1]}])
-def test_a_parquet_file_without_texts_is_named(tokenizer, tmp_path, column):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(column), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet.*text"):
-        prepare([tmp_path / "a.parquet"], tokenizer, tmp_path / "out", quiet=True)
 
 
 def test_an_error_in_a_worker_names_the_file_too(tokenizer, tmp_path):

@@ -87,9 +87,7 @@ def edit_tensors(folder: Path, name: str, change: Callable[[dict[str, Any]], obj
 
 SIZES_OF_OURS = {
     "layers": (lambda r: r["model"].update(num_layers=10**9), "num_layers = 1000000000"),
-    "many layers": (lambda r: r["model"].update(num_layers=10**5), "num_layers = 100000"),
     "width": (lambda r: r["model"].update(width=8 * LARGE), "overflow"),
-    "wide": (lambda r: r["model"].update(width=8 * 10**30), "damaged or invalid"),
     "rows": (lambda r: r["model"].update(vocab_size=LARGE), r"embedding.weight.*\[10000"),
     "time": (lambda r: r["model"].update(time_width=LARGE), "overflow"),
     "vocabulary": (
@@ -229,8 +227,8 @@ def test_untrusted_names_and_shapes_are_shortened(ours):
     assert len(str(error.value)) < 2000
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_not_finite_are_refused(ours, theirs, value, dtype):
     """Wherever the value is, the first and last element included."""
     for name, position in (("embedding.weight", 0), ("head.weight", 77), ("time.input.bias", -1)):
@@ -286,38 +284,21 @@ def test_the_baselines_weights_are_checked_too(tmp_path):
     ("change", "message"),
     [
         (lambda r: r.update(training=[]), r"training must be an object, got \[\]"),
-        (lambda r: r.update(training=None), "training must be an object, got None"),
         (lambda r: r.update(files=[]), r"files .*got \[\]"),
         (lambda r: r["files"].update({WEIGHTS: "0"}), "files.*64 hexadecimal digits.*'0'"),
-        (lambda r: r["files"].update({WEIGHTS: 7}), "files.*64 hexadecimal digits.* 7"),
-        (lambda r: r["files"].update({WEIGHTS: ["a"]}), "files.*64 hexadecimal digits"),
         (lambda r: r.update(format=[1] * 10**6), "format must be 1"),
         (lambda r: r.update({"k" * 10**6: 1}), "must have the keys"),
         (lambda r: r.update(model="dit"), "model must be an object, got 'dit'"),
         (lambda r: r["model"].update(width=16.0), "model.width must be int, got 16.0"),
-        (lambda r: r["model"].update(num_heads=True), "model.num_heads must be int, got True"),
         (lambda r: r["model"].update(dropout=1e999), r"dropout must be in \[0, 1\), got inf"),
         (lambda r: r["vocabulary"].update(mask_id=10.0), "mask_id must be int or None.*got 10.0"),
-        (lambda r: r["vocabulary"].update(mask_id=[10]), r"mask_id must be int or None.*\[10\]"),
-        (lambda r: r["vocabulary"].update(size=1), "vocab.size must be at least 2, got 1"),
         (lambda r: r["vocabulary"].update(size=17), "vocabulary.size must be at most 16"),
         (lambda r: r["vocabulary"].update(size=12), r"noise.0' must have shape \[12\], got \[11\]"),
-        (lambda r: r["schedule"].update(components={}), r"components must be a list, got \{\}"),
         (lambda r: r["schedule"].update(components=[]), "at least one component"),
-        (lambda r: r["schedule"].update(components=[7]), r"components\[0\] must be an object"),
         (
             lambda r: r["schedule"]["components"][0].update(noise=["noise.0"]),
             r"components\[0\].noise must name .*noise.0.*, got \['noise.0'\]",
         ),
-        (
-            lambda r: r["schedule"]["components"][0].update(noise="x" * 10**6),
-            r"components\[0\].noise must name .*noise.0",
-        ),
-        (
-            lambda r: r["schedule"]["components"][0]["amount"].update(weight="much"),
-            "amount.weight must be float, got 'much'",
-        ),
-        (lambda r: r["schedule"]["components"][0].update(amount=1), "amount must be an object"),
         (
             lambda r: r["schedule"].update(components=r["schedule"]["components"] * 10_000),
             "components must have at most 16 .*got 20000",
@@ -340,11 +321,7 @@ def test_wrong_types_and_values_are_refused(ours, change, message):
     ("change", "message"),
     [
         (lambda r: r.update(p_uniform="x"), "p_uniform must be a number .*got 'x'"),
-        (lambda r: r.update(p_uniform=True), "p_uniform must be a number .*got True"),
-        (lambda r: r.update(p_uniform=[0.1]), r"p_uniform must be a number .*got \[0.1\]"),
         (lambda r: r.update(p_uniform=10**400), r"p_uniform must be a number in \[0, 1\)"),
-        (lambda r: r.update(p_uniform=float("nan")), r"p_uniform must be .*in \[0, 1\), got nan"),
-        (lambda r: r.update(vocab_size=1), "vocab_size must be at least 2, got 1"),
         (lambda r: r.update(hidden_size=[16] * 10**6), r"config.json .*: width must be an integer"),
         (lambda r: r.update(model_type={"a": "b" * 10**6}), "got model_type"),
     ],

@@ -48,11 +48,7 @@ TASKS = {
         step: lambda p, name=step: p.generate(length=8, steps=3, sampler=name)
         for step in builtin_parts("step")
     },
-    "batch": lambda p: p.generate(3, length=8, steps=3),
-    "top_k": lambda p: p.generate(length=8, steps=3, top_k=3),
     "temperature 0": lambda p: p.generate(length=8, steps=3, temperature=0.0),
-    "temperature": lambda p: p.generate(length=8, steps=3, temperature=0.5),
-    "frames": lambda p: p.generate(length=8, steps=3, record_frames=True),
     "infill": lambda p: p.infill("Peace[MASK:3] all", steps=3),
     "score": lambda p: p.score("Peace", nodes=2, repeats=2),
 }
@@ -61,7 +57,6 @@ VISIBLE_TASKS = {
     "correction": lambda p: p.generate(length=8, steps=3, correction=CorrectionOptions(calls=3)),
     "correct": lambda p: p.correct("Peace and all"),
     "self_correct": lambda p: p.self_correct("Peace and all"),
-    "score before and after": lambda p: p.self_correct("Peace and all", calls=0),
 }
 
 
@@ -133,7 +128,7 @@ def test_a_long_context_is_not_the_default_length(folder, tmp_path):
     assert result.manifest["length"] == 2050
 
 
-@pytest.mark.parametrize("steps", ["NaN", "1e999", '"\\u001b[2J"', "[[1]]", "{}", "null", "true"])
+@pytest.mark.parametrize("steps", ["1e999", '"\\u001b[2J"', "[[1]]"])
 def test_any_summary_is_harmless(folder, tmp_path, steps):
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

@@ -59,23 +59,14 @@ def changed(plain: object, names: str, value: object) -> object:
 
 SETTINGS = [
     ("backbone.num_layers", 10**9, "backbone.num_layers must be at most"),
-    ("backbone.num_layers", 10**5, "backbone.num_layers must be at most"),
-    ("backbone.num_layers", -1, "num_layers"),
     ("backbone.num_layers", "two", "backbone.num_layers must be int"),
     ("backbone.width", 8 * 10**9, STEP),
-    ("backbone.width", 8 * 10**30, STEP),
     ("backbone.width", 64, "holds another model"),
-    ("backbone.time_width", 10**12, STEP),
-    ("backbone.num_heads", 10**9, "num_heads"),
-    ("backbone", [], "backbone"),
     ("data.length", 10**10, "data.length"),
-    ("data.length", 10**400, "data.length"),
     ("train.ema_decay", 0.9, "ema."),
     ("train.steps", 0, "train.steps"),
-    ("optim.learning_rate", "1", "learning_rate"),
     ("objective", {"kind": "Autoregressive"}, "another model"),
     ("objective.kind", "os.system", "kind"),
-    ("kind", None, "kind"),
 ]
 
 
@@ -96,19 +87,12 @@ def test_settings_that_do_not_fit_the_tensors_are_refused(
 ALIASES = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))
 TEXTS = [
     ("run.yaml", ""),
-    ("run.yaml", "- 1"),
     ("run.yaml", DEEP),
     ("run.yaml", "a0: &a0 [1]\n" + ALIASES),
-    ("run.yaml", "a" * 10**6),
     ("run.yaml", "\xff\x00"),
-    ("run.yaml", "{a: b"),
     ("record.json", "[]"),
     ("record.json", DEEP),
-    ("record.json", "1" * 10**4),
     ("tokenizer.json", "{}"),
-    ("tokenizer.json", DEEP),
-    ("tokenizer.json", "null"),
-    ("tokenizer_config.json", "[]"),
     ("tokenizer_config.json", '{"eos_token": 3}'),
     ("shard-00001-model-00001-of-00001.safetensors", "no tensors"),
     (MANIFEST, "{}"),
@@ -152,14 +136,8 @@ def overwrite(checkpoint: Path, name: str, text: str) -> None:
     ("key", "value"),
     [
         ("step", "two"),
-        ("step", 1),
-        ("step", None),
-        ("pending", []),
         ("pending", {"loss": "1"}),
-        ("pending", {"loss": 10**400}),
         ("pending", {"loss": float("nan")}),
-        ("run", None),
-        ("run", "nano"),
         ("run", {"kind": "RunConfig"}),
     ],
 )
@@ -179,19 +157,12 @@ TENSOR = "model.denoiser.backbone.embedding.weight"
     "changes",
     [
         {"step": "2"},
-        {"step": 2.0},
-        {"step": None},
         {"tensors": []},
-        {"tensors": {TENSOR: 3}},
-        {"tensors": {TENSOR: "float32"}},
         {"tensors": {TENSOR: "float32 " + DEEP}},
         {"tensors": {TENSOR: "float32 [-1, 3]"}},
-        {"tensors": {TENSOR: "float32 [1e3]"}},
         {"tensors": {TENSOR: f"float32 [{10**400}]"}},
         {"files": []},
-        {"files": {"run.yaml": None}},
         {"files": {"run.yaml": {"bytes": "1", "sha256": "0"}}},
-        {"files": {"run.yaml": {"bytes": 1, "sha256": []}}},
     ],
     ids=lambda changes: str(changes)[:50],
 )

@@ -20,7 +20,7 @@ from gidd.data.tokenizers import Tokenizer, character_level
 if TYPE_CHECKING:
     from gidd.sources import Source  # imports torch, which other corpora do not need
 
-_BATCH = 256
+_BATCH = 1024
 """Documents sampled at a time."""
 
 
