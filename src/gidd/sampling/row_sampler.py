@@ -167,7 +167,8 @@ def _draw_rows(
 def _launch_draw_rows(*arguments: Any) -> None:
     from gidd.diffusion.kernels.rows import launch_draw_rows
 
-    launch_draw_rows(*arguments[:5], arguments[5:])
+    logits, tokens, u, temperature, with_odds, *outputs = arguments
+    launch_draw_rows(logits, tokens, u, temperature, with_odds, tuple(outputs))
 
 
 _draw_rows_kernel = define_kernel(

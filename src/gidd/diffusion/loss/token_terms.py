@@ -218,10 +218,11 @@ def _loss_rows(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _launch_loss_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
     from gidd.diffusion.kernels.loss import launch_loss_rows
 
-    *tensors, noise, sample, with_gradient = arguments
+    values = list(arguments)
+    noise, sample = values[-3:-1]
     if noise is not None and sample is None:
-        noise = noise.squeeze(-1)
-    return launch_loss_rows(*tensors, noise, sample, with_gradient)
+        values[-3] = noise.squeeze(-1)
+    return launch_loss_rows(*values)
 
 
 def _shapes_of_terms(*arguments: Any) -> tuple[Tensor, Tensor]:
