@@ -4,7 +4,7 @@ noisy = add_noise("to be, or not to be", "typos", rate=0.05, seed=0)
 noisy.text, noisy.words          # a noisy word for each word of the clean text
 
 `rate` is the probability of a mistake at each place where that kind can be made: a letter
-(`random`, `typos`), a character that the channel lists (`keyboard`, `ocr`), or a listed word
+(`random`, `typos`), a character that the error model lists (`keyboard`, `ocr`), or a listed word
 (`confusions`). White space is never changed, so words stay aligned. The same seed makes the same
 mistakes, and those of a lower rate are among those of a higher one, except for `typos`.
 """
@@ -18,11 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gidd.evaluation.correction.confusions import confusions_of
-from gidd.proofreading.channels import Channel, channel_by_name
-
-from gidd.common.terminal import shorten
-from gidd.errors import ConfigError
+from gidd_proof.error_models import ErrorModel, error_model
 
 NOISES: Final[Mapping[str, str]] = {
     "random": "each letter is replaced with probability `rate` by another lower-case letter",
@@ -43,6 +39,31 @@ _WORD = re.compile(r"\S+")
 _CORE = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
 
 
+_GROUPS = """
+to/too/two of/off form/from there/their/they're then/than its/it's were/where/we're
+lose/loose your/you're who's/whose affect/effect accept/except advice/advise
+principal/principle weather/whether quiet/quite desert/dessert past/passed peace/piece
+right/write/rite know/no new/knew hear/here for/four/fore by/buy/bye one/won our/hour/are
+some/sum son/sun sea/see meet/meat week/weak great/grate break/brake fair/fare hole/whole
+plain/plane rain/reign role/roll sail/sale steal/steel tail/tale wait/weight waist/waste
+war/wore way/weigh wear/ware would/wood not/knot night/knight made/maid mail/male
+be/bee been/bean/being bear/bare board/bored cell/sell cent/sent/scent dear/deer die/dye
+ensure/insure feet/feat capital/capitol council/counsel complement/compliment course/coarse
+cite/site/sight lead/led later/latter least/lest lessen/lesson moral/morale might/mite
+united/untied trail/trial county/country on/no is/his as/has/is at/hat and/an/any this/his
+the/then/them how/who now/know/not can/an had/has will/well must/most more/mere
+though/thought/through threw/through think/thing was/saw or/our in/inn/on if/is it/is
+he/her we/he so/sow do/due than/that choose/chose breath/breathe cloths/clothes
+conscience/conscious device/devise elicit/illicit eminent/imminent farther/further
+personal/personnel precede/proceed stationary/stationery statue/statute
+"""
+
+CONFUSED_WORDS: Final[tuple[tuple[str, ...], ...]] = tuple(
+    tuple(words.split("/")) for words in _GROUPS.split()
+)
+"""Groups of words: each may be written for another of its group."""
+
+
 class NoisyText(NamedTuple):
     """A text with mistakes, aligned with the clean one."""
 
@@ -56,9 +77,9 @@ class NoisyText(NamedTuple):
 def add_noise(text: str, kind: str, rate: float, seed: int = 0) -> NoisyText:
     """Make mistakes of one kind in a text; the seed decides where and which."""
     if kind not in NOISES:
-        raise ConfigError(f"noise must be one of {', '.join(NOISES)}, got {shorten(kind)}.")
+        raise ValueError(f"noise must be one of {', '.join(NOISES)}, got {kind!r}.")
     if not 0 <= rate <= 1:
-        raise ConfigError(f"rate must be in [0, 1], got {rate}. It is a fraction, e.g. 0.05.")
+        raise ValueError(f"rate must be in [0, 1], got {rate}. It is a fraction, e.g. 0.05.")
     change, numbers = _NOISES[kind], random.Random(f"{kind} {seed}")
     words = _WORD.findall(text)
     noisy = [change(word, rate, numbers) for word in words]
@@ -76,18 +97,18 @@ def _random_letters(word: str, rate: float, numbers: random.Random) -> str:
 
 
 def _keyboard(word: str, rate: float, numbers: random.Random) -> str:
-    return _through(channel_by_name("keyboard"), word, rate, numbers)
+    return _through(_error_model("keyboard"), word, rate, numbers)
 
 
 def _ocr(word: str, rate: float, numbers: random.Random) -> str:
-    return _through(channel_by_name("ocr"), word, rate, numbers)
+    return _through(_error_model("ocr"), word, rate, numbers)
 
 
-def _through(channel: Channel, word: str, rate: float, numbers: random.Random) -> str:
-    """Replace characters as a channel does."""
+def _through(model: ErrorModel, word: str, rate: float, numbers: random.Random) -> str:
+    """Replace characters as an error model does."""
     written = list(word)
     for i, right in enumerate(word):
-        others = channel.by_right.get(right, {})
+        others = model.by_right.get(right, {})
         is_wrong, pick = _draw(bool(others), rate, numbers)
         if is_wrong:
             total = 0.0
@@ -154,6 +175,21 @@ def _letter(pick: float) -> str:
 def _other_letter(character: str, pick: float) -> str:
     letters = string.ascii_lowercase.replace(character.lower(), "")
     return letters[int(pick * len(letters))]
+
+
+def confusions_of(groups: tuple[tuple[str, ...], ...] = CONFUSED_WORDS) -> dict[str, list[str]]:
+    """Return the words that may be written for each word, in the order of the groups."""
+    found: dict[str, list[str]] = {}
+    for words in groups:
+        for word in words:
+            others = found.setdefault(word, [])
+            others += [other for other in words if other != word and other not in others]
+    return found
+
+
+@lru_cache
+def _error_model(name: str) -> ErrorModel:
+    return error_model(name)
 
 
 @lru_cache(maxsize=1)

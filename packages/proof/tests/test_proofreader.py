@@ -1,115 +1,93 @@
-"""The proofreader with a network whose predictions are known."""
+"""Texts through the packaged model: what is fixed, what is kept, and what is refused."""
 
-import math
+from dataclasses import replace
+from pathlib import Path
 
+import gidd_proof
 import pytest
-import torch
-from gidd.proofreading.edit_costs import EditCosts
-from gidd.proofreading.edits import apply_edits
-from gidd.proofreading.judge import Crop, TextJudge
-from gidd.proofreading.parts import parts_of, spread_parts
-from gidd.proofreading.posterior_pass import PosteriorPass
-from gidd.proofreading.proofreader import Proofreader
-from gidd.proofreading.window_reader import WindowReader
-from gidd.proofreading.words import WordList
+from gidd_proof import proofreader as module
+from gidd_proof.error_models import error_model
 
-from gidd.data.tokenizers import character_level
-from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling.jobs import run_job
-from gidd.sampling.network import FunctionNetwork
-from gidd.sampling.session import Engine
+from gidd.errors import ConfigError, DataError
+from gidd.pipeline import apply_edits
 
-TOKENIZER = character_level("abcdefghijklmnopqrstuvwxyz ")
-VOCAB = TOKENIZER.vocab
-SCHEDULE = HybridSchedule(VOCAB, p_uniform=0.3)
-TEXT = "the union of the states"
+TEXT = "The peopel of the union are hapy.\nThey wnat to see it agian."
+FIXED = "The people of the union are happy.\nThey want to see it again."
+MODERN = Path(__file__).parent / "modern"
 
 
-def knows(text):
-    """A network that predicts what stands between the same neighbours in a text, else anything.
-
-    Neighbours are two characters on each side; evidence of either side alone counts less.
-    """
-    target = TOKENIZER.encode(f"  {text}  ")
-    triples = [(target[i - 2 : i], target[i], target[i + 1 : i + 3]) for i in range(2, len(target))]
-    space = TOKENIZER.encode(" ")[0]
-
-    def x_theta(z, t):
-        out = torch.full((*z.shape, VOCAB.size), 1e-3)
-        for row, tokens in enumerate(z.tolist()):
-            padded = [space, space, *tokens, space, space]
-            for i in range(len(tokens)):
-                left, right = padded[i : i + 2], padded[i + 3 : i + 5]
-                for before, token, after in triples:
-                    out[row, i, token] += 0.05 * (before == left) + 0.05 * (after == right)
-                    out[row, i, token] += 10 * (before == left and after == right)
-        out[..., VOCAB.mask_id] = 0
-        return out / out.sum(-1, keepdim=True)
-
-    return FunctionNetwork(x_theta)
+def test_typos_are_fixed(proofreader):
+    result = proofreader.correct(TEXT, error_rate=0.05)
+    assert result.text == FIXED == apply_edits(TEXT, result.edits)
+    assert result.noise_level is None
+    assert all(edit.confidence >= 0.95 for edit in result.changes)
+    assert result.manifest["task"] == "proofread" and result.manifest["calls"] == result.calls
 
 
-@pytest.fixture(scope="module")
-def reader():
-    engine = Engine(knows(TEXT), SCHEDULE)
-    windows = WindowReader(engine)
-    judge = TextJudge(windows, TOKENIZER)
-    words = WordList(dict.fromkeys(TEXT.split(), 1000))
-    return Proofreader(PosteriorPass(windows), judge, TOKENIZER, words, context=64)
+def test_the_error_rate_is_estimated(proofreader):
+    result = proofreader.correct(TEXT)
+    assert result.noise_level.low <= result.error_rate <= result.noise_level.high
+    assert result.text == FIXED
 
 
-def corrected(reader, text, error_rate=0.2, fixed=()):
-    tokens = TOKENIZER.encode(text)
-    is_fixed = [i in fixed for i in range(len(tokens))]
-    costs = EditCosts(error_rate)
-    edits, calls = run_job(lambda jobs: reader(jobs, text, tokens, is_fixed, costs))
-    for edit in edits:
-        assert text[edit.start : edit.stop] == edit.old
-        assert math.fsum(a.probability for a in edit.alternatives) == pytest.approx(1)
-    assert calls == 1 + sum(len(edit.alternatives) for edit in edits)
-    return apply_edits(text, edits)
+def test_a_minimum_confidence_leaves_the_rest_as_suggestions(proofreader):
+    none = proofreader.correct(TEXT, error_rate=0.05, min_confidence=1.0)
+    assert none.text == TEXT
+    assert {"peopel", "hapy"} <= {edit.old for edit in none.suggestions}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "the unian of the states",
-        "the unoin of the states",
-        "the uion of the states",
-        "the unnion of the states",
-        "the union of thestates",
-        TEXT,
-    ],
-)
-def test_replaced_dropped_added_and_exchanged_letters_are_corrected(reader, wrong):
-    assert corrected(reader, wrong) == TEXT
+def test_protected_text_and_unknown_characters_stay(proofreader):
+    text = "The `peopel` of 東京 wrote “helo” to peopel@exmaple.org 🙂\r\n\tabout the hapy peopel."
+    start = text.index("hapy")
+    result = proofreader.correct(text, error_rate=0.05, protected=[(start, start + 4)])
+    assert result.text == text.removesuffix("peopel.") + "people."
+    whole = proofreader.correct(TEXT, protected=[(0, len(TEXT))])
+    assert (whole.text, whole.calls) == (TEXT, 0)
 
 
-def test_fixed_characters_are_not_changed(reader):
-    assert corrected(reader, "the unoin of the states", fixed={5}) == "the unoin of the states"
+def test_a_long_text_is_proofread_in_chunks(proofreader, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_CHARACTERS", 24)
+    progress = []
+    result = proofreader.correct(
+        TEXT, error_rate=0.05, on_progress=lambda *count: progress.append(count)
+    )
+    chunks = module.chunks_of(TEXT, 24)
+    assert len(chunks) > 2
+    apart = [proofreader.correct_chunk(TEXT, chunk, 0.05) for chunk in chunks]
+    assert list(result.edits) == [edit for found in apart for edit in found.edits]
+    assert {"peopel", "agian"} <= {edit.old for edit in result.changes}
+    assert progress == [(chunk.stop, len(TEXT)) for chunk in chunks]
 
 
-def test_the_likelihood_of_a_crop_is_the_sum_of_its_counted_characters():
-    def x_theta(z, t):
-        ramp = torch.arange(1, VOCAB.size + 1, dtype=torch.float32).expand(*z.shape, -1).clone()
-        ramp[..., VOCAB.mask_id] = 0
-        return ramp / ramp.sum(-1, keepdim=True)
-
-    judge = TextJudge(WindowReader(Engine(FunctionNetwork(x_theta), SCHEDULE)), TOKENIZER)
-    total = sum(range(1, VOCAB.size + 1)) - (VOCAB.mask_id + 1)
-    expected = [math.log(2 / total) + math.log(3 / total), math.log(1 / total)]
-    crops = [Crop("abcd", 1, 3), Crop("ab", 0, 1)]
-    found = run_job(lambda jobs: judge(jobs, crops, 0.01))
-    assert found == pytest.approx(expected, rel=1e-5)
+def test_an_error_model_changes_the_candidates(proofreader):
+    plain = proofreader.correct("the ubion of states", error_rate=0.05)
+    keyboard = replace(proofreader, error_model=error_model("keyboard"))
+    typed = keyboard.correct("the ubion of states", error_rate=0.05)
+    assert typed.manifest["error_model"] == "keyboard"
+    assert plain.edits[0].alternatives != typed.edits[0].alternatives
 
 
-def test_parts_cover_a_text_and_are_cut_after_white_space():
-    text = "word " * 30 + "x" * 100
-    parts = parts_of(text, 40)
-    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    assert (parts[0].start, parts[-1].stop) == (0, len(text))
-    assert all(part.stop - part.start <= 40 for part in parts)
-    assert all(text[part.stop - 1] == " " for part in parts if part.stop <= 150)
-    assert parts_of("", 40) == []
-    assert spread_parts(text, 40, 100) == parts
-    assert spread_parts(text, 40, 2) == [parts[1], parts[5]]
+def test_mistakes_of_a_user_are_refused(proofreader):
+    with pytest.raises(DataError, match="must not be empty"):
+        proofreader.correct("")
+    with pytest.raises(ConfigError, match="protected span"):
+        proofreader.correct("abc", error_rate=0.1, protected=[(2, 1)])
+
+
+@pytest.mark.parametrize("name", ["email.txt", "readme.md"])
+def test_modern_documents(proofreader, name):
+    """Clean text comes back unchanged; of 15 typos most are fixed, and none wrongly."""
+    clean, typed = ((MODERN / kind / name).read_text() for kind in ("clean", "typo"))
+    assert proofreader.correct(clean).text == clean
+    found = proofreader.correct(typed)
+    words = list(zip(clean.split(), typed.split(), found.text.split(), strict=True))
+    assert sum(right != wrong for right, wrong, _ in words) == 15
+    assert sum(right == new != wrong for right, wrong, new in words) >= 12
+    assert all(new in (right, wrong) for right, wrong, new in words)
+
+
+def test_an_old_model_folder_loads_with_its_words(proofreader, tmp_path):
+    proofreader.pipe.save(tmp_path)
+    (tmp_path / "words.txt").write_text("union\t5\nof\t20\n")
+    again = gidd_proof.load(tmp_path, device="cpu")
+    assert again.words.counts == {"union": 5, "of": 20}

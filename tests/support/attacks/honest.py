@@ -34,7 +34,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         [*TRAIN, "--data.folder", "data", "--out", "new"],
     ],
     "run": [
-        ["export", "run", "--out", "exported"],
+        ["export", "run", "--out", "exported", "--overwrite"],
         [*TRAIN, "--train.steps", "3", "--data.folder", "data", "--out", "run"],
         ["plot", "run"],
     ],

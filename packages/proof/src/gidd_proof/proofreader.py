@@ -129,7 +129,7 @@ class Proofreader:
         noise = self.estimate(text, spans) if error_rate is None else None
         rate = noise.error_rate if noise is not None else error_rate or 0.0
         edits, calls = list[TextEdit](), 0 if noise is None else noise.calls
-        for chunk in chunks_of(text):
+        for chunk in chunks_of(text, CHUNK_CHARACTERS):
             found = self.correct_chunk(text, chunk, rate, spans, min_confidence)
             edits += found.edits
             calls += found.calls
@@ -233,7 +233,7 @@ class Proofreader:
 
     @cached_property
     def _characters(self) -> list[str]:
-        return [self.pipe.token_texts.of(v) for v in range(self.pipe.schedule.vocab.size)]
+        return [self.pipe.token_texts.decode_one(v) for v in range(self.pipe.schedule.vocab.size)]
 
     @cached_property
     def _read_words(self) -> WordProofreader:
@@ -242,7 +242,7 @@ class Proofreader:
         banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)
         table = None
         if self.error_model is not None:
-            unwritten = pipe.token_texts.unwritten | {pipe.tokenizer.vocab.mask_id}
+            unwritten = pipe.token_texts.unwritten_ids | {pipe.tokenizer.vocab.mask_id}
             listed = [
                 c if len(c) == 1 and v not in unwritten else None for v, c in enumerate(characters)
             ]
@@ -256,7 +256,7 @@ class Proofreader:
         )
 
 
-def chunks_of(text: str, size: int = CHUNK_CHARACTERS) -> list[TextChunk]:
+def chunks_of(text: str, size: int) -> list[TextChunk]:
     """Cut a text into chunks of at most `size` characters, after white space where there is any."""
     found: list[TextChunk] = []
     start = 0

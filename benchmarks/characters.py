@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gidd.proofreading.posterior_pass import PosteriorPass
-from gidd.proofreading.window_reader import WindowReader, WindowTokens
 
 import gidd
 from gidd.data.corpora import named_corpus, texts
 from gidd.runs.presets import PRESETS, hybrid
-from gidd.sampling import run_job
+from gidd.sampling import PosteriorPass, WindowTokens, run_job
 from gidd.training.config import Diffusion, RunConfig
 
 LENGTH = 128
@@ -96,10 +94,9 @@ def restored_and_spoiled(pipe: gidd.Pipeline) -> dict[str, float]:
     others = torch.randint(0, pipe.schedule.vocab.size - 3, right.shape, generator=generator)
     found = torch.where(wrong, others, right)
     wrong = found != right
-    judge = PosteriorPass(WindowReader(pipe.engine))
-    judged = (True,) * LENGTH
-    windows = [WindowTokens(tuple(row), judged) for row in found.tolist()]
-    posteriors = run_job(lambda jobs: judge(jobs, windows, ERROR_RATE))
+    read = PosteriorPass(pipe.window_reader())
+    windows = [WindowTokens(tuple(row), (True,) * LENGTH) for row in found.tolist()]
+    posteriors = run_job(lambda jobs: read(jobs, windows, ERROR_RATE))
     new = torch.stack(
         [
             torch.where(posterior.replaced(), posterior.tokens[:, 0], row)
