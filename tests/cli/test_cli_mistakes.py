@@ -141,7 +141,7 @@ def places(tmp_path) -> dict[str, str]:
         (["sample", "no-model", "--html", "BELOW"], "Not a directory"),
         (["sample", "no-model", "--html", "DEVICE"], "not a regular file"),
         (["infill", "no-model", "[MASK]", "--html", "FOLDER"], "not a regular file"),
-        (["correct", "DEVICE", "--in-place"], "not a regular file"),
+        (["correct", "--model", "no-model", "DEVICE", "--in-place"], "not a regular file"),
     ],
 )
 def test_impossible_targets_are_refused_before_the_model_is_opened(capsys, places, words, message):
@@ -172,7 +172,7 @@ def test_targets_without_permission_are_refused(capsys, somebody, which):
     letter = somebody / "letter.txt"
     target = letter if which == "file" else somebody
     target.chmod(0o555)
-    for words in (["sample", "no-model", "--html"], ["correct", "--in-place"]):
+    for words in (["sample", "no-model", "--html"], ["correct", "--model", "m", "--in-place"]):
         code, _, err = ended(capsys, *words, str(letter))
         assert code == 2
         assert "Permission denied" in err

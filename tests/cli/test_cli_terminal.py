@@ -103,8 +103,8 @@ FEW = ["--model", "model", "--error-rate", "0.4"]
     [
         (["sample", "evil"], 2, "PWNED"),
         (["data", "prepare", "sources", "--tokenizer", "model", "--out", "out"], 2, SHOWN),
-        (["correct", f"{HOSTILE}.txt"], 2, SHOWN),
-        (["correct", f"{HOSTILE}-not-there"], 2, SHOWN),
+        (["correct", f"{HOSTILE}.txt", *FEW], 2, SHOWN),
+        (["correct", f"{HOSTILE}-not-there", *FEW], 2, SHOWN),
         (["correct", LETTER, *FEW, "--diff"], 0, SHOWN),
         (["correct", LETTER, NOT_UTF8 + ".txt", *FEW], 0, SHOWN),
         (["correct", "--text", HOSTILE, *FEW], 0, "wrong as given"),
@@ -119,7 +119,7 @@ FEW = ["--model", "model", "--error-rate", "0.4"]
         (["train", HOSTILE], 2, "PWNED"),
         (["plot", NOT_UTF8], 0, "\ufffd\ufffd[2Jname"),
         (["plot", NOT_UTF8, FORMULA, "--out", "two.png"], 0, "two.png"),
-        (["correct", NOT_UTF8 + ".txt", *FEW, "--suggest"], 0, "alternatives"),
+        (["correct", NOT_UTF8 + ".txt", *FEW, "--jsonl"], 0, "edits"),
         (["export", NOT_UTF8, "--out", "out"], 2, "\ufffd\ufffd[2Jname"),
         (
             ["data", "tokenizer", "documents", "--vocab-size", "270", "--out", NOT_UTF8],
@@ -136,13 +136,6 @@ def test_nothing_from_a_file_or_its_name_controls_the_terminal(
     require_harmless(result)
     assert status in (None, result.status), result.text
     assert shown in result.text.replace("\n", "")
-
-
-def test_in_place_names_the_file(sandbox, folder):
-    os.link(folder / LETTER, folder / "other name")
-    result = sandbox.run(["correct", LETTER, *FEW, "--in-place"], folder)
-    require_harmless(result)
-    assert f"{SHOWN} letter.txt: 1 other" in result.text
 
 
 def test_a_pipe_gets_every_byte_of_a_file_name(capfdbinary, folder, monkeypatch):

@@ -40,6 +40,7 @@ from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.cli.output import write_stdout
 from gidd.cli.progress import show_counts
 from gidd.common.allowed import field_problems, optional
+from gidd.errors import DataError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
 
 
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             if command.in_place and source.path is not None:
                 replace_file(source.path, source.text, correction.text)
-        except OSError:
+        except (OSError, DataError):
             write_stdout(correction.text)  # the work is not lost
             raise
         alone = len(sources) == 1
