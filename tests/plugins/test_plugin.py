@@ -184,7 +184,7 @@ def test_a_package_that_cannot_be_imported_is_reported_once_and_left_out(tmp_pat
 def test_a_required_option_is_asked_for_by_the_command(tmp_path):
     write_package(tmp_path, "works", REQUIRED_OPTION)
     shown = ran("sample", "--sampler", "works", "--help", site=tmp_path)
-    assert re.search(r"--sampler\.width INT[\s│]*\(required\)", shown)
+    assert "--sampler.width INT" in shown and "(required)" in shown
     done = run_gidd("sample", "model", "--sampler", "works", site=tmp_path)
     assert done.returncode == 2 and "--sampler.width" in done.stderr + done.stdout
 
