@@ -388,7 +388,7 @@ def test_impossible_requests_are_refused():
             engine.sample([request])
     with pytest.raises(ConfigError, match="max_length = 32"):  # refused by the model itself
         Engine(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
-    with pytest.raises(ConfigError, match="rows_per_call .*at least 1, got 0"):
+    with pytest.raises(ConfigError, match="rows .*at least 1, below .*, got 0"):
         Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=0)
     with pytest.raises(ConfigError, match="step 0 .*0 <= s <= t <= 1, got t = 0.5 and s = 0.75"):
         sampling_plan(torch.tensor([0.5, 0.75]))

@@ -34,8 +34,13 @@ RECORDED = {
     **{name: PRESETS[name] for name in ("nano", "small-mdm", "1b", "small-llama-262b")},
     "uniform-tight": replace(PRESETS["nano"], objective=UNIFORM),
 }
-RUNS = {  # on all devices, compilation was off and autocast on by default
-    name: replace(run, train=replace(run.train, compile=False, autocast=True))
+HELD_OUT = {"nano": 24, "uniform-tight": 24, "small-mdm": 100_000, "small-llama-262b": 100_000}
+RUNS = {  # compilation was off, autocast on and the number of held-out documents given by default
+    name: replace(
+        run,
+        train=replace(run.train, compile=False, autocast=True),
+        data=replace(run.data, validation=HELD_OUT.get(name, run.data.validation)),
+    )
     for name, run in RECORDED.items()
 }
 
