@@ -60,8 +60,8 @@ def variants(steps: int) -> dict[str, RunConfig]:
         )
 
     uniform = Diffusion(
-        noise=gidd.part("schedule", "uniform"),
-        weighting=gidd.part("weighting", "tight"),
+        noise=gidd.component("schedule", "uniform"),
+        weighting=gidd.component("weighting", "tight"),
         time_power=3.0,
     )
     return {

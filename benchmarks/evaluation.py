@@ -70,10 +70,10 @@ def estimator_errors(p_uniform: float) -> Iterator[dict[str, Any]]:
     source = MarkovSource.random(6, 0.3, rng=1)
     model, x = _Exact(source, schedule), source.sample(1, torch.arange(1), 3)
     repetitions = [ScoredText(x[0], index) for index in range(_REPETITIONS)]
-    reference = NelboEstimator(model, schedule, nodes=64, tokens_per_call=1 << 16, seed=1)
+    reference = NelboEstimator(model, schedule, nodes=64, tokens_per_batch=1 << 16, seed=1)
     truth = float(estimate_nelbo(reference, repetitions, repeats=8).nelbo.mean())
     for grid, nodes in (("sine", 8), ("sine", 31), ("sine", 63), ("stratified", 127)):
-        chosen = NelboEstimator(model, schedule, grid, nodes, tokens_per_call=1 << 16)
+        chosen = NelboEstimator(model, schedule, grid, nodes, tokens_per_batch=1 << 16)
         draws = (chosen.draw(repetitions, 0).sum(-1) + chosen.prior(repetitions)).tolist()
         yield _row(p_uniform, grid, nodes + 1, statistics.mean(draws) - truth, draws)
     bias, deviation = _paper_error(source, schedule, x, truth)
@@ -83,10 +83,10 @@ def estimator_errors(p_uniform: float) -> Iterator[dict[str, Any]]:
 
 
 def _row(
-    p_uniform: float, grid: str, calls: int, bias: float, draws: list[float]
+    p_uniform: float, grid: str, forward_passes: int, bias: float, draws: list[float]
 ) -> dict[str, Any]:
     deviation = statistics.stdev(draws)
-    row = {"p_uniform": p_uniform, "grid": grid, "passes": calls, "bias": bias}
+    row = {"p_uniform": p_uniform, "grid": grid, "passes": forward_passes, "bias": bias}
     return row | {"deviation": deviation, "rms": math.hypot(bias, deviation)}
 
 
@@ -217,8 +217,10 @@ def main() -> None:
     seconds = score_times(arguments.size, arguments.rounds)
     found["score_seconds"] = seconds
     found["score_speedup"] = seconds["before"] / seconds["now"]
-    calls = 1 + NUM_REPEATS * (NUM_NODES + 1)
-    print(f"score of 512 tokens: {seconds['now']:.1f} s ({calls} passes) instead of ", end="")
+    forward_passes = 1 + NUM_REPEATS * (NUM_NODES + 1)
+    print(
+        f"score of 512 tokens: {seconds['now']:.1f} s ({forward_passes} passes) instead of ", end=""
+    )
     print(f"{seconds['before']:.1f} s (136 passes)")
     if arguments.json:
         print(json.dumps(found))

@@ -31,7 +31,7 @@ from gidd.diffusion.schedules import (
     mask_noise,
     uniform_noise,
 )
-from gidd.diffusion.times import even_mesh, paper_nodes, sine_mesh, sine_midpoints
+from gidd.diffusion.times import even_times, paper_nodes, sine_midpoints, sine_times
 from gidd.diffusion.weighting import (
     ClampWeighting,
     DynamicWeighting,
@@ -152,15 +152,18 @@ def reverse_chain() -> Table:
     for name, schedule in schedules.items():
         world = SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
 
-        def error(mesh: Tensor, world: SmallWorld = world) -> float:
+        def error(times: Tensor, world: SmallWorld = world) -> float:
             return total_variation(
-                world.reverse_distribution(world.leave_one_out, mesh), world.data_distribution
+                world.reverse_distribution(world.leave_one_out, times), world.data_distribution
             )
 
-        for mesh in (even_mesh, sine_mesh):
-            errors = [error(mesh(num_steps)) for num_steps in steps]
-            to_eps = torch.cat([mesh(32)[:-1], torch.tensor([1e-4], dtype=torch.float64)])
-            row: dict[str, object] = {"schedule": name, "mesh": mesh.__name__.removesuffix("_mesh")}
+        for spacing in (even_times, sine_times):
+            errors = [error(spacing(num_steps)) for num_steps in steps]
+            to_eps = torch.cat([spacing(32)[:-1], torch.tensor([1e-4], dtype=torch.float64)])
+            row: dict[str, object] = {
+                "schedule": name,
+                "times": spacing.__name__.removesuffix("_times"),
+            }
             row |= {f"T = {n}": e for n, e in zip(steps, errors, strict=True)}
             row["order"] = math.log2(errors[0] / errors[-1]) / 6
             row["T = 32, ending at eps"] = error(to_eps)

@@ -29,7 +29,7 @@ from gidd.data.corpora import named_corpus, texts
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
 from gidd.evaluation.texts import documents
-from gidd.pipeline.options import CLEAN_TIME, CorrectionOptions
+from gidd.pipeline.options import CLEAN_TIME, SelfCorrectionOptions
 from gidd.runs.data import PreparedData
 from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import export
@@ -105,7 +105,10 @@ def correction(model: Path) -> dict[str, Any]:
     pipe = gidd.from_pretrained(model, device="cpu")
     before = pipe.generate(64, length=64, steps=64)
     after = pipe.generate(
-        64, length=64, steps=64, correction=CorrectionOptions(calls=128, tokens_per_call=4)
+        64,
+        length=64,
+        steps=64,
+        self_correction=SelfCorrectionOptions(forward_passes=128, tokens_per_step=4),
     )
     accuracy = [self_accuracy(pipe, [one.tokens for one in some]) for some in (before, after)]
     names = ("sampled", "corrected")

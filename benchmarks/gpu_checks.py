@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gidd.common.devices import acting_as
-from gidd.diffusion.categorical import FlatRows, draw, draw_flat
+from gidd.diffusion.categorical import draw, draw_flat, flat_entries
 from gidd.diffusion.loss import HEAD_ROWS
 from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, token_terms
 from gidd.diffusion.process import noise
@@ -135,7 +135,8 @@ def _check_draw_flat(schedule: MixingSchedule, device: torch.device) -> Check:
     other = None if flat.other is None else flat.other.to(device)
     numbers = alpha.to(device), flat.mask.to(device), other
     with _on_gpu_path(device):
-        found = draw_flat(FlatRows(schedule.vocab.size, flat.mask_id, *numbers), u.to(device))
+        entries = flat_entries(*numbers)
+        found = draw_flat(entries, schedule.vocab.size, flat.mask_id, u.to(device))
     return Check(int((found.cpu() != expected).sum()), 0)
 
 

@@ -68,13 +68,13 @@ def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
     for name, compiled in settings.modes.items():
         run = replace(settings.run, train=replace(settings.run.train, compile=compiled))
         plan = plan_run(run, 1, sheet, _ASSUMED, vocab_size=settings.vocab.size)
-        found[f"step, {name}, ms"] = 1000 * plan.throughput.step_seconds
+        found[f"step, {name}, ms"] = 1000 * plan.throughput["step_seconds"]
         found[f"body, {name}, ms"] = settings.tokens * (per_token - of_head) * at_assumed
-        found[f"tokens per second, {name}"] = plan.throughput.tokens_per_second
-        found[f"MFU, {name}"] = plan.throughput.mfu
-        found["peak memory of a step, GB"] = plan.memory.peak / 1e9
+        found[f"tokens per second, {name}"] = plan.throughput["tokens_per_second"]
+        found[f"MFU, {name}"] = plan.throughput["mfu"]
+        found["peak memory of a step, GB"] = plan.memory["peak"] / 1e9
         if plan.launching is not None:
-            found[f"launches of a step, {name}"] = plan.launching.num_launches
+            found[f"launches of a step, {name}"] = plan.launching["num_launches"]
     return found | _of_sampling(settings, sheet, per_token - of_head, len(blocks_of(network)))
 
 

@@ -15,7 +15,7 @@ import torch
 from gpu_measure import Settings, Waits, count_launches, find_waits
 
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.models import Denoiser
 from gidd.pipeline.precision import Precision, in_precision
 from gidd.sampling import (
@@ -60,7 +60,7 @@ class Sampler:
     def ancestral(self) -> Session:
         """Return a session with sequences to sample."""
         tokens = [blanks(self._settings.length)] * self._settings.rows
-        return self._session(tokens, sampling_plan(even_mesh(self._settings.num_steps)))
+        return self._session(tokens, sampling_plan(even_times(self._settings.num_steps)))
 
     def correction(self) -> Session:
         """Return a session with sequences of random tokens to correct."""
@@ -72,7 +72,10 @@ class Sampler:
 
     def _session(self, tokens: Sequence[tuple[int | None, ...]], plan: Plan) -> Session:
         session = Session(
-            self._network, self._schedule, rows=self._settings.rows, device=self._settings.device
+            self._network,
+            self._schedule,
+            batch_size=self._settings.rows,
+            device=self._settings.device,
         )
         for index, row in enumerate(tokens):
             protected = (False,) * len(row)

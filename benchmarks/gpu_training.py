@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from gpu_measure import Settings, Waits, Work, count_launches, find_waits, medians
 from torch import Tensor, nn
 
-from gidd.common.parts import Part, part
+from gidd.common.config.components import Component, component
 from gidd.data.batch import Batch
 from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
@@ -36,8 +36,8 @@ from gidd.training.state import TrainState
 from gidd.training.world import World
 
 _WAITS = {
-    "hybrid": (part("schedule", "hybrid", p_uniform=0.1), 0),
-    "masked": (part("schedule", "masked"), 1),
+    "hybrid": (component("schedule", "hybrid", p_uniform=0.1), 0),
+    "masked": (component("schedule", "masked"), 1),
 }
 """Noise, and how often a step may wait: masking waits for the number of masked tokens, of which
 alone the head is computed."""
@@ -54,7 +54,7 @@ class Trainer:
 
     @classmethod
     def of(
-        cls, settings: Settings, world: World, *, compiled: bool, noise: Part | None = None
+        cls, settings: Settings, world: World, *, compiled: bool, noise: Component | None = None
     ) -> Trainer:
         """Build the preset, with another noise if it is given."""
         run, objective = settings.run, settings.run.objective

@@ -203,8 +203,8 @@ def step_seconds(name: str, ranks: int, device: str, cost: Cost) -> dict[str, fl
         "update": updated * plan.num_parameters / shards / streamed,
     }
     computing = sum(parts.values())
-    launching = 0.0 if plan.launching is None else plan.launching.num_launches * LAUNCH_SECONDS
-    communicating = 0.0 if plan.traffic is None else plan.traffic.seconds
+    launching = 0.0 if plan.launching is None else plan.launching["num_launches"] * LAUNCH_SECONDS
+    communicating = 0.0 if plan.traffic is None else plan.traffic["seconds"]
     step = max(computing, launching, communicating)
     limits = {"host": launching, "communication": communicating, "step": step}
     return parts | limits | {"mfu": per_token * tokens / (step * sheet.flops)}

@@ -36,13 +36,13 @@ from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.models import SIZES, Denoiser, DiT, load_pretrained
 from gidd.sampling import (
-    Engine,
     Plan,
     Request,
     SelfCorrectionStep,
+    Session,
     blanks,
     corrector_plan,
     sampling_plan,
@@ -93,9 +93,9 @@ def requests_of(tokens: Tensor, plan: Plan) -> list[Request]:
     ]
 
 
-def sample(engine: Engine, requests: list[Request]) -> Tensor:
+def sample(session: Session, requests: list[Request]) -> Tensor:
     """Sample requests of one length."""
-    return torch.tensor([found.tokens for found in engine.sample(requests)])
+    return torch.tensor([found.tokens for found in session.sample(requests)])
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -115,19 +115,19 @@ class Ratio(NamedTuple):
 @torch.no_grad()
 def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride: int) -> Ratio:
     """Time steps 0, stride, 2 stride, ... of the plan, alternating with bare forward passes."""
-    engine, mesh = Engine(denoiser, schedule), even_mesh(NUM_STEPS)
+    session, times = Session(denoiser, schedule), even_times(NUM_STEPS)
     backbone = cast("DiT", denoiser.backbone)
     bare: list[float] = []
     ratios: list[float] = []
     for step in range(0, NUM_STEPS, stride):
-        t = float(mesh[step])
+        t = float(times[step])
         tokens, times = noisy_tokens(schedule, t, batch), torch.full((batch,), t)
         forward = partial(backbone, tokens, times)
         if not bare:
             forward()  # warm-up
         bare.append(seconds(forward))
-        requests = requests_of(tokens, sampling_plan(mesh[step : step + 2]))
-        ratios.append(seconds(partial(sample, engine, requests)) / bare[-1])
+        requests = requests_of(tokens, sampling_plan(times[step : step + 2]))
+        ratios.append(seconds(partial(sample, session, requests)) / bare[-1])
     return Ratio(statistics.median(bare), statistics.median(ratios))
 
 
@@ -138,21 +138,23 @@ class Correction(NamedTuple):
     self_accuracy: float
 
 
-def correct(engine: Engine, tokens: Tensor, num_tokens: int, calls: int) -> Correction:
+def correct(session: Session, tokens: Tensor, num_tokens: int, forward_passes: int) -> Correction:
     """Correct with `num_tokens` per call: one sequence at a time if that is 1, else all at once."""
     corrector = SelfCorrectionStep(temperature=0.1, num_tokens=num_tokens, distance=2)
     start = time.perf_counter()
     results: list[Tensor] = []
     for part in tokens.split(1 if num_tokens == 1 else len(tokens)):
-        results.append(sample(engine, requests_of(part, corrector_plan(corrector, calls))))
+        results.append(
+            sample(session, requests_of(part, corrector_plan(corrector, forward_passes)))
+        )
     elapsed = time.perf_counter() - start
-    return Correction(elapsed, mean_self_accuracy(engine, torch.cat(results)))
+    return Correction(elapsed, mean_self_accuracy(session, torch.cat(results)))
 
 
 @torch.no_grad()
-def mean_self_accuracy(engine: Engine, tokens: Tensor) -> float:
+def mean_self_accuracy(session: Session, tokens: Tensor) -> float:
     """Compute the fraction of tokens that are the most likely ones."""
-    network = engine.network
+    network = session.network
     top = [
         network.distribution(network.hidden(z, torch.zeros(1))).argmax(-1) for z in tokens.split(1)
     ]
@@ -160,17 +162,17 @@ def mean_self_accuracy(engine: Engine, tokens: Tensor) -> float:
 
 
 def correct_speedup(
-    engine: Engine, tokens: Tensor, num_tokens: int, calls: int
+    session: Session, tokens: Tensor, num_tokens: int, forward_passes: int
 ) -> dict[str, float]:
     """Compare Algorithm 1 with the batched corrector at the calls it needs to match it."""
-    literal = correct(engine, tokens, 1, calls)
+    literal = correct(session, tokens, 1, forward_passes)
     needed = 2  # the state after the last change is not scored, and so never returned
     while True:
-        batched = correct(engine, tokens, num_tokens, needed)
-        if batched.self_accuracy >= literal.self_accuracy or needed >= calls:
+        batched = correct(session, tokens, num_tokens, needed)
+        if batched.self_accuracy >= literal.self_accuracy or needed >= forward_passes:
             return {
                 "correct_speedup": literal.seconds / batched.seconds,
-                "start_self_accuracy": mean_self_accuracy(engine, tokens),
+                "start_self_accuracy": mean_self_accuracy(session, tokens),
                 "literal_self_accuracy": literal.self_accuracy,
                 "batched_self_accuracy": batched.self_accuracy,
                 "batched_calls": needed,
@@ -184,23 +186,26 @@ def random_sequences() -> Tensor:
     return torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
 
 
-def trained_speedup(path: str, num_tokens: int, calls: int) -> dict[str, float]:
+def trained_speedup(path: str, num_tokens: int, forward_passes: int) -> dict[str, float]:
     """Measure a trained model on its own samples of 32 steps."""
     loaded = load_pretrained(path)
-    engine = Engine(loaded.denoiser.eval(), loaded.schedule)
+    session = Session(loaded.denoiser.eval(), loaded.schedule)
     length = cast("DiT", loaded.denoiser.backbone).config.max_length
-    plan = sampling_plan(even_mesh(32))
+    plan = sampling_plan(even_times(32))
     requests = [Request(tokens=blanks(length), plan=plan, sample_index=i) for i in range(CORRECTED)]
-    return correct_speedup(engine, sample(engine, requests), num_tokens, calls)
+    return correct_speedup(session, sample(session, requests), num_tokens, forward_passes)
 
 
 def profile(denoiser: Denoiser) -> str:
     """Profile one ancestral step by operator, after a warm-up step."""
-    engine, plan = Engine(denoiser, HYBRID), sampling_plan(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS]))
+    session, plan = (
+        Session(denoiser, HYBRID),
+        sampling_plan(torch.tensor([0.5, 0.5 - 1 / NUM_STEPS])),
+    )
     requests = requests_of(noisy_tokens(HYBRID, 0.5, 1), plan)
-    sample(engine, requests)
+    sample(session, requests)
     with torch.profiler.profile() as record:
-        sample(engine, requests)
+        sample(session, requests)
     events = sorted(record.key_averages(), key=attrgetter("self_cpu_time_total"), reverse=True)
     total = sum(event.self_cpu_time_total for event in events)
     rows = [f"| {e.key} | {e.self_cpu_time_total / total:.1%} | {e.count} |" for e in events[:16]]
@@ -217,13 +222,15 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 steps")
-    parser.add_argument("--calls", type=int, default=33, help="maximum calls of Algorithm 1")
+    parser.add_argument(
+        "--forward-passes", type=int, default=33, help="maximum calls of Algorithm 1"
+    )
     parser.add_argument("--tokens", type=int, default=16, help="tokens per call, batched corrector")
     parser.add_argument("--profile", action="store_true", help="profile one step of tiny")
     parser.add_argument("--model", help="trained model: measure only its self-correction")
     options = parser.parse_args()
     if options.model:
-        print(json.dumps(trained_speedup(options.model, options.tokens, options.calls)))
+        print(json.dumps(trained_speedup(options.model, options.tokens, options.forward_passes)))
         return
     if options.profile:
         with precision(options.dtype):
@@ -242,8 +249,10 @@ def main() -> None:
                     steps[f"{name}/{size}/{batch}"] = found.ratio
                     print(f"| {size} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |")
             if size == options.sizes[0]:
-                engine = Engine(denoiser, HYBRID)
-                speedup = correct_speedup(engine, random_sequences(), options.tokens, options.calls)
+                session = Session(denoiser, HYBRID)
+                speedup = correct_speedup(
+                    session, random_sequences(), options.tokens, options.forward_passes
+                )
     print(f"\nSelf-correction: {speedup}")
     if options.json:
         hybrid = [ratio for name, ratio in steps.items() if name.startswith("hybrid")]

@@ -4,10 +4,10 @@ python benchmarks/sampling_distributions.py --json                      # 10^5 s
 python benchmarks/sampling_distributions.py --json --num-samples 10000  # 4 minutes
 python benchmarks/sampling_distributions.py --json --table convergence  # 55 minutes
 
-Times are on one core. The source is a first-order Markov chain, V = 50, L = 64. `equal-calls`
-compares ancestral sampling (hybrid noise, p_u = 0.2, even mesh) with the same number of forward
-passes (NFE) of which the last quarter redraws every other position at t = 0. `convergence` is every
-step that samples, with increasing NFE; steps that only fill masks are run with mask noise.
+Times are on one core. The source is a first-order Markov chain, V = 50, L = 64. `equal-forward-
+passes` compares ancestral sampling (hybrid noise, p_u = 0.2, even times) with the same number of
+forward passes (NFE) of which the last quarter redraws every other position at t = 0. `convergence`
+is every step that samples, with increasing NFE; steps that only fill masks are run with mask noise.
 
 Three metrics: total variation of the distribution of neighbouring pairs, the fraction of pairs that
 are almost impossible under the source, and nats per token between the mean true log-likelihood and
@@ -24,16 +24,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import (
-    Engine,
     FunctionNetwork,
     Gibbs,
     Plan,
     Request,
+    Session,
     blanks,
     corrector_plan,
     sampling_plan,
@@ -91,31 +91,36 @@ class Sampler(NamedTuple):
     """A schedule and a plan, with its number of forward passes."""
 
     name: str
-    calls: int
+    forward_passes: int
     schedule: MixingSchedule
     plan: Plan
 
 
-def equal_calls() -> Iterator[Sampler]:
+def equal_forward_passes() -> Iterator[Sampler]:
     """Yield ancestral sampling without and with a final Gibbs phase."""
-    for calls in (16, 32, 64):
-        last = calls // 4
-        yield Sampler("ancestral", calls, HYBRID, sampling_plan(even_mesh(calls)))
-        plan = sampling_plan(even_mesh(calls - last)) + corrector_plan(Gibbs(), last)
-        yield Sampler("last quarter Gibbs", calls, HYBRID, plan)
+    for forward_passes in (16, 32, 64):
+        last = forward_passes // 4
+        yield Sampler(
+            "ancestral", forward_passes, HYBRID, sampling_plan(even_times(forward_passes))
+        )
+        plan = sampling_plan(even_times(forward_passes - last)) + corrector_plan(Gibbs(), last)
+        yield Sampler("last quarter Gibbs", forward_passes, HYBRID, plan)
 
 
 def convergence() -> Iterator[Sampler]:
     """Yield every step that samples, with increasing numbers of forward passes."""
     for name in SAMPLING_STEPS:
         schedule = MASKED if name in MASK_FILLING_STEPS else HYBRID
-        for calls in (4, 16, 64):
+        for forward_passes in (4, 16, 64):
             yield Sampler(
-                name, calls, schedule, sampling_plan(even_mesh(calls), part("step", name).build())
+                name,
+                forward_passes,
+                schedule,
+                sampling_plan(even_times(forward_passes), component("step", name).build()),
             )
 
 
-TABLES = {"equal-calls": equal_calls, "convergence": convergence}
+TABLES = {"equal-forward-passes": equal_forward_passes, "convergence": convergence}
 
 
 def sample(sampler: Sampler, num_samples: int) -> Tensor:
@@ -129,7 +134,7 @@ def sample(sampler: Sampler, num_samples: int) -> Tensor:
             Request(tokens=blanks(LENGTH), plan=sampler.plan, sample_index=index)
             for index in range(start, min(start + 1000, num_samples))
         ]
-        found = Engine(network, schedule, rows_per_call=len(requests)).sample(requests)
+        found = Session(network, schedule, batch_size=len(requests)).sample(requests)
         samples.append(torch.tensor([sample.tokens for sample in found]))
     return torch.cat(samples)
 
@@ -141,7 +146,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
     parser.add_argument("--num-samples", type=int, default=100_000)
-    parser.add_argument("--table", choices=list(TABLES), default="equal-calls")
+    parser.add_argument("--table", choices=list(TABLES), default="equal-forward-passes")
     options = parser.parse_args()
     data = distance(SOURCE.sample(1, torch.arange(options.num_samples), LENGTH))
     results = {"data": data._asdict()}
@@ -150,9 +155,9 @@ def main() -> None:
     print(f"| - | data | {data.bigram_tv:.4f} | {data.forbidden:.5f} | {data.nats:.4f} |")
     for sampler in TABLES[options.table]():
         found = distance(sample(sampler, options.num_samples))
-        results[f"{sampler.name}/{sampler.calls}"] = found._asdict()
+        results[f"{sampler.name}/{sampler.forward_passes}"] = found._asdict()
         figures = f"{found.bigram_tv:.4f} | {found.forbidden:.5f} | {found.nats:.4f}"
-        print(f"| {sampler.calls} | {sampler.name} | {figures} |", flush=True)
+        print(f"| {sampler.forward_passes} | {sampler.name} | {figures} |", flush=True)
     if options.json:
         print(json.dumps({"num_samples": options.num_samples, "distance": results}))
 

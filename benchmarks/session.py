@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.models import SIZES, Denoiser, DiT, DiTConfig
 from gidd.pipeline import SamplingOptions
 from gidd.sampling import (
@@ -58,13 +58,13 @@ class Counting:
     """A network that counts its forward passes, and the positions its head is computed at."""
 
     network: Denoiser
-    calls: int = 0
+    forward_passes: int = 0
     positions: int = 0
     accepts_padding = True
 
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         """Compute features."""
-        self.calls += 1
+        self.forward_passes += 1
         return self.network.hidden(z, t, valid)
 
     def distribution(self, hidden: Tensor) -> Tensor:
@@ -85,11 +85,13 @@ def denoiser(config: DiTConfig, vocab: Vocab) -> Denoiser:
 def passes(network: Denoiser, requests: list[Request]) -> float:
     """Return the forward passes of some requests over the ideal number."""
     counting = Counting(network)
-    session = Session(counting, MaskedSchedule(SMALL), rows=4, lengths=64, max_length=64)
+    session = Session(
+        counting, MaskedSchedule(SMALL), batch_size=4, pad_to_multiple_of=64, max_length=64
+    )
     for request in requests:
         session.submit(request)
     run(session)
-    return counting.calls / IDEAL
+    return counting.forward_passes / IDEAL
 
 
 def run(session: Session) -> None:
@@ -103,14 +105,14 @@ def run(session: Session) -> None:
 def shared_passes() -> dict[str, float]:
     """Measure how forward passes are shared."""
     config = DiTConfig(vocab_size=SMALL.size, max_length=64, width=64, num_layers=2, num_heads=2)
-    network, mesh = denoiser(config, SMALL), even_mesh(IDEAL)
+    network, times = denoiser(config, SMALL), even_times(IDEAL)
 
     def requests(**fields: list[Any]) -> list[Request]:
         made: list[Request] = []
         for i in range(4):
             own = {name: values[i] for name, values in fields.items()}
             step, length = own.pop("step", Threshold(fill=1.0)), own.pop("length", 64)
-            plan = sampling_plan(mesh, step)
+            plan = sampling_plan(times, step)
             made.append(Request(tokens=blanks(length), plan=plan, sample_index=i, **own))
         return made
 
@@ -125,7 +127,13 @@ def shared_passes() -> dict[str, float]:
 
 def admission(network: DenoisingNetwork, repeats: int = 200) -> float:
     """Return the median time to make and submit a request, in milliseconds."""
-    session = Session(network, HybridSchedule(VOCAB, 0.2), rows=ROWS, lengths=64, max_length=LENGTH)
+    session = Session(
+        network,
+        HybridSchedule(VOCAB, 0.2),
+        batch_size=ROWS,
+        pad_to_multiple_of=64,
+        max_length=LENGTH,
+    )
     options, times = SamplingOptions(temperature=0.8), list[float]()
     for i in range(repeats):
         start = time.perf_counter()
@@ -146,8 +154,8 @@ def admission(network: DenoisingNetwork, repeats: int = 200) -> float:
 def step_overhead(network: Denoiser, num_steps: int) -> float:
     """Return the time of a step of 16 rows over that of the bare network."""
     counting = Counting(network)
-    session = Session(counting, HybridSchedule(VOCAB, 0.2), rows=ROWS, lengths=64)
-    plan = sampling_plan(even_mesh(NUM_STEPS))
+    session = Session(counting, HybridSchedule(VOCAB, 0.2), batch_size=ROWS, pad_to_multiple_of=64)
+    plan = sampling_plan(even_times(NUM_STEPS))
     for i in range(ROWS):
         session.submit(Request(tokens=blanks(LENGTH), plan=plan, sample_index=i))
     session.step()
@@ -169,8 +177,10 @@ def memory(num_requests: int) -> float:
     """Return how much the process grows from request 1,000 to the last, in MB."""
     config = DiTConfig(vocab_size=SMALL.size, max_length=32, width=32, num_layers=1, num_heads=2)
     schedule = HybridSchedule(SMALL, 0.2)
-    session = Session(denoiser(config, SMALL), schedule, rows=16, lengths=8, max_length=32)
-    plan, process, first = sampling_plan(even_mesh(2)), psutil.Process(), 0
+    session = Session(
+        denoiser(config, SMALL), schedule, batch_size=16, pad_to_multiple_of=8, max_length=32
+    )
+    plan, process, first = sampling_plan(even_times(2)), psutil.Process(), 0
     for i in range(num_requests):
         session.submit(Request(tokens=blanks(1 + i % 32), plan=plan, sample_index=i))
         if i % 64 == 63:

@@ -6,14 +6,14 @@ import pytest
 from support import frozen
 
 RECORDED = json.loads(frozen.FILE.read_text())
-PARTS = {"runs": frozen.runs, "texts": frozen.texts, "shards": frozen.shards}
+COMPONENTS = {"runs": frozen.runs, "texts": frozen.texts, "shards": frozen.shards}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", COMPONENTS)
 def test_numbers_have_not_moved(part, tmp_path):
     frozen.use_one_thread()
-    frozen.require_equal(RECORDED[part], PARTS[part](tmp_path), RECORDED["machine"])
+    frozen.require_equal(RECORDED[part], COMPONENTS[part](tmp_path), RECORDED["machine"])
 
 
 @pytest.mark.slow

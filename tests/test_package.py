@@ -42,6 +42,7 @@ def names(requirements: list[str]) -> set[str]:
     return {re.match(r"[\w.-]+", line).group().lower() for line in requirements}
 
 
+@pytest.mark.slow
 def test_every_module_imports_with_the_base_dependencies_alone():
     """Everything that an extra would install is hidden from the import system."""
     extras = set().union(*map(names, PROJECT["optional-dependencies"].values()))
@@ -58,6 +59,7 @@ def code_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )

@@ -2,7 +2,7 @@
 
 `gidd.from_pretrained` loads a model to generate, infill, correct and score text, and `gidd.train`
 trains one. `gidd.diffusion_loss` is the loss for a loop of your own. `gidd.register` adds a noise
-schedule, a network or another part by name (docs/extending.md). Reading order of the packages:
+schedule, a network or another component by name (docs/extending.md). Reading order of the packages:
 `diffusion` (the mathematics), `sources` (exactly known text), `models`, `data`, `training`,
 `sampling`, `runs`, `pipeline`, `cli`; docs/architecture.md shows how they fit together.
 """
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.common.parts import part as part
-    from gidd.common.registry import register as register
+    from gidd.common.config.components import component as component
+    from gidd.common.config.registry import register as register
     from gidd.diffusion.loss import diffusion_loss as diffusion_loss
     from gidd.pipeline.load import from_pretrained as from_pretrained
     from gidd.pipeline.pipeline import Pipeline as Pipeline

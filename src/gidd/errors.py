@@ -13,8 +13,8 @@ class ConfigError(GiddError, ValueError):
     """A setting is outside its allowed range."""
 
 
-class PartNotInstalled(ConfigError):
-    """A file names a part of a package that is not installed; the file itself is valid."""
+class ComponentNotInstalled(ConfigError):
+    """A file names a component of a package that is not installed; the file itself is valid."""
 
 
 class ScheduleError(GiddError, ValueError):

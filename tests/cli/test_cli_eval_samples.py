@@ -38,6 +38,7 @@ def mistake(capsys, *words: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_samples_of_a_model_and_of_its_jsonl_agree(capsys, model, grader, tmp_path):
     out, err = gidd(capsys, "eval", "samples", model, *FEW, "--num-samples", "4", "--json")
     assert "needs --grader" in err
@@ -69,6 +70,7 @@ def test_texts_of_other_systems_need_a_tokenizer_or_a_grader(capsys, model, grad
     assert "--reference needs --grader" in mistake(capsys, "eval", "samples", *both)
 
 
+@pytest.mark.slow
 def test_frontier_writes_a_table_and_continues(capsys, model, grader, tmp_path):
     out = tmp_path / "frontier.json"
     sweep = ["eval", "frontier", model, "--steps", "2,3", "--temperature", "0.5", "1.0"]
@@ -108,6 +110,7 @@ def test_mistakes_are_explained(capsys, words, message):
     assert message in mistake(capsys, "eval", *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["samples", "frontier"])
 def test_help_and_mistakes_need_no_torch(name):
     """Nor transformers, which is slow to import."""

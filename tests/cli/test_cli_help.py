@@ -25,6 +25,8 @@ MISTAKES = [
     ["sample", "model", "--stepps", "3"],
     ["sample", "model", "--steps", "three"],
     ["sample", "model", "--steps", "-5"],
+    ["chat"],
+    ["chat", "model", "--max-tokens", "0"],
     ["infill", "model", "[MASK]", "--num-samples", "0"],
     ["correct", "--model", "m", "--text", "a", "--error-rate", "2"],
     ["correct", "--model", "m"],
@@ -41,7 +43,7 @@ MISTAKES = [
     ["eval", "ppl", "model"],
     ["eval", "samples", "model", "--num-samples", "0"],
     ["eval", "frontier", "model", "--steps", "0"],
-    ["eval", "self-correction", "model", "--calls", "1"],
+    ["eval", "self-correction", "model", "--forward-passes", "1"],
     ["eval", "tasks", "model"],
     ["eval", "scaling"],
     ["eval", "judge"],
@@ -66,6 +68,7 @@ def gidd(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
 def test_help_is_shown_without_torch(words):
     done = gidd(*words)
@@ -79,6 +82,7 @@ def test_help_is_shown_without_torch(words):
         assert options == -1 or example.start() < options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_mistakes_are_reported_without_torch(words):
     done = gidd(*words)
@@ -101,6 +105,7 @@ def test_help_and_mistakes_take_less_than_seven_tenths_of_a_second(words):
     assert used() - before < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["nano", "proof", "small-mdm", "small-llama-262b", "10b"])
 def test_the_command_line_keeps_every_setting_of_a_preset(preset):
     _, _, run = parse_run(TrainOptions, [preset], "gidd train", "")

@@ -36,6 +36,7 @@ def ended(capsys, *words: str) -> tuple[int, str, str]:
     return stopped.value.code, captured.out, captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes end in another way")
 @pytest.mark.parametrize(
     "words",
@@ -227,7 +228,10 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
     [
         (["sample", "MODEL", "--top-p", "2"], "--top-p must be a number in (0, 1], got 2.0"),
         (["sample", "MODEL", "--length", "100000"], "length"),
-        (["sample", "MODEL", "--correction.calls", "1", *FEW], "--correction.calls must be 0"),
+        (
+            ["sample", "MODEL", "--self-correction.forward-passes", "1", *FEW],
+            "--self-correction.forward-passes must be 0",
+        ),
         (
             ["plan", "10b", "--parallel", "ddp", "--parallel.shard-size", "8"],
             "--parallel.shard-size",
@@ -258,16 +262,26 @@ def test_messages_name_the_option(capsys, model, words, message, tmp_path):
             ["--seed", "--top-k", "--min-p", "got 1.0"],
         ),
         (
-            ["sample", "no-model", "--temperature", "nan", "--corrector-calls", "-1"]
+            ["sample", "no-model", "--temperature", "nan", "--final-corrector-steps", "-1"]
             + ["--sampler", "threshold", "--sampler.fill", "2"],
-            ["--temperature", "got nan", "--corrector-calls", "got -1"]
+            ["--temperature", "got nan", "--final-corrector-steps", "got -1"]
             + ["--sampler.fill must be a number in [0, 1], got 2.0"],
         ),
         (
-            ["sample", "no-model", "--correction.patience", "0", "--correction.calls", "1"],
-            ["--correction.patience", "--correction.calls must be 0", "got 1"],
+            [
+                "sample",
+                "no-model",
+                "--self-correction.patience",
+                "0",
+                "--self-correction.forward-passes",
+                "1",
+            ],
+            ["--self-correction.patience", "--self-correction.forward-passes must be 0", "got 1"],
         ),
-        (["sample", "no-model", "--edits"], ["--edits needs --jsonl"]),
+        (
+            ["sample", "no-model", "--edits", "--confidence"],
+            ["--edits needs --jsonl", "--confidence needs --jsonl"],
+        ),
         (
             ["correct", "--text", "a", "--model", "no-model", "--error-rate", "1"]
             + ["--min-confidence", "nan"],
@@ -345,6 +359,7 @@ def test_plot_to_a_folder_without_permission_names_the_file(capsys, somebody):
     assert f"{somebody / 'curves.png'}: Permission denied" in err
 
 
+@pytest.mark.slow
 def test_dry_run_prints_size_and_settings(capsys):
     main(["train", "nano", "--dry-run"])
     out = capsys.readouterr().out

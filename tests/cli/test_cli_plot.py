@@ -25,6 +25,7 @@ def refuse(words, capsys):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_result_is_plotted_beside_it(tmp_path, capsys):
     main(["plot", write_result(tmp_path / "a.json")])
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.png")
@@ -52,6 +53,7 @@ def test_other_suffixes_are_refused(tmp_path, capsys):
         assert "--out" in error and ".pdf" in error and not (tmp_path / name).exists()
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_model_is_plotted_in_its_folder(tmp_path, capsys):
     folder = write_model(tmp_path / "model")
     main(["plot", str(folder)])

@@ -1,6 +1,6 @@
 """Progress in a pipe: lines at intervals, by a clock of the test."""
 
-from gidd.cli.progress import ProgressLines
+from gidd.common.messages import ProgressLines
 
 
 def test_a_line_every_half_minute_with_the_time_left(capsys):

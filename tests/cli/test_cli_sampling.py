@@ -11,9 +11,9 @@ import pytest
 from support.small_model import write_model
 
 from gidd.cli import main
+from gidd.cli.model_options import show_steps
 from gidd.cli.output import print_text
-from gidd.cli.progress import show_progress
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import Event, Limits, Request, Ticket, blanks, sampling_plan
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
@@ -33,6 +33,7 @@ def gidd(capsys, *words: str) -> tuple[str, str]:
     return captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_sample_prints_plain_text_to_a_pipe(capsys, model):
     out, err = gidd(capsys, "sample", model, *FEW, "--prompt", "Peace", "--device", "cpu")
     assert out.startswith("Peace")
@@ -44,17 +45,19 @@ def test_sample_prints_plain_text_to_a_pipe(capsys, model):
     assert several.startswith(f"--- 1 of 3\n{out}--- 2 of 3\nPeace")
 
 
+@pytest.mark.slow
 def test_jsonl_is_one_object_for_each_text(capsys, model):
     out, _ = gidd(capsys, "sample", model, *FEW, "--num-samples", "3", "--jsonl", "--seed", "4")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["manifest"]["sample_index"] for row in rows] == [0, 1, 2]
     for row in rows:
-        assert len(row["tokens"]) == len(row["confidence"])
+        assert row["confidence"] is None
         assert "edits" not in row
     alone, _ = gidd(capsys, "sample", model, *FEW, "--start-index", "2", "--jsonl", "--seed", "4")
     assert json.loads(alone)["text"] == rows[2]["text"]
-    out, _ = gidd(capsys, "sample", model, *FEW, "--jsonl", "--edits", "--seed", "4")
+    out, _ = gidd(capsys, "sample", model, *FEW, "--jsonl", "--edits", "--confidence")
     row = json.loads(out)
+    assert len(row["tokens"]) == len(row["confidence"])
     assert {"position", "old", "new", "probability"} <= set(row.pop("edits")[0])
     assert row.keys() == rows[0].keys()
 
@@ -67,6 +70,12 @@ def test_infill_keeps_what_is_given(capsys, model, monkeypatch):
     out, _ = gidd(capsys, "infill", model, "-", "--steps", "3")
     assert out.startswith("–")
     assert out.endswith("“\n")
+
+
+def test_infill_with_choices_and_guidance(capsys, model):
+    words = ["Peace[MASK:2] all", "--choices", "ab", "cd", "--guidance-scale", "2", "--steps", "3"]
+    out, _ = gidd(capsys, "infill", model, *words, "--negative-prompt", "of")
+    assert out in ("Peaceab all\n", "Peacecd all\n")
 
 
 def test_pages_are_written(capsys, model, tmp_path):
@@ -108,9 +117,9 @@ def test_a_terminal_gets_the_lines_of_the_text_and_no_others(capsys, monkeypatch
 def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color"), ("COLUMNS", "40")):
         monkeypatch.setenv(name, value)
-    plan = sampling_plan(even_mesh(256))
+    plan = sampling_plan(even_times(256))
     tickets = [Ticket(i, Request(tokens=blanks(1), plan=plan), Limits()) for i in range(2)]
-    with show_progress("sampling", None, 10, live=False) as on_step:
+    with show_steps("sampling", None, 10, live=False) as on_step:
         on_step([Event(tickets[0], steps_done=200), Event(tickets[1], steps_done=100)])
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
@@ -119,6 +128,7 @@ def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
     assert "…" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_live_view_restores_the_terminal(model):
     import pty

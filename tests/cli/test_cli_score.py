@@ -11,7 +11,7 @@ from support.small_model import TEXT, write_model
 
 import gidd
 from gidd.cli import main, score as score_command
-from gidd.cli.console import CliConsole
+from gidd.cli.output import CliConsole
 
 CPU = ["--device", "cpu"]
 FEW = ["--nodes", "2", "--repeats", "2", *CPU]
@@ -41,6 +41,7 @@ def mistake(capsys, *words: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_score_prints_the_numbers_of_the_pipeline(capsys, model, files):
     lines = run(capsys, "score", model, files[0], *FEW).splitlines()
     expected = gidd.from_pretrained(model, device="cpu").score(TEXT, nodes=2, repeats=2)
@@ -50,9 +51,10 @@ def test_score_prints_the_numbers_of_the_pipeline(capsys, model, files):
     per_byte = expected.nelbo / len(TEXT.encode()) / 0.6931471805599453
     assert values["bits per byte"].startswith(f"{per_byte:.4f} ± ")
     assert values["error rate"] == f"{expected.noise_level}, estimated"
-    assert values["forward passes"] == str(expected.calls)
+    assert values["forward passes"] == str(expected.forward_passes)
 
 
+@pytest.mark.slow
 def test_several_files_are_scored_together_one_line_each(capsys, model, files):
     table = run(capsys, "score", model, *files, *FEW).splitlines()
     assert [line.split()[0] for line in table] == ["file", *files]
@@ -66,12 +68,13 @@ def test_several_files_are_scored_together_one_line_each(capsys, model, files):
         assert len(row["confidence"]) == len(row["tokens"])
         assert row["manifest"]["nodes"] == 2
         assert row["reconstruction"] > 0 < row["prior"]
-        assert row["calls"] > 0
+        assert row["forward_passes"] > 0
         noise = row["noise_level"]
         assert noise["low"] <= noise["error_rate"] <= noise["high"]
     assert " error rate" in table[0] and "%), estimated" in table[1]
 
 
+@pytest.mark.slow
 def test_text_and_standard_input_are_the_same_text(capsys, model, monkeypatch):
     option = json.loads(run(capsys, "score", model, "--text", TEXT, "--jsonl", *FEW))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
@@ -114,9 +117,11 @@ def test_score_names_mistakes(capsys, model, files, tmp_path):
     assert "either FILE" in mistake(capsys, "score", model, files[0], "--text", "a")
     assert "at most once" in mistake(capsys, "score", model, "-", "-")
     assert "cannot be read" in mistake(capsys, "score", model, str(tmp_path / "c.txt"))
-    message = mistake(capsys, "score", model, files[0], "--repeats", "1", "--max-calls", "3")
+    message = mistake(
+        capsys, "score", model, files[0], "--repeats", "1", "--max-forward-passes", "3"
+    )
     assert "--repeats must be an integer from 2" in message
-    assert "--max-calls needs --max-se" in message
+    assert "--max-forward-passes needs --max-se" in message
     assert "must not be empty" in mistake(capsys, "score", model, "--text", "", *CPU)
     (tmp_path / "latin.txt").write_bytes(b"\xff\xfe")
     assert "UTF-8" in mistake(capsys, "score", model, str(tmp_path / "latin.txt"))
@@ -145,10 +150,11 @@ def test_ppl_names_mistakes(capsys, model, files):
     assert "context of 32" in mistake(capsys, "eval", "ppl", model, *files, "--length", "40", *CPU)
     message = mistake(capsys, "eval", "ppl", model, *files, "--stride", "9", "--length", "4")
     assert "--stride must be at most the length 4, got 9" in message
-    missing = mistake(capsys, "eval", "ppl", model, *files, "--max-calls", "9")
-    assert "--max-calls needs --max-se" in missing
+    missing = mistake(capsys, "eval", "ppl", model, *files, "--max-forward-passes", "9")
+    assert "--max-forward-passes needs --max-se" in missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

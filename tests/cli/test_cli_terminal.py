@@ -98,6 +98,7 @@ LETTER = f"{HOSTILE} letter.txt"
 FEW = ["--model", "model", "--error-rate", "0.4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "shown"),
     [
@@ -138,6 +139,7 @@ def test_nothing_from_a_file_or_its_name_controls_the_terminal(
     assert shown in result.text.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_every_byte_of_a_file_name(capfdbinary, folder, monkeypatch):
     monkeypatch.chdir(folder)
     main(["plot", NOT_UTF8])
@@ -210,6 +212,7 @@ def no_documents(record: dict) -> None:
     record["splits"]["validation"] = {"documents": 0, "tokens": 0, "shards": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [no_splits, no_train, no_documents])
 def test_data_show_refuses_a_manifest_without_documents(capsys, shard, change):
     path = shard.parents[1] / DATA_MANIFEST

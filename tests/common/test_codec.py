@@ -1,4 +1,4 @@
-"""Parts as plain data: by name, with the package that registered them, and back."""
+"""Components as plain data: by name, with the package that registered them, and back."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ import pytest
 from support.registrations import temporary_registrations
 
 import gidd
-from gidd.common.codec import object_from_plain, part_from_plain, to_plain
-from gidd.common.registry import KINDS, UNREGISTERED, builtin_parts, register
+from gidd.common.config.codec import component_from_plain, object_from_plain, to_plain
+from gidd.common.config.registry import KINDS, UNREGISTERED, builtin_components, register
 from gidd.diffusion.schedules import Curve, Linear, MaskedSchedule, MixingSchedule
-from gidd.errors import ConfigError, PartNotInstalled
+from gidd.errors import ComponentNotInstalled, ConfigError
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(5, mask_id=4)
@@ -55,7 +55,7 @@ PLAIN = {
 
 
 def test_a_part_is_its_name_its_package_and_its_options():
-    chosen = part_from_plain("schedule", PLAIN, "noise")
+    chosen = component_from_plain("schedule", PLAIN, "noise")
     assert chosen.options["curve"].power == 3.0
     assert chosen.options["places"] == (4, 5)
     assert chosen.options["file"] == Path("folder/b")
@@ -70,47 +70,47 @@ def test_an_object_has_the_plain_data_of_its_part():
 
 
 def test_parts_of_gidd_have_no_package():
-    hybrid = gidd.part("schedule", "hybrid", p_uniform=0.2)
+    hybrid = gidd.component("schedule", "hybrid", p_uniform=0.2)
     assert to_plain(hybrid) == {"kind": "hybrid", "p_uniform": 0.2, "gamma": 1.0}
     assert to_plain(MaskedSchedule(VOCAB)) == {"kind": "masked", "curve": {"kind": "linear"}}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "corpus"])
 def test_every_built_in_part_is_read_by_its_name(kind):
-    """Corpora are named in a run, not saved as parts."""
-    for name in builtin_parts(kind):
+    """Corpora are named in a run, not saved as components."""
+    for name in builtin_components(kind):
         try:
-            chosen = part_from_plain(kind, {"kind": name}, "part")
+            chosen = component_from_plain(kind, {"kind": name}, "component")
         except ConfigError as error:
             assert "lacks" in str(error)  # an option without a default
         else:
             plain = to_plain(chosen)
             assert plain["kind"] == name
             if name != "self_correction":  # a function is one of its options
-                assert part_from_plain(kind, plain, "part") == chosen
+                assert component_from_plain(kind, plain, "component") == chosen
 
 
 def test_options_that_a_file_lacks_have_their_defaults():
-    """A version of a part that has one more option reads the files of the last one."""
-    chosen = part_from_plain("schedule", {"kind": "mine", "rate": 1}, "noise")
-    assert chosen == gidd.part("schedule", "mine", rate=1)
+    """A version of a component that has one more option reads the files of the last one."""
+    chosen = component_from_plain("schedule", {"kind": "mine", "rate": 1}, "noise")
+    assert chosen == gidd.component("schedule", "mine", rate=1)
 
 
 def test_options_without_a_default_must_be_in_the_file():
     with pytest.raises(ConfigError, match=r"noise .*lacks \['rate'\]"):
-        part_from_plain("schedule", {"kind": "mine"}, "noise")
+        component_from_plain("schedule", {"kind": "mine"}, "noise")
 
 
 def test_unknown_options_are_refused_and_the_package_is_named():
     for package, named in (("some-package 2.0", "some-package 2.0"), ("", "gidd")):
         plain = PLAIN | {"package": package, "colour": 3}
         with pytest.raises(ConfigError, match=rf"noise .*'colour'.*another version of .?{named}"):
-            part_from_plain("schedule", plain, "noise")
+            component_from_plain("schedule", plain, "noise")
 
 
 def test_what_the_library_supplies_is_not_read_from_the_part():
     with pytest.raises(ConfigError, match="'vocab'"):
-        part_from_plain("schedule", PLAIN | {"vocab": {}}, "noise")
+        component_from_plain("schedule", PLAIN | {"vocab": {}}, "noise")
 
 
 @pytest.mark.parametrize(
@@ -130,54 +130,59 @@ def test_what_the_library_supplies_is_not_read_from_the_part():
 )
 def test_values_of_another_type_are_refused(option, value):
     with pytest.raises(ConfigError, match=rf"noise\.{option}"):
-        part_from_plain("schedule", PLAIN | {option: value}, "noise")
+        component_from_plain("schedule", PLAIN | {option: value}, "noise")
 
 
 @pytest.mark.parametrize("plain", [None, "hybrid", [], 3, {}, {"kind": None}, {"kind": ["hybrid"]}])
 def test_what_is_no_part_is_refused(plain):
     with pytest.raises(ConfigError, match="noise.* must be"):
-        part_from_plain("schedule", plain, "noise")
+        component_from_plain("schedule", plain, "noise")
 
 
 def test_a_part_of_another_kind_is_refused():
     with pytest.raises(ConfigError, match="noise: schedule must be one of .*'dynamic'"):
-        part_from_plain("schedule", {"kind": "dynamic"}, "noise")
+        component_from_plain("schedule", {"kind": "dynamic"}, "noise")
 
 
 @pytest.mark.parametrize("package", ["some-package 1.0", ["some-package 1.0"]])
 def test_a_part_that_is_not_installed_is_told_from_a_damaged_file(package):
     plain = {"kind": "other", "package": package, "rate": 1}
-    with pytest.raises(PartNotInstalled, match="noise: the schedule 'other'.*some-package 1.0"):
-        part_from_plain("schedule", plain, "noise")
+    with pytest.raises(
+        ComponentNotInstalled, match="noise: the schedule 'other'.*some-package 1.0"
+    ):
+        component_from_plain("schedule", plain, "noise")
 
 
 def test_a_part_without_a_name_is_read_but_not_built():
     plain = {"kind": UNREGISTERED, "class": "Own"}
-    unnamed = part_from_plain("schedule", plain, "noise")
+    unnamed = component_from_plain("schedule", plain, "noise")
     assert to_plain(unnamed) == plain
     with pytest.raises(ConfigError, match="noise: the schedule .*Own"):
         object_from_plain("schedule", plain, "noise", vocab=VOCAB)
 
 
+@pytest.mark.slow
 def test_no_file_imports_a_module(tmp_path):
-    """Names and packages of parts are compared with the registry, never imported."""
+    """Names and packages of components are compared with the registry, never imported."""
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     code = """
         import sys
-        from gidd.common.codec import part_from_plain
-        from gidd.common.registry import KINDS, find_part, part_names
+        from gidd.common.config.codec import component_from_plain
+        from gidd.common.config.registry import KINDS, find_component, component_names
         from gidd.training.recorded import run_from_plain
         from gidd.models.record import network_config_from, schedule_from
 
         for kind in KINDS:
-            for name in part_names(kind):
-                find_part(kind, name)
+            for name in component_names(kind):
+                find_component(kind, name)
         imported = []
         sys.addaudithook(lambda event, args: event == "import" and imported.append(args[0]))
         for name in ("evil", "evil.Part", "evil:Part", "os.system", "gidd.cli"):
             for package in ("evil", "evil 1.0", "./evil.py", ""):
                 plain = {"kind": name, "package": package, "class": "evil.Part"}
-                readers = [lambda kind=kind: part_from_plain(kind, plain, "x") for kind in KINDS]
+                readers = [
+                    lambda kind=kind: component_from_plain(kind, plain, "x") for kind in KINDS
+                ]
                 readers.append(lambda: run_from_plain({"kind": "RunConfig", "backbone": plain}))
                 sizes = {"vocab_size": 3, "max_length": 3}
                 readers.append(lambda: network_config_from(plain | sizes, "x"))

@@ -10,11 +10,11 @@ import sys
 import pytest
 from support.resources import largest_file
 
+from gidd.common import files
 from gidd.common.files import (
     atomic_path,
     atomic_write,
     file_lock,
-    fsync_directory,
     read_json,
     remove_dead_temporaries,
     remove_leftovers,
@@ -90,7 +90,7 @@ def test_fsync_of_the_file_before_the_rename_and_of_the_folder_after_it(tmp_path
         file.write(b"new")
     assert events[0].startswith("fsync .a.")
     assert events[1:] == ["rename", f"fsync {tmp_path.name}"]
-    fsync_directory(tmp_path)
+    files.fsync(tmp_path)
     assert events[-1] == f"fsync {tmp_path.name}"
 
 

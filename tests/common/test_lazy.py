@@ -8,12 +8,12 @@ import textwrap
 import pytest
 
 NAMES = ("diffusion", "models", "pipeline", "runs", "sampling", "training", "viz")
-FOLDERS_OF_PARTS = (
+FOLDERS_OF_COMPONENTS = (
     "gidd.diffusion.schedules",
     "gidd.sampling.steps",
     "gidd.sampling.correctors",
 )
-PACKAGES = ["gidd", *(f"gidd.{name}" for name in NAMES), *FOLDERS_OF_PARTS]
+PACKAGES = ["gidd", *(f"gidd.{name}" for name in NAMES), *FOLDERS_OF_COMPONENTS]
 
 
 @pytest.fixture
@@ -85,27 +85,28 @@ def test_every_export_of_a_lazy_package_exists(name):
         assert getattr(package, export) is not None
 
 
-@pytest.mark.parametrize("name", FOLDERS_OF_PARTS)
+@pytest.mark.parametrize("name", FOLDERS_OF_COMPONENTS)
 def test_every_named_part_is_an_export(name):
     package = importlib.import_module(name)
-    assert package.PARTS
-    assert set(package.PARTS.values()) <= set(package.__all__)
+    assert package.COMPONENTS
+    assert set(package.COMPONENTS.values()) <= set(package.__all__)
 
 
+@pytest.mark.slow
 def test_schedules_and_weightings_are_defined_without_torch():
     """Help texts read the options of a class; only its use needs torch."""
     code = """
         import importlib, pkgutil, sys
         from typing import get_type_hints
 
-        from gidd.common.registry import builtin_parts
+        from gidd.common.config.registry import builtin_components
         from gidd.diffusion import schedules, weighting
 
         for module in pkgutil.iter_modules(schedules.__path__, f"{schedules.__name__}."):
             importlib.import_module(module.name)
         for kind in ("schedule", "curve", "amount", "weighting"):
-            for part in builtin_parts(kind).values():
-                get_type_hints(part)
+            for component in builtin_components(kind).values():
+                get_type_hints(component)
         assert "torch" not in sys.modules, "torch was imported"
 
         from gidd.vocab import Vocab

@@ -1,4 +1,4 @@
-"""The options of a part: declared once, by the part itself."""
+"""The options of a component: declared once, by the component itself."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -6,11 +6,11 @@ from typing import Any, Literal
 import pytest
 from support.registrations import temporary_registrations
 
-from gidd.common.options import REQUIRED, options_of
-from gidd.common.registry import KINDS, builtin_parts, register
+from gidd.common.config.options import REQUIRED, options_of
+from gidd.common.config.registry import KINDS, builtin_components, register
 from gidd.diffusion.schedules import Curve, Linear, MixingSchedule
 from gidd.diffusion.weighting import Weighting
-from gidd.errors import ConfigError, PartNotInstalled
+from gidd.errors import ComponentNotInstalled, ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -130,12 +130,12 @@ def test_an_option_has_no_name_that_saved_parts_use(name):
 def test_unknown_parts_have_no_options():
     with pytest.raises(ConfigError, match="schedule must be one of"):
         options_of("schedule", "mine")
-    with pytest.raises(PartNotInstalled, match="some-package"):
+    with pytest.raises(ComponentNotInstalled, match="some-package"):
         options_of("schedule", "mine", "some-package 1.0")
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in KINDS for name in builtin_parts(kind)]
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in builtin_components(kind)]
 )
 def test_every_option_of_a_built_in_part_has_a_type_and_a_help(kind, name):
     if kind == "corpus":
@@ -147,4 +147,4 @@ def test_every_option_of_a_built_in_part_has_a_type_and_a_help(kind, name):
 
 def test_weightings_have_no_option_for_the_schedule():
     assert "schedule" not in options_of("weighting", "clamp")
-    assert issubclass(builtin_parts("weighting")["clamp"], Weighting)
+    assert issubclass(builtin_components("weighting")["clamp"], Weighting)

@@ -1,4 +1,4 @@
-"""Parts by name: what may be registered, and how it is found."""
+"""Components by name: what may be registered, and how it is found."""
 
 import subprocess
 import sys
@@ -10,19 +10,19 @@ import pytest
 from support.registrations import temporary_registrations
 
 import gidd
-from gidd.common.registry import (
+from gidd.common.config.registry import (
     KINDS,
-    builtin_parts,
-    find_part,
+    builtin_components,
+    component_names,
+    find_component,
     kind_of_base,
     name_of,
-    part_names,
     register,
 )
 from gidd.data.corpora import Corpus, named_corpus
 from gidd.diffusion.schedules import Curve, HybridSchedule, MaskedSchedule, MixingSchedule
 from gidd.diffusion.weighting import Weighting
-from gidd.errors import ConfigError, PartNotInstalled
+from gidd.errors import ComponentNotInstalled, ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -52,16 +52,16 @@ class Sizes:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_built_in_parts_are_found_by_name_and_named_by_object(kind):
-    for name, part in builtin_parts(kind).items():
-        assert find_part(kind, name) == (part, "")
+    for name, component in builtin_components(kind).items():
+        assert find_component(kind, name) == (component, "")
         if kind != "corpus":  # an object, not a class
-            assert name_of(part) == (kind, name, "")
+            assert name_of(component) == (kind, name, "")
 
 
 def test_a_registered_part_is_found_listed_last_and_named():
     assert gidd.register("step", "mine")(step) is step
-    assert find_part("step", "mine") == (step, __name__)
-    assert part_names("step") == [*builtin_parts("step"), "mine"]
+    assert find_component("step", "mine") == (step, __name__)
+    assert component_names("step") == [*builtin_components("step"), "mine"]
     assert name_of(step) == ("step", "mine", __name__)
 
 
@@ -69,7 +69,7 @@ def test_names_of_one_kind_do_not_exclude_those_of_another():
     register("step", "mine")(step)
     register("corrector", "mine")(step)
     register("corrector", "ancestral")(step)
-    assert find_part("corrector", "ancestral").make is step
+    assert find_component("corrector", "ancestral").make is step
 
 
 def test_objects_that_are_not_registered_have_no_name():
@@ -94,7 +94,9 @@ def test_a_registered_corpus_is_built_when_it_is_used():
     assert named_corpus("sotu").name == "sotu"
 
 
-@pytest.mark.parametrize("name", ["", "Mine", "my part", "1st", "-mine", "mine-", "a--b", "mïne"])
+@pytest.mark.parametrize(
+    "name", ["", "Mine", "my component", "1st", "-mine", "mine-", "a--b", "mïne"]
+)
 def test_names_are_words_of_small_letters(name):
     with pytest.raises(ConfigError, match="name of a step"):
         register("step", name)
@@ -111,7 +113,7 @@ def test_the_word_for_parts_without_a_name_is_no_name():
         register("step", "unregistered")
 
 
-@pytest.mark.parametrize("call", [partial(register, name="mine"), part_names])
+@pytest.mark.parametrize("call", [partial(register, name="mine"), component_names])
 def test_kinds_are_known_ones(call):
     with pytest.raises(ConfigError, match="kind must be one of schedule, .*corpus, got 'sampler'"):
         call("sampler")
@@ -124,9 +126,9 @@ def test_a_name_of_gidd_cannot_be_taken():
 
 def test_a_name_of_another_module_cannot_be_taken():
     register("step", "mine")(module_of("one"))
-    with pytest.raises(ConfigError, match="step 'mine' of one"):
+    with pytest.raises(ConfigError, match="step 'mine' in one"):
         register("step", "mine")(module_of("other"))
-    assert find_part("step", "mine").package == "one"
+    assert find_component("step", "mine").package == "one"
 
 
 def test_the_same_module_may_register_a_name_again():
@@ -134,7 +136,7 @@ def test_the_same_module_may_register_a_name_again():
     first, second = module_of("notebook"), module_of("notebook")
     for function in (first, second):
         register("step", "mine")(function)
-    assert find_part("step", "mine").make is second
+    assert find_component("step", "mine").make is second
     assert name_of(first) is None
 
 
@@ -154,7 +156,7 @@ def test_the_same_module_may_register_a_name_again():
 def test_parts_have_the_base_class_of_their_kind(kind, make, base):
     with pytest.raises(ConfigError, match=f"{kind} 'mine' must be .*{base}"):
         register(kind, "mine")(make)
-    assert "mine" not in part_names(kind)
+    assert "mine" not in component_names(kind)
 
 
 def test_parts_that_are_saved_are_dataclasses():
@@ -185,23 +187,25 @@ def test_a_backbone_has_a_build():
 
 def test_unknown_names_come_with_a_hint():
     with pytest.raises(ConfigError, match="step must be one of .* got 'ancestal'.*ancestral"):
-        find_part("step", "ancestal")
+        find_component("step", "ancestal")
     register("step", "left-to-right")(step)
     with pytest.raises(ConfigError, match="Did you mean left-to-right"):
-        find_part("step", "left_to_right")
+        find_component("step", "left_to_right")
     with pytest.raises(ConfigError, match="got 'zzz'. *$"):
-        find_part("step", "zzz")
+        find_component("step", "zzz")
 
 
 @pytest.mark.parametrize("name", [None, 3, ["ancestral"], {}])
 def test_a_name_in_a_file_may_be_anything(name):
     with pytest.raises(ConfigError, match="step must be one of"):
-        find_part("step", name)
+        find_component("step", name)
 
 
 def test_the_package_of_a_missing_part_is_named():
-    with pytest.raises(PartNotInstalled, match="step 'mine' is not installed.*'some-package 1.0'"):
-        find_part("step", "mine", "some-package 1.0")
+    with pytest.raises(
+        ComponentNotInstalled, match="step 'mine' is not installed.*'some-package 1.0'"
+    ):
+        find_component("step", "mine", "some-package 1.0")
 
 
 def test_classes_are_parts_of_the_kind_of_their_base():
@@ -214,13 +218,13 @@ def test_classes_are_parts_of_the_kind_of_their_base():
 
 def test_plugins_are_imported_only_for_names_that_gidd_does_not_have():
     code = """
-        from gidd.common import registry
+        from gidd.common.config import registry
 
         registry._load_plugins = lambda: print("loaded")
-        registry.find_part("schedule", "hybrid")
+        registry.find_component("schedule", "hybrid")
         print("found")
         try:
-            registry.find_part("schedule", "drifting")
+            registry.find_component("schedule", "drifting")
         except ValueError:
             print("not found")
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gidd.common import limits
-from gidd.common.codec import from_plain, plain_from_yaml
+from gidd.common.config.codec import from_plain, plain_from_yaml
 from gidd.common.files import explain_damage, file_kind, parse_json, read_json
 from gidd.common.limits import Limit
 from gidd.common.terminal import shorten
@@ -108,6 +108,7 @@ class Setting:
     name: str
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -135,6 +136,7 @@ def test_hostile_yaml_is_refused(text):
         from_plain(Setting, plain_from_yaml(text))
 
 
+@pytest.mark.slow
 def test_a_message_shows_a_bounded_part_of_a_value():
     nested: list[object] = []
     for _ in range(100_000):

@@ -65,6 +65,7 @@ def read(documents: list[Documents]) -> list[str]:
     return [text for part in documents for text in part.read(0, part.count())]
 
 
+@pytest.mark.slow
 def test_any_dataset_can_be_named(dataset, tokenizer, tmp_path):
     source = f"hf:{dataset}?text=content"
     assert read(resolve(source)) == TEXTS
@@ -169,6 +170,7 @@ def tokens_of(folder: Path, split: str) -> torch.Tensor:
     return rows[:, :-1]
 
 
+@pytest.mark.slow
 def test_ids_on_disk_are_the_tokens_of_the_source(exact, tmp_path):
     corpus = EXACT[exact]
     prepare([exact], corpus.tokenizer(), tmp_path, tasks=7, quiet=True)
@@ -180,6 +182,7 @@ def test_ids_on_disk_are_the_tokens_of_the_source(exact, tmp_path):
     assert torch.equal(stored, expected)
 
 
+@pytest.mark.slow
 def test_the_recorded_entropy_is_that_of_the_stored_tokens(exact, tmp_path):
     """The source's own log-probability of what is on disk, within four standard errors."""
     corpus = EXACT[exact]
@@ -210,6 +213,7 @@ def test_more_tokens_than_ascii_has_keep_their_ids():
     assert tokenizer.encode("[MASK]") == [symbols.index(symbol) for symbol in "[MASK]"]
 
 
+@pytest.mark.slow
 def test_exact_sources_from_the_command_line(exact, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["data", "prepare", exact, "--out", "made"])

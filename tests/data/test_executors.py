@@ -176,6 +176,7 @@ def test_a_failed_slurm_task_is_named_and_there_is_no_manifest(folder, slurm):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "words", "message"),
     [
@@ -194,12 +195,14 @@ def test_jobs_that_cannot_be_submitted_are_refused_at_once(folder, slurm, file, 
     assert not (slurm / "jobs.json").exists()
 
 
+@pytest.mark.slow
 def test_a_machine_without_slurm_is_reported(folder, tmp_path):
     result = gidd(folder, *SLURM, "--out", "made", path=tmp_path, system=False)
     assert result.returncode == 2
     assert "squeue is not on the PATH" in result.stderr
 
 
+@pytest.mark.slow
 def test_url_credentials_are_in_no_file(folder, slurm, monkeypatch):
     """Jobs are pickled into files, with references to secrets: written out, they are refused."""
     (folder / "texts" / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "a"}\n')
@@ -252,6 +255,7 @@ with ray_session(None):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ray_writes_the_same_bytes_or_names_what_failed(folder):
     """All in one session of Ray, which takes long to start; below, one command for each."""
     pytest.importorskip("ray", reason=REASON)

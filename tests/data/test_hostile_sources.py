@@ -75,8 +75,8 @@ def test_the_default_length_of_a_document(tokenizer, tmp_path):
 
 
 LINES = {
-    "nested 10^5": ('{"text": ' + "[" * 10**5 + "]" * 10**5 + "}", "line 2: nested"),
-    "nested 10^6": ('{"a":' * 10**6 + "1" + "}" * 10**6, "line 2: nested"),
+    "nested 10^5": ('{"text": ' + "[" * 10**5 + "]" * 10**5 + "}", "line 2: not JSON"),
+    "nested 10^6": ('{"a":' * 10**6 + "1" + "}" * 10**6, "line 2: not JSON"),
     "nested 500": ("[" * 500 + "]" * 500, "line 2: a document must be"),
     "long number": ('{"text": "x", "n": ' + "9" * 10**5 + "}", "line 2: not JSON"),
     "long value": (json.dumps({"text": ["x" * 10**6] * 2}), "line 2: a document must be"),
@@ -153,6 +153,7 @@ print(json.dumps(messages))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
 def test_small_files_of_much_text_are_refused_in_little_memory(tmp_path):
     for name, (write, _) in BOMBS.items():
@@ -285,7 +286,7 @@ def test_a_substituted_process_is_a_pipe(tmp_path):
     """`gidd data prepare <(command)`"""
     reading, writing = os.pipe()
     try:
-        with pytest.raises(DataError, match=r"is a named pipe, not a file.*write .* to a file"):
+        with pytest.raises(DataError, match="is a named pipe, not a file"):
             find_documents(f"/dev/fd/{reading}")
     finally:
         os.close(reading)

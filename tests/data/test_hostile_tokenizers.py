@@ -10,7 +10,7 @@ from support.tokenizer_kinds import KINDS, TEXT, byte_level_bpe
 from tokenizers import Tokenizer as Inner
 
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer, gpt2
-from gidd.data.tokenizers.special import SETTINGS_FILES
+from gidd.data.tokenizers.files import SETTINGS_FILES
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.vocab import Vocab
 

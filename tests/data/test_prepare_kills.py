@@ -24,7 +24,7 @@ import os, signal, sys
 from gidd.common import files
 from gidd.data import Tokenizer, prepare
 
-left, real = int(sys.argv[5]), files._fsync
+left, real = int(sys.argv[5]), files.fsync
 
 def fsync(path):  # also in worker processes, which import this file
     global left
@@ -33,7 +33,7 @@ def fsync(path):  # also in worker processes, which import this file
         os.kill(os.getpid(), signal.SIGKILL)
     real(path)
 
-files._fsync = fsync
+files.fsync = fsync
 if __name__ == "__main__":
     prepare([sys.argv[1]], Tokenizer.load(sys.argv[2]), sys.argv[3], validation=20, tasks=40,
             workers=int(sys.argv[4]), quiet=True)
@@ -76,6 +76,7 @@ def runs(tmp_path, tokenizer) -> Runs:
     return Runs(tmp_path, tokenizer)
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_preparation_writes_the_same_files(runs):
     for kill_at in (1, 6, 7, 40):  # the plan, a shard, its index, and after some tasks
         runs.kill("out", 1, kill_at)
@@ -99,6 +100,7 @@ def test_leftovers_of_a_killed_run_are_removed(runs, tokenizer):
     assert not [name for name in contents(out) if ".tmp" in name]
 
 
+@pytest.mark.slow
 def test_workers_exit_with_their_parent(runs):
     process = runs.start("out", 2)
     pattern = f"parent_pid={process.pid},"

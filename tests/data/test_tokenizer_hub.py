@@ -6,7 +6,7 @@ import pytest
 from support.hub_server import serve_hub
 from support.tokenizer_kinds import byte_level_bpe
 
-from gidd.data.tokenizers import Tokenizer, tokenizer_by_name
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 
 NAMED = {"eos_token": "<end>", "pad_token": {"content": "<fill>"}, "mask_token": "<hole>"}
@@ -29,7 +29,7 @@ def hub(tmp_path):
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_settings_are_read_from_the_hub_as_from_a_folder(hub, file, tmp_path):
     hub.add("a/b", file, json.dumps(NAMED).encode())
-    tokenizer = tokenizer_by_name("a/b")
+    tokenizer = Tokenizer.load("a/b")
     assert (tokenizer.end, tokenizer.pad, tokenizer.mask) == ("<end>", "<fill>", "<hole>")
     assert tokenizer.notes == ()
     for path, data in hub.files.items():
@@ -51,7 +51,7 @@ def test_given_special_tokens_precede_the_settings(hub):
     hub.add("a/b", "tokenizer_config.json", json.dumps(NAMED | {"pad_token": "<nothing>"}).encode())
     with pytest.raises(ConfigError, match=r"pad_token must be a token.*<nothing>.*pad="):
         Tokenizer.load("a/b")
-    tokenizer = tokenizer_by_name("a/b", mask="<fill>", pad="<end>", end="<hole>")
+    tokenizer = Tokenizer.load("a/b", mask="<fill>", pad="<end>", end="<hole>")
     assert (tokenizer.end, tokenizer.pad, tokenizer.mask) == ("<hole>", "<end>", "<fill>")
 
 
@@ -67,7 +67,7 @@ def test_a_revision_can_be_chosen(hub):
     hub.add("a/b", "tokenizer.json", definition("<old>"), revision="v1")
     hub.add("a/b", "tokenizer_config.json", b'{"mask_token": "<old>"}', revision="v1")
     assert Tokenizer.load("a/b", revision="v1").mask == "<old>"
-    assert tokenizer_by_name("a/b", revision="v1").mask == "<old>"
+    assert Tokenizer.load("a/b", revision="v1").mask == "<old>"
     with pytest.raises(DataError, match="could not be downloaded"):
         Tokenizer.load("a/b", revision="v2")
 

@@ -15,7 +15,6 @@ from gidd.data.tokenizers import (
     Tokenizer,
     byte_level,
     character_level,
-    tokenizer_by_name,
     tokenizer_for,
     train_characters,
     train_tokenizer,
@@ -224,6 +223,7 @@ def test_an_unknown_token_without_an_id_is_an_error():
         tokenizer.encode("a☃")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["bytes", "chars"])
 def test_prepared_documents_are_restored(choice, tmp_path):
     documents = texts(40)
@@ -257,6 +257,7 @@ def test_the_most_frequent_characters_are_kept(caplog):
     assert "5,001 different characters" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary(tmp_path):
     every = "".join(chr(c) for c in range(0x20000) if not 0xD800 <= c < 0xE000)
     tokenizer = train_characters([every[:70_000]], 70_003)
@@ -266,7 +267,7 @@ def test_a_large_vocabulary(tmp_path):
 
 
 def test_names_and_choices(tmp_path, monkeypatch):
-    assert tokenizer_by_name("bytes").fingerprint == BYTES.fingerprint
+    assert Tokenizer.load("bytes").fingerprint == BYTES.fingerprint
     assert tokenizer_for(iter(["ab"]), "chars").vocab.size == 5
     assert tokenizer_for(iter(["ab"]), 259).fingerprint == BYTES.fingerprint
 
@@ -278,15 +279,15 @@ def test_names_and_choices(tmp_path, monkeypatch):
     # a folder of that name does not change what the name means
     monkeypatch.chdir(tmp_path)
     CHARS.save("bytes")
-    assert tokenizer_by_name("bytes").kind == "bytes"
-    assert tokenizer_by_name("./bytes").fingerprint == CHARS.fingerprint
+    assert Tokenizer.load("bytes").kind == "bytes"
+    assert Tokenizer.load("./bytes").fingerprint == CHARS.fingerprint
 
 
 def test_mistakes():
     with pytest.raises(ConfigError, match="made from a corpus"):
-        tokenizer_by_name("chars")
+        Tokenizer.load("chars")
     with pytest.raises(ConfigError, match=r"mask.*left out.*bytes"):
-        tokenizer_by_name("bytes", mask="[M]")
+        Tokenizer.load("bytes", mask="[M]")
     with pytest.raises(ConfigError, match=r"at least 4.*got 3"):
         train_characters(["ab"], 3)
     with pytest.raises(DataError, match="no text"):

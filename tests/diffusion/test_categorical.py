@@ -31,6 +31,7 @@ def test_rare_tokens_have_their_probability(device):
         assert measure / ONE == pytest.approx(probability / total, rel=1e-6, abs=0)
 
 
+@pytest.mark.slow
 def test_rare_tokens_are_drawn_as_often_as_they_should_be(device):
     """50,000 tokens of 1e-9 behind one of almost 1: they are drawn 5e-5 of the time."""
     p = torch.full((50_001,), 1e-9, device=device)

@@ -63,6 +63,7 @@ def rate_form(schedule: MixingSchedule, t: Tensor, x: int, x_theta: Tensor) -> T
     return total
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(0.01, 0.99), st.integers(0, 99))
 def test_divergence_form_equals_rate_form(schedule: MixingSchedule, time, seed):
     """Theorem 3.7 against Prop. H.4, for every clean token."""
@@ -150,6 +151,7 @@ def test_mdm_loss_without_a_mask_is_refused():
         mdm_loss(UniformSchedule(Vocab(3)), as_times([0.5]), x, x, torch.ones(1, 1, 3) / 3)
 
 
+@pytest.mark.slow
 @given(st.floats(0, 0.9), st.floats(0.1, 2), st.floats(1e-3, 1 - 1e-3))
 def test_three_ways_to_write_the_hybrid_schedule(p_uniform, gamma, time):
     """functional(hybrid) = hybrid = mixture of a mask ramp and a uniform bump."""

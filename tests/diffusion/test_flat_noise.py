@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gidd.diffusion.categorical import FlatRows, draw, draw_flat
+from gidd.diffusion.categorical import draw, draw_flat, flat_entries
 from gidd.diffusion.process import (
     flat_transition,
     inflow_at,
@@ -92,12 +92,12 @@ def test_the_ends_of_every_entry(mask_id):
     u = torch.cat([torch.tensor([[0, 2**62 - 1]]), *(ends + k for k in (-(2**20), 0, 2**20))], 1)
     u = u.clamp(0, 2**62 - 1)
     numbers = (torch.tensor([value]) for value in (keep, mask, other))
-    assert torch.equal(draw_flat(FlatRows(7, mask_id, *numbers), u), draw(rows, u))
+    assert torch.equal(draw_flat(flat_entries(*numbers), 7, mask_id, u), draw(rows, u))
 
 
 def test_numbers_that_are_not_finite_give_a_token():
-    rows = FlatRows(7, 3, *(torch.tensor([torch.nan]) for _ in range(3)))
-    drawn = draw_flat(rows, uniforms(1, 50))
+    entries = flat_entries(*(torch.tensor([torch.nan]) for _ in range(3)))
+    drawn = draw_flat(entries, 7, 3, uniforms(1, 50))
     assert ((drawn >= 0) & (drawn <= 7)).all()
 
 

@@ -62,8 +62,16 @@ def logits_of(kind: str) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["random", "confident and right", "confident and wrong", "uniform"]
+    "kind",
+    [
+        "confident and wrong",
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("random", "confident and right", "uniform")
+        ),
+    ],
 )
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_everything_is_finite(name, kind, device):
@@ -111,6 +119,7 @@ def test_everything_is_finite(name, kind, device):
             assert value.isfinite().all(), f"{what} at t = {time}: {value}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_float32_agrees_with_float64(name, device):
     """At full size and the ends of time: loss terms to 2e-5 of their float64 values."""

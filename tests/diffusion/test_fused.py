@@ -71,6 +71,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float(difference / expected.abs().max().clamp_min(1e-30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(cube=st.tuples(unit, unit, unit), seed=st.integers(0, 99))

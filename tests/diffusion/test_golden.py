@@ -92,6 +92,7 @@ def golden_schedule(name: str, gamma: int, p_uniform: int, vocab: int) -> Tensor
     return torch.from_numpy(array[vocab] if array.ndim == 2 else array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("v", "vocab"), VOCABS)
 @pytest.mark.parametrize(("g", "gamma"), GAMMAS)
 @pytest.mark.parametrize(("p", "p_uniform"), P_UNIFORMS)
@@ -109,6 +110,7 @@ def test_golden_schedule_arrays(g, gamma, p, p_uniform, v, vocab, device):
         assert_matches(value, exact[name], RTOL32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("v", "vocab"), VOCABS)
 @pytest.mark.parametrize(("g", "gamma"), GAMMAS)
 @pytest.mark.parametrize(("p", "p_uniform"), P_UNIFORMS)
@@ -270,6 +272,7 @@ def fifty_digit_divergences(t: Tensor, x: Tensor, z: Tensor, logits: Tensor) -> 
     return float(kl), float(ratio - mpmath.log(ratio) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefix", "g", "gamma", "p", "p_uniform"), LOSS_CASES)
 def test_golden_gradients(prefix, g, gamma, p, p_uniform):
     """loss_tokens.npz: the gradient of KL + IS in the logits."""

@@ -20,7 +20,7 @@ NOISE = (0.0, 0.1, 0.2, 0.5)
 
 def estimator(p_uniform: float, given=None, **settings) -> NelboEstimator:
     source, schedule = markov_world(p_uniform, num_tokens=6)
-    settings = {"tokens_per_call": 1 << 16} | settings
+    settings = {"tokens_per_batch": 1 << 16} | settings
     return NelboEstimator(ExactDenoiser(source, schedule, given), schedule, **settings)
 
 
@@ -29,6 +29,7 @@ def texts_of(source, number: int, length: int = LENGTH) -> list[ScoredText]:
     return [ScoredText(row, index) for index, row in enumerate(tokens)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ["sine", "stratified"])
 @pytest.mark.parametrize("p_uniform", NOISE)
 def test_estimates_are_within_three_standard_errors_of_the_truth(grid, p_uniform):
@@ -43,9 +44,10 @@ def test_estimates_are_within_three_standard_errors_of_the_truth(grid, p_uniform
     error = float(gap.std() * math.sqrt(len(gap)))
     assert abs(float(gap.sum())) < 3 * error
     assert found.total_error <= 1.1 * error
-    assert found.calls == nelbo.model.calls == 400 * (1 + 4 * 13)
+    assert found.forward_passes == nelbo.model.forward_passes == 400 * (1 + 4 * 13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p_uniform", [0.0, 0.2])
 def test_standard_errors_are_honest(p_uniform):
     """95% intervals of 500 repetitions contain the true NELBO in 92% to 98% of the cases."""
@@ -58,6 +60,7 @@ def test_standard_errors_are_honest(p_uniform):
     assert 0.92 <= covered <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p_uniform", [0.0, 0.1, 0.2])
 def test_half_the_forward_passes_of_the_paper_have_a_smaller_error(p_uniform):
     """The error of the paper's grid is computed exactly: its rare large values escape sampling."""
@@ -82,10 +85,11 @@ def test_half_the_forward_passes_of_the_paper_have_a_smaller_error(p_uniform):
     draws = (found.draws.sum(-1) + found.prior).flatten()
     bias = nodes.weight @ torch.stack(mean) - draws.mean()
     paper = bias.square() + nodes.weight.square() @ torch.stack(variance)
-    assert found.calls == 600 * (2 * 63 + 1)
+    assert found.forward_passes == 600 * (2 * 63 + 1)
     assert float(draws.var()) < float(paper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p_uniform", [0.0, 0.2])
 def test_conditional_likelihoods_add_up(p_uniform):
     """-log p(a, b) = -log p(a) - log p(b | a)."""
@@ -148,12 +152,13 @@ def test_the_ends_are_those_of_the_definition(p_uniform):
     torch.testing.assert_close(prior, expected.double(), rtol=2e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_and_order_do_not_change_estimates():
-    nelbo = estimator(0.2, tokens_per_call=1 << 16)
+    nelbo = estimator(0.2, tokens_per_batch=1 << 16)
     short = texts_of(nelbo.model.source, 3, 5)
     texts = [*texts_of(nelbo.model.source, 4), *(ScoredText(s.tokens, s.index + 9) for s in short)]
     found = estimate_nelbo(nelbo, texts)
-    again = estimate_nelbo(estimator(0.2, tokens_per_call=1), texts[::-1])
+    again = estimate_nelbo(estimator(0.2, tokens_per_batch=1), texts[::-1])
     torch.testing.assert_close(again.nelbo.flip(0), found.nelbo, rtol=1e-6, atol=1e-6)
     alone = estimate_nelbo(estimator(0.2), texts[5:6])
     torch.testing.assert_close(alone.nelbo, found.nelbo[5:6], rtol=1e-6, atol=1e-6)
@@ -203,7 +208,7 @@ class OneRank:
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_share_the_work_and_add_up_to_the_same_number(size):
     """Each batch is computed by one rank; tests/evaluation runs real ranks."""
-    settings = {"tokens_per_call": 3 * LENGTH}
+    settings = {"tokens_per_batch": 3 * LENGTH}
     whole = estimator(0.2, **settings)
     texts = texts_of(whole.model.source, 5)
     expected = whole.draw(texts, 1) + whole.prior(texts)[:, None]
@@ -211,7 +216,7 @@ def test_ranks_share_the_work_and_add_up_to_the_same_number(size):
     found = sum(part.draw(texts, 1) + part.prior(texts)[:, None] for part in parts)
     # every rank runs the same number of batches: some are computed twice
     assert len({part.model.batches for part in parts}) == 1
-    assert sum(part.model.calls for part in parts) >= whole.model.calls
+    assert sum(part.model.forward_passes for part in parts) >= whole.model.forward_passes
     assert max(part.model.batches for part in parts) < 0.8 * whole.model.batches
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -223,9 +228,9 @@ def test_a_budget_stops_when_the_error_is_small_enough():
     tight = estimate_nelbo(nelbo, texts, repeats=2, max_se=0.02)
     tokens = 20 * LENGTH
     assert loose.total_error <= 0.05 * tokens and tight.total_error <= 0.02 * tokens
-    assert loose.calls < tight.calls
-    limited = estimate_nelbo(nelbo, texts, repeats=2, max_se=1e-9, max_calls=500)
-    assert 400 < limited.calls <= 500
+    assert loose.forward_passes < tight.forward_passes
+    limited = estimate_nelbo(nelbo, texts, repeats=2, max_se=1e-9, max_forward_passes=500)
+    assert 400 < limited.forward_passes <= 500
 
 
 def test_a_budget_ends_if_predictions_are_nan(monkeypatch):
@@ -233,29 +238,33 @@ def test_a_budget_ends_if_predictions_are_nan(monkeypatch):
     hidden = nelbo.model.hidden
     monkeypatch.setattr(nelbo.model, "hidden", lambda z, t: hidden(z, t) * math.nan)
     texts = texts_of(nelbo.model.source, 2)
-    found = estimate_nelbo(nelbo, texts, repeats=2, max_se=0.1, max_calls=1000)
+    found = estimate_nelbo(nelbo, texts, repeats=2, max_se=0.1, max_forward_passes=1000)
     assert found.nelbo.isnan().all()
     assert len(found.draws) == 2
 
 
 def test_progress_counts_every_forward_pass():
-    nelbo = estimator(0.2, tokens_per_call=2 * LENGTH)
+    nelbo = estimator(0.2, tokens_per_batch=2 * LENGTH)
     seen = []
     texts = texts_of(nelbo.model.source, 3)
-    found = estimate_nelbo(nelbo, texts, on_calls=lambda done, total: seen.append((done, total)))
+    found = estimate_nelbo(
+        nelbo, texts, on_forward_passes=lambda done, total: seen.append((done, total))
+    )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (found.calls, found.calls) and {total for _, total in seen} == {found.calls}
+    assert seen[-1] == (found.forward_passes, found.forward_passes) and {
+        total for _, total in seen
+    } == {found.forward_passes}
 
 
 def test_the_grid_of_the_paper_has_no_ends():
     nelbo = estimator(0.1, grid="paper", nodes=128)
     found = estimate_nelbo(nelbo, texts_of(nelbo.model.source, 1), repeats=2)
-    assert found.calls == 256
+    assert found.forward_passes == 256
     assert not found.prior.any() and not found.draws[..., 1].any()
     assert "biased" in GRIDS["paper"].description
 
 
-@pytest.mark.parametrize("wrong", [{"grid": "even"}, {"nodes": 0}, {"tokens_per_call": 0}])
+@pytest.mark.parametrize("wrong", [{"grid": "even"}, {"nodes": 0}, {"tokens_per_batch": 0}])
 def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         estimator(0.2, **wrong)

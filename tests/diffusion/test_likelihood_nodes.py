@@ -31,6 +31,7 @@ def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
     return torch.cat([p / p.sum(), torch.zeros(1).double()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @pytest.mark.parametrize("nodes", [exact_nodes(16), sine_midpoints(8), paper_nodes(8)])
 def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
@@ -43,6 +44,7 @@ def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
     assert unigram_nelbo(schedule, distribution, nodes) == pytest.approx(direct, rel=1e-11)
 
 
+@pytest.mark.slow
 def test_ends_are_the_reconstruction_and_the_first_step():
     """For the exact denoiser of one token, the single steps cost what the integrals cost."""
     schedule, distribution = HybridSchedule(Vocab(41, mask_id=40), 0.2), zipf(40)
@@ -161,9 +163,9 @@ def test_oracle_integrals_of_two_tokens(row):
 
 def chain_log_likelihood(schedule, x_theta: Tensor, z: Tensor, num_steps: int) -> Tensor:
     """-log p(x) of every text under the reverse chain on an even grid, by multiplying kernels."""
-    mesh = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
-    distribution = schedule.beta_pi(mesh[:1])[0][z].prod(-1)
-    for t, s in zip(mesh[:-1], mesh[1:], strict=True):
+    times = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
+    distribution = schedule.beta_pi(times[:1])[0][z].prod(-1)
+    for t, s in zip(times[:-1], times[1:], strict=True):
         step = posterior(schedule, s.expand(len(z)), t.expand(len(z)), z, x_theta)
         kernel = torch.ones(len(z), len(z), dtype=torch.float64)
         for i in range(z.shape[1]):
@@ -192,11 +194,11 @@ def test_oracle_likelihoods_of_discrete_chains(length, num_steps, every):
 def test_oracle_bounds_of_discrete_chains(length, num_steps):
     """oracle_elbo.json: the sum of step KLs on the even grid, whose constant C is zero."""
     _, z, x_theta = texts(length)
-    mesh = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
+    times = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
     for row in ORACLE["discrete_nelbo" + ("" if length == 1 else "_L2")]:
         schedule = HybridSchedule(SMALL, row["p_u"], row["gamma"])
         x = torch.tensor(row["x"]).expand_as(z)
-        t, s = (times.repeat_interleave(len(z)) for times in (mesh[:-1], mesh[1:]))
+        t, s = (each.repeat_interleave(len(z)) for each in (times[:-1], times[1:]))
         every_z, every_x = z.repeat(num_steps, 1), x.repeat(num_steps, 1)
         q = marginal_at(schedule, t, every_z, (every_x == every_z).double()).prod(-1)
         cost = step_kl(schedule, s, t, every_x, every_z, x_theta.repeat(num_steps, 1, 1)).sum(-1)

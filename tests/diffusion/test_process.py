@@ -74,6 +74,7 @@ def test_chapman_kolmogorov(schedule: MixingSchedule, values):
     torch.testing.assert_close(marginal(schedule, t, clean), from_data)
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(0.05, 0.95))
 def test_forward_rates_are_slopes_of_the_transitions(schedule: MixingSchedule, time):
     """R_t(z_s, z_t) = d/dt q_{t|s}(z_t | z_s) at s = t (Def. 3.5, Lemma 3.6)."""
@@ -92,6 +93,7 @@ def test_forward_rates_are_slopes_of_the_transitions(schedule: MixingSchedule, t
     )
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(0.05, 0.95), st.integers(0, 9))
 def test_backward_rates_are_slopes_of_the_posterior(schedule: MixingSchedule, time, seed):
     """R-hat_t(z_t, z_s) = d/dDelta p_theta(z_{t - Delta} | z_t) at Delta = 0 (Lemma H.3)."""
@@ -131,6 +133,7 @@ def test_mean_elbo_weight_is_minus_alpha_ratio(schedule: MixingSchedule, time):
     torch.testing.assert_close(mean, -alpha_ratio.expand_as(mean), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(schedules(), st.lists(st.floats(0, 0.999), min_size=2, max_size=2), st.integers(0, 9))
 def test_posteriors_normalise_and_satisfy_bayes(schedule: MixingSchedule, values, seed):
     """Sum over z_s is 1; q(z_s | z_t, x) q_t(z_t | x) = q_{t|s}(z_t | z_s) q_s(z_s | x): Eq. 12."""
@@ -153,6 +156,7 @@ def test_posteriors_normalise_and_satisfy_bayes(schedule: MixingSchedule, values
         torch.testing.assert_close(q_t @ step[0], q_s, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(0.01, 0.99))
 def test_noised_tokens_have_the_marginal_distribution(schedule: MixingSchedule, time):
     """Frequencies of z_t match q_t(. | x) to 5 standard errors."""
@@ -167,6 +171,7 @@ def test_noised_tokens_have_the_marginal_distribution(schedule: MixingSchedule, 
     assert ((frequency - q).abs() <= 5 * error + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_noised_tokens_have_the_marginal_law_at_full_size(device):
     """The same at V = 50,258, for the kinds of token that can be counted: mask, kept, replaced."""
     vocab, num = Vocab(50258, mask_id=50257), 1 << 20

@@ -144,6 +144,7 @@ def addresses_along(axis: str, num: int) -> torch.Tensor:
 NUM_DRAWS = 1 << 21  # five axes: 1.05e7 draws in all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["position", "sample", "step", "seed", "batch"])
 def test_uniformity_and_independence(axis):
     """Chi-square of 4,096 cells and of 64 x 64 cells of neighbours; correlations; every bit."""

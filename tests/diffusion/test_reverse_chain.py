@@ -15,7 +15,7 @@ from gidd.diffusion.schedules import (
     MixtureSchedule,
     UniformSchedule,
 )
-from gidd.diffusion.times import even_mesh, sine_mesh
+from gidd.diffusion.times import even_times, sine_times
 from gidd.sources import MarkovSource
 from gidd.sources.enumeration import SmallWorld, total_variation
 from gidd.vocab import Vocab
@@ -29,8 +29,8 @@ def world_of(schedule) -> SmallWorld:
     return SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
 
 
-def errors(world: SmallWorld, mesh, steps: list[int]) -> list[float]:
-    results = (world.reverse_distribution(world.leave_one_out, mesh(T)) for T in steps)
+def errors(world: SmallWorld, spacing, steps: list[int]) -> list[float]:
+    results = (world.reverse_distribution(world.leave_one_out, spacing(T)) for T in steps)
     return [total_variation(result, world.data_distribution) for result in results]
 
 
@@ -39,21 +39,21 @@ def order(values: list[float], steps: list[int]) -> float:
     return math.log2(values[0] / values[-1]) / math.log2(steps[-1] / steps[0])
 
 
-# schedule, mesh, the order that must be seen: an interval
+# schedule, spacing, the order that must be seen: an interval
 CONVERGENCE = {
-    "masked, even": (MaskedSchedule(VOCAB), even_mesh, (0.8, 1.2)),
-    "masked, sine": (MaskedSchedule(VOCAB), sine_mesh, (0.8, 1.2)),
-    "masked cosine, even": (MaskedSchedule(VOCAB, Cosine()), even_mesh, (0.8, 1.2)),
-    "uniform, even": (UniformSchedule(Vocab(3)), even_mesh, (0.8, 1.2)),
-    "uniform, sine": (UniformSchedule(Vocab(3)), sine_mesh, (0.8, 1.2)),
-    "hybrid 0.1, even": (HybridSchedule(VOCAB, 0.1), even_mesh, (0.7, 1.2)),
-    "hybrid 0.1, sine": (HybridSchedule(VOCAB, 0.1), sine_mesh, (0.8, 1.2)),
-    # more uniform noise, slower on the even mesh: the first step carries sqrt(1/T) of it
-    "hybrid 0.2, even": (HybridSchedule(VOCAB, 0.2), even_mesh, (0.65, 1.2)),
-    "hybrid 0.2, sine": (HybridSchedule(VOCAB, 0.2), sine_mesh, (0.8, 1.2)),
+    "masked, even": (MaskedSchedule(VOCAB), even_times, (0.8, 1.2)),
+    "masked, sine": (MaskedSchedule(VOCAB), sine_times, (0.8, 1.2)),
+    "masked cosine, even": (MaskedSchedule(VOCAB, Cosine()), even_times, (0.8, 1.2)),
+    "uniform, even": (UniformSchedule(Vocab(3)), even_times, (0.8, 1.2)),
+    "uniform, sine": (UniformSchedule(Vocab(3)), sine_times, (0.8, 1.2)),
+    "hybrid 0.1, even": (HybridSchedule(VOCAB, 0.1), even_times, (0.7, 1.2)),
+    "hybrid 0.1, sine": (HybridSchedule(VOCAB, 0.1), sine_times, (0.8, 1.2)),
+    # more uniform noise, slower on the even times: the first step carries sqrt(1/T) of it
+    "hybrid 0.2, even": (HybridSchedule(VOCAB, 0.2), even_times, (0.65, 1.2)),
+    "hybrid 0.2, sine": (HybridSchedule(VOCAB, 0.2), sine_times, (0.8, 1.2)),
     "mixture, sine": (
         schedule_from_unit_cube(MixtureSchedule, VOCAB, (0.2, 0.5, 0.5)),
-        sine_mesh,
+        sine_times,
         (0.8, 1.2),
     ),
 }
@@ -64,20 +64,21 @@ CONVERGENCE = {
 )
 @pytest.mark.parametrize("case", CONVERGENCE)
 def test_the_chain_converges_to_the_data(case, steps):
-    schedule, mesh, (lowest, highest) = CONVERGENCE[case]
-    values = errors(world_of(schedule), mesh, steps)
+    schedule, spacing, (lowest, highest) = CONVERGENCE[case]
+    values = errors(world_of(schedule), spacing, steps)
     assert all(later < sooner for sooner, later in zip(values, values[1:], strict=False)), values
     assert lowest <= order(values, steps) <= highest, (order(values, steps), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.1), HybridSchedule(VOCAB, 0.2)]
 )
-@pytest.mark.parametrize("mesh", [even_mesh, sine_mesh])
+@pytest.mark.parametrize("spacing", [even_times, sine_times])
 @pytest.mark.parametrize("num_steps", [8, 32, 128])
-def test_ending_at_zero_beats_ending_at_eps(schedule, mesh, num_steps):
+def test_ending_at_zero_beats_ending_at_eps(schedule, spacing, num_steps):
     world = world_of(schedule)
-    to_zero = mesh(num_steps)
+    to_zero = spacing(num_steps)
     to_eps = torch.cat([to_zero[:-1], torch.tensor([1e-4], dtype=torch.float64)])
     at_zero = total_variation(
         world.reverse_distribution(world.leave_one_out, to_zero), world.data_distribution
@@ -93,19 +94,20 @@ def test_ending_at_zero_beats_ending_at_eps(schedule, mesh, num_steps):
     [(0.1, (0.0355, 0.0108)), (0.2, (0.0547, 0.0206)), (0.5, (0.1259, 0.0707))],
 )
 def test_ancestral_errors_of_record(p_uniform, expected):
-    """Total variation after 8 and 32 steps of the even mesh."""
+    """Total variation after 8 and 32 steps of the even times."""
     world = world_of(HybridSchedule(VOCAB, p_uniform))
     for num_steps, error in zip((8, 32), expected, strict=True):
-        distribution = world.reverse_distribution(world.leave_one_out, even_mesh(num_steps))
+        distribution = world.reverse_distribution(world.leave_one_out, even_times(num_steps))
         assert total_variation(distribution, world.data_distribution) == pytest.approx(
             error, abs=6e-5
         )
 
 
+@pytest.mark.slow
 def test_chain_with_the_ordinary_posterior_does_not_converge():
     """The reverse kernel is right with the leave-one-out denoiser only."""
     world = world_of(HybridSchedule(VOCAB, 0.2))
-    distribution = world.reverse_distribution(world.posterior, sine_mesh(256))
+    distribution = world.reverse_distribution(world.posterior, sine_times(256))
     assert total_variation(distribution, world.data_distribution) > 0.05
 
 

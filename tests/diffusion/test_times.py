@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 
 from gidd.diffusion.times import (
     TRAINING_EPS,
-    even_mesh,
+    even_times,
     paper_nodes,
-    sine_mesh,
     sine_midpoints,
+    sine_times,
     stratified_nodes,
     stratified_times,
     time_weights,
@@ -37,10 +37,10 @@ def test_each_time_is_uniform_by_itself():
     assert ((counts - 250).abs() < 5 * 250**0.5).all()
 
 
-@pytest.mark.parametrize("mesh", [even_mesh, sine_mesh])
+@pytest.mark.parametrize("spacing", [even_times, sine_times])
 @given(st.integers(1, 300))
-def test_meshes_go_from_one_to_zero(mesh, num_steps):
-    times = mesh(num_steps)
+def test_times_go_from_one_to_zero(spacing, num_steps):
+    times = spacing(num_steps)
     assert len(times) == num_steps + 1
     assert times[0] == 1 and times[-1] == 0
     assert (times.diff() < 0).all()
@@ -48,8 +48,8 @@ def test_meshes_go_from_one_to_zero(mesh, num_steps):
 
 @given(st.integers(2, 300))
 def test_meshes_are_what_they_are_called(num_steps):
-    torch.testing.assert_close(even_mesh(num_steps)[1], torch.tensor(1 - 1 / num_steps).double())
-    theta = sine_mesh(num_steps).sqrt().asin()
+    torch.testing.assert_close(even_times(num_steps)[1], torch.tensor(1 - 1 / num_steps).double())
+    theta = sine_times(num_steps).sqrt().asin()
     expected = torch.full_like(theta[1:], -math.pi / 2 / num_steps)
     torch.testing.assert_close(theta.diff(), expected, rtol=1e-5, atol=1e-9)
 

@@ -25,7 +25,7 @@ from gidd.diffusion.schedules import (
     mask_noise,
     uniform_noise,
 )
-from gidd.diffusion.times import even_mesh, paper_nodes, stratify
+from gidd.diffusion.times import even_times, paper_nodes, stratify
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, TightWeighting
 from gidd.errors import ConfigError, GiddError, ScheduleError
 from gidd.sources import HiddenMarkovSource, MarkovSource
@@ -161,7 +161,7 @@ REFUSED = {
         ConfigError,
         ["w_max", "-1.0"],
     ),
-    "no steps": (lambda: even_mesh(0), ConfigError, ["steps", "at least 1", "0"]),
+    "no steps": (lambda: even_times(0), ConfigError, ["steps", "at least 1", "0"]),
     "eps of one half": (
         lambda: paper_nodes(8, eps=0.5),
         ConfigError,

@@ -47,6 +47,7 @@ def test_a_weighting_without_a_builder_is_an_error():
         default_weighting(Unlisted, MaskedSchedule(Vocab(5, mask_id=4)))
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(1e-4, 1 - 1e-4))
 def test_weights_are_defined_finite_and_non_negative(schedule, time):
     """Every weighting with every schedule; dynamic weights raise an error where undefined."""
@@ -66,6 +67,7 @@ def test_weights_are_defined_finite_and_non_negative(schedule, time):
         assert (weight >= 0).all()
 
 
+@pytest.mark.slow
 @given(schedules(), st.floats(1e-4, 1 - 1e-4), st.floats(0.1, 10))
 def test_bounds(schedule, time, w_max):
     t = as_times([time])

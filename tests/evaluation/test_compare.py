@@ -260,7 +260,7 @@ def test_numbers_that_do_not_vary_are_not_tested():
 def test_every_column_fits(tmp_path, capsys, monkeypatch):
     """Numbers with many digits, and the verdict, in 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    names = ["entropy", "bits_per_byte", "temperature 0.5, 128 calls: self_accuracy"]
+    names = ["entropy", "bits_per_byte", "temperature 0.5, 128 forward passes: self_accuracy"]
     for file, shift in (("a", 0.0), ("b", 1.2345)):
         numbers = {name: Measurement(12.3456 + shift, 0.01234, 30) for name in names}
         result(numbers).save(tmp_path / f"{file}.json")

@@ -7,7 +7,7 @@ from support.small_model import write_model
 import gidd
 from gidd.errors import ConfigError
 from gidd.evaluation.options import FrontierGrid, FrontierSetting
-from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
@@ -19,7 +19,7 @@ GRID = FrontierGrid(
     steps=(2, 3),
     temperature=(0.5, 1.0),
     corrector=("none", "self_correction"),
-    corrector_calls=(2,),
+    corrector_steps=(2,),
 )
 SWEEP = {"num_samples": 3, "length": 10, "seed": 2}
 
@@ -35,6 +35,7 @@ def complete(pipe, grader, tmp_path_factory):
     return evaluate_frontier(pipe, GRID, grader=grader, folder=folder, **SWEEP), folder
 
 
+@pytest.mark.slow
 def test_a_row_is_the_evaluation_of_its_setting(complete, pipe, grader):
     result, _ = complete
     assert len(result.rows) == 8
@@ -47,21 +48,33 @@ def test_a_row_is_the_evaluation_of_its_setting(complete, pipe, grader):
         assert row[f"{name}_se"] == alone.measurements[name].standard_error
     assert (row["nfe"], row["num_samples"], row["min_p"]) == (3, 3, None)
     corrected = [row for row in result.rows if row["corrector"] == "self_correction"]
-    assert all(row["corrector_calls"] == 2 and row["nfe"] > row["steps"] for row in corrected)
+    assert all(row["corrector_steps"] == 2 and row["nfe"] > row["steps"] for row in corrected)
     assert result.measurements["gen_ppl steps=3 temperature=0.5"].value == row["gen_ppl"]
 
 
 def test_settings_become_sampling_options():
-    base = SamplingOptions(mesh="sine", correction=CorrectionOptions(calls=0, temperature=0.3))
+    base = SamplingOptions(
+        timestep_spacing="sine",
+        self_correction=SelfCorrectionOptions(forward_passes=0, temperature=0.3),
+    )
     plain = FrontierSetting(16, 0.7, 0.1, "none", 0).options(base)
-    assert (plain.steps, plain.temperature, plain.min_p, plain.mesh) == (16, 0.7, 0.1, "sine")
-    assert (plain.corrector_calls, plain.correction.calls) == (0, 0)
+    assert (plain.steps, plain.temperature, plain.min_p, plain.timestep_spacing) == (
+        16,
+        0.7,
+        0.1,
+        "sine",
+    )
+    assert (plain.final_corrector_steps, plain.self_correction.forward_passes) == (0, 0)
     gibbs = FrontierSetting(16, 0.7, None, "gibbs", 8).options(base)
-    assert (gibbs.corrector, gibbs.corrector_calls, gibbs.correction.calls) == ("gibbs", 8, 0)
+    assert (
+        gibbs.final_corrector,
+        gibbs.final_corrector_steps,
+        gibbs.self_correction.forward_passes,
+    ) == ("gibbs", 8, 0)
     corrected = FrontierSetting(16, 0.7, None, "self_correction", 8).options(base)
-    assert (corrected.corrector_calls, corrected.correction.calls) == (0, 8)
-    assert corrected.correction.temperature == 0.3
-    both = FrontierGrid(steps=(4,), temperature=(1.0,), corrector=("none",), corrector_calls=(8, 9))
+    assert (corrected.final_corrector_steps, corrected.self_correction.forward_passes) == (0, 8)
+    assert corrected.self_correction.temperature == 0.3
+    both = FrontierGrid(steps=(4,), temperature=(1.0,), corrector=("none",), corrector_steps=(8, 9))
     assert both.settings() == [FrontierSetting(4, 1.0, None, "none", 0)]  # once
 
 
@@ -71,6 +84,7 @@ def test_pareto_points():
     assert [row["on_frontier"] for row in rows] == [True, True, False, True, False, False]
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_measures_what_is_missing(complete, pipe, grader, tmp_path):
     expected, files = complete
     labels = []
@@ -114,7 +128,7 @@ def test_other_settings_are_measured_again(complete, pipe, grader):
         {"seed": 5},
         {"length": 9},
         {"grader": other},
-        {"options": SamplingOptions(mesh="sine")},
+        {"options": SamplingOptions(timestep_spacing="sine")},
     ):
         settings = SWEEP | {"grader": grader} | changes
         evaluate_frontier(pipe, one, folder=folder, **settings)
@@ -126,7 +140,7 @@ def test_invalid_values_are_refused_before_sampling(pipe, grader, tmp_path):
         (FrontierGrid(steps=(0,)), "steps must be"),
         (FrontierGrid(temperature=(-1.0,)), "temperature must be"),
         (FrontierGrid(corrector=("magic",)), "corrector must be one of none"),
-        (FrontierGrid(corrector=("gibbs",), corrector_calls=(0,)), "corrector_calls must be"),
+        (FrontierGrid(corrector=("gibbs",), corrector_steps=(0,)), "corrector_steps must be"),
         (FrontierGrid(steps=()), "steps must have at least one value"),
     ):
         with pytest.raises(ConfigError, match=message):

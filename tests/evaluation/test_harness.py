@@ -139,6 +139,7 @@ def test_the_rule_of_the_paper_uses_its_grid(pipe: Pipeline) -> None:
     assert GiddLM(pipe, rule="paper").estimator.nodes == 128
 
 
+@pytest.mark.slow
 def test_order_and_batch_size_do_not_change_scores(pipe: Pipeline) -> None:
     requests = _questions()
     model = GiddLM(pipe, nodes=2, repeats=8, confidence=0.7)
@@ -152,12 +153,13 @@ def test_order_and_batch_size_do_not_change_scores(pipe: Pipeline) -> None:
         assert [v for v, _ in found] == pytest.approx([expected[i][0] for i in order], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_equal_requests_are_computed_once(pipe: Pipeline) -> None:
     once, twice = GiddLM(pipe, nodes=2, repeats=2), GiddLM(pipe, nodes=2, repeats=2)
     requests = _questions()
     expected = once.loglikelihood(requests)
     assert twice.loglikelihood([*requests, *requests]) == [*expected, *expected]
-    assert twice.calls == once.calls
+    assert twice.forward_passes == once.forward_passes
 
 
 def test_a_request_longer_than_the_context_does_not_get_a_better_score(pipe: Pipeline) -> None:
@@ -232,12 +234,13 @@ def test_arguments_are_checked(pipe: Pipeline, model_folder: Path) -> None:
         {"device": "cuda:0", "batch_size": 3, "max_batch_size": None},
     )
     assert (model.max_length, model.options.early_stop, model.options.nodes) == (16, False, 2)
-    assert model.estimator.tokens_per_call == 48
+    assert model.estimator.tokens_per_batch == 48
 
 
 # lm_eval
 
 
+@pytest.mark.slow
 def test_lm_eval_itself_runs_the_model_on_a_local_task(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +266,7 @@ def test_the_module_is_the_command_of_lm_eval(monkeypatch: pytest.MonkeyPatch) -
     assert called == ["lm_eval"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_of_lm_eval_finds_the_model(model_folder: Path, tmp_path: Path) -> None:
     """Its real command line; it indexes all tasks of lm_eval, which takes most of the time."""
     registration = Path(lm.__file__).with_name("lm_eval.yaml")

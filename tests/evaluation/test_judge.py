@@ -132,6 +132,7 @@ def test_code_blocks_and_plain_grades_are_accepted(content, server, judge):
     assert judge().grade({0: {"": "x"}}).rows == [{"id": 0} | grades("x")]
 
 
+@pytest.mark.slow
 def test_samples_without_valid_grades_are_excluded_and_counted(server, judge):
     bad = Action(body=completion(answer("x", style=11)))
     server.act = lambda text, attempt: bad if text == f"{TEXTS[2]}!" else Action()
@@ -192,14 +193,14 @@ def test_samples_are_read_as_the_commands_write_them(tmp_path):
     assert read_samples(first, second) == expected
     corrected = write(tmp_path / "c.jsonl", ["new"], original="old", id="x1")
     assert read_samples(corrected) == {"x1": {"_before": "old", "_after": "new"}}
-    with pytest.raises(DataError, match="2 and 1 lines"):
+    with pytest.raises(DataError, match="a.jsonl: both files must have the same samples"):
         read_samples(first, write(tmp_path / "d.jsonl", ["a"]))
 
 
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (b"", "0 lines"),
+        (b"", "at least one"),
         (b"text\n", "line 1 is not JSON"),
         (b'{"text": "a"}\n{"text": 3}\n', "line 2"),
         (b'{"text": "a", "id": 1.5}\n', "id"),
@@ -288,6 +289,7 @@ def test_mistakes_and_servers_without_keys(server, command, tmp_path, capfd, mon
     assert KEY not in str(server.keys)
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_pays_for_no_recorded_answer_twice(server, command, tmp_path):
     """`kill -9` while both threads wait for an answer: all answers before are in the file."""
     server.num_to_hold = 2

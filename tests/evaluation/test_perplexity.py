@@ -78,10 +78,12 @@ def test_windows_by_hand():
 
 
 def test_options_name_every_problem():
-    options = PerplexityOptions(repeats=1, max_se=0.0, max_calls=5, length=4, stride=6)
+    options = PerplexityOptions(repeats=1, max_se=0.0, max_forward_passes=5, length=4, stride=6)
     found = [problem.split()[0] for problem in options.problems()]
     assert found == ["repeats", "max_se", "stride"]
-    assert "max_se" in next(iter(PerplexityOptions(max_calls=5).problems())).replace("-", "_")
+    assert "max_se" in next(iter(PerplexityOptions(max_forward_passes=5).problems())).replace(
+        "-", "_"
+    )
 
 
 def test_autoregressive_likelihood_equals_a_loop_over_tokens(causal, tmp_path):
@@ -139,7 +141,7 @@ def test_autoregressive_windows_are_shared_by_ranks(causal, monkeypatch):
         def sum(self, values: Sequence[float]) -> list[float]:
             return list(values)
 
-    monkeypatch.setattr(causal, "tokens_per_call", 16)
+    monkeypatch.setattr(causal, "tokens_per_batch", 16)
     tokens = torch.tensor(ids_of(LETTER_TEXTS[0] * 3))[:50]
     texts = [window.text(tokens, i) for i, window in enumerate(scoring_windows(50, 8, 4))]
     alone, *parts = (causal.score(texts, ranks) for ranks in (None, OneOfTwo(0), OneOfTwo(1)))
@@ -203,7 +205,7 @@ def test_diffusion_equals_pipe_score(pipe, tmp_path):
         total = sum(getattr(score, name) for score in expected)
         assert numbers[name].value == pytest.approx(total / tokens)
     assert result.manifest["num_windows"] == sum(-(-len(s.tokens) // 32) for s in expected)
-    assert result.manifest["calls"] == sum(score.calls for score in expected)
+    assert result.manifest["forward_passes"] == sum(score.forward_passes for score in expected)
 
 
 def test_errors_over_documents_and_windows(causal, tmp_path):
@@ -230,6 +232,7 @@ def test_the_error_over_documents_is_at_least_the_monte_carlo_error(pipe, tmp_pa
         assert numbers[f"{name}_corpus"].standard_error >= numbers[name].standard_error > 0
 
 
+@pytest.mark.slow
 def test_stride_conditions_an_exact_denoiser():
     """With the exact denoiser the bound is tight: windows add up to the likelihood of the chain."""
     source, schedule = markov_world(0.0, 6)
@@ -254,6 +257,7 @@ def test_stride_conditions_an_exact_denoiser():
     assert unconditional > 8 * error  # what the condition is worth
 
 
+@pytest.mark.slow
 def test_max_se_adds_repeats_until_the_error_is_small(pipe, tmp_path):
     sources = write_texts(tmp_path, [TEXT])
 
@@ -267,9 +271,9 @@ def test_max_se_adds_repeats_until_the_error_is_small(pipe, tmp_path):
     assert later.manifest["repeats"] > 2
     assert later.measurements["nelbo"].standard_error <= error / 2
     windows = first.manifest["num_windows"]
-    stopped = run(max_se=1e-9, max_calls=windows * (1 + 4 * 3))
+    stopped = run(max_se=1e-9, max_forward_passes=windows * (1 + 4 * 3))
     assert stopped.manifest["repeats"] == 4
-    assert stopped.manifest["calls"] == windows * (1 + 4 * 3)
+    assert stopped.manifest["forward_passes"] == windows * (1 + 4 * 3)
 
 
 def test_the_papers_grid_has_no_ends(pipe, tmp_path):

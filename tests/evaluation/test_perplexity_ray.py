@@ -51,7 +51,7 @@ def test_items_of_windows_give_the_numbers_of_one_process(model, source, monkeyp
         score=lambda texts, done: score_on_ray(
             ModelSource(model, "cpu"), texts, OPTIONS, ActorOptions(), done
         ),
-        on_calls=lambda *counts: found.append(counts),
+        on_forward_passes=lambda *counts: found.append(counts),
     )
     expected = evaluate_perplexity(pipe, [source], OPTIONS)
     assert_close(result.to_dict(), expected.to_dict())

@@ -116,7 +116,7 @@ def test_missing_files_and_folders(tmp_path):
 def test_files_that_are_too_large(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     RESULT.save(path)
-    monkeypatch.setattr("gidd.evaluation.results.RESULT_BYTES", Limit(100))
+    monkeypatch.setattr("gidd.evaluation.results.MANIFEST_BYTES", Limit(100))
     with pytest.raises(DataError, match="at most 100 bytes"):
         EvaluationResult.read(path)
     with pytest.raises(ConfigError, match="at most 100 bytes"):

@@ -98,6 +98,7 @@ def test_self_accuracy_of_a_model_by_hand(pipe):
         assert found == pytest.approx(float(is_top.double().mean()))
 
 
+@pytest.mark.slow
 def test_samples_of_a_model_are_those_of_the_pipeline(pipe, grader):
     progress = []
     result = evaluate_model_samples(
@@ -132,7 +133,7 @@ def test_a_model_of_masking_alone_has_no_self_accuracy(tmp_path, grader):
 
 def test_samples_are_read_from_json_lines_and_text_files(tmp_path, pipe):
     file = tmp_path / "samples.jsonl"
-    file.write_text('{"text": "a b", "tokens": [1, 2], "calls": 7}\n\n{"text": ""}\n')
+    file.write_text('{"text": "a b", "tokens": [1, 2], "forward_passes": 7}\n\n{"text": ""}\n')
     assert read_text_samples(file) == [TextSample("a b", (1, 2), None, 7), TextSample("")]
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -183,6 +184,7 @@ def test_samples_per_chunk_do_not_matter(pipe, monkeypatch):
     assert generate_text_samples(pipe, 5, length=12, options=options)[0] == whole
 
 
+@pytest.mark.slow
 def test_mauve_separates_equal_from_different_texts(grader):
     pytest.importorskip("mauve", reason='needs `pip install "gidd[mauve]"`')
     texts = [a + b + c for a in "abcd" for b in "abcd" for c in "ab"]

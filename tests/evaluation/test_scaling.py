@@ -9,8 +9,8 @@ import pytest
 from support.synthetic_runs import run_config, small_tokenizer, write_synthetic_run
 
 from gidd.cli import main
-from gidd.common.codec import to_yaml
-from gidd.common.parts import part
+from gidd.common.config.codec import to_yaml
+from gidd.common.config.components import component
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.evaluation.results import EvaluationResult
 from gidd.evaluation.scaling import (
@@ -198,7 +198,7 @@ def test_what_is_missing_is_named(tmp_path):
     other = write_synthetic_run(tmp_path / "d", config, STEPS, law(-0.1, 8.0), small_tokenizer(270))
     with pytest.raises(DataError, match="different tokenizers"):
         evaluate_scaling({"c": [more], "d": [read_training_run(other)]})
-    backbone = part("backbone", "llama-bidirectional", width=32, num_layers=2, num_heads=2)
+    backbone = component("backbone", "llama-bidirectional", width=32, num_layers=2, num_heads=2)
     (file,) = tmp_path.glob("d/checkpoints/*/run.yaml")
     file.write_text(to_yaml(replace(config, backbone=backbone)))
     with pytest.raises(DataError, match="llama-bidirectional"):

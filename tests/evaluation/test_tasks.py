@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("datasets_cache")
 # local tasks
 
 
+@pytest.mark.slow
 def test_a_task_of_json_lines_and_of_yaml(pipe: Pipeline, monkeypatch: Any) -> None:
     monkeypatch.chdir(TASKS)  # data of YAML tasks are relative to the current folder
     seen: list[tuple[int, int]] = []
@@ -43,7 +44,7 @@ def test_a_task_of_json_lines_and_of_yaml(pipe: Pipeline, monkeypatch: Any) -> N
     manifest = result.manifest
     assert manifest["tasks"]["affairs_yaml"]["version"] == 2.0
     assert manifest["truncated_requests"] > 0
-    assert manifest["calls"] >= seen[-1][0]
+    assert manifest["forward_passes"] >= seen[-1][0]
     assert manifest["early_stop"] == {"confidence": 0.99, "min_repeats": 3}
     assert all(done <= expected for done, expected in seen)
     assert isinstance(rows["continue_text/0"]["output"], str)
@@ -116,6 +117,7 @@ def test_a_file_that_does_not_exist_is_named(pipe: Pipeline) -> None:
         evaluate_tasks(pipe, ["no.yaml"])
 
 
+@pytest.mark.long
 def test_data_that_cannot_be_reached_are_named(pipe: Pipeline) -> None:
     with pytest.raises(DataError, match="winogrande.*HF_HUB_OFFLINE"):
         evaluate_tasks(pipe, ["WinoGrande"])

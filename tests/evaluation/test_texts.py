@@ -6,9 +6,10 @@ import pytest
 
 from gidd.data.corpora import MARKOV, corpora_of
 from gidd.data.preparation import prepare
-from gidd.data.tokenizers import train_tokenizer
+from gidd.data.tokenizers import byte_level, train_tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.texts import documents, source_names, texts_digest
+from gidd.evaluation.texts import documents, encode_corpus, source_names, texts_digest
+from gidd.pipeline.text import TokenDecoder
 
 TEXTS = ["one fish", "two fish – 🙂", "red fish", "blue fish"]
 
@@ -49,6 +50,7 @@ def test_a_corpus_gives_its_held_out_documents(tokenizer):
     assert found[3].id == "sotu#3"
 
 
+@pytest.mark.slow
 def test_held_out_documents_of_one_long_part_are_its_last_ones():
     found = list(documents(["markov"], tokenizer=MARKOV.tokenizer(), max_documents=2))
     (part,) = MARKOV.documents()
@@ -94,3 +96,14 @@ def test_the_digest_depends_on_texts_and_their_borders():
 def test_names_of_sources_have_no_credentials():
     assert source_names(["sotu", "https://me:secret@host/a.txt"])[0] == "sotu"
     assert "secret" not in source_names(["https://me:secret@host/a.txt"])[0]
+
+
+def test_the_bytes_of_a_chat_are_those_of_its_answers(tmp_path):
+    lines = [{"prompt": f"add {k} 1", "response": "é" * k} for k in range(1, 5)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tokenizer, data = byte_level(), tmp_path / "data"
+    prepare([tmp_path / "chats.jsonl"], tokenizer, data, format="chat", validation=3, quiet=True)
+    found = encode_corpus([str(data)], TokenDecoder(tokenizer)).documents
+    # a space and the answer; end-of-text is scored and has no bytes
+    assert [one.num_bytes for one in found] == [5, 7, 9]
+    assert [int((~one.given).sum()) for one in found] == [6, 8, 10]

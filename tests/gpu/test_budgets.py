@@ -11,7 +11,7 @@ from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.diffusion.weighting import DynamicWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.sampling import Request, SelfCorrectionStep, Session, corrector_plan, sampling_plan
@@ -67,7 +67,7 @@ def sampling_step(
     schedule = schedule_of(noise, denoiser.vocab)
     move_to_pretended(denoiser)
     with torch.no_grad(), pretended_cuda() as counts:
-        session = Session(denoiser, schedule, rows=ROWS, device=DEVICE)
+        session = Session(denoiser, schedule, batch_size=ROWS, device=DEVICE)
         for index in range(ROWS):
             given = [None] * LENGTH if tokens is None else tokens[index].tolist()
             request = Request(
@@ -86,6 +86,7 @@ def require(counts: LaunchCounts, launches: int, waits: int) -> None:
     assert not counts.misaligned, counts.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "waits"), [("hybrid", 0), ("masked", 1)])
 def test_training(noise, waits):
     one, two = training_forward(noise), training_forward(noise, layers=2)
@@ -93,12 +94,13 @@ def test_training(noise, waits):
     require(two, one.num_launches + 36, waits)
 
 
+@pytest.mark.slow
 def test_launches_do_not_depend_on_the_vocabulary_or_the_tokens():
     counts = training_forward("hybrid", vocab_size=300, samples=2)
     assert counts.num_launches == training_forward("hybrid", vocab_size=1000).num_launches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "waits"), [("hybrid", 0), ("masked", 1)])
 def test_training_with_the_vocabulary_of_gpt2(noise, waits):
     counts = training_forward(noise, GPT2)
@@ -106,17 +108,18 @@ def test_training_with_the_vocabulary_of_gpt2(noise, waits):
     assert counts.num_launches == training_forward(noise).num_launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["hybrid", "masked"])
 def test_ancestral_sampling(noise):
-    plan = sampling_plan(even_mesh(128))
+    plan = sampling_plan(even_times(128))
     one, two = (sampling_step(noise, plan, layers=layers) for layers in (1, 2))
     require(one, 120 + 26, waits=1)
     require(two, one.num_launches + 26, waits=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ancestral_sampling_with_the_vocabulary_of_gpt2():
-    require(sampling_step("hybrid", sampling_plan(even_mesh(128)), GPT2), 120 + 26, waits=1)
+    require(sampling_step("hybrid", sampling_plan(even_times(128)), GPT2), 120 + 26, waits=1)
 
 
 @pytest.mark.parametrize("vocab_size", [1000, pytest.param(GPT2, marks=pytest.mark.long)])

@@ -25,6 +25,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     sys.modules.pop("compiled_kernels")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_spilled_and_loads_are_wide(kernels: ModuleType, target: str):
     cases = [kernels.loss_case(noise, "bf16") for noise in ("hybrid", "masked", "any")]

@@ -74,7 +74,7 @@ def require_small(temperatures: list[float], all_found: list[dict[str, float]]) 
         assert found["log_odds"] <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_the_vocabulary_of_gpt2():
     temperatures = [1.0, 0.5, 0.0]
     require_small(temperatures, interpret(all_errors, 50_258, temperatures))
@@ -112,6 +112,7 @@ def everything(vocab_size: int, temperatures: list[float]) -> tuple[object, obje
     return all_errors(vocab_size, temperatures), special_rows()
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_as_defined_with_extreme_uniforms_and_nan():
     temperatures = [1.0, 0.1, 0.0]
     found, special = interpret(everything, 2000, temperatures)

@@ -1,9 +1,10 @@
 """The kernel of flat noise draws the tokens of its definition."""
 
+import pytest
 import torch
 from support.interpreted import interpret, needs_triton
 
-from gidd.diffusion.categorical import FlatRows, draw
+from gidd.diffusion.categorical import draw, flat_entries
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.vocab import Vocab
@@ -28,17 +29,18 @@ def different_tokens() -> list[str]:
     different = []
     for schedule in SCHEDULES:
         vocab, flat, alpha = schedule.vocab, schedule.flat_beta_pi(t), schedule.alpha(t)
-        rows = FlatRows(vocab.size, vocab.mask_id, alpha, flat.mask, flat.other)
+        entries = flat_entries(alpha, flat.mask, flat.other)
         mask_id = -1 if vocab.mask_id is None else vocab.mask_id
-        drawn = launch_draw_flat(rows.entries(), mask_id, vocab.size, u)
+        drawn = launch_draw_flat(entries, mask_id, vocab.size, u)
         if not torch.equal(drawn, draw(torch.cat([alpha[:, None], schedule.beta_pi(t)], 1), u)):
             different.append(repr(schedule))
-        one = launch_draw_flat(rows.entries()[2:3], mask_id, vocab.size, u)  # one row for all
+        one = launch_draw_flat(entries[2:3], mask_id, vocab.size, u)  # one row for all
         if not torch.equal(one[2], drawn[2]):
             different.append(f"{schedule}, one row")
     return different
 
 
+@pytest.mark.slow
 @needs_triton
 def test_tokens_are_equal():
     assert interpret(different_tokens) == []

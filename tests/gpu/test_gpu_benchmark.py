@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gidd.planning.step_trace import StepLaunches, StepTrace
+from gidd.planning.step_trace import StepTrace
 from gidd.vocab import Vocab
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -79,16 +79,17 @@ def traced(monkeypatch):
         num_tensors=2,
         phases={"update": {"parameters": 40, "optimiser": 80}},
         collectives=(),
-        launches=StepLaunches(
-            compiled=False,
-            launches={"forward": 300, "backward": 400, "update": 20},
-            waits=0,
-            misaligned_products=0,
-        ),
+        launches={
+            "compiled": False,
+            "launches": {"forward": 300, "backward": 400, "update": 20},
+            "waits": 0,
+            "misaligned_products": 0,
+        },
     )
     monkeypatch.setattr("gidd.planning.run_plan.trace_in_child", lambda *_: made)
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu(traced):
     status, output = run("--device", "cpu", "--quick", "--json")
     results = json.loads(output)  # nothing else is printed
@@ -186,6 +187,7 @@ def test_launches_are_calls_of_the_runtime(measure):
     assert measure.launches_of(calls) == 22
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(capsys):
     report = importlib.import_module("gpu_report").Report(quiet=False)
     assert report.passed and report.attempt("sum", lambda: 1 + 1) == 2

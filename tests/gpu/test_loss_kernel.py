@@ -140,13 +140,14 @@ NOISES = ["hybrid 0.2", "hybrid 0.01", "hybrid 1e-5", "masked", "uniform", "unig
 """At 1e-5 the products of four logits would overflow."""
 
 
+@pytest.mark.slow
 def test_terms_and_gradients_are_those_of_the_definition():
     noises = [noise for noise in NOISES if noise != "hybrid 0.01"]
     cases: list[Case] = [(noise, 2000, "float32", 1.0, False) for noise in noises]
     require_small([*cases, ("hybrid 0.2", 2000, "bfloat16", 1.0, False)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_the_vocabulary_of_gpt2(dtype: str):
     require_small([(noise, 50_258, dtype, 6.0, False) for noise in NOISES])
@@ -180,6 +181,7 @@ def other_uses() -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow
 def test_without_gradient_without_noise_and_with_nan():
     found = interpret(other_uses)
     assert all(found.values()), found

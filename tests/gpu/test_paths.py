@@ -20,15 +20,15 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
     mask_noise,
 )
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting, TightWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.sampling import (
-    CutOff,
-    Engine,
+    EpsilonCutoff,
     MinP,
     Plan,
     Request,
+    Session,
     Temperature,
     TopK,
     TopP,
@@ -56,9 +56,9 @@ SCHEDULES = {
         ),
     ),
 }
-STEPS = sampling_plan(even_mesh(2))
+STEPS = sampling_plan(even_times(2))
 PLANS = {
-    **{f"step {name}": sampling_plan(even_mesh(2), steps[-1]) for name, steps in SAMPLERS.items()},
+    **{f"step {name}": sampling_plan(even_times(2), steps[-1]) for name, steps in SAMPLERS.items()},
     **{
         f"corrector {name}": STEPS + corrector_plan(steps[-1], 2, 0.1)
         for name, steps in FIXERS.items()
@@ -69,7 +69,7 @@ PROCESSORS = (
     Temperature(0.0),
     TopK(5),
     TopP(0.9),
-    CutOff(1e-4),
+    EpsilonCutoff(1e-4),
     MinP(0.05),
     ban(VOCAB, [3, 4]),
 )
@@ -99,8 +99,8 @@ def sample(schedule, plan: Plan, processors=(), *, name="", record_frames=False)
     ]
     refuses_float64 = name not in HAVE_FLOAT64_ROWS
     with torch.no_grad(), pretended_cuda(refuses_float64=refuses_float64):
-        engine = Engine(denoiser().eval(), schedule, rows_per_call=ROWS, device=DEVICE)
-        samples = engine.sample(requests, record_frames=record_frames)
+        session = Session(denoiser().eval(), schedule, batch_size=ROWS, device=DEVICE)
+        samples = session.sample(requests, record_frames=record_frames)
     assert [len(made.tokens) for made in samples] == [LENGTH] * (ROWS + 1)
 
 
@@ -109,6 +109,7 @@ def test_ancestral_sampling(noise):
     sample(SCHEDULES[noise], STEPS, name=noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_steps_and_correctors(name):
     sample(SCHEDULES["hybrid"], PLANS[name], name=name)

@@ -1,5 +1,6 @@
 """The kernel of random integers gives the bits of its definition."""
 
+import pytest
 import torch
 from support.interpreted import interpret, needs_triton
 
@@ -35,6 +36,7 @@ def different_bits() -> list[str]:
     return different
 
 
+@pytest.mark.slow
 @needs_triton
 def test_bits_are_equal_for_all_seeds_samples_and_steps():
     assert interpret(different_bits) == []

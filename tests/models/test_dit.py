@@ -246,11 +246,12 @@ def test_half_precision(inputs):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
-def test_compiles_to_one_graph(inputs):
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_compiles_to_one_graph(inputs, backend):
     model = randomised(nano())
     with torch.no_grad():
         expected = model(*inputs)
-        compiled = torch.compile(model, fullgraph=True)(*inputs)
+        compiled = torch.compile(model, fullgraph=True, backend=backend)(*inputs)
     torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
-from gidd.common.codec import part_from_plain
+from gidd.common.config.codec import component_from_plain
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig, BidirectionalTransformer
 from gidd.models.backbones.hf_config import CAUSAL, FAMILIES as CONFIGS, BidirectionalLMConfig
@@ -122,6 +122,7 @@ def test_time_embedding_starts_without_effect(family):
     assert difference.min() > 1e-4  # at every position
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_lowers_the_loss(family):
     config = CONFIGS[family](
@@ -260,7 +261,7 @@ def test_records_of_older_versions_are_converted():
     network = config.build()
     assert network.head.weight is network.embedding.weight
     assert network.body.config.intermediate_size == 96 and network.uses_time
-    assert part_from_plain("backbone", record_of_run(record), "run").options["hf"] == config.hf
+    assert component_from_plain("backbone", record_of_run(record), "run").options["hf"] == config.hf
 
 
 def record_of_run(record):
@@ -333,6 +334,7 @@ def their_logits(model, z):
         return model(input_ids=z, attention_mask=no_mask if is_causal else None).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_network_saved_by_transformers_gives_the_same_logits(family, tmp_path):
     model = saved_network(family, tmp_path)

@@ -125,6 +125,7 @@ print(json.dumps(messages))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
 def test_sizes_are_compared_with_the_file_before_anything_is_built(ours, theirs, tmp_path):
     """Under limits on memory and CPU time, which building such a model would exceed."""

@@ -114,6 +114,7 @@ def test_a_saved_model_is_restored(tmp_path, schedule):
     assert set(contents(tmp_path / "a")) == names  # no temporary files
 
 
+@pytest.mark.slow
 def test_a_save_over_an_older_one_replaces_it(tmp_path):
     model = denoiser()
     save(tmp_path, model, SCHEDULES[-1])
@@ -161,7 +162,7 @@ def test_python_functions_cannot_be_saved(tmp_path, name):
 def test_another_vocabulary_and_nan_are_not_saved(tmp_path):
     with pytest.raises(ConfigError, match="schedule.vocab"):
         save(tmp_path, denoiser(), MaskedSchedule(Vocab(12, mask_id=11)))
-    with pytest.raises(ConfigError, match="gidd.json: only finite numbers"):
+    with pytest.raises(ConfigError, match="gidd.json: a value cannot be saved"):
         save(tmp_path, denoiser(), SCHEDULES[0], {"loss": float("nan")})
 
 
@@ -190,7 +191,7 @@ def edit(path: Path, change) -> None:
             "schedule.p_uniform must be float, got 'a'",
         ),
         (lambda r: r["schedule"].update(p_uniform={"kind": "linear"}), "p_uniform must be float"),
-        (lambda r: r.update(schedule=[]), r"schedule must be an object .* got \[\]"),
+        (lambda r: r.update(schedule=[]), r"schedule must be an object, got \[\]"),
         (lambda r: r["vocabulary"].update(mask_id=99), r"vocab.mask_id must be in \[0, 11\)"),
         (
             lambda r: r["files"].update({"../../x": "0"}),

@@ -47,6 +47,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_adapters_start_without_effect_train_and_merge(kind):
     network = NETWORKS[kind]()
@@ -95,6 +96,7 @@ def test_time_embedding_is_trained_too():
     assert network.time_projection.weight.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_adapters_of_the_meta_device_are_initialised_from_the_seed():
     def built(seed):
         with torch.device("meta"):

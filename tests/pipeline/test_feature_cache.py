@@ -6,7 +6,7 @@ import torch
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.models import Denoiser
-from gidd.models.backbones import BidirectionalConfig, DiTConfig, TimeMappedConfig
+from gidd.models.backbones import BidirectionalConfig, DiTConfig, ScaledConfig, TimeMappedConfig
 from gidd.pipeline import Pipeline
 
 TOKENIZER = character_level("abcdefgh")
@@ -16,6 +16,7 @@ WITHOUT_TIME = {
     "bidirectional": BidirectionalConfig(
         **SIZES, num_kv_heads=2, mlp_width=16, rotary_base=10_000.0, norm_eps=1e-6
     ),
+    "scaled": ScaledConfig(**SIZES),
     "time is always 0": TimeMappedConfig(**SIZES, time_width=8, time="zero"),
 }
 
@@ -37,6 +38,7 @@ def counted(network):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", WITHOUT_TIME.values(), ids=list(WITHOUT_TIME))
 def test_features_are_reused_and_samples_stay_the_same(config):
     torch.manual_seed(0)

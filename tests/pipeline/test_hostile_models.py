@@ -9,10 +9,10 @@ from support.small_model import CONTEXT, random_denoiser, write_model
 
 import gidd
 from gidd import models
-from gidd.common.registry import builtin_parts
+from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, DataError
-from gidd.pipeline import CorrectionOptions, Pipeline
+from gidd.pipeline import Pipeline, SelfCorrectionOptions
 from gidd.vocab import Vocab
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
@@ -46,15 +46,17 @@ def huge_masked(tmp_path_factory) -> Pipeline:
 TASKS = {
     **{
         step: lambda p, name=step: p.generate(length=8, steps=3, sampler=name)
-        for step in builtin_parts("step")
+        for step in builtin_components("step")
     },
     "temperature 0": lambda p: p.generate(length=8, steps=3, temperature=0.0),
     "infill": lambda p: p.infill("Peace[MASK:3] all", steps=3),
     "score": lambda p: p.score("Peace", nodes=2, repeats=2),
 }
 VISIBLE_TASKS = {
-    "gibbs": lambda p: p.generate(length=8, steps=3, corrector_calls=2),
-    "correction": lambda p: p.generate(length=8, steps=3, correction=CorrectionOptions(calls=3)),
+    "gibbs": lambda p: p.generate(length=8, steps=3, final_corrector_steps=2),
+    "correction": lambda p: p.generate(
+        length=8, steps=3, self_correction=SelfCorrectionOptions(forward_passes=3)
+    ),
     "correct": lambda p: p.correct("Peace and all"),
     "self_correct": lambda p: p.self_correct("Peace and all"),
 }
@@ -74,7 +76,7 @@ def test_those_of_masked_models_too(huge_masked, name):
 
 def test_several_rows_per_call_are_checked_too(tmp_path):
     pipe = overflowing(write_model(tmp_path))
-    batched = gidd.from_pretrained(tmp_path, device="cpu", rows_per_call=4)
+    batched = gidd.from_pretrained(tmp_path, device="cpu", batch_size=4)
     for each in (pipe, batched):
         with pytest.raises(CheckpointError, match="predictions .*not finite"):
             each.generate(2, length=8, steps=2)
@@ -142,6 +144,7 @@ def test_any_summary_is_harmless(folder, tmp_path, steps):
     assert pipe.source["sha256"] == json.loads(text)["files"]["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_damaged_tokenizer_is_not_replaced_by_gpt2s(tmp_path):
     """Only a missing one is."""
     vocab = Vocab(50258, mask_id=50257, pad_id=50256)

@@ -11,8 +11,8 @@ from gidd.errors import DataError
 from gidd.pipeline import NoiseLevel, estimate_noise
 from gidd.pipeline.noise_level import MAX_WINDOWS
 from gidd.sampling import (
-    Engine,
     FunctionNetwork,
+    Session,
     TextWindows,
     WindowReader,
     WindowTokens,
@@ -58,17 +58,12 @@ def test_clean_text_is_estimated_as_clean(rate):
     assert found.low <= rate <= found.high < rate + 0.004
     assert found.error_rate == pytest.approx(rate, abs=0.0006)
     assert found.time == 1e-4
-    assert found.calls == 3 * 64
+    assert found.forward_passes == 3 * 64
     assert (found.low == 0) == (rate == 0)
 
 
-@pytest.mark.parametrize(
-    "rate",
-    [
-        pytest.param(0.05, marks=pytest.mark.slow),
-        *(pytest.param(rate, marks=pytest.mark.long) for rate in (0.02, 0.2)),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("rate", [0.02, 0.05, 0.2])
 def test_the_interval_covers_the_truth_as_often_as_it_says(rate):
     """200 documents of 8 windows of 64 tokens."""
     reader = exact_reader(HYBRID, 24)
@@ -81,24 +76,26 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(rate):
 
 WIDE = Vocab(33, mask_id=32)
 READER = WindowReader(
-    Engine(random_denoiser(WIDE, gain=0.0), HybridSchedule(WIDE, 0.2), rows_per_call=4)
+    Session(random_denoiser(WIDE, gain=0.0), HybridSchedule(WIDE, 0.2), batch_size=4)
 )
 TOKENS = torch.randint(32, (400,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
+@pytest.mark.slow
 def test_windows_are_spread_over_a_long_document():
     cut = TextWindows(TOKENS, [False] * 400, 8)
     assert len(cut) > MAX_WINDOWS
     seen = []
-    found = estimated(READER, cut, max_windows=10, on_calls=lambda *n: seen.append(n))
-    assert found.calls % 10 == 0
-    assert seen[-1] == (found.calls, found.calls)
-    assert [done for done, _ in seen[:-1]] == list(range(1, found.calls + 1))
+    found = estimated(READER, cut, max_windows=10, on_forward_passes=lambda *n: seen.append(n))
+    assert found.forward_passes % 10 == 0
+    assert seen[-1] == (found.forward_passes, found.forward_passes)
+    assert [done for done, _ in seen[:-1]] == list(range(1, found.forward_passes + 1))
     assert all(done <= expected for done, expected in seen)
     spread = [cut[int((k + 0.5) * len(cut) / 10)] for k in range(10)]
     assert estimated(READER, spread) == found
 
 
+@pytest.mark.slow
 def test_tokens_that_are_not_editable_do_not_count():
     """They are context; windows without editable tokens are skipped."""
     half = TextWindows(TOKENS[:80], [i < 40 for i in range(80)], 16)
@@ -112,14 +109,14 @@ def test_tokens_that_are_not_editable_do_not_count():
 def test_networks_without_a_time_and_extreme_predictions():
     """A network that is certain, and wrong about some tokens, or all."""
     certain = torch.nn.functional.one_hot(torch.tensor(1), 33).double()
-    engine = Engine(
-        FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), READER.engine.schedule
+    session = Session(
+        FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), READER.session.schedule
     )
     for text, low, high in (((1,) * 64, 0, 0), ((1, 1, 1, 2) * 16, 0.2, 0.3), ((2,) * 64, 0.6, 1)):
-        found = estimated(WindowReader(engine), [WindowTokens(text, (True,) * 64)])
+        found = estimated(WindowReader(session), [WindowTokens(text, (True,) * 64)])
         assert low <= found.error_rate <= high
         assert 0 <= found.low <= found.error_rate <= found.high <= 1
-    short = estimated(WindowReader(engine), [WindowTokens((1,), (True,))])
+    short = estimated(WindowReader(session), [WindowTokens((1,), (True,))])
     assert short.low == 0 and short.high > 0.3
 
 

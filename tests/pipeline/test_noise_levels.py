@@ -28,24 +28,26 @@ def pipe(folder):
     return gidd.from_pretrained(folder, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_noise_level_of_a_text(pipe):
     given = pipe.token_texts.encode_with_offsets(TEXT, "it")
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
-    found = pipe.noise_level(TEXT, on_calls=lambda *counts: seen.append(counts))
+    found = pipe.noise_level(TEXT, on_forward_passes=lambda *counts: seen.append(counts))
     assert found == run_job(lambda jobs: estimate_noise(jobs, pipe.window_reader(), cut))
     assert found == pipe.noise_level(TEXT)
     assert len(cut) > 1
-    assert seen[-1] == (found.calls, found.calls)
+    assert seen[-1] == (found.forward_passes, found.forward_passes)
     scores = pipe.score(TEXT, nodes=1, repeats=2)
     assert scores.noise_level == found
     assert pipe.score(TEXT, nodes=1, repeats=2, confidence=False).noise_level is None
     assert pipe.score("\n", nodes=1, repeats=2).noise_level is None
 
 
+@pytest.mark.slow
 def test_protected_text_does_not_count(pipe):
     part = pipe.noise_level(TEXT, protected=[(0, 100)])
-    assert part.calls < pipe.noise_level(TEXT).calls
+    assert part.forward_passes < pipe.noise_level(TEXT).forward_passes
     for text, spans in ((TEXT, [(0, len(TEXT))]), ("\n\n", [])):
         with pytest.raises(DataError, match="not protected"):
             pipe.noise_level(text, protected=spans)
@@ -59,6 +61,7 @@ def test_masking_alone_has_no_noise_level(tmp_path):
         masked.noise_level(TEXT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("summary", "times"),
     [

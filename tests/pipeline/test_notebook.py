@@ -9,7 +9,7 @@ CELLS = [
     "import gidd",
     """pipe = gidd.train(
         {out!r}, data={data!r}, steps=20, length=16, global_batch=4, evaluate_samples=4,
-        model=gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8),
+        model=gidd.component("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8),
         device="cpu", trackers=["tensorboard"],
     )""",
     "pipe",

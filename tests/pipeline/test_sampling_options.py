@@ -10,21 +10,21 @@ from support.small_model import write_model
 import gidd
 from gidd import Pipeline
 from gidd.errors import ConfigError
-from gidd.pipeline.options import CorrectionOptions, SamplingOptions
+from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
 NO_INTEGERS = [1.5, True, "1", None, math.nan, 10**30, -1, [1]]
 NO_NUMBERS = [True, "1", None, math.nan, math.inf, 1e39, 10**400, -0.1, [1]]
 INTEGERS = {
-    SamplingOptions: ["steps", "top_k", "corrector_calls"],
-    CorrectionOptions: ["calls", "patience", "tokens_per_call", "distance"],
+    SamplingOptions: ["steps", "top_k", "final_corrector_steps"],
+    SelfCorrectionOptions: ["forward_passes", "patience", "tokens_per_step", "distance"],
 }
 NUMBERS = {
-    SamplingOptions: ["temperature", "top_p", "min_p", "cut_off"],
-    CorrectionOptions: ["temperature"],
+    SamplingOptions: ["temperature", "top_p", "min_p", "epsilon_cutoff"],
+    SelfCorrectionOptions: ["temperature"],
 }
-NONE_ALLOWED = {"top_k", "top_p", "min_p", "cut_off"}
+NONE_ALLOWED = {"top_k", "top_p", "min_p", "epsilon_cutoff"}
 CASES = [
     (kind, name, value)
     for fields, values in ((INTEGERS, NO_INTEGERS), (NUMBERS, NO_NUMBERS))
@@ -55,18 +55,20 @@ def test_an_option_of_a_sampler_of_the_wrong_type_or_range_is_the_only_problem(n
 @pytest.mark.parametrize("value", [0, *NO_INTEGERS])
 @pytest.mark.parametrize("corrector", ["gibbs", "gibbs_sweep", "self_correction"])
 def test_an_option_of_a_corrector_of_the_wrong_type_or_range_is_the_only_problem(corrector, value):
-    options = SamplingOptions(corrector=corrector, corrector_options={"distance": value})
+    options = SamplingOptions(
+        final_corrector=corrector, final_corrector_options={"distance": value}
+    )
     (problem,) = options.problems()
-    assert problem.startswith("corrector.distance must be ")
+    assert problem.startswith("final_corrector.distance must be ")
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"sampler": "threshold", "sampler_options": {"fill": 0.5}, "mesh": "sine"},
-        {"corrector": "gibbs", "corrector_calls": 3, "steps": 4},
-        {"correction": CorrectionOptions(calls=8, score="gain")},
+        {"sampler": "threshold", "sampler_options": {"fill": 0.5}, "timestep_spacing": "sine"},
+        {"final_corrector": "gibbs", "final_corrector_steps": 3, "steps": 4},
+        {"self_correction": SelfCorrectionOptions(forward_passes=8, score="gain")},
     ],
 )
 def test_equal_options_give_equal_plans(options):
@@ -77,19 +79,24 @@ def test_equal_options_give_equal_plans(options):
 
 
 def test_equal_corrections_give_equal_plans():
-    first, again = CorrectionOptions(calls=8).plan(), CorrectionOptions(calls=8).plan()
+    first, again = (
+        SelfCorrectionOptions(forward_passes=8).plan(),
+        SelfCorrectionOptions(forward_passes=8).plan(),
+    )
     assert (first, hash(first)) == (again, hash(again))
-    assert first != CorrectionOptions(calls=8, distance=3).plan()
+    assert first != SelfCorrectionOptions(forward_passes=8, distance=3).plan()
 
 
-@pytest.mark.parametrize("part", ["sampler", "corrector"])
+@pytest.mark.parametrize("part", ["sampler", "final_corrector"])
 @pytest.mark.parametrize("value", [None, 3, "fill", [("fill", 0.5)], {"flil": 0.5}, {3: 0.5}])
 def test_options_that_a_part_does_not_have_are_the_only_problem(part, value):
     (problem,) = SamplingOptions(**{f"{part}_options": value}).problems()
     assert problem.startswith(f"{part}_options must be ")
 
 
-@pytest.mark.parametrize("name", ["mesh", "sampler", "corrector", "correction"])
+@pytest.mark.parametrize(
+    "name", ["timestep_spacing", "sampler", "final_corrector", "self_correction"]
+)
 @pytest.mark.parametrize("value", [None, 3, "x", ["even"]])
 def test_a_choice_that_does_not_exist_is_the_only_problem(name, value):
     (problem,) = replace(SamplingOptions(), **{name: value}).problems()
@@ -112,6 +119,7 @@ def pipe(tmp_path_factory) -> Pipeline:
     [
         ("generate", "num_samples"),
         ("generate", "length"),
+        ("generate", "max_tokens"),
         ("generate", "seed"),
         ("generate", "start_index"),
         ("generate", "steps"),
@@ -119,7 +127,7 @@ def pipe(tmp_path_factory) -> Pipeline:
         ("infill", "seed"),
         ("infill", "start_index"),
         ("self_correct", "seed"),
-        ("self_correct", "calls"),
+        ("self_correct", "forward_passes"),
         ("score", "seed"),
         ("score", "nodes"),
         ("score", "repeats"),
@@ -133,7 +141,7 @@ def test_arguments_that_must_be_integers(pipe, method, name, value):
 
 @pytest.mark.parametrize("temperature", [0, 1e-300, 1e38])
 def test_the_extreme_temperatures_that_are_allowed_give_text(pipe, temperature):
-    (generation,) = pipe.generate(length=8, steps=2, temperature=temperature)
+    (generation,) = pipe.generate(length=8, steps=2, temperature=temperature, confidence=True)
     assert all(map(math.isfinite, generation.confidence))
     assert pipe.schedule.vocab.mask_id not in generation.tokens
 

@@ -26,7 +26,7 @@ OPTIONS = {"length": 24, "block_length": 7, "steps": 3}
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_pieces_are_the_generated_text(pipe, seed):
-    (whole,) = pipe.generate(1, prompt="Peace", seed=seed, **OPTIONS)
+    (whole,) = pipe.generate(1, prompt="Peace", seed=seed, confidence=True, **OPTIONS)
     pieces = list(pipe.stream(prompt="Peace", seed=seed, **OPTIONS))
     assert "".join(pieces) == whole.text and whole.text.startswith("Peace")
     assert all(pieces) and len(pieces) in (3, 4)
@@ -34,10 +34,11 @@ def test_the_pieces_are_the_generated_text(pipe, seed):
     assert len(whole.confidence) == len(whole.tokens)
 
 
+@pytest.mark.slow
 def test_samples_in_blocks_are_the_same_alone_and_together(pipe):
     together = pipe.generate(4, **OPTIONS)
     (alone,) = pipe.generate(1, start_index=2, **OPTIONS)
-    assert together[2].text == alone.text and together[2].calls == alone.calls
+    assert together[2].text == alone.text and together[2].forward_passes == alone.forward_passes
     assert together[0].text != together[1].text
 
 
@@ -68,6 +69,7 @@ def test_blocks_cannot_see_what_follows(pipe, call, message):
         call(pipe)
 
 
+@pytest.mark.slow
 def test_the_command_line_streams(folder, pipe, capsys):
     words = ["--prompt", "Peace", "--length", "24", "--block-length", "7", "--steps", "3"]
     main(["sample", str(folder), *words, "--device", "cpu"])
@@ -79,12 +81,13 @@ def test_the_command_line_streams(folder, pipe, capsys):
         assert "block-length" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_pipeline_may_be_called_from_several_threads(pipe):
     def work(index: int):
         if index % 3 == 0:
             return pipe.correct(TEXT).text
         if index % 3 == 1:
-            return pipe.self_correct(TEXT, calls=3).text
+            return pipe.self_correct(TEXT, forward_passes=3).text
         return [sample.text for sample in pipe.generate(2, length=12, steps=3, seed=index)]
 
     expected = [work(index) for index in range(6)]

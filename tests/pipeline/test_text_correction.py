@@ -36,7 +36,7 @@ def test_edits_give_the_text_and_nothing_else_changes(pipe):
         )
     assert set(result.changes) | set(result.suggestions) == set(result.edits)
     assert len(result.text.split("\n")) == len(TEXT.split("\n"))
-    assert result.manifest["calls"] == result.calls
+    assert result.manifest["forward_passes"] == result.forward_passes
 
 
 def test_a_minimum_confidence_leaves_the_rest_as_suggestions(pipe):
@@ -53,18 +53,19 @@ def test_protected_spans_do_not_change(pipe):
     assert result.changes
     assert all(edit.stop <= start or edit.start >= stop for edit in result.edits)
     whole = corrected(pipe, protected=[(0, len(TEXT))])
-    assert (whole.text, whole.edits, whole.calls) == (TEXT, (), 0)
+    assert (whole.text, whole.edits, whole.forward_passes) == (TEXT, (), 0)
 
 
 def test_a_long_text_is_corrected_in_windows(pipe):
     progress = []
     result = corrected(pipe, on_progress=lambda *count: progress.append(count))
     assert len(pipe.tokenizer.encode(TEXT)) > CONTEXT
-    assert len(progress) == result.calls > 1
+    assert len(progress) == result.forward_passes > 1
     assert progress == sorted(progress)
     assert progress[-1] == (len(TEXT), len(TEXT))
 
 
+@pytest.mark.slow
 def test_the_error_rate_is_estimated(pipe):
     result = pipe.correct(TEXT)
     assert result.noise_level is not None
@@ -94,13 +95,14 @@ def results(corrections):
     return [replace(found, manifest=found.manifest | {"seconds": 0}) for found in corrections]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "options"), [(1, {"error_rate": 0.4}), (8, {})])
 def test_several_texts_at_once_are_corrected_as_one_by_one(pipe, monkeypatch, rows, options):
     pipe = with_rows(pipe, rows)
-    calls = count_calls(pipe, monkeypatch)
+    forward_passes = count_calls(pipe, monkeypatch)
     apart = [pipe.correct(text, **options) for text in TEXTS]
-    calls_apart = len(calls)
-    calls.clear()
+    calls_apart = len(forward_passes)
+    forward_passes.clear()
     progress = []
     together = pipe.correct(TEXTS, on_progress=lambda *n: progress.append(n), **options)
     assert results(together) == results(apart)
@@ -109,7 +111,11 @@ def test_several_texts_at_once_are_corrected_as_one_by_one(pipe, monkeypatch, ro
     assert progress == sorted(progress)
     assert progress[-1] == (total, total)
     assert {of for _, of in progress} == {total}
-    assert len(calls) <= calls_apart if rows == 1 else len(calls) < 0.75 * calls_apart
+    assert (
+        len(forward_passes) <= calls_apart
+        if rows == 1
+        else len(forward_passes) < 0.75 * calls_apart
+    )
 
 
 def test_texts_with_their_own_protected_spans(pipe):
@@ -117,7 +123,7 @@ def test_texts_with_their_own_protected_spans(pipe):
     together = pipe.correct(TEXTS, error_rate=0.4, protected=spans)
     apart = [corrected(pipe, t, protected=own) for t, own in zip(TEXTS, spans, strict=True)]
     assert results(together) == results(apart)
-    assert together[3].calls == 0
+    assert together[3].forward_passes == 0
     assert pipe.correct([]) == []
     for wrong in ([[]], [(0, 10), [], [], []]):
         with pytest.raises(ConfigError, match="protected must have a list.*4 texts"):
@@ -125,14 +131,15 @@ def test_texts_with_their_own_protected_spans(pipe):
 
 
 def test_a_text_that_fails_raises_its_error(pipe, monkeypatch):
-    calls = count_calls(pipe, monkeypatch)
+    forward_passes = count_calls(pipe, monkeypatch)
     with pytest.raises(DataError, match="must not be empty"):
         pipe.correct([TEXT, "", TEXT])
     with pytest.raises(ConfigError, match="protected span"):
         pipe.correct([TEXT, TEXT], protected=[[], [(0, 9999)]])
-    assert calls == []  # both are found before the first forward pass
+    assert forward_passes == []  # both are found before the first forward pass
 
 
+@pytest.mark.slow
 def test_scores_of_several_texts_are_those_of_each(pipe):
     together = pipe.score(TEXTS, nodes=1, repeats=2)
     for text, found in zip(TEXTS, together, strict=True):
@@ -147,7 +154,7 @@ def with_rows(pipe, rows):
         pipe.schedule,
         pipe.tokenizer,
         context=pipe.context,
-        rows_per_call=rows,
+        batch_size=rows,
     )
 
 

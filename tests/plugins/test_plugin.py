@@ -22,7 +22,7 @@ from support.registrations import (
 from support.training_runs import reported
 
 from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule, UniformSchedule
-from gidd.diffusion.times import sine_mesh
+from gidd.diffusion.times import sine_times
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas
 from gidd.sampling.network import ForwardPass
@@ -72,7 +72,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def example(monkeypatch):
-    """The modules of the example in this process, which forgets its parts afterwards."""
+    """The modules of the example in this process, which forgets its components afterwards."""
     monkeypatch.syspath_prepend(EXAMPLE / "src")
     with temporary_registrations():
         yield importlib.import_module("gidd_example")
@@ -96,6 +96,7 @@ def refused(*commands, cwd) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_help_shows_the_parts_and_their_options(site):
     """Without the package it shows none of them: tests/common/test_parts_by_name.py."""
     shown = ran("train", "nano", "--noise", "drifting", "--help", site=site)
@@ -105,6 +106,7 @@ def test_help_shows_the_parts_and_their_options(site):
     assert "left-to-right" in ran("sample", "--help", site=site)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_listed_if_and_only_if_the_package_is_installed(site):
     assert re.search(r"\bsums\b.*additions", ran("data", "list", site=site))
     assert "sums" not in ran("data", "list")
@@ -170,17 +172,19 @@ def refuse_resume(run, cwd):
     assert "'drifting'" in same
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_reported_once_and_left_out(tmp_path):
     write_package(tmp_path, "broken", "raise RuntimeError('no such device')")
     write_package(tmp_path, "works", REQUIRED_OPTION)
     done = run_gidd("sample", "--help", site=tmp_path)
     assert done.returncode == 0
     (warning,) = done.stderr.splitlines()
-    for part in ("gidd: warning", "broken 1.0", "RuntimeError", "no such device"):
-        assert part in warning
+    for component in ("gidd: warning", "broken 1.0", "RuntimeError", "no such device"):
+        assert component in warning
     assert "works" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_required_option_is_asked_for_by_the_command(tmp_path):
     write_package(tmp_path, "works", REQUIRED_OPTION)
     shown = ran("sample", "--sampler", "works", "--help", site=tmp_path)
@@ -189,6 +193,7 @@ def test_a_required_option_is_asked_for_by_the_command(tmp_path):
     assert done.returncode == 2 and "--sampler.width" in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_installed_is_refused_with_its_option(tmp_path):
     commands = ("train", "nano", "--noise", "drifting"), ("sample", "m", "--sampler", "drift")
     for words, message in zip(commands, refused(*commands, cwd=tmp_path), strict=True):
@@ -196,17 +201,18 @@ def test_a_name_that_is_not_installed_is_refused_with_its_option(tmp_path):
         assert "package" in message
 
 
+@pytest.mark.slow
 def test_two_packages_with_one_name_are_reported(tmp_path):
     code = "import gidd\n@gidd.register('step', 'same')\ndef {}(): ...\n"
     for name in ("first", "second"):
         write_package(tmp_path, name, code.format(name))
     done = run_gidd("sample", "--help", site=tmp_path)
     assert done.returncode == 0 and "same" in done.stdout
-    assert "'same' of first 1.0" in done.stderr or "'same' of second 1.0" in done.stderr
+    assert "'same' in first 1.0" in done.stderr or "'same' in second 1.0" in done.stderr
 
 
 def test_the_inflow_of_drifting_noise_is_that_of_its_marginals(example):
-    vocab, t = Vocab(5, mask_id=4), sine_mesh(20)[1:-1]
+    vocab, t = Vocab(5, mask_id=4), sine_times(20)[1:-1]
     for fraction in (0.0, 0.3, 1.0):
         schedule = example.noise.DriftingSchedule(vocab, fraction)
         derived = FunctionalSchedule(vocab, schedule.alpha, schedule.beta_pi)

@@ -27,7 +27,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def job(model) -> BulkJob:
     sampling = SamplingOptions(steps=2, temperature=0.9, sampler_options={})
-    sizes = {"num_samples": 14, "length": 8, "rows_per_call": 4, "block_size": 4}
+    sizes = {"num_samples": 14, "length": 8, "batch_size": 4, "block_size": 4}
     return BulkJob(model=str(model), device="cpu", sampling=sampling, seed=3, **sizes)
 
 
@@ -56,13 +56,13 @@ def test_the_samples_are_those_of_the_pipeline(job, model, tmp_path):
     some = replace(job, start_index=5, num_samples=6, prompt="or", suffix="n", threads=2)
     counts = []
     sample_to_folder(some, tmp_path / "out", on_block=lambda *count: counts.append(count))
-    pipe = from_pretrained(model, device="cpu", rows_per_call=4)
+    pipe = from_pretrained(model, device="cpu", batch_size=4)
     expected = pipe.generate(11, prompt="or", suffix="n", length=8, seed=3, options=job.sampling)
     found = list(iterate_samples(tmp_path / "out"))
     assert [sample.id for sample in found] == list(range(5, 11))
     for sample in found:
         generation = expected[sample.id]
-        assert sample[1:] == (generation.text, generation.tokens, generation.calls)
+        assert sample[1:] == (generation.text, generation.tokens, generation.forward_passes)
     assert counts == [(0, 6), (4, 6), (6, 6)]
     names = [path.name for path in block_files(tmp_path / "out")]
     assert names == ["00000005-00000009.jsonl", "00000009-00000011.jsonl"]
@@ -81,6 +81,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_undisturbed_set(kills):
     assert kills == 1 or 0 < result["blocks_at_kills"][-1] < 20
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_finished_blocks(job, finished, tmp_path):
     def interrupt(done, total):
         if done == 8:
@@ -127,7 +128,7 @@ def test_other_settings_are_refused_by_name(job, out):
     for changes, message in [
         ({"seed": 7}, "seed: 3, now 7"),
         ({"sampling": sampling}, "sampling.steps: 2, now 3"),
-        ({"rows_per_call": 1}, "rows_per_call: 4, now 1"),
+        ({"batch_size": 1}, "batch_size: 4, now 1"),
         ({"precision": "bf16"}, "precision: 'float32', now 'bf16'"),
         ({"block_size": 5}, "block_size: 4, now 5"),
         ({"threads": 2}, "threads: 1, now 2"),
@@ -145,6 +146,7 @@ def test_another_model_is_refused_by_its_sha256(job, out, tmp_path):
         sample_to_folder(replace(job, model=str(other)), out)
 
 
+@pytest.mark.slow
 def test_more_samples_are_added(job, out, tmp_path):
     more = replace(job, num_samples=19)
     before = [(path, path.stat().st_mtime_ns) for path in block_files(out)[:3]]
@@ -211,9 +213,10 @@ def run(*words: object) -> None:
     main(["sample", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_the_command_writes_resumes_and_adds(job, finished, model, tmp_path, capfd):
     words = [model, "--out", tmp_path / "out", "--length", 8, "--steps", 2, "--seed", 3]
-    words += ["--temperature", 0.9, "--rows-per-call", 4, "--samples-per-file", 4, "--device"]
+    words += ["--temperature", 0.9, "--batch-size", 4, "--samples-per-file", 4, "--device"]
     run(*words, "cpu", "--num-samples", 7)
     assert capfd.readouterr().out == f"{tmp_path / 'out'}: 7 samples in 2 files\n"
     run(*words, "cpu", "--num-samples", 14)

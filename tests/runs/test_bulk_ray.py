@@ -66,7 +66,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [["--resume-locally"], pytest.param([], marks=pytest.mark.long, id="resumed on Ray")],
@@ -76,7 +76,7 @@ def test_killed_with_all_its_actors_and_resumed_it_is_the_local_set(options):
     """CI starts Ray, which takes long, only once."""
     pytest.importorskip("ray", reason=REASON)
     samples, block_size = (200, 5) if options else (300, 8)
-    words = ["--samples", f"{samples}", "--block-size", f"{block_size}", "--rows-per-call", "1"]
+    words = ["--samples", f"{samples}", "--block-size", f"{block_size}", "--batch-size", "1"]
     done = python("-m", "support.kill_bulk", *words, *options, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -32,6 +32,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_other_sources_are_refused_before_anything_is_prepared(run, tmp_path):
     out = tmp_path / "run"
     assert train_here(run, out)
@@ -47,6 +48,7 @@ def test_other_sources_are_refused_before_anything_is_prepared(run, tmp_path):
     assert not (out / "data").exists()
 
 
+@pytest.mark.slow
 def test_deletion_is_recommended_only_without_checkpoints(run, tmp_path):
     out = tmp_path / "run"
     assert train_here(run, out)
@@ -94,6 +96,7 @@ def test_gidd_train_reports_a_lossy_tokenizer_before_training(tmp_path, capsys, 
     assert "training would start" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "held_out"), [(2, 1), (15, 1), (24, 2), (100, 10)])
 def test_a_tenth_of_the_users_documents_is_held_out_by_default(count, held_out, tmp_path):
     (tmp_path / "texts").mkdir()
@@ -127,6 +130,7 @@ def test_too_large_a_validation_split_names_the_option(run, tmp_path):
         train_here(replace(run, data=replace(run.data, validation=24)), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_prepared_with_a_number_is_resumed_without_it(run, tmp_path):
     """Presets of older versions held out a number of documents."""
     (tmp_path / "more.txt").write_text("another document")

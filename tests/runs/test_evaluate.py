@@ -31,6 +31,7 @@ def test_samples_are_the_first_of_the_split(data):
     assert batch.sample_index.tolist() == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("global_batch", [2, 4])
 def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tmp_path):
     run = tiny_run(data, steps=1, global_batch=global_batch, evaluate_samples=5, generate_samples=1)
@@ -52,6 +53,7 @@ def test_ranks_of_an_autoregressive_model_share_the_evaluation(data, tmp_path):
     assert alone["nll_se"] > 0
 
 
+@pytest.mark.slow
 def test_dropout_is_off_in_an_evaluation(data):
     run = tiny_run(data, generate_samples=2)
     run = replace(run, backbone=run.backbone.changed(dropout=0.5))
@@ -65,6 +67,7 @@ def test_dropout_is_off_in_an_evaluation(data):
         assert state.objective.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [0, 1])
 def test_a_missing_validation_split_is_reported(validation, data, tmp_path, monkeypatch):
     files = [tmp_path / f"{number}.txt" for number in range(3)]

@@ -85,6 +85,7 @@ HARM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HARM)
 def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path, kind, capsys):
     older, newest = (run / "checkpoints" / f"step-{step:09d}" for step in (5, 10))
@@ -170,6 +171,7 @@ def test_checkpoints_that_rotate_meanwhile_are_neither_used_nor_called_damaged(
     assert load_pretrained(tmp_path / "model").summary["steps"] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["listing and verifying", "comparing and reading the tensors"])
 def test_a_run_that_deletes_faster_than_it_can_be_read_ends_in_a_message(
     run, tmp_path, rotating, moment
@@ -216,6 +218,7 @@ def test_many_exports_beside_a_run_that_saves_at_every_step(exports, trained, tm
     assert steps == sorted(set(steps))  # each of a later checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_modes_of_all_files_follow_the_umask(trained, tmp_path, umask):
     before = os.umask(umask)

@@ -70,6 +70,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value", "message"), SETTINGS)
 def test_settings_that_do_not_fit_the_tensors_are_refused(
     checkpoint, tmp_path, name, value, message
@@ -194,6 +195,7 @@ def test_the_command_prints_one_line(checkpoint, tmp_path, capsys):
     assert "\x1b" not in printed and "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_an_honest_run_of_this_kind_is_exported(checkpoint, data, tmp_path):
     """The tests above fail for the reason they give, not for another one."""
     seal(checkpoint)

@@ -62,6 +62,7 @@ def initial(run, out, vocab):
         return {name: value.detach().clone() for name, value in network.named_parameters()}, notes
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_network_of_its_source(data, source, tmp_path):
     found, notes = initial(tuned(data, source), tmp_path, Tokenizer.load(data).vocab)
     weights = gidd.from_pretrained(source).denoiser.backbone.state_dict()
@@ -70,6 +71,7 @@ def test_a_run_starts_from_the_weights_and_network_of_its_source(data, source, t
     assert str(source) in notes[0]
 
 
+@pytest.mark.slow
 def test_the_source_is_in_every_checkpoint_and_in_the_exported_model(data, source, tmp_path):
     run = tuned(data, source, keep=9)
     train_here(run, tmp_path)
@@ -101,6 +103,7 @@ def test_a_sharded_run_starts_from_the_same_weights(data, source, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_without_its_source(data, source, tmp_path):
     moved = tmp_path / "moved"
     shutil.copytree(source, moved)
@@ -124,6 +127,7 @@ def test_data_of_another_tokenizer_is_refused(source, tmp_path):
         train_here(tuned(other, source), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_sources_are_prepared_with_the_tokenizer_of_the_source(source, tmp_path):
     (tmp_path / "my.txt").write_text(TEXT)
     run = tuned(None, source)
@@ -184,6 +188,7 @@ def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
     assert run.backbone.options["width"] == 32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_traces")
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_a_dry_run_and_a_plan_have_the_network_of_the_source(command, llama, tmp_path, capsys):
@@ -201,6 +206,7 @@ def test_a_dry_run_and_a_plan_have_the_network_of_the_source(command, llama, tmp
     assert (f"{total:,}" if command == "train" else f'"num_parameters": {total}') in shown
 
 
+@pytest.mark.slow
 def test_a_causal_network_trains_and_generates(llama, tmp_path):
     folder, data, _, _ = llama
     train_here(tuned(data, folder), tmp_path)
@@ -210,6 +216,7 @@ def test_a_causal_network_trains_and_generates(llama, tmp_path):
     assert set(pipe.generate(length=8, steps=4)[0].text.split()) <= set(TEXT.split()) | {"[UNK]"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("project", "symbols"), [("mdlm", 63), ("sedd_absorb", 63), ("duo", 64)])
 def test_checkpoints_of_other_projects_are_continued(project, symbols, tmp_path):
     """The network keeps its own time input; Duo, which has no mask, gets one."""
@@ -244,6 +251,7 @@ def masked_transformer(request, tmp_path):
     return folder, tmp_path / "x.jsonl"
 
 
+@pytest.mark.slow
 def test_llada_and_dream_train_with_lora_and_are_exported_merged(
     masked_transformer, tmp_path, monkeypatch
 ):
@@ -293,8 +301,8 @@ def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, so
 
 
 def test_p_uniform_grows_for_hybrid_noise_only(data):
-    objective = Diffusion(noise=gidd.part("schedule", "masked"), p_uniform_warmup=4)
-    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 with masked noise, got 4"):
+    objective = Diffusion(noise=gidd.component("schedule", "masked"), p_uniform_warmup=4)
+    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 without hybrid noise, got 4"):
         replace(tiny_run(data), objective=objective).check()
 
 

@@ -9,21 +9,22 @@ from support.ranks import run_ranks
 from support.training_runs import losses, speeches, tiny_run, train_here
 
 import gidd
-from gidd.common.parts import Part
+from gidd.common.config.components import Component
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError
 from gidd.models.lora import LoraConfig
 from gidd.models.networks import blocks_of
 from gidd.runs.export import export
 from gidd.runs.fit import fit
-from gidd.training.build import GivenParts, build_state
+from gidd.training.build import GivenComponents, build_state
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.world import open_world
 
 pytest.importorskip("transformers")
 NETWORKS = {
-    "llama": gidd.part("backbone", "llama-bidirectional", width=32, num_layers=2, num_heads=2),
-    "modernbert": gidd.part("backbone", "masked-lm", width=32, num_layers=2, num_heads=2),
+    "llama": gidd.component("backbone", "llama-bidirectional", width=32, num_layers=2, num_heads=2),
+    "modernbert": gidd.component("backbone", "masked-lm", width=32, num_layers=2, num_heads=2),
+    "scaled": gidd.component("backbone", "scaled", width=32, num_layers=2, num_heads=2),
 }
 
 
@@ -51,7 +52,8 @@ def exported(out):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, data, tmp_path):
-    run = run_of(data, NETWORKS[name].changed(time_embedding=name == "llama"), steps)
+    time = {} if name == "scaled" else {"time_embedding": name == "llama"}
+    run = run_of(data, NETWORKS[name].changed(**time), steps)
     run_ranks(train_here, 1, run, tmp_path / "alone", timeout=200)
     alone = losses(tmp_path / "alone")
     assert len(alone) == steps
@@ -62,10 +64,11 @@ def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, d
     assert type(pipe.denoiser.backbone.config).__name__ in (
         "BidirectionalLMConfig",
         "MaskedLMConfig",
+        "ScaledConfig",
     )
     (sample,) = pipe.generate(length=12, steps=4)
     assert len(sample.tokens) <= 12
-    assert pipe.self_correct("I embrace with great satisfaction", calls=4).text
+    assert pipe.self_correct("I embrace with great satisfaction", forward_passes=4).text
     assert pipe.score("I embrace with great satisfaction", nodes=4, repeats=2).nelbo > 0
 
 
@@ -122,9 +125,9 @@ def train_plain(data, out, steps, parallel):
     with open_world("cpu", 60) as world:
         torch.manual_seed(world.rank)  # ranks build other weights: those of rank 0 are used
         network = Plain(Tokenizer.load(data).vocab.size)
-        unregistered = Part("backbone", "unregistered", {"class": "Plain"})
+        unregistered = Component("backbone", "unregistered", {"class": "Plain"})
         run = replace(run_of(data, unregistered, steps), parallel=parallel)
-        fit(run, out, world, quiet=True, given=GivenParts(network=network))
+        fit(run, out, world, quiet=True, given=GivenComponents(network=network))
 
 
 @pytest.mark.slow

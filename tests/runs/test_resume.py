@@ -61,6 +61,7 @@ def kill_after(run, out, step, size=1, parallel=None):
         run_ranks(train_and_die, size, run, out, step, parallel)
 
 
+@pytest.mark.slow
 def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
     run = resumable(data)
     kill_after(run, tmp_path, 23)
@@ -73,6 +74,7 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
         assert torch.equal(ours[name], tensor), name
 
 
+@pytest.mark.slow
 def test_precision_is_chosen_by_the_device_and_kept_on_another(data, tmp_path, monkeypatch):
     def train_on(has_bf16, out, **changes):
         monkeypatch.setattr(gidd.runs.fit, "has_bf16", lambda device: has_bf16)
@@ -132,6 +134,7 @@ def test_another_model_is_refused_by_its_settings(change, message, data, undistu
         train_here(change(resumable(data)), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_resumes_with_a_lower_learning_rate(data, tmp_path):
     run = resumable(data, steps=2, save_every=1)
     train_here(run, tmp_path)
@@ -156,6 +159,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(data, undisturbed, tmp_pa
         train_here(other, undisturbed)
 
 
+@pytest.mark.slow
 def test_resume_with_dropout_is_exact_to_the_last_bit(data, tmp_path):
     run = tiny_run(data, steps=12, save_every=5)
     run = replace(run, backbone=run.backbone.changed(dropout=0.2))
@@ -216,6 +220,7 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_repeated(
         assert torch.equal(ours[name], tensor), name
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_where_it_evaluates_saves_first_and_evaluates_later(
     data, tmp_path, monkeypatch
 ):
@@ -235,6 +240,7 @@ def test_a_run_that_is_stopped_where_it_evaluates_saves_first_and_evaluates_late
     assert reported(tmp_path / "stopped") == reported(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_how_often_it_reports_and_saves_may_change(data, tmp_path):
     train_here(resumable(data, steps=6, save_every=3), tmp_path)
     assert train_here(resumable(data, steps=12, save_every=4, report_every=2), tmp_path)

@@ -20,7 +20,7 @@ import yaml
 from support import one_process
 from support.training_runs import speeches, tiny_run, train_here
 
-from gidd.common.codec import to_yaml
+from gidd.common.config.codec import to_yaml
 from gidd.errors import ConfigError
 from gidd.models import push_to_hub
 from gidd.runs.export import export
@@ -274,6 +274,7 @@ def test_a_renewed_signature_continues_a_run():
     require_clean(str(error.value).encode(), "the message")
 
 
+@pytest.mark.slow
 def test_secrets_in_an_older_checkpoint_stay_there(tmp_path):
     """Former versions recorded them; neither a model nor a resumed run gets them."""
     data = speeches(tmp_path / "data", vocab_size=300, documents=20)

@@ -7,13 +7,13 @@ import torch
 from support.ranks import run_ranks
 from support.training_runs import losses, speeches, tiny_run, train_here
 
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.models import load, save
 from gidd.runs.export import export
 from gidd.training.parallel import FSDP
 from gidd.training.world import open_world
 
-TIED = part(
+TIED = component(
     "backbone",
     "bidirectional",
     width=32,
@@ -40,6 +40,7 @@ def trained(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_tied_head_is_trained_saved_and_loaded(trained, tmp_path):
     with open_world("cpu") as world:
         export(trained, tmp_path / "model", world)
@@ -52,6 +53,7 @@ def test_a_tied_head_is_trained_saved_and_loaded(trained, tmp_path):
     assert losses(trained)[-1] < losses(trained)[0]
 
 
+@pytest.mark.slow
 def test_a_tied_head_stays_tied_when_it_is_sharded(run, trained, tmp_path):
     run_ranks(train_here, 2, run, tmp_path, FSDP())
     torch.testing.assert_close(losses(tmp_path), losses(trained), rtol=1e-4, atol=0)

@@ -35,7 +35,7 @@ from gidd.training.reporting.report import Report
 from gidd.training.world import open_world
 
 SMALL = {"length": 16, "global_batch": 4, "evaluate_samples": 4, "generate_samples": 0}
-TINY = gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8)
+TINY = gidd.component("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ class Network(nn.Module):
         return self.embedding(z) + t[:, None, None]
 
 
+@pytest.mark.slow
 def test_a_run_by_names_returns_a_pipeline_that_can_be_saved(data, tmp_path):
     pipe = train(tmp_path / "run", data, schedule="uniform", weighting="tight", seed=3)
     assert type(pipe.schedule).__name__ == "UniformSchedule"
@@ -79,6 +80,7 @@ def test_a_run_by_names_returns_a_pipeline_that_can_be_saved(data, tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_the_same_call_resumes(data, tmp_path):
     train(tmp_path, data, steps=2, save_every=1)
     pipe = train(tmp_path, data, steps=4, save_every=1, warmup=0)
@@ -121,6 +123,7 @@ def test_noise_and_weighting_can_be_objects(data, vocab, tmp_path):
     assert record["schedule"] == {"kind": "hybrid", "p_uniform": 0.3, "gamma": 1.0}
 
 
+@pytest.mark.slow
 def test_the_returned_pipeline_is_the_exported_model(data, tmp_path):
     """Every field but the name and SHA-256 of the source, and every file that `save` writes."""
     settings = {"objective": {"eps": 1e-2}, "lora": 2, "ema_decay": 0.9}
@@ -130,7 +133,7 @@ def test_the_returned_pipeline_is_the_exported_model(data, tmp_path):
     theirs = gidd.from_pretrained(tmp_path / "exported", device="cpu")
     assert ours.times == theirs.times == (0.01, 0.99)
     assert ours.source["steps"] == theirs.source["steps"] == 3
-    names = vars(ours).keys() - {"source", "denoiser", "engine", "network", "_network"}
+    names = vars(ours).keys() - {"source", "denoiser", "session", "network", "_network"}
     names -= {"tokenizer", "token_texts"}
     assert {name: getattr(ours, name) for name in names} == {
         name: getattr(theirs, name) for name in names
@@ -172,14 +175,14 @@ class Texts(Corpus):
 pipe = gidd.train(
     sys.argv[1] + "/run", data=Texts(), tokenizer=300, steps=2, length=8, global_batch=2,
     evaluate_samples=2, generate_samples=0, quiet=True, device="cpu", parallel=sys.argv[2],
-    model=gidd.part("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8),
+    model=gidd.component("backbone", "dit", width=16, num_layers=1, num_heads=2, time_width=8),
 )
 print("steps", pipe.source["steps"], pipe.generate(length=4, steps=2)[0].tokens)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
 def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
     (tmp_path / "a.txt").write_text("I embrace with great satisfaction. " * 50)
     script = tmp_path / "script.py"
@@ -214,6 +217,7 @@ def batches(number, length=16):
     return [torch.randint(0, 500, (4, length), generator=generator) for _ in range(number)]
 
 
+@pytest.mark.slow
 def test_batches_of_tokens_are_data(data, tmp_path):
     tokenizer = Tokenizer.load(data)
     pipe = train(tmp_path / "whole", iter(batches(4)), tokenizer=tokenizer, steps=4)
@@ -224,6 +228,7 @@ def test_batches_of_tokens_are_data(data, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_skips_the_batches_it_has_seen(data, tmp_path):
     tokenizer, same = Tokenizer.load(data), {"warmup": 0, "report_every": 1}
     train(tmp_path / "whole", batches(4), tokenizer=tokenizer, steps=4, **same)
@@ -247,11 +252,29 @@ def test_a_resumed_run_skips_the_batches_it_has_seen(data, tmp_path):
             r"batch 0 has token ids outside \[0, 512\)",
         ),
         (lambda: [batch.float() for batch in batches(3)], r"batch 0 must be int64"),
+        (lambda: [(batch, batch) for batch in batches(3)], r"batch 0: given must be bool"),
     ],
 )
 def test_wrong_batches_are_refused(made, message, data, tmp_path):
     with pytest.raises(DataError, match=message):
         train(tmp_path, made(), tokenizer=Tokenizer.load(data))
+
+
+@pytest.mark.slow
+def test_given_tokens_are_not_scored_and_a_resumed_run_is_the_same(data, tmp_path):
+    tokenizer, pairs = Tokenizer.load(data), [(x, x % 2 == 0) for x in batches(4)]
+    same = {"tokenizer": tokenizer, "warmup": 0, "report_every": 1, "save_every": 2}
+    train(tmp_path / "whole", pairs, steps=4, **same)
+    with pytest.raises(DataError, match="ended before step 4"):  # after the save of step 2
+        train(tmp_path / "parts", pairs[:3], steps=4, **same)
+    train(tmp_path / "parts", pairs, steps=4, **same)
+    train(tmp_path / "plain", batches(4), steps=4, **same)
+    whole, parts, plain = (
+        {line["step"]: line["loss"] for line in log(tmp_path / name) if line["kind"] == "training"}
+        for name in ("whole", "parts", "plain")
+    )
+    assert parts == whole  # to the last bit
+    assert plain != whole
 
 
 def test_batches_need_a_tokenizer(tmp_path):
@@ -282,6 +305,7 @@ def test_files_are_data_and_a_tokenizer_object_encodes_them(data, tmp_path):
     assert pipe.tokenizer.fingerprint == own.fingerprint
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_python(data, tmp_path):
     train(tmp_path / "first", data).save(tmp_path / "model")
     pipe = train(tmp_path / "second", data, init_from=tmp_path / "model", model=None)
@@ -298,6 +322,7 @@ def test_training_works_in_a_thread_and_never_ends_the_process(data, tmp_path):
     assert json.loads(record.read_text())["run"]["train"]["timeout"] > 1e8
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_returns_the_model_as_it_is(data, tmp_path, monkeypatch):
     """SIGINT, as a notebook sends it, after the second step; the same call goes on."""
     steps = iter(range(1, 9))
@@ -326,7 +351,7 @@ def test_mistakes_are_named(data, tmp_path):
 
 
 def test_a_registered_part_of_this_module_is_saved_and_loaded(data, tmp_path, monkeypatch):
-    from gidd.common import registry
+    from gidd.common.config import registry
 
     monkeypatch.setattr(registry, "_ADDED", dict(registry._ADDED))
 
@@ -338,9 +363,13 @@ def test_a_registered_part_of_this_module_is_saved_and_loaded(data, tmp_path, mo
         def __call__(self, t, x, z):
             return super().__call__(t, x, z) / 2
 
-    train(tmp_path, data, weighting=gidd.part("weighting", "halved", w_max=2.0), steps=2)
+    train(tmp_path, data, weighting=gidd.component("weighting", "halved", w_max=2.0), steps=2)
     pipe = train(
-        tmp_path, data, weighting=gidd.part("weighting", "halved", w_max=2.0), steps=3, warmup=0
+        tmp_path,
+        data,
+        weighting=gidd.component("weighting", "halved", w_max=2.0),
+        steps=3,
+        warmup=0,
     )
     assert pipe.source["steps"] == 3
 
@@ -401,7 +430,8 @@ def test_the_nelbo_of_the_loss_is_that_of_the_definition():
 def test_the_door_is_listed_without_torch():
     code = (
         "import sys, gidd; names = set(dir(gidd)); "
-        "assert {'train', 'diffusion_loss', 'register', 'part', 'from_pretrained', 'Pipeline', "
+        "assert {'train', 'diffusion_loss', 'register', 'component', 'from_pretrained', "
+        "'Pipeline', "
         "'Vocab'} <= names, names; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)

@@ -9,10 +9,10 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import (
-    Engine,
     FunctionNetwork,
     Request,
     SelfCorrectionStep,
+    Session,
     corrector_plan,
     gain,
     likelihood,
@@ -42,7 +42,7 @@ def self_accuracy(model, tokens, t=0.0) -> float:
 
 
 @torch.no_grad()
-def algorithm_1(model, tokens, t, tau, calls, patience, seed):
+def algorithm_1(model, tokens, t, tau, forward_passes, patience, seed):
     """App. C, one sequence, one token per call, one position after the other.
 
     It ends when nothing would change, or patience or calls are used up. The best state by
@@ -50,7 +50,7 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
     """
     z = torch.tensor(tokens)
     best, best_accuracy, age = z.clone(), -1.0, 0
-    for call in range(calls):
+    for call in range(forward_passes):
         logits = logits_of(model, z, t)
         accuracy = float((logits.argmax(-1) == z).double().mean())
         if accuracy > best_accuracy:
@@ -74,6 +74,7 @@ def algorithm_1(model, tokens, t, tau, calls, patience, seed):
     return tuple(best.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("t", [0.0, 0.05])
 def test_it_is_algorithm_1(tau, t):
@@ -86,13 +87,14 @@ def test_it_is_algorithm_1(tau, t):
         Request(tokens=text, plan=plan, seed=s, protected=(False,) * LENGTH)
         for s, text in enumerate(given)
     ]
-    samples = Engine(model, HYBRID, rows_per_call=4).sample(requests)
+    samples = Session(model, HYBRID, batch_size=4).sample(requests)
     expected = [algorithm_1(model, text, t, tau, 24, 3, s) for s, text in enumerate(given)]
     assert [sample.tokens for sample in samples] == expected
     assert sum(a != b for a, b in zip(expected, given, strict=True)) > 2  # it does something
-    assert len({sample.calls for sample in samples}) > 1  # and sequences stop on their own
+    assert len({sample.forward_passes for sample in samples}) > 1  # and sequences stop on their own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [1, 4])
 @pytest.mark.parametrize("score", [likelihood, gain])
 @pytest.mark.parametrize("tau", [0.0, 0.3, 2.0])
@@ -111,7 +113,7 @@ def test_self_accuracy_never_falls(tau, score, num_tokens):
         Request(tokens=text, plan=corrector_plan(corrector, 9), seed=s, protected=(False,) * LENGTH)
         for s, text in enumerate(given)
     ]
-    samples = Engine(model, HYBRID).sample(requests)
+    samples = Session(model, HYBRID).sample(requests)
     before = [self_accuracy(model, text) for text in given]
     after = [self_accuracy(model, sample.tokens) for sample in samples]
     assert all(a >= b for a, b in zip(after, before, strict=True))
@@ -124,7 +126,7 @@ def test_changes_of_one_call_are_spaced():
     request = Request(
         tokens=texts(1)[0], plan=corrector_plan(corrector, 6), protected=(False,) * LENGTH
     )
-    (sample,) = Engine(model, HYBRID).sample([request])
+    (sample,) = Session(model, HYBRID).sample([request])
     for call in range(5):
         drawn = [e for e in sample.edits if e.step_index == call and e.probability > 0]
         positions = sorted(edit.position for edit in drawn)
@@ -138,14 +140,14 @@ def test_gain_prefers_the_largest_ratio():
     vocab = Vocab(4, mask_id=3)
     rows = torch.nn.functional.pad(x_theta, (0, 1))[None]
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
-    engine = Engine(network, HybridSchedule(vocab, 0.2))
+    session = Session(network, HybridSchedule(vocab, 0.2))
     first = {}
     for score in (likelihood, gain):
         corrector = SelfCorrectionStep(temperature=0.0, score=score)
         request = Request(
             tokens=(1, 0), plan=corrector_plan(corrector, 5), protected=(False, False)
         )
-        (sample,) = engine.sample([request])
+        (sample,) = session.sample([request])
         first[score] = sample.edits[0].position
         assert sample.tokens == (0, 1)
     assert first == {likelihood: 0, gain: 1}
@@ -157,10 +159,10 @@ def test_the_most_confident_change_comes_first_at_any_temperature(tau):
     top = torch.tensor([0.85, 0.999, 0.95, 0.99999], dtype=torch.float64)
     rows = torch.stack([1 - top, top, torch.zeros_like(top)], dim=-1).float()
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
-    engine = Engine(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
+    session = Session(network, HybridSchedule(Vocab(3, mask_id=2), 0.2))
     corrector = SelfCorrectionStep(temperature=tau)
     request = Request(tokens=(0,) * 4, plan=corrector_plan(corrector, 6), protected=(False,) * 4)
-    (sample,) = engine.sample([request])
+    (sample,) = session.sample([request])
     assert [edit.position for edit in sample.edits] == [3, 1, 2, 0]
 
 
@@ -187,12 +189,12 @@ def test_a_fixed_point_costs_one_call():
     corrector = SelfCorrectionStep(temperature=0.0, patience=50)
     fixed_point = tuple(rows[0].argmax(-1).tolist())
     one_wrong = (0 if fixed_point[0] else 1, *fixed_point[1:])
-    for tokens, calls in ((fixed_point, 1), (one_wrong, 2)):
+    for tokens, forward_passes in ((fixed_point, 1), (one_wrong, 2)):
         request = Request(
             tokens=tokens, plan=corrector_plan(corrector, 60), protected=(False,) * LENGTH
         )
-        (sample,) = Engine(network, HYBRID).sample([request])
-        assert (sample.tokens, sample.calls) == (fixed_point, calls)
+        (sample,) = Session(network, HYBRID).sample([request])
+        assert (sample.tokens, sample.forward_passes) == (fixed_point, forward_passes)
 
 
 def test_partly_denoised_text_and_protected_spans():
@@ -202,7 +204,7 @@ def test_partly_denoised_text_and_protected_spans():
     protected = (False, True, False, True, True, True)
     corrector = SelfCorrectionStep(temperature=0.0, patience=8)
     request = Request(tokens=tokens, plan=corrector_plan(corrector, 16), protected=protected)
-    (sample,) = Engine(model, HYBRID).sample([request])
+    (sample,) = Session(model, HYBRID).sample([request])
     assert [v for v, kept in zip(sample.tokens, protected, strict=True) if kept] == [5, 7, 1, 2]
     assert 32 not in sample.tokens
 

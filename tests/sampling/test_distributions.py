@@ -9,7 +9,7 @@ from support.sampling_worlds import VOCAB, chi_square_p, counts, exact, sampled,
 from support.session_runs import run_canvas
 from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
 
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.diffusion.categorical import at, at_token
 from gidd.diffusion.process import marginal, marginal_at, posterior, transition
 from gidd.diffusion.schedules import (
@@ -18,13 +18,13 @@ from gidd.diffusion.schedules import (
     MixtureSchedule,
     UniformSchedule,
 )
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import (
     Canvas,
-    Engine,
     FunctionNetwork,
     Gibbs,
     Plan,
+    Session,
     corrector_plan,
     sampling_plan,
 )
@@ -85,7 +85,7 @@ def test_one_step_draws_from_the_posterior(name, step, num):
     canvas.tokens[:] = z
     network = FunctionNetwork(lambda z, t: x_theta[0, z])
     plan = sampling_plan(torch.tensor([0.6, 0.35]), step)
-    run_canvas(Engine(network, schedule, rows_per_call=2000), canvas, plan)
+    run_canvas(Session(network, schedule, batch_size=2000), canvas, plan)
     s, t = as_times([0.35]), as_times([0.6])
     expected = posterior(schedule, s, t, torch.arange(size)[None], x_theta)[0]
     for v in range(size):
@@ -96,14 +96,15 @@ def test_one_step_draws_from_the_posterior(name, step, num):
             assert (canvas.tokens[z == v] == v).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=MANY)])
 @pytest.mark.parametrize("step", [ancestral, ancestral_reference])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_reverse_chain_has_the_enumerated_distribution(name, step, num):
     """Eight steps from the prior: samples against the exact distribution of the chain."""
     world = world_of(SCHEDULES[name])
-    samples = sampled(world, sampling_plan(even_mesh(8), step), num).tokens
-    expected = world.reverse_distribution(world.leave_one_out, even_mesh(8))
+    samples = sampled(world, sampling_plan(even_times(8), step), num).tokens
+    expected = world.reverse_distribution(world.leave_one_out, even_times(8))
     assert chi_square_p(counts(world, samples), expected) > 1e-3
 
 
@@ -124,11 +125,11 @@ def test_more_steps_come_closer_to_the_data(name, step):
     """
     fills_masks = step in MASK_FILLING_STEPS
     world = world_of(SCHEDULES[name])
-    step = Threshold(fill=1.0) if step == "threshold" else part("step", step).build()
+    step = Threshold(fill=1.0) if step == "threshold" else component("step", step).build()
     errors = []
     for num_steps in (1, 4, 32):
         observed = counts(
-            world, sampled(world, sampling_plan(even_mesh(num_steps), step), 20_000).tokens
+            world, sampled(world, sampling_plan(even_times(num_steps), step), 20_000).tokens
         )
         errors.append(total_variation(observed / observed.sum(), world.data_distribution))
     # one token per step is exact already if masks are filled by confidence
@@ -136,11 +137,12 @@ def test_more_steps_come_closer_to_the_data(name, step):
     assert errors[2] < 0.03, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [Confidence(), Threshold(fill=1.0)])
 def test_filling_by_confidence_is_exact_one_token_at_a_time(step):
     """The choice of position depends on visible tokens, not on tokens still to be drawn."""
     world = world_of(MaskedSchedule(VOCAB))
-    samples = sampled(world, sampling_plan(even_mesh(3), step), 8_000).tokens
+    samples = sampled(world, sampling_plan(even_times(3), step), 8_000).tokens
     assert chi_square_p(counts(world, samples), world.data_distribution) > 1e-3
 
 
@@ -148,17 +150,17 @@ def test_filling_by_confidence_is_exact_one_token_at_a_time(step):
 def test_a_lower_threshold_saves_calls_and_adds_error():
     """Masks filled together are drawn as if independent: less error at higher confidence."""
     world = world_of(MaskedSchedule(VOCAB))
-    errors, calls = [], []
+    errors, forward_passes = [], []
     for fill in (0.5, 0.7, 0.9):
         canvas = Canvas.blank(world.schedule, 20_000, world.length)
-        engine = Engine(tabulated(world), world.schedule, rows_per_call=20_000)
-        plan = sampling_plan(even_mesh(3), Threshold(fill=fill))
-        samples = run_canvas(engine, canvas, plan)
+        session = Session(tabulated(world), world.schedule, batch_size=20_000)
+        plan = sampling_plan(even_times(3), Threshold(fill=fill))
+        samples = run_canvas(session, canvas, plan)
         observed = counts(world, canvas.tokens)
         errors.append(total_variation(observed / observed.sum(), world.data_distribution))
-        calls.append(sum(sample.calls for sample in samples) / len(samples))
+        forward_passes.append(sum(sample.forward_passes for sample in samples) / len(samples))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
-    assert calls[0] < calls[1] < calls[2]
+    assert forward_passes[0] < forward_passes[1] < forward_passes[2]
 
 
 def test_threshold_replaces_only_tokens_that_noise_can_produce():
@@ -168,30 +170,32 @@ def test_threshold_replaces_only_tokens_that_noise_can_produce():
     network = FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1))
     canvas = Canvas.blank(schedule, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    run_canvas(Engine(network, schedule), canvas, sampling_plan(even_mesh(2), Threshold()))
+    run_canvas(Session(network, schedule), canvas, sampling_plan(even_times(2), Threshold()))
     assert canvas.tokens.tolist() == [[0, 1, 2]]
     hybrid = SCHEDULES["hybrid"]
     canvas = Canvas.blank(hybrid, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    run_canvas(Engine(network, hybrid), canvas, sampling_plan(even_mesh(2), Threshold()))
+    run_canvas(Session(network, hybrid), canvas, sampling_plan(even_times(2), Threshold()))
     assert canvas.tokens.tolist() == [[1, 1, 1]]
 
 
+@pytest.mark.slow
 def test_greedy_finds_a_likely_sequence():
     """It is deterministic, and its sequence is more likely than data is on average."""
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
     canvas = Canvas.blank(schedule, 16, 12)
     run_canvas(
-        Engine(exact(source, schedule), schedule), canvas, sampling_plan(even_mesh(12), Greedy())
+        Session(exact(source, schedule), schedule), canvas, sampling_plan(even_times(12), Greedy())
     )
     assert (canvas.tokens == canvas.tokens[0]).all()
     assert float(source.log_prob(canvas.tokens)[0]) > -source.entropy(12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrector", INVARIANT_CORRECTORS)
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("time", [0.0, 0.4])
+@pytest.mark.parametrize("time", [0.4, pytest.param(0.0, marks=pytest.mark.long)])
 def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name, time):
     """Samples of Z_t, then three calls: the distribution is still that of Z_t, at every t.
 
@@ -205,13 +209,14 @@ def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name
     canvas = Canvas.blank(world.schedule, num, 3)
     start = torch.multinomial(expected, num, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
-    step = part("corrector", corrector, distance=3 if time else 2).build()
-    engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
-    run_canvas(engine, canvas, corrector_plan(step, 3, time))
+    step = component("corrector", corrector, distance=3 if time else 2).build()
+    session = Session(tabulated(world), world.schedule, batch_size=num)
+    run_canvas(session, canvas, corrector_plan(step, 3, time))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
     assert chi_square_p(counts(world, canvas.tokens), expected) > 1e-3
 
 
+@pytest.mark.slow
 def test_redrawing_neighbours_together_is_biased():
     """Why there is a minimum distance: redrawing all positions at once is not invariant."""
     world = world_of(SCHEDULES["hybrid"])
@@ -219,8 +224,8 @@ def test_redrawing_neighbours_together_is_biased():
     canvas = Canvas.blank(world.schedule, 8_000, 3)
     start = torch.multinomial(world.data_distribution, 8_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
-    engine = Engine(tabulated(world), world.schedule, rows_per_call=8_000)
-    run_canvas(engine, canvas, corrector_plan(Gibbs(distance=1), 1))
+    session = Session(tabulated(world), world.schedule, batch_size=8_000)
+    run_canvas(session, canvas, corrector_plan(Gibbs(distance=1), 1))
     assert chi_square_p(counts(world, canvas.tokens), world.data_distribution) < 1e-12
 
 
@@ -244,28 +249,30 @@ def planned_distribution(world: SmallWorld, plan: Plan) -> torch.Tensor:
     return p
 
 
-def plans_of(calls: int) -> list[Plan]:
+def plans_of(forward_passes: int) -> list[Plan]:
     """Three plans with the same number of forward passes."""
     one = Gibbs(num_positions=1)
     return [
-        sampling_plan(even_mesh(calls)),
-        sampling_plan(even_mesh(calls // 2), correctors=[one]),
-        sampling_plan(even_mesh(calls * 3 // 4)) + corrector_plan(one, calls // 4),
+        sampling_plan(even_times(forward_passes)),
+        sampling_plan(even_times(forward_passes // 2), correctors=[one]),
+        sampling_plan(even_times(forward_passes * 3 // 4))
+        + corrector_plan(one, forward_passes // 4),
     ]
 
 
 @pytest.mark.parametrize("p_uniform", TABLE)
-@pytest.mark.parametrize("calls", [8, 32])
-def test_gibbs_beats_ancestral_at_equal_calls(p_uniform, calls):
+@pytest.mark.parametrize("forward_passes", [8, 32])
+def test_gibbs_beats_ancestral_at_equal_calls(p_uniform, forward_passes):
     """The plans, enumerated without sampling, give the recorded figures."""
     world = world_of(HybridSchedule(VOCAB, p_uniform))
-    expected = TABLE[p_uniform][calls == 32]
-    for plan, error in zip(plans_of(calls), expected, strict=True):
-        assert len(plan) == calls
+    expected = TABLE[p_uniform][forward_passes == 32]
+    for plan, error in zip(plans_of(forward_passes), expected, strict=True):
+        assert len(plan) == forward_passes
         found = total_variation(planned_distribution(world, plan), world.data_distribution)
         assert found == pytest.approx(error, abs=6e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [1, 2])
 def test_the_sampler_follows_the_plan(which):
     """Eight calls, 8,000 samples against the exact distribution of that plan."""
@@ -283,16 +290,16 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
     """
     source = MarkovSource.random(50, 0.3, rng=0)
     schedule = HybridSchedule(Vocab(51, mask_id=50), 0.2)
-    engine = Engine(exact(source, schedule), schedule, rows_per_call=1000)
+    session = Session(exact(source, schedule), schedule, batch_size=1000)
     plans = [
-        sampling_plan(even_mesh(16)),
-        sampling_plan(even_mesh(12)) + corrector_plan(Gibbs(), 4),
+        sampling_plan(even_times(16)),
+        sampling_plan(even_times(12)) + corrector_plan(Gibbs(), 4),
     ]
     bigrams = source.transition
     errors, likelihoods = [], []
     for plan in plans:
         canvas = Canvas.blank(schedule, 1000, 64)
-        run_canvas(engine, canvas, plan)
+        run_canvas(session, canvas, plan)
         pairs = canvas.tokens.unfold(1, 2, 1).reshape(-1, 2)
         impossible = bigrams[pairs[:, 0], pairs[:, 1]] < 1e-6
         errors.append(float(impossible.double().mean()))
@@ -302,19 +309,21 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
     assert abs(likelihoods[1] - truth) < 0.5 * abs(likelihoods[0] - truth), (likelihoods, truth)
 
 
+@pytest.mark.slow
 def test_given_tokens_condition_masked_diffusion_exactly():
     """The blank between prefix and suffix has the data's conditional distribution."""
     world = world_of(MaskedSchedule(VOCAB))
     canvas = Canvas.blank(world.schedule, 8_000, 3)
     canvas.tokens[:, 0], canvas.tokens[:, 2] = 1, 2
     canvas.protected[:, [0, 2]] = True
-    engine = Engine(tabulated(world), world.schedule, rows_per_call=8_000)
-    run_canvas(engine, canvas, sampling_plan(even_mesh(4)))
+    session = Session(tabulated(world), world.schedule, batch_size=8_000)
+    run_canvas(session, canvas, sampling_plan(even_times(4)))
     given = (world.noisy[:, 0] == 1) & (world.noisy[:, 2] == 2)
     expected = world.data_distribution * given
     assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3
 
 
+@pytest.mark.slow
 def test_given_tokens_condition_gibbs_exactly():
     """Gibbs at t = 0 leaves the data distribution given protected tokens invariant."""
     world = world_of(SCHEDULES["hybrid"])
@@ -324,7 +333,7 @@ def test_given_tokens_condition_gibbs_exactly():
     start = torch.multinomial(expected, 8_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     canvas.protected[:, 0] = True
-    engine = Engine(tabulated(world), world.schedule, rows_per_call=8_000)
-    run_canvas(engine, canvas, corrector_plan(Gibbs(), 4))
+    session = Session(tabulated(world), world.schedule, batch_size=8_000)
+    run_canvas(session, canvas, corrector_plan(Gibbs(), 4))
     assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
     assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3

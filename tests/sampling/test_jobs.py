@@ -6,13 +6,13 @@ from support.counting_network import CountingNetwork
 from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.schedules import MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, DataError, LimitReached
 from gidd.sampling import (
-    Engine,
     Jobs,
     Limits,
     Request,
+    Session,
     Threshold,
     blanks,
     prompt,
@@ -25,7 +25,7 @@ from gidd.vocab import Vocab
 VOCAB = Vocab(17, mask_id=16)
 SCHEDULE = MaskedSchedule(VOCAB)
 MODEL = random_denoiser(VOCAB, max_length=32)
-PLAN = sampling_plan(even_mesh(4), Threshold(fill=1.0))
+PLAN = sampling_plan(even_times(4), Threshold(fill=1.0))
 
 
 BLANKS = blanks(4)
@@ -35,10 +35,10 @@ def request(index: int, tokens=BLANKS) -> Request:
     return Request(tokens=tokens, plan=PLAN, sample_index=index)
 
 
-async def twice(jobs: Jobs, engine: Engine, index: int) -> tuple[int, ...]:
+async def twice(jobs: Jobs, session: Session, index: int) -> tuple[int, ...]:
     """Sample a sequence, then one that begins with it."""
-    (first,) = await jobs.sample(engine, [request(index)])
-    (second,) = await jobs.sample(engine, [request(index, prompt(8, first.tokens))])
+    (first,) = await jobs.sample(session, [request(index)])
+    (second,) = await jobs.sample(session, [request(index, prompt(8, first.tokens))])
     return second.tokens
 
 
@@ -49,91 +49,91 @@ def run_all(jobs: Jobs) -> None:
 
 def test_jobs_share_forward_passes_and_have_the_results_they_have_alone():
     network = CountingNetwork(MODEL)
-    engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=8, max_length=32)
-    alone = [run_job(lambda jobs, i=i: twice(jobs, engine, i)) for i in range(4)]
-    assert network.calls == 4 * 8
-    network.calls = 0
+    session = Session(network, SCHEDULE, batch_size=4, pad_to_multiple_of=8, max_length=32)
+    alone = [run_job(lambda jobs, i=i: twice(jobs, session, i)) for i in range(4)]
+    assert network.forward_passes == 4 * 8
+    network.forward_passes = 0
     jobs = Jobs()
-    started = [jobs.start(twice(jobs, engine, i)) for i in range(4)]
+    started = [jobs.start(twice(jobs, session, i)) for i in range(4)]
     run_all(jobs)
-    assert [job.result() for job in started] == alone and network.calls == 8
-    gathered = run_job(lambda jobs: jobs.gather(twice(jobs, engine, i) for i in range(4)))
+    assert [job.result() for job in started] == alone and network.forward_passes == 8
+    gathered = run_job(lambda jobs: jobs.gather(twice(jobs, session, i) for i in range(4)))
     assert gathered == alone
 
 
 def test_a_job_that_fails_does_not_disturb_others():
-    engine = Engine(MODEL, SCHEDULE, rows_per_call=4, max_length=32)
+    session = Session(MODEL, SCHEDULE, batch_size=4, max_length=32)
 
     async def fails(jobs: Jobs, tokens) -> None:
-        await jobs.sample(engine, [request(0), request(1, tokens)])
+        await jobs.sample(session, [request(0), request(1, tokens)])
 
     async def recovers(jobs: Jobs) -> str:
         try:
-            await jobs.sample(engine, [request(0)], Limits(calls=1, then="abort"))
+            await jobs.sample(session, [request(0)], Limits(forward_passes=1, on_limit="abort"))
         except LimitReached as error:
             return str(error)
         return ""
 
     jobs = Jobs()
-    good = jobs.start(twice(jobs, engine, 3))
+    good = jobs.start(twice(jobs, session, 3))
     refused = jobs.start(fails(jobs, (99,)))
     limited = jobs.start(recovers(jobs))
     run_all(jobs)
     assert isinstance(refused.error, DataError)
     with pytest.raises(DataError, match=r"token ids must be in \[0, 17\)"):
         refused.result()
-    assert "1 calls" in limited.result()
-    assert good.result() == run_job(lambda jobs: twice(jobs, engine, 3))
+    assert "1 forward_passes" in limited.result()
+    assert good.result() == run_job(lambda jobs: twice(jobs, session, 3))
 
 
 def test_a_job_that_is_cancelled_makes_no_further_step():
     network = CountingNetwork(MODEL)
-    engine = Engine(network, SCHEDULE)
+    session = Session(network, SCHEDULE)
     jobs = Jobs()
-    job = jobs.start(twice(jobs, engine, 0))
+    job = jobs.start(twice(jobs, session, 0))
     jobs.step()
     job.cancel()
     run_all(jobs)
-    assert job.is_done and network.calls == 1
+    assert job.is_done and network.forward_passes == 1
 
 
 def test_the_first_error_ends_what_is_gathered():
-    engine = Engine(MODEL, SCHEDULE)
+    session = Session(MODEL, SCHEDULE)
 
     async def fails(jobs: Jobs) -> tuple[int, ...]:
-        await jobs.sample(engine, [request(0)])
+        await jobs.sample(session, [request(0)])
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        run_job(lambda jobs: jobs.gather([fails(jobs), twice(jobs, engine, 1)]))
+        run_job(lambda jobs: jobs.gather([fails(jobs), twice(jobs, session, 1)]))
 
 
 def test_events_go_to_those_who_asked():
-    engine = Engine(MODEL, SCHEDULE, rows_per_call=2)
+    session = Session(MODEL, SCHEDULE, batch_size=2)
     seen: dict[str, set[int]] = {"a": set(), "b": set()}
 
     def watch(name: str):
         return lambda events: seen[name].update(e.ticket.request.sample_index for e in events)
 
     async def job(jobs: Jobs, name: str, index: int) -> None:
-        await jobs.sample(engine, [request(index)], on_step=watch(name))
-        await jobs.sample(engine, [request(9)])
+        await jobs.sample(session, [request(index)], on_step=watch(name))
+        await jobs.sample(session, [request(9)])
 
     run_job(lambda jobs: jobs.gather([job(jobs, "a", 0), job(jobs, "b", 1)]))
     assert seen == {"a": {0}, "b": {1}}
 
 
 def test_blocks_are_sampled_from_left_to_right():
-    engine, parts = Engine(MODEL, SCHEDULE), []
+    session, parts = Session(MODEL, SCHEDULE), []
     given = prompt(11, (1, 2))
     sample = run_job(
-        lambda jobs: sample_blocks(jobs, engine, request(0, given), 4, on_tokens=parts.append)
+        lambda jobs: sample_blocks(jobs, session, request(0, given), 4, on_tokens=parts.append)
     )
     assert [len(part) for part in parts] == [6, 4, 1]
     assert sum(parts, ()) == sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
-    assert sample.calls == 4 + 4 + 1 and len(sample.tokens) == 11
+    assert sample.forward_passes == 4 + 4 + 1 and len(sample.tokens) == 11
     # a block is what a request for it alone gives, with what is before it
-    (again,) = engine.sample([request(0, prompt(10, sample.tokens[:6]))])
+    (again,) = session.sample([request(0, prompt(10, sample.tokens[:6]))])
     assert again.tokens == sample.tokens[:10]
     tokens = [16] * 11
     tokens[:2] = 1, 2
@@ -145,13 +145,13 @@ def test_blocks_are_sampled_from_left_to_right():
 
 
 def test_no_block_follows_a_stop_token():
-    engine = Engine(MODEL, SCHEDULE)
-    whole = run_job(lambda jobs: sample_blocks(jobs, engine, request(0, blanks(12)), 3))
+    session = Session(MODEL, SCHEDULE)
+    whole = run_job(lambda jobs: sample_blocks(jobs, session, request(0, blanks(12)), 3))
     stop = whole.tokens[4]
     first = whole.tokens.index(stop)
     stopped = Request(tokens=blanks(12), plan=PLAN, stop=(stop,))
     parts: list[tuple[int, ...]] = []
-    sample = run_job(lambda jobs: sample_blocks(jobs, engine, stopped, 3, on_tokens=parts.append))
+    sample = run_job(lambda jobs: sample_blocks(jobs, session, stopped, 3, on_tokens=parts.append))
     assert sample.text == whole.tokens[:first] == sum(parts, ())
     assert len(sample.tokens) == 3 * (first // 3 + 1) < 12
     assert torch.tensor(sample.protected).logical_not().all()
@@ -159,20 +159,20 @@ def test_no_block_follows_a_stop_token():
 
 def test_many_block_wise_samples_share_forward_passes():
     network = CountingNetwork(MODEL)
-    engine = Engine(network, SCHEDULE, rows_per_call=4, lengths=16, max_length=32)
+    session = Session(network, SCHEDULE, batch_size=4, pad_to_multiple_of=16, max_length=32)
 
     async def blocks(jobs: Jobs) -> list[tuple[int, ...]]:
-        coroutines = (sample_blocks(jobs, engine, request(i, blanks(8)), 4) for i in range(4))
+        coroutines = (sample_blocks(jobs, session, request(i, blanks(8)), 4) for i in range(4))
         return [sample.tokens for sample in await jobs.gather(coroutines)]
 
     together = run_job(blocks)
-    assert network.calls == 8
-    one = run_job(lambda jobs: sample_blocks(jobs, engine, request(2, blanks(8)), 4))
+    assert network.forward_passes == 8
+    one = run_job(lambda jobs: sample_blocks(jobs, session, request(2, blanks(8)), 4))
     assert one.tokens == together[2]
 
 
 def test_tokens_that_may_change_are_not_sampled_in_blocks():
-    engine = Engine(MODEL, SCHEDULE)
+    session = Session(MODEL, SCHEDULE)
     wrong = Request(tokens=(1, 2), plan=PLAN, protected=(False, False))
     with pytest.raises(ConfigError, match=r"request.protected must be None for block-wise"):
-        run_job(lambda jobs: sample_blocks(jobs, engine, wrong, 4))
+        run_job(lambda jobs: sample_blocks(jobs, session, wrong, 4))

@@ -13,15 +13,15 @@ from support.sampling_worlds import (
     world_of,
 )
 
-from gidd.common.registry import find_part
+from gidd.common.config.registry import find_component
 from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import (
-    Engine,
     FunctionNetwork,
     PosteriorCorrection,
     Request,
+    Session,
     ban,
     corrector_plan,
     posterior_sampling_plan,
@@ -39,14 +39,14 @@ def free(tokens) -> tuple[bool, ...]:
     return (False,) * len(tokens)
 
 
-def corrected(engine, texts, t, processors=(), **options):
+def corrected(session, texts, t, processors=(), **options):
     """One call of the corrector on each text."""
     plan = corrector_plan(PosteriorCorrection(**options), 1, t)
     requests = [
         Request(tokens=tuple(text), plan=plan, protected=free(text), processors=processors)
         for text in texts
     ]
-    return engine.sample(requests)
+    return session.sample(requests)
 
 
 @pytest.mark.parametrize("schedule", [HYBRID, UNIFORM])
@@ -69,8 +69,8 @@ def test_the_error_is_the_least_possible_one(schedule, rate):
     """The expected number of wrong tokens, over all clean and all noisy sequences, to 1e-12."""
     world = world_of(schedule)
     t = float(time_at_error_rate(schedule, rate))
-    engine = Engine(tabulated(world), schedule, rows_per_call=len(world.noisy))
-    new = torch.tensor([sample.tokens for sample in corrected(engine, world.noisy.tolist(), t)])
+    session = Session(tabulated(world), schedule, batch_size=len(world.noisy))
+    new = torch.tensor([sample.tokens for sample in corrected(session, world.noisy.tolist(), t)])
     joint = world.clean_distribution[:, None] * world.noising(t)
     wrong = (world.clean[:, None, :] != new).double().sum(-1)
     visible = (world.noisy != VOCAB.mask_id).all(-1)
@@ -117,11 +117,12 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hybrid", "uniform"])
 def test_the_table_of_correction_by_matched_and_unmatched_times(name):
     """Exact denoiser, texts of 64 tokens from a Markov source of 50."""
     schedule = SCHEDULES[name]
-    engine = Engine(exact(SOURCE, schedule), schedule, rows_per_call=400)
+    session = Session(exact(SOURCE, schedule), schedule, batch_size=400)
     for (rate, x, z), expected in zip(noisy_texts(MATCHED), UNMATCHED[name], strict=True):
         unmatched = SOURCE.leave_one_out(schedule, torch.full((400,), 1e-4).double(), z)
         top, token = unmatched.max(-1)
@@ -129,10 +130,10 @@ def test_the_table_of_correction_by_matched_and_unmatched_times(name):
         own = unmatched.gather(-1, z[..., None]).squeeze(-1)
         by_odds = torch.where(top >= odds * own, token, z)
         assert rates_after(x, z, by_odds) == pytest.approx(expected, abs=5.1e-5)
-        samples = corrected(engine, z.tolist(), float(time_at_error_rate(schedule, rate)))
+        samples = corrected(session, z.tolist(), float(time_at_error_rate(schedule, rate)))
         new = torch.tensor([sample.tokens for sample in samples])
         assert rates_after(x, z, new) == pytest.approx(MATCHED[rate], abs=5.1e-5)
-        assert all(sample.calls == 1 for sample in samples)
+        assert all(sample.forward_passes == 1 for sample in samples)
 
 
 def test_the_error_of_long_texts_is_the_expected_one():
@@ -153,12 +154,12 @@ def test_a_rate_below_the_smallest_time():
     """The fraction of wrong tokens may be given apart from the time of the network."""
     p = torch.tensor([0.6, 0.3, 0.09, 0.0099, 0.0001], dtype=torch.float64)
     size, rate = len(p), 0.001
-    engine = Engine(
+    session = Session(
         FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)),
         UniformSchedule(Vocab(size, mask_id=None)),
     )
-    (sample,) = corrected(engine, [range(size)], 0.1, error_rate=rate)
-    (clean,) = corrected(engine, [range(size)], 0.1, error_rate=0.0)
+    (sample,) = corrected(session, [range(size)], 0.1, error_rate=rate)
+    (clean,) = corrected(session, [range(size)], 0.1, error_rate=0.0)
     # P(original = v, found = z), enumerated
     joint = p[:, None] * torch.full((size, size), rate / (size - 1)).double()
     joint[range(size), range(size)] = p * (1 - rate)
@@ -174,8 +175,8 @@ def test_a_channel_replaces_the_noise():
     """Tokens 0 and 1 are mistaken for one another, 2 for nothing else."""
     p = torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)
     channel = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]).double()
-    engine = Engine(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
-    (sample,) = corrected(engine, [(0, 1, 2)], 0.3, channel=channel)
+    session = Session(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
+    (sample,) = corrected(session, [(0, 1, 2)], 0.3, channel=channel)
     rate = error_rate_at(UNIFORM, torch.tensor([0.3]).double())
     joint = p[:, None] * (channel * rate + torch.eye(3) * (1 - rate))
     assert sample.tokens == tuple(joint.argmax(0).tolist()) == (0, 0, 2)
@@ -204,10 +205,10 @@ def test_decisions():
 
 def test_impossible_tokens_are_kept_and_masks_filled():
     certain = torch.tensor([0.0, 1.0, 0.0, 0.0]).double()
-    engine = Engine(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), HYBRID)
-    (sample,) = corrected(engine, [(0, 1, 2, 3)], 0.0)
+    session = Session(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), HYBRID)
+    (sample,) = corrected(session, [(0, 1, 2, 3)], 0.0)
     assert sample.tokens == (0, 1, 2, 1)  # without noise a found token is right
-    (sample,) = corrected(engine, [(0, 1, 2, 3)], 0.1)
+    (sample,) = corrected(session, [(0, 1, 2, 3)], 0.1)
     assert sample.tokens == (1, 1, 1, 1)
 
 
@@ -216,40 +217,40 @@ NETWORK, SCHEDULE = random_denoiser(WIDE, gain=0.0), HybridSchedule(WIDE, 0.2)
 RANDOM_TEXTS = torch.randint(32, (9, 12), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-@pytest.mark.parametrize("rows_per_call", [1, 4])
-def test_a_text_is_corrected_alike_in_any_company(rows_per_call):
-    engine = Engine(NETWORK, SCHEDULE, rows_per_call=rows_per_call)
-    together = corrected(engine, RANDOM_TEXTS, 0.6)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_text_is_corrected_alike_in_any_company(batch_size):
+    session = Session(NETWORK, SCHEDULE, batch_size=batch_size)
+    together = corrected(session, RANDOM_TEXTS, 0.6)
     for text, sample in zip(RANDOM_TEXTS, together, strict=True):
-        assert corrected(engine, [text], 0.6) == [sample]  # the edits with their probabilities too
+        assert corrected(session, [text], 0.6) == [sample]  # the edits with their probabilities too
     assert sum(len(sample.edits) for sample in together) > 9
 
 
 def test_protected_positions_and_banned_tokens():
-    engine = Engine(NETWORK, SCHEDULE)
-    plain = corrected(engine, RANDOM_TEXTS, 0.6)
+    session = Session(NETWORK, SCHEDULE)
+    plain = corrected(session, RANDOM_TEXTS, 0.6)
     written = {edit.new for sample in plain for edit in sample.edits}
     banned = set(sorted(written)[::2])
-    for sample in corrected(engine, RANDOM_TEXTS, 0.6, processors=(ban(WIDE, banned),)):
+    for sample in corrected(session, RANDOM_TEXTS, 0.6, processors=(ban(WIDE, banned),)):
         assert not {edit.new for edit in sample.edits} & banned
     plan = corrector_plan(PosteriorCorrection(), 1, 0.6)
     for text, free_sample in zip(RANDOM_TEXTS, plain, strict=True):
         protected = tuple(i % 2 == 0 for i in range(12))
-        (sample,) = engine.sample([Request(tokens=tuple(text), plan=plan, protected=protected)])
+        (sample,) = session.sample([Request(tokens=tuple(text), plan=plan, protected=protected)])
         expected = [edit for edit in free_sample.edits if edit.position % 2]
         assert [e[:-1] for e in sample.edits] == [e[:-1] for e in expected]
 
 
 def test_it_is_a_part_and_checks_its_options():
-    assert find_part("corrector", "posterior").make is PosteriorCorrection
-    engine = Engine(NETWORK, SCHEDULE)
+    assert find_component("corrector", "posterior").make is PosteriorCorrection
+    session = Session(NETWORK, SCHEDULE)
     for options, message in [
         ({"error_rate": 1.0}, "error_rate .*got 1.0"),
         ({"error_rate": -0.1}, "error_rate .*got -0.1"),
         ({"min_confidence": 1.5}, "min_confidence .*got 1.5"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            corrected(engine, RANDOM_TEXTS, 0.1, **options)
+            corrected(session, RANDOM_TEXTS, 0.1, **options)
 
 
 @pytest.mark.parametrize("schedule", [HYBRID, UNIFORM])
@@ -271,15 +272,16 @@ def test_the_reverse_chain_samples_the_joint_posterior(schedule):
     assert distances[-1] < 0.02
 
 
+@pytest.mark.slow
 def test_sampled_posteriors_follow_the_chain():
     world = world_of(HYBRID)
     given, num = (0, 2, 1), 4000
     plan = posterior_sampling_plan(float(time_at_error_rate(HYBRID, 0.2)), 8)
-    engine = Engine(tabulated(world), HYBRID, rows_per_call=num)
+    session = Session(tabulated(world), HYBRID, batch_size=num)
     requests = [
         Request(tokens=given, plan=plan, protected=(False,) * 3, sample_index=i) for i in range(num)
     ]
-    samples = torch.tensor([sample.tokens for sample in engine.sample(requests)])
+    samples = torch.tensor([sample.tokens for sample in session.sample(requests)])
     chain = torch.eye(len(world.noisy)).double()[index_of(world, torch.tensor([given]))]
     for _, t, s in plan.steps:
         chain = chain @ world.reverse_kernel(world.leave_one_out, s, t)

@@ -6,7 +6,7 @@ from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling import Engine, PosteriorCorrection, Request, ban, corrector_plan, run_job
+from gidd.sampling import PosteriorCorrection, Request, Session, ban, corrector_plan, run_job
 from gidd.sampling.windows import (
     PosteriorPass,
     TextWindows,
@@ -21,8 +21,8 @@ NETWORK, SCHEDULE = random_denoiser(VOCAB, gain=0.0), HybridSchedule(VOCAB, 0.2)
 TOKENS = torch.randint(32, (120,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def reader(rows_per_call: int = 4, **options) -> WindowReader:
-    return WindowReader(Engine(NETWORK, SCHEDULE, rows_per_call=rows_per_call), **options)
+def reader(batch_size: int = 4, **options) -> WindowReader:
+    return WindowReader(Session(NETWORK, SCHEDULE, batch_size=batch_size), **options)
 
 
 def posteriors(judge: PosteriorPass, windows, error_rate: float) -> list[WindowPosterior]:
@@ -40,7 +40,7 @@ def test_it_is_the_corrector():
     requests = [
         Request(tokens=window.tokens, plan=plan, protected=(False,) * 16) for window in texts
     ]
-    samples = reader().engine.sample(requests)
+    samples = reader().session.sample(requests)
     for window, posterior, sample in zip(
         texts, posteriors(judge, texts, 0.5), samples, strict=True
     ):

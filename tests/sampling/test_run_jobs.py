@@ -4,12 +4,12 @@ import pytest
 from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling import Engine, Request, blanks, corrector_plan, no_op
+from gidd.sampling import Request, Session, blanks, corrector_plan, no_op
 from gidd.sampling.jobs import run_jobs
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(5, mask_id=4)
-ENGINE = Engine(random_denoiser(VOCAB), HybridSchedule(VOCAB, 0.2), rows_per_call=4)
+SESSION = Session(random_denoiser(VOCAB), HybridSchedule(VOCAB, 0.2), batch_size=4)
 
 
 class Counted:
@@ -24,7 +24,7 @@ class Counted:
         try:
             for seed in range(rounds):
                 plan = corrector_plan(no_op, 2)
-                await jobs.sample(ENGINE, [Request(tokens=blanks(3), plan=plan, seed=seed)])
+                await jobs.sample(SESSION, [Request(tokens=blanks(3), plan=plan, seed=seed)])
             if number in failing:
                 raise ZeroDivisionError(number)
             return number

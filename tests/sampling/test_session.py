@@ -14,7 +14,7 @@ from support.sampling_worlds import random_denoiser
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.errors import CheckpointError, ConfigError, LimitReached
 from gidd.sampling import (
     BestState,
@@ -64,11 +64,14 @@ def sample_of(ticket: Ticket) -> Sample:
 # the promise: the same sample in any company
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rows", [4, *(pytest.param(rows, marks=pytest.mark.long) for rows in (1, 16))]
+)
 def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows):
     rng, clock = random.Random(rows), Clock()
     schedule = MASKED
-    options = {"rows": rows, "lengths": 16, "max_length": 40}
+    options = {"batch_size": rows, "pad_to_multiple_of": 16, "max_length": 40}
     session = Session(MODEL, schedule, **options, clock=clock)
     tickets: list[Ticket] = []
     cancelled: dict[Ticket, int] = {}
@@ -104,9 +107,9 @@ def random_limits(rng: random.Random) -> Limits:
     kind = rng.random()
     then = rng.choice(("finish", "abort"))
     if kind < 0.15:
-        return Limits(calls=rng.randint(1, 6), then=then)
+        return Limits(forward_passes=rng.randint(1, 6), on_limit=then)
     if kind < 0.3:
-        return Limits(seconds=rng.randint(0, 150), then=then)
+        return Limits(seconds=rng.randint(0, 150), on_limit=then)
     return Limits()
 
 
@@ -128,17 +131,17 @@ def alone(ticket: Ticket, schedule, options) -> Sample:
 
 def passes_of(requests: list[Request], rows: int = 4) -> int:
     network = CountingNetwork(MODEL)
-    session = Session(network, MASKED, rows=rows, lengths=16, max_length=40)
+    session = Session(network, MASKED, batch_size=rows, pad_to_multiple_of=16, max_length=40)
     for request in requests:
         session.submit(request)
     finish(session)
-    return network.calls
+    return network.forward_passes
 
 
 def test_requests_that_differ_in_anything_share_forward_passes():
     def request(step=None, length=16, index=0, **fields):
         step = step or Threshold(fill=1.0)
-        plan = sampling_plan(even_mesh(8), step)
+        plan = sampling_plan(even_times(8), step)
         return Request(tokens=blanks(length), plan=plan, sample_index=index, **fields)
 
     assert passes_of([request()]) == 8
@@ -153,21 +156,23 @@ def test_a_step_that_reads_nothing_costs_nothing():
     def noop(schedule, s, t, canvas, prediction):
         return StepOutput(canvas.tokens)
 
-    plan = sampling_plan(even_mesh(5), noop)
+    plan = sampling_plan(even_times(5), noop)
     assert passes_of([Request(tokens=blanks(4), plan=plan)]) == 0
 
 
 def test_a_free_row_is_taken_at_the_next_step():
     network = CountingNetwork(MODEL)
-    session = Session(network, MASKED, rows=2)
+    session = Session(network, MASKED, batch_size=2)
     lengths = (3, 9, 6)
     tickets = [
-        session.submit(Request(tokens=blanks(8), plan=sampling_plan(even_mesh(n), Threshold(1.0))))
+        session.submit(Request(tokens=blanks(8), plan=sampling_plan(even_times(n), Threshold(1.0))))
         for n in lengths
     ]
     finish(session)
     assert [ticket.num_steps for ticket in tickets] == [3, 9, 6]
-    assert network.calls == 9  # 3 + 6 in one row, 9 in the other; 8 masks are filled in 8 steps
+    assert (
+        network.forward_passes == 9
+    )  # 3 + 6 in one row, 9 in the other; 8 masks are filled in 8 steps
 
 
 # isolation
@@ -186,17 +191,19 @@ class Failing:
 
 
 def test_a_failing_request_ends_alone():
-    session = Session(MODEL, MASKED, rows=4)
-    plan = sampling_plan(even_mesh(3), Failing(2))
+    session = Session(MODEL, MASKED, batch_size=4)
+    plan = sampling_plan(even_times(3), Failing(2))
     tickets = [
         session.submit(Request(tokens=blanks(4), plan=plan, sample_index=i)) for i in range(4)
     ]
-    good = sampling_plan(even_mesh(3))
+    good = sampling_plan(even_times(3))
     others = [session.submit(Request(tokens=blanks(4), plan=good)) for _ in range(2)]
     finish(session)
     assert [ticket.error is None for ticket in tickets] == [True, True, False, True]
     assert "a step failed" in str(tickets[2].error)
-    assert [sample_of(ticket).calls for ticket in others] == [sample_of(others[0]).calls] * 2
+    assert [sample_of(ticket).forward_passes for ticket in others] == [
+        sample_of(others[0]).forward_passes
+    ] * 2
 
 
 def test_a_network_that_fails_on_one_sequence_fails_that_one():
@@ -205,8 +212,8 @@ def test_a_network_that_fails_on_one_sequence_fails_that_one():
             raise ConfigError("a sequence must not begin with 3")
         return torch.ones(*z.shape, 17).masked_fill(torch.arange(17) == 16, 0) / 16
 
-    session = Session(FunctionNetwork(x_theta), MASKED, rows=4)
-    plan = sampling_plan(even_mesh(3), Threshold(fill=1.0))
+    session = Session(FunctionNetwork(x_theta), MASKED, batch_size=4)
+    plan = sampling_plan(even_times(3), Threshold(fill=1.0))
     tickets = [
         session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3, 2)
     ]
@@ -214,7 +221,7 @@ def test_a_network_that_fails_on_one_sequence_fails_that_one():
     assert [str(ticket.error) for ticket in tickets if ticket.error] == [
         "a sequence must not begin with 3"
     ]
-    assert sample_of(tickets[0]).calls == sample_of(tickets[2]).calls
+    assert sample_of(tickets[0]).forward_passes == sample_of(tickets[2]).forward_passes
 
 
 def test_predictions_that_are_not_finite_fail_their_request_alone():
@@ -222,8 +229,8 @@ def test_predictions_that_are_not_finite_fail_their_request_alone():
         p = torch.ones(*z.shape, 17).masked_fill(torch.arange(17) == 16, 0) / 16
         return torch.where((z[:, :1, None] == 3), torch.nan, p)
 
-    session = Session(FunctionNetwork(x_theta), MASKED, rows=4)
-    plan = sampling_plan(even_mesh(3), Threshold(fill=1.0))
+    session = Session(FunctionNetwork(x_theta), MASKED, batch_size=4)
+    plan = sampling_plan(even_times(3), Threshold(fill=1.0))
     good, bad = (session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3))
     finish(session)
     assert sample_of(good).is_complete
@@ -235,7 +242,7 @@ def test_a_step_that_returns_unknown_tokens_fails_its_request():
         return StepOutput(canvas.tokens + 100)
 
     session = Session(MODEL, MASKED)
-    ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2), broken)))
+    ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_times(2), broken)))
     finish(session)
     assert "step broken must return ids of the vocabulary" in str(ticket.error)
 
@@ -269,10 +276,10 @@ class Broken:
     ],
 )
 def test_a_step_that_returns_a_wrong_shape_fails_its_request_alone(rows, field, how):
-    session = Session(MODEL, MASKED, rows=rows)
-    plan = sampling_plan(even_mesh(2), Broken(field, how))
+    session = Session(MODEL, MASKED, batch_size=rows)
+    plan = sampling_plan(even_times(2), Broken(field, how))
     bad = session.submit(Request(tokens=blanks(3), plan=plan))
-    good = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2))))
+    good = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_times(2))))
     for _ in range(10):
         session.step()
     assert f"the step Broken must return {field}" in str(bad.error)
@@ -283,17 +290,17 @@ def test_a_step_that_returns_a_wrong_shape_fails_its_request_alone(rows, field, 
 
 
 def plan_of(num_steps: int):
-    return sampling_plan(even_mesh(num_steps))
+    return sampling_plan(even_times(num_steps))
 
 
 def test_a_limit_of_forward_passes_finishes_with_the_most_likely_tokens():
     session = Session(MODEL, HYBRID)
     request = Request(tokens=blanks(12), plan=plan_of(32))
-    full, limited = session.submit(request), session.submit(request, Limits(calls=3))
+    full, limited = session.submit(request), session.submit(request, Limits(forward_passes=3))
     finish(session)
-    assert sample_of(full).is_complete and sample_of(full).calls > 3
+    assert sample_of(full).is_complete and sample_of(full).forward_passes > 3
     sample = sample_of(limited)
-    assert not sample.is_complete and sample.calls == 3
+    assert not sample.is_complete and sample.forward_passes == 3
     assert VOCAB.mask_id not in sample.tokens
     assert sample.edits[-1].step == "posterior_correction"
 
@@ -301,7 +308,7 @@ def test_a_limit_of_forward_passes_finishes_with_the_most_likely_tokens():
 def test_a_limit_that_is_not_reached_changes_nothing():
     session = Session(MODEL, HYBRID)
     request = Request(tokens=blanks(12), plan=plan_of(6))
-    full, limited = session.submit(request), session.submit(request, Limits(calls=6))
+    full, limited = session.submit(request), session.submit(request, Limits(forward_passes=6))
     finish(session)
     assert sample_of(full) == sample_of(limited)
 
@@ -309,11 +316,11 @@ def test_a_limit_that_is_not_reached_changes_nothing():
 def test_a_request_can_be_aborted_by_its_limits():
     session = Session(MODEL, HYBRID, clock=(clock := Clock()))
     request = Request(tokens=blanks(12), plan=plan_of(32))
-    by_calls = session.submit(request, Limits(calls=2, then="abort"))
+    by_calls = session.submit(request, Limits(forward_passes=2, on_limit="abort"))
     while not by_calls.is_done:
         session.step()
-    assert by_calls.calls == 2 and "2 calls" in str(by_calls.error)
-    by_time = session.submit(request, Limits(seconds=5, then="abort"))
+    assert by_calls.forward_passes == 2 and "2 forward_passes" in str(by_calls.error)
+    by_time = session.submit(request, Limits(seconds=5, on_limit="abort"))
     session.step()
     clock.now = 5
     (event,) = session.step()
@@ -332,14 +339,14 @@ def test_a_request_that_expires_in_the_queue_has_the_next_free_row():
         session.step()
     session.step()
     assert hurried.is_done and not second.is_done and not third.is_done
-    assert sample_of(hurried).calls == 1
+    assert sample_of(hurried).forward_passes == 1
 
 
 def test_a_corrector_that_is_ended_returns_its_best_state():
     session = Session(MODEL, HYBRID)
     plan = corrector_plan(SelfCorrectionStep(temperature=1.0, patience=50), 40, 1e-4)
     request = Request(tokens=tuple(range(12)), plan=plan, protected=(False,) * 12)
-    limited = session.submit(request, Limits(calls=9))
+    limited = session.submit(request, Limits(forward_passes=9))
     finish(session)
     short = replace(request, plan=corrector_plan(plan.steps[0].step, 8, 1e-4))
     expected = session.submit(short)
@@ -354,17 +361,17 @@ def test_best_tokens_are_those_of_a_plan_that_ends_here():
     )
     session = Session(MODEL, HYBRID)
     ticket = session.submit(request)
-    for calls in range(1, 9):
+    for forward_passes in range(1, 9):
         session.step()
-        if calls >= 2:
+        if forward_passes >= 2:
             other = Session(MODEL, HYBRID)
-            short = other.submit(replace(request, plan=corrector_plan(step, calls, 1e-4)))
+            short = other.submit(replace(request, plan=corrector_plan(step, forward_passes, 1e-4)))
             finish(other)
             assert session.best_tokens(ticket) == sample_of(short).tokens
 
 
 def test_events_tell_every_change():
-    session = Session(MODEL, HYBRID, rows=2)
+    session = Session(MODEL, HYBRID, batch_size=2)
     request = Request(
         tokens=blanks(10),
         plan=plan_of(8) + corrector_plan(SelfCorrectionStep(temperature=1.0), 6, 1e-4),
@@ -382,15 +389,18 @@ def test_events_tell_every_change():
             assert tokens[edit.position] == edit.old
             tokens[edit.position] = edit.new
         assert tuple(tokens) == ticket.tokens
-        assert event.calls == ticket.calls and event.steps_done == ticket.steps_done
+        assert (
+            event.forward_passes == ticket.forward_passes and event.steps_done == ticket.steps_done
+        )
         edits += event.edits
         last = event
     assert last is not None and last.sample == ticket.sample
     assert tuple(edits) == sample_of(ticket).edits and ticket.time == 1e-4
 
 
+@pytest.mark.slow
 def test_a_session_keeps_nothing_of_requests_that_are_done():
-    session = Session(MODEL, HYBRID, rows=2, clock=(clock := Clock()))
+    session = Session(MODEL, HYBRID, batch_size=2, clock=(clock := Clock()))
     kept = []
     for i in range(120):
         request = Request(tokens=blanks(1 + i % 5), plan=plan_of(2), sample_index=i)
@@ -412,5 +422,5 @@ def test_what_has_no_step_to_make_is_done_at_once():
     fixed = session.submit(Request(tokens=(1, 2), plan=plan_of(4)))
     empty = session.submit(Request(tokens=blanks(2), plan=corrector_plan(Threshold(), 0)))
     finish(session)
-    assert sample_of(fixed).tokens == (1, 2) and sample_of(fixed).calls == 0
+    assert sample_of(fixed).tokens == (1, 2) and sample_of(fixed).forward_passes == 0
     assert len(sample_of(empty).tokens) == 2 and session.step() == []

@@ -6,12 +6,12 @@ from support.sampling_worlds import chi_square_p, counts, index_of, random_denoi
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import (
-    Engine,
     GibbsSweep,
     Request,
     SelfCorrectionStep,
+    Session,
     Threshold,
     ancestral,
     blanks,
@@ -45,15 +45,16 @@ class PaddedTable:
         return hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "plan"),
     [
-        (MaskedSchedule(VOCAB), sampling_plan(even_mesh(8), ancestral)),
-        (HybridSchedule(VOCAB, 0.3), sampling_plan(even_mesh(8), ancestral)),
-        (MaskedSchedule(VOCAB), sampling_plan(even_mesh(6), Threshold(fill=1.0))),
+        (MaskedSchedule(VOCAB), sampling_plan(even_times(8), ancestral)),
+        (HybridSchedule(VOCAB, 0.3), sampling_plan(even_times(8), ancestral)),
+        (MaskedSchedule(VOCAB), sampling_plan(even_times(6), Threshold(fill=1.0))),
         (
             HybridSchedule(VOCAB, 0.3),
-            sampling_plan(even_mesh(8)) + corrector_plan(GibbsSweep(distance=2), 8),
+            sampling_plan(even_times(8)) + corrector_plan(GibbsSweep(distance=2), 8),
         ),
     ],
     ids=["masked", "hybrid", "threshold", "gibbs"],
@@ -61,13 +62,13 @@ class PaddedTable:
 def test_padded_sequences_are_samples_of_the_same_law(schedule, plan):
     world, num = world_of(schedule), 3000
     network = PaddedTable(world)
-    padded = Engine(network, schedule, rows_per_call=num, lengths=8)
+    padded = Session(network, schedule, batch_size=num, pad_to_multiple_of=8)
     requests = [Request(tokens=blanks(world.length), plan=plan, sample_index=i) for i in range(num)]
     samples = torch.tensor([sample.tokens for sample in padded.sample(requests)])
     assert samples.shape == (num, world.length) and network.num_padded > 1
     law = world.data_distribution
     if plan.steps[-1].step is ancestral:  # eight steps are not exact; the law of the chain is known
-        law = world.reverse_distribution(world.leave_one_out, even_mesh(8))
+        law = world.reverse_distribution(world.leave_one_out, even_times(8))
     assert chi_square_p(counts(world, samples), law) > 1e-3
 
 
@@ -79,10 +80,10 @@ def test_a_padded_prediction_is_that_of_the_sequence_alone():
         Request(tokens=tuple(range(1, n)), plan=plan, protected=(False,) * (n - 1))
         for n in (3, 9, 14, 17)
     ]
-    alone = Engine(network, schedule).sample(requests, record_frames=True)
-    engine = Engine(network, schedule, rows_per_call=4, lengths=16)
-    for one, padded in zip(alone, engine.sample(requests, record_frames=True), strict=True):
-        assert one.tokens == padded.tokens and one.calls == padded.calls
+    alone = Session(network, schedule).sample(requests, record_frames=True)
+    session = Session(network, schedule, batch_size=4, pad_to_multiple_of=16)
+    for one, padded in zip(alone, session.sample(requests, record_frames=True), strict=True):
+        assert one.tokens == padded.tokens and one.forward_passes == padded.forward_passes
         for a, b in zip(one.frames, padded.frames, strict=True):
             assert torch.equal(a.tokens, b.tokens)
             torch.testing.assert_close(a.probability, b.probability, rtol=0, atol=1e-6)

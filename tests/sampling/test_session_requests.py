@@ -11,7 +11,7 @@ from support.random_requests import random_request
 from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.sampling import (
     Confidence,
@@ -35,23 +35,24 @@ from gidd.vocab import Vocab
 
 VOCAB = Vocab(9, mask_id=8)
 MODEL = random_denoiser(VOCAB, max_length=16)
-GOOD = Request(tokens=blanks(3), plan=sampling_plan(even_mesh(2)))
+GOOD = Request(tokens=blanks(3), plan=sampling_plan(even_times(2)))
 SCHEDULES = [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.2), UniformSchedule(VOCAB)]
 JUNK = [None, True, -1, 3.5, math.nan, math.inf, 2**63, 2**70, "a", b"a", [], [1], {}, (), (1,)]
 JUNK += [(None,), ("a",), (True,), (-1,), (99,), object(), np.int64(1), (np.int64(1),), {1}, (0.5,)]
 FIELDS = ["tokens", "plan", "seed", "sample_index", "protected", "processors", "stop"]
 PLANS = [
-    sampling_plan(even_mesh(3), Confidence()),
-    sampling_plan(even_mesh(3), Threshold(fill=0.0)),
+    sampling_plan(even_times(3), Confidence()),
+    sampling_plan(even_times(3), Threshold(fill=0.0)),
     corrector_plan(SelfCorrectionStep(), 1),
     corrector_plan(Threshold(), 3, 0.5),
     Plan(()),
 ]
 
 
+@pytest.mark.slow
 def test_random_requests_are_refused_or_run():
     rng = random.Random(0)
-    sessions = [Session(MODEL, schedule, rows=16, max_length=16) for schedule in SCHEDULES]
+    sessions = [Session(MODEL, schedule, batch_size=16, max_length=16) for schedule in SCHEDULES]
     refused = errors = 0
     for index in range(2000):
         session = rng.choice(sessions)
@@ -60,7 +61,9 @@ def test_random_requests_are_refused_or_run():
         for name in rng.sample(FIELDS, rng.choice((0, 1, 1, 2))):
             value = rng.choice(PLANS) if name == "plan" and rng.random() < 0.5 else rng.choice(JUNK)
             request = replace(request, **{name: value})
-        limits = Limits(calls=rng.choice((1, 2, 3))) if rng.random() < 0.9 else bad_limits(rng)
+        limits = (
+            Limits(forward_passes=rng.choice((1, 2, 3))) if rng.random() < 0.9 else bad_limits(rng)
+        )
         try:
             session.submit(request, limits)
         except GiddError as error:
@@ -73,15 +76,24 @@ def test_random_requests_are_refused_or_run():
     assert 700 < refused < 1700
 
 
-NAMED = ["request", "token ids", "plan", "sampler", "self_correction", "calls", "seconds", "then"]
+NAMED = [
+    "request",
+    "token ids",
+    "plan",
+    "sampler",
+    "self_correction",
+    "forward_passes",
+    "seconds",
+    "on_limit",
+]
 """What an error may name: a field of the request, or the part of it that is wrong."""
 
 
 def bad_limits(rng: random.Random) -> Limits:
     return Limits(
-        calls=rng.choice((0, -1, "a", 1.5, True)),
+        forward_passes=rng.choice((0, -1, "a", 1.5, True)),
         seconds=rng.choice((None, -1.0, math.nan, math.inf, "a")),
-        then=rng.choice(("finish", "stop", None)),
+        on_limit=rng.choice(("finish", "stop", None)),
     )
 
 
@@ -100,8 +112,8 @@ def bad_limits(rng: random.Random) -> Limits:
         ({"processors": (Require(VOCAB, {5}), ban(VOCAB, {5}))}, "processors .* no token"),
         ({"processors": (Require(VOCAB, {5}), Require(VOCAB, {6}))}, "processors .* no token"),
         ({"stop": (None,)}, "request.stop must be a tuple of token ids"),
-        ({"plan": corrector_plan(SelfCorrectionStep(), 1)}, "at least 2 consecutive calls, got 1"),
-        ({"plan": sampling_plan(even_mesh(2), Confidence())}, "only masks at t = 1, got"),
+        ({"plan": corrector_plan(SelfCorrectionStep(), 1)}, "at least 2 consecutive steps, got 1"),
+        ({"plan": sampling_plan(even_times(2), Confidence())}, "only masks at t = 1, got"),
     ],
 )
 def test_an_error_names_the_field_and_the_fix(changes, message):
@@ -137,20 +149,26 @@ class Unhashable:
     def __call__(self) -> None: ...
 
 
-@pytest.mark.parametrize("options", [{"rows": 0}, {"rows": 1.5}, {"lengths": 0}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"batch_size": 1.5}, {"pad_to_multiple_of": 0}]
+)
 def test_a_session_refuses_shapes(options):
-    with pytest.raises(ConfigError, match=r"(rows|lengths) must be an integer of at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"(batch_size|pad_to_multiple_of) must be an integer of at least 1"
+    ):
         Session(MODEL, SCHEDULES[0], **options)
 
 
 def test_a_network_without_padding_has_sequences_of_one_length():
     network = FunctionNetwork(lambda z, t: z)
-    with pytest.raises(ConfigError, match="lengths must be 1 for a network that does not accept"):
-        Session(network, SCHEDULES[0], rows=4, lengths=8)
-    assert Session(network, SCHEDULES[0], rows=4).padded_length(5) == 5
+    with pytest.raises(
+        ConfigError, match="pad_to_multiple_of must be 1 for a network that does not accept"
+    ):
+        Session(network, SCHEDULES[0], batch_size=4, pad_to_multiple_of=8)
+    assert Session(network, SCHEDULES[0], batch_size=4).padded_length(5) == 5
 
 
 def test_the_padded_length_depends_on_the_request_alone():
-    session = Session(MODEL, SCHEDULES[0], rows=4, lengths=8, max_length=14)
+    session = Session(MODEL, SCHEDULES[0], batch_size=4, pad_to_multiple_of=8, max_length=14)
     assert [session.padded_length(n) for n in (1, 8, 9, 13, 14)] == [8, 8, 14, 14, 14]
-    assert Session(MODEL, SCHEDULES[0], rows=1, lengths=8).padded_length(3) == 3
+    assert Session(MODEL, SCHEDULES[0], batch_size=1, pad_to_multiple_of=8).padded_length(3) == 3

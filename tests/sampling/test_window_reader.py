@@ -7,7 +7,7 @@ from support.sampling_worlds import random_denoiser
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import CheckpointError, DataError
 from gidd.pipeline.noise_level import estimate_noise
-from gidd.sampling import Engine, Jobs, ban, run_job
+from gidd.sampling import Jobs, Session, ban, run_job
 from gidd.sampling.windows import PASSES_AT_ONCE, PosteriorPass, WindowReader, WindowTokens
 from gidd.vocab import Vocab
 
@@ -34,7 +34,7 @@ class Counting:
 
 
 def reader(rows: int, **options) -> WindowReader:
-    return WindowReader(Engine(Counting(), SCHEDULE, rows_per_call=rows), **options)
+    return WindowReader(Session(Counting(), SCHEDULE, batch_size=rows), **options)
 
 
 def window(length: int, start: int = 0, editable: bool = True) -> WindowTokens:
@@ -71,7 +71,7 @@ def test_values_are_those_of_the_network(rows):
     items = [window(8, k) for k in range(3)]
     for item, (found, dense) in zip(items, read(windows, items), strict=True):
         z = torch.tensor([item.tokens])
-        network = windows.engine.network.network
+        network = windows.session.network.network
         with torch.no_grad():
             expected = network.distribution(network.hidden(z, torch.tensor([0.1]).double()))[0]
         torch.testing.assert_close(dense, expected)
@@ -94,11 +94,11 @@ def test_jobs_share_forward_passes_and_get_the_same_values():
     together, apart = reader(4), reader(4)
     for own, other in zip(run_together(*jobs_of(together)), jobs_of(apart), strict=True):
         assert all(map(are_equal, own.result(), run_job(other)))
-    assert together.engine.network.shapes == [(4, 16)] * 3
+    assert together.session.network.shapes == [(4, 16)] * 3
     few = [lambda jobs, k=k: together.read(jobs, [(texts[0][k], 0.1)], x_theta) for k in range(4)]
-    together.engine.network.shapes.clear()
+    together.session.network.shapes.clear()
     run_together(*few)
-    assert together.engine.network.shapes == [(4, 16)]  # one by one, four
+    assert together.session.network.shapes == [(4, 16)]  # one by one, four
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -124,7 +124,7 @@ def test_few_windows_are_pending_and_forward_passes_are_full(rows):
     assert done == taken == len(lengths)
     assert most <= PASSES_AT_ONCE * rows
     passes = [-(-number // rows) for number in (3, 1, 41)]
-    shapes = windows.engine.network.shapes
+    shapes = windows.session.network.shapes
     assert [sum(length == n for _, length in shapes) for n in (6, 7, 8)] == passes
 
 
@@ -134,7 +134,7 @@ def test_tickets_that_are_pending_are_bounded():
     items = ((window(8, k), 0.1) for k in range(100))
     job = jobs.start(windows.read(jobs, items, x_theta))
     while not job.is_done:
-        most = max(most, *(session.pending for session in jobs._sessions.values()))
+        most = max(most, *(one.pending for one in jobs._sessions.values()))
         jobs.step()
     assert most == 2 * PASSES_AT_ONCE
     assert len(job.result()) == 100
@@ -150,13 +150,13 @@ def test_windows_without_judged_positions_are_zero_and_cost_nothing(rows):
         assert dense.shape == (len(item.tokens), VOCAB.size)
         assert own.dtype == dense.dtype == torch.float32
         assert bool(own.any()) == bool(dense.any()) == any(item.editable)
-    assert len(windows.engine.network.shapes) == (2 if rows == 1 else 1)
-    windows.engine.network.shapes.clear()
+    assert len(windows.session.network.shapes) == (2 if rows == 1 else 1)
+    windows.session.network.shapes.clear()
     posteriors = PosteriorPass(windows, num_alternatives=2)
     (empty,) = run_job(lambda jobs: posteriors(jobs, [window(8, editable=False)], 0.2))
     assert empty.tokens.shape == empty.probabilities.shape == (8, 2)
     assert not any(value.any() for value in empty)
-    assert windows.engine.network.shapes == []
+    assert windows.session.network.shapes == []
     assert run_job(lambda jobs: windows.read(jobs, [], x_theta)) == []
 
 
@@ -190,6 +190,7 @@ def test_a_job_that_fails_does_not_disturb_others(rows):
         refused.result()
 
 
+@pytest.mark.slow
 def test_noise_levels_are_estimated_together():
     documents = [[window(16, 40 * k + 16 * i) for i in range(2)] for k in range(4)]
 
@@ -199,5 +200,5 @@ def test_noise_levels_are_estimated_together():
     together, apart = reader(8), reader(8)
     found = [job.result() for job in run_together(*estimates(together))]
     assert found == [run_job(estimate) for estimate in estimates(apart)]
-    ideal = -(-sum(level.calls for level in found) // 8)
-    assert len(together.engine.network.shapes) <= ideal + 4 < len(apart.engine.network.shapes)
+    ideal = -(-sum(level.forward_passes for level in found) // 8)
+    assert len(together.session.network.shapes) <= ideal + 4 < len(apart.session.network.shapes)

@@ -49,6 +49,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", EXACT, ids=lambda s: type(s).__name__)
 def test_nelbo_of_the_leave_one_out_posterior_is_the_entropy(schedule):
     """No gap, for any schedule: the strongest test of schedule, weight and divergence together."""
@@ -57,6 +58,7 @@ def test_nelbo_of_the_leave_one_out_posterior_is_the_entropy(schedule):
     assert world.nelbo(world.leave_one_out) == pytest.approx(world.entropy, abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p_uniform", "expected"), [(0.1, 1.875400), (0.3, 2.067321)])
 def test_the_ordinary_posterior_misses_the_entropy(p_uniform, expected):
     """Counting the evidence of the visible token twice costs half a nat and more."""
@@ -66,6 +68,7 @@ def test_the_ordinary_posterior_misses_the_entropy(p_uniform, expected):
     assert nelbo == pytest.approx(expected, abs=3e-5)  # the figure carries quadrature error
 
 
+@pytest.mark.slow
 def test_a_mask_carries_no_evidence():
     """With masks alone the two posteriors agree, which is why masked diffusion never meets this."""
     world = SmallWorld(MarkovSource.random(3, 0.5), MaskedSchedule(VOCAB), length=3)
@@ -121,6 +124,7 @@ def test_tight_weights_keep_the_minimiser(schedule, time, concentration, seed):
     torch.testing.assert_close(minimiser[reachable], expected[reachable], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
 @given(st.tuples(unit, unit, unit), st.floats(1e-3, 1 - 1e-3))
 def test_the_minimiser_is_where_the_gradient_vanishes(schedule_type, cube, time):
@@ -146,6 +150,7 @@ ROWS = [  # every third in CI: all gamma and all p_u are among them
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['gamma']}-{r['p_u']}")
 def test_oracle_optimal_denoiser(row):
     """oracle_elbo.json: a two-token text given by its table of probabilities."""

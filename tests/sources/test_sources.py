@@ -81,6 +81,7 @@ def test_markov_entropy():
     torch.testing.assert_close(stationary @ source.transition, stationary)
 
 
+@pytest.mark.slow
 def test_hidden_markov_entropy_rate():
     """With a noiseless emission it is a Markov chain, whose rate is known."""
     markov = MarkovSource.random(5, 0.5)
@@ -123,6 +124,7 @@ def test_impossible_tokens_are_refused():
         source.leave_one_out(schedule, torch.tensor([0.5]), torch.tensor([[0, 1, 0]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_posteriors_at_full_size(dtype):
     """V = 1,000 and L = 512: nothing underflows."""

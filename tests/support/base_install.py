@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan", "push")
+COMMANDS += ("plot", "plan", "push", "chat")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")

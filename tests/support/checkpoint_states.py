@@ -43,7 +43,7 @@ def placed(world: World, how: str, seed: int) -> dict[str, Tensor]:
     tensors = wholes(seed)
     if how == "whole":
         return tensors
-    mesh = world.mesh if how == "fsdp" else world.grid(2)
+    mesh = world.mesh if how == "fsdp" else world.device_mesh_2d(2)
     for name in PARAMETERS:
         module = nn.Module()
         module.weight = nn.Parameter(tensors[name])

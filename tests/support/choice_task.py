@@ -42,5 +42,5 @@ def markov_questions(number: int, *, nodes: int = 4) -> ChoiceWorld:
         choices = [torch.cat([context, end]) for end in (true, *shuffled, elsewhere[index])]
         questions.append(Question(tuple(Choice((ScoredText(c, index, given),)) for c in choices)))
     denoiser = ExactDenoiser(source, schedule, given)
-    estimator = NelboEstimator(denoiser, schedule, nodes=nodes, tokens_per_call=1 << 15)
+    estimator = NelboEstimator(denoiser, schedule, nodes=nodes, tokens_per_batch=1 << 15)
     return ChoiceWorld(source, estimator, questions)

@@ -12,12 +12,12 @@ class CountingNetwork:
     """A denoiser for samplers, with the number of its forward passes."""
 
     denoiser: Denoiser
-    calls: int = 0
+    forward_passes: int = 0
     accepts_padding = True
 
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         """Compute features, and count."""
-        self.calls += 1
+        self.forward_passes += 1
         return self.denoiser.hidden(z, t, valid)
 
     def distribution(self, hidden: Tensor) -> Tensor:

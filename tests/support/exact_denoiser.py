@@ -20,10 +20,10 @@ class ExactDenoiser:
         self, source: Source, schedule: MixingSchedule, given: Tensor | None = None
     ) -> None:
         self.source, self.schedule, self.given = source, schedule, given
-        self.calls = self.batches = 0
+        self.forward_passes = self.batches = 0
 
     def hidden(self, z: Tensor, t: Tensor) -> Tensor:
-        self.calls += len(z)
+        self.forward_passes += len(z)
         self.batches += 1
         x_theta = self.source.leave_one_out(self.schedule, t, z, self.given)
         return x_theta.log().clamp_min(-1e4)

@@ -24,12 +24,12 @@ import torch
 
 import gidd
 from gidd.cli import main
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.data import prepare
 from gidd.data.corpora.exact import ExactCorpus
 from gidd.data.tokenizers import train_tokenizer
-from gidd.diffusion.times import even_mesh
-from gidd.pipeline import CorrectionOptions
+from gidd.diffusion.times import even_times
+from gidd.pipeline import SelfCorrectionOptions
 from gidd.runs.presets import hybrid
 from gidd.sampling import Gibbs, GibbsSweep, corrector_plan, sampling_plan
 from gidd.sources import MarkovSource
@@ -84,10 +84,11 @@ def runs(folder: Path) -> dict[str, object]:
     objectives = {
         "masked": Diffusion(noise=hybrid(0.0)),
         "hybrid": Diffusion(noise=hybrid(0.2).changed(gamma=1.5)),
-        "hybrid-tight": Diffusion(noise=hybrid(0.1), weighting=part("weighting", "tight")),
-        "hybrid-clamped": Diffusion(noise=hybrid(0.1), weighting=part("weighting", "clamp")),
+        "hybrid-tight": Diffusion(noise=hybrid(0.1), weighting=component("weighting", "tight")),
+        "hybrid-clamped": Diffusion(noise=hybrid(0.1), weighting=component("weighting", "clamp")),
         "uniform": Diffusion(
-            noise=part("schedule", "uniform"), weighting=part("weighting", "clamp", w_max=1e4)
+            noise=component("schedule", "uniform"),
+            weighting=component("weighting", "clamp", w_max=1e4),
         ),
         "autoregressive": Autoregressive(),
     }
@@ -142,28 +143,29 @@ def _texts(folder: Path) -> dict[str, object]:
             for name in steps
         }
         jobs |= {
-            "cuts": partial(pipe.generate, 1, prompt="I embrace", steps=8, mesh="sine",
-                            temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, cut_off=0.001),
+            "cuts": partial(pipe.generate, 1, prompt="I embrace", steps=8, timestep_spacing="sine",
+                            temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, epsilon_cutoff=0.001),
             "later": partial(pipe.generate, 1, length=16, steps=8, start_index=5),
             "infill": partial(pipe.infill, "I embrace[MASK:4] great [MASK] of", 2, steps=8),
         }  # fmt: skip
         if p:
             jobs |= {
-                "gibbs": partial(pipe.generate, 1, length=16, steps=6, corrector_calls=4),
+                "gibbs": partial(pipe.generate, 1, length=16, steps=6, final_corrector_steps=4),
                 "gibbs-plan": partial(
                     pipe.generate, 1, length=16,
-                    plan=sampling_plan(even_mesh(6), correctors=[Gibbs()])
+                    plan=sampling_plan(even_times(6), correctors=[Gibbs()])
                     + corrector_plan(GibbsSweep(), 2),
                 ),
                 "correction": partial(
-                    pipe.generate, 1, length=16, steps=6, correction=CorrectionOptions(calls=16)
+                    pipe.generate, 1, length=16, steps=6,
+                    self_correction=SelfCorrectionOptions(forward_passes=16)
                 ),
             }  # fmt: skip
         for name, job in jobs.items():
             found[f"{name}-{p}"] = [
-                {"tokens": list(one.tokens), "calls": one.calls, "edits": len(one.trace.edits),
-                 "confidence": list(one.confidence)}
-                for one in job()
+                {"tokens": list(one.tokens), "calls": one.forward_passes,
+                 "edits": len(one.trace.edits), "confidence": list(one.confidence)}
+                for one in job(confidence=True)
             ]  # fmt: skip
         scored = pipe.score(TEXT[:60], nodes=4, repeats=2)
         found[f"score-{p}"] = [scored.nelbo, scored.standard_error]
@@ -176,10 +178,10 @@ def _texts(folder: Path) -> dict[str, object]:
         }
         for name, how in corrections.items():
             # longer than the context, so that there are windows
-            made = pipe.self_correct(TEXT, calls=12, protected=[(0, 9)], **how)
+            made = pipe.self_correct(TEXT, forward_passes=12, protected=[(0, 9)], **how)
             found[f"correct-{name}"] = {
                 "tokens": list(made.tokens),
-                "calls": made.calls,
+                "calls": made.forward_passes,
                 "confidence": list(made.confidence),
             }
     return found

@@ -35,7 +35,7 @@ STEPS, LENGTH = 4, 8
 
 def kill_while_writing(folder: Path, samples: int, kills: int, block_size: int = 4) -> dict:
     """Kill sampling in one process many times; return what happened."""
-    job = sample_undisturbed(folder, samples, block_size, rows_per_call=block_size)
+    job = sample_undisturbed(folder, samples, block_size, batch_size=block_size)
     moments, at_kill = random.Random(0), []
     for _ in range(kills):
         flush, is_after = moments.randint(1, 4), moments.random() < 0.5
@@ -59,16 +59,16 @@ def kill_ray(
     samples: int,
     *,
     block_size: int = 64,
-    rows_per_call: int = 64,
+    batch_size: int = 64,
     resume_on_ray: bool = True,
 ) -> dict:
     """Kill sampling on Ray actors when half is done; return what happened."""
     seconds, total = {}, -(-samples // block_size)
     start = time.monotonic()
-    job = sample_undisturbed(folder, samples, block_size, rows_per_call)
+    job = sample_undisturbed(folder, samples, block_size, batch_size)
     seconds["undisturbed, local"] = round(time.monotonic() - start, 1)
 
-    settings = f"--device cpu --length {LENGTH} --steps {STEPS} --rows-per-call {rows_per_call}"
+    settings = f"--device cpu --length {LENGTH} --steps {STEPS} --batch-size {batch_size}"
     settings += f" --num-samples {samples} --samples-per-file {block_size}"
     words = [sys.executable, "-m", "gidd.cli", "sample", str(folder / "model"), *settings.split()]
     on_ray = ["--executor", "ray", "--ray.num-actors", "2", "--ray.num-cpus", "0.5"]
@@ -108,7 +108,7 @@ def kill_ray(
     } | compare(folder, samples)
 
 
-def sample_undisturbed(folder: Path, samples: int, block_size: int, rows_per_call: int) -> BulkJob:
+def sample_undisturbed(folder: Path, samples: int, block_size: int, batch_size: int) -> BulkJob:
     """Write a model, and its samples by a process that is not killed; return the job."""
     assert child(lambda: write_model(folder / "model")) == 0
     job = BulkJob(
@@ -117,7 +117,7 @@ def sample_undisturbed(folder: Path, samples: int, block_size: int, rows_per_cal
         length=LENGTH,
         sampling=SamplingOptions(steps=STEPS),
         device="cpu",
-        rows_per_call=rows_per_call,
+        batch_size=batch_size,
         block_size=block_size,
     )
     assert child(lambda: sample_to_folder(job, folder / "undisturbed")) == 0
@@ -148,7 +148,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def stop_at_flush(number: int, is_after: bool) -> None:
     """Make this process stop itself before or after the n-th file that it flushes to disk."""
-    fsync, seen = files._fsync, 0
+    fsync, seen = files.fsync, 0
 
     def stopping(path: Path) -> None:
         nonlocal seen
@@ -159,7 +159,7 @@ def stop_at_flush(number: int, is_after: bool) -> None:
         if seen == number and is_after:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    files._fsync = stopping
+    files.fsync = stopping
 
 
 def child(function: Callable[[], object]) -> int:
@@ -187,7 +187,7 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--rows-per-call", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--resume-locally", action="store_true", help="without Ray")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -195,7 +195,7 @@ if __name__ == "__main__":
         if given.kills:
             result = kill_while_writing(Path(name), given.samples, given.kills)
         else:
-            sizes = {"block_size": given.block_size, "rows_per_call": given.rows_per_call}
+            sizes = {"block_size": given.block_size, "batch_size": given.batch_size}
             on_ray = not given.resume_locally
             result = kill_ray(Path(name), given.samples, **sizes, resume_on_ray=on_ray)
         print(json.dumps(result))

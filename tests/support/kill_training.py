@@ -34,7 +34,7 @@ SAVE_STAGES = [
     (manager, "entry"),
     (checkpoint_folder, "write_text"),
     (checkpoint_folder, "write_manifest"),
-    (checkpoint_folder, "fsync_directory"),  # of the folder, after the rename
+    (checkpoint_folder, "fsync"),  # of the folder, after the rename
 ]
 PATIENCE = 300.0
 logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: jax is missing

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import gidd
-from gidd.planning import launches
-from gidd.planning.launches import (
+from gidd.planning import counters
+from gidd.planning.counters import (
     infers_sharding,
     misaligned_matrices,
     num_launches,
@@ -21,7 +21,7 @@ from gidd.planning.launches import (
 )
 
 _PACKAGE = Path(gidd.__file__).parent
-_SKIPPED = (str(Path(torch.__file__).parent), __file__, launches.__file__, "<")
+_SKIPPED = (str(Path(torch.__file__).parent), __file__, counters.__file__, "<")
 
 
 def calling_line(hidden: Iterable[str] = ()) -> str:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
-from gidd.sampling import Engine
+from gidd.sampling import Session
 from gidd.sampling.windows import WindowReader, WindowTokens
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
@@ -26,8 +26,8 @@ def noisy(x: Tensor, rate: float, seed: int = 0) -> Tensor:
     )
 
 
-def exact_reader(schedule: MixingSchedule, rows_per_call: int) -> WindowReader:
-    return WindowReader(Engine(exact(SOURCE, schedule), schedule, rows_per_call=rows_per_call))
+def exact_reader(schedule: MixingSchedule, batch_size: int) -> WindowReader:
+    return WindowReader(Session(exact(SOURCE, schedule), schedule, batch_size=batch_size))
 
 
 def as_windows(rows: Tensor) -> list[WindowTokens]:

@@ -2,10 +2,10 @@
 
 import random
 
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import (
     Confidence,
-    CutOff,
+    EpsilonCutoff,
     Gibbs,
     GibbsSweep,
     Greedy,
@@ -26,8 +26,8 @@ from gidd.sampling import (
     posterior_sampling_plan,
     sampling_plan,
 )
-from gidd.sampling.correctors import PARTS as CORRECTORS
-from gidd.sampling.steps import PARTS as STEPS
+from gidd.sampling.correctors import COMPONENTS as CORRECTORS
+from gidd.sampling.steps import COMPONENTS as STEPS
 from gidd.vocab import Vocab
 from support.ancestral_reference import ancestral_reference
 
@@ -78,11 +78,11 @@ def random_request(
 
 def random_plan(rng: random.Random, sampler: object) -> Plan:
     """Return a plan that samples, with correctors between steps or behind them."""
-    mesh = even_mesh(rng.randint(1, 8))
+    times = even_times(rng.randint(1, 8))
     if rng.random() < 0.15:
         return posterior_sampling_plan(rng.choice((0.2, 0.7)), rng.randint(1, 5))
     between = [rng.choice(FIXERS["gibbs"])] if rng.random() < 0.2 else []
-    plan = sampling_plan(mesh, sampler, correctors=between)
+    plan = sampling_plan(times, sampler, correctors=between)
     for name, steps in FIXERS.items():
         if rng.random() < 0.3:
             time = rng.choice((1e-4, 0.1)) if name in ("posterior", "self_correction") else 0.0
@@ -97,7 +97,7 @@ def random_processors(rng: random.Random, vocab: Vocab) -> tuple[Processor, ...]
         TopK(rng.randint(1, 9)),
         TopP(rng.choice((0.3, 0.9))),
         MinP(0.1),
-        CutOff(0.05),
+        EpsilonCutoff(0.05),
         ban(vocab, rng.sample(range(min(5, vocab.size)), 2)),
     ]
     return tuple(rng.sample(choices, rng.choice((0, 0, 1, 2))))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gidd.common import registry
+from gidd.common.config import registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
@@ -54,5 +54,5 @@ def environment_with(site: Path | None) -> dict[str, str]:
     """The environment of a process that can import the packages in a folder."""
     paths = filter(None, (str(site or ""), os.environ.get("PYTHONPATH")))
     # bit for bit the same on any number of cores; wide, so that no name is broken into lines
-    settings = {"OMP_NUM_THREADS": "1", "COLUMNS": "250"}
+    settings = {"OMP_NUM_THREADS": "1", "COLUMNS": "320"}
     return os.environ | settings | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.sampling import Canvas, Engine, FunctionNetwork, Plan
+from gidd.sampling import Canvas, FunctionNetwork, Plan, Session
 from gidd.sources import MarkovSource
 from gidd.sources.base import Source
 from gidd.sources.enumeration import SmallWorld
@@ -46,8 +46,8 @@ def index_of(world: SmallWorld, z: Tensor) -> Tensor:
 def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
     """`num` samples of the world's exact denoiser."""
     canvas = Canvas.blank(world.schedule, num, world.length, seed)
-    engine = Engine(tabulated(world), world.schedule, rows_per_call=num)
-    run_canvas(engine, canvas, plan)
+    session = Session(tabulated(world), world.schedule, batch_size=num)
+    run_canvas(session, canvas, plan)
     return canvas
 
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from gidd.sampling import Canvas, Engine, Plan, Request, Sample
+from gidd.sampling import Canvas, Plan, Request, Sample, Session
 
 
-def run_canvas(engine: Engine, canvas: Canvas, plan: Plan | list[Plan]) -> list[Sample]:
+def run_canvas(session: Session, canvas: Canvas, plan: Plan | list[Plan]) -> list[Sample]:
     """Step all sequences of a canvas to the end of their plans, in place; return the samples."""
     plans = [plan] * len(canvas.tokens) if isinstance(plan, Plan) else plan
     rows = zip(
@@ -26,6 +26,6 @@ def run_canvas(engine: Engine, canvas: Canvas, plan: Plan | list[Plan]) -> list[
         )
         for tokens, protected, seed, index, own in rows
     ]
-    samples = engine.sample(requests)
+    samples = session.sample(requests)
     canvas.tokens[:] = torch.tensor([sample.tokens for sample in samples])
     return samples

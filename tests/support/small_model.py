@@ -18,9 +18,9 @@ TEXT = (
 CONTEXT = 32
 
 
-def random_denoiser(vocab: Vocab, std: float = 0.15) -> Denoiser:
+def random_denoiser(vocab: Vocab, std: float = 0.15, context: int = CONTEXT) -> Denoiser:
     """A small DiT with random weights."""
-    model = Denoiser(small_dit(vocab, CONTEXT), vocab)
+    model = Denoiser(small_dit(vocab, context), vocab)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,10 +30,10 @@ def random_denoiser(vocab: Vocab, std: float = 0.15) -> Denoiser:
     return model
 
 
-def write_model(folder: Path, *, p_uniform: float = 0.2) -> Path:
+def write_model(folder: Path, *, p_uniform: float = 0.2, context: int = CONTEXT) -> Path:
     """Write a model with random weights and a byte-level tokenizer with a few merges."""
     tokenizer = tokenizers.train_tokenizer([TEXT, "Peace – and “plenty” for 🙂 all."], 300)
-    denoiser = random_denoiser(tokenizer.vocab)
+    denoiser = random_denoiser(tokenizer.vocab, context=context)
     vocab = tokenizer.vocab
     schedule = HybridSchedule(vocab, p_uniform) if p_uniform else MaskedSchedule(vocab)
     models.save(folder, denoiser, schedule, {"steps": 0})

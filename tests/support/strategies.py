@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gidd.common.registry import builtin_parts
+from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
     Component,
@@ -41,10 +41,10 @@ from gidd.diffusion.weighting import (
 from gidd.vocab import Vocab
 
 SCHEDULE_TYPES: list[type[MixingSchedule]] = [
-    *builtin_parts("schedule").values(),
+    *builtin_components("schedule").values(),
     FunctionalSchedule,  # has no name, since Python functions cannot be saved
 ]
-WEIGHTING_TYPES: list[type[Weighting]] = [*builtin_parts("weighting").values()]
+WEIGHTING_TYPES: list[type[Weighting]] = [*builtin_components("weighting").values()]
 
 unit = st.floats(0, 1)
 times = st.lists(st.floats(1e-3, 1 - 1e-3), min_size=1, max_size=4)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from gidd.common.codec import to_yaml
-from gidd.common.parts import part
+from gidd.common.config.codec import to_yaml
+from gidd.common.config.components import component
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.export import RUN_FILE
 from gidd.runs.presets import PRESETS
@@ -30,11 +30,13 @@ def run_config(
     objective = (
         Autoregressive()
         if p_uniform is None
-        else Diffusion(noise=part("schedule", "hybrid", p_uniform=p_uniform))
+        else Diffusion(noise=component("schedule", "hybrid", p_uniform=p_uniform))
     )
     return replace(
         preset,
-        backbone=part("backbone", "dit", width=width, num_layers=2, num_heads=2, time_width=16),
+        backbone=component(
+            "backbone", "dit", width=width, num_layers=2, num_heads=2, time_width=16
+        ),
         objective=objective,
         data=replace(preset.data, length=length),
         train=replace(preset.train, global_batch=8, seed=seed),

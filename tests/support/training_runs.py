@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.fit import fit
@@ -51,7 +51,7 @@ def small_run(data: Path, *, size: str = "micro", steps: int = 50, **changes: ob
 def tiny_run(data: Path, **changes: object) -> RunConfig:
     """A run of a model so small that a step takes milliseconds."""
     run = small_run(data, **{"steps": 20, **changes})
-    backbone = part("backbone", "dit", width=32, num_layers=2, num_heads=2, time_width=16)
+    backbone = component("backbone", "dit", width=32, num_layers=2, num_heads=2, time_width=16)
     return replace(run, backbone=backbone, data=replace(run.data, length=16))
 
 

@@ -114,6 +114,7 @@ def test_each_of_1000_corruptions_is_found_before_use_and_the_checkpoint_before_
     assert two.restore(wholes(99)) == (20, {"step": 20}, [])
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_manifest_counts(two):
     path, draw = two.path(20) / MANIFEST, random.Random(0)
     data = path.read_bytes()

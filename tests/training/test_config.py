@@ -9,8 +9,8 @@ import torch
 
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.cli.train import TrainOptions
-from gidd.common.codec import to_plain, to_yaml
-from gidd.common.parts import part
+from gidd.common.config.codec import to_plain, to_yaml
+from gidd.common.config.components import component
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
 from gidd.errors import ConfigError, ScheduleError
@@ -30,8 +30,8 @@ GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
 
 def test_all_problems_are_reported_at_once():
     run = RunConfig(
-        backbone=part("backbone", "dit", width=30, num_layers=2, num_heads=4),
-        objective=Diffusion(noise=part("schedule", "hybrid", p_uniform=1.5)),
+        backbone=component("backbone", "dit", width=30, num_layers=2, num_heads=4),
+        objective=Diffusion(noise=component("schedule", "hybrid", p_uniform=1.5)),
         optim=OptimConfig(learning_rate=-1, beta2=1.0),
         train=TrainConfig(steps=0, global_batch=4, accumulate=8, seed=-1),
     )
@@ -54,11 +54,11 @@ def test_every_rank_has_something_to_evaluate():
 
 
 def hybrid(p_uniform: float, gamma: float = 1.0) -> Diffusion:
-    return Diffusion(noise=part("schedule", "hybrid", p_uniform=p_uniform, gamma=gamma))
+    return Diffusion(noise=component("schedule", "hybrid", p_uniform=p_uniform, gamma=gamma))
 
 
 def weighted(name: str, **options: float) -> Diffusion:
-    return Diffusion(weighting=part("weighting", name, **options))
+    return Diffusion(weighting=component("weighting", name, **options))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_invalid_settings_are_refused_before_data_is_prepared(change, message):
 
 
 def test_weights_that_do_not_fit_the_noise_are_refused_before_data_is_prepared(tmp_path):
-    run = replace(PRESETS["nano"], objective=Diffusion(noise=part("schedule", "uniform")))
+    run = replace(PRESETS["nano"], objective=Diffusion(noise=component("schedule", "uniform")))
     with (
         open_world("cpu") as world,
         pytest.raises(ScheduleError, match="dynamic .* UniformSchedule.*--weighting tight"),
@@ -208,6 +208,7 @@ ROWS = {
 BLOCKS = {"tiny": 28_364_800, "small": 92_132_352, "base": 321_183_744}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_presets_are_the_papers_rows(name):
     size, p_uniform, weighting, decay, billions = ROWS[name]

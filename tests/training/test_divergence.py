@@ -96,6 +96,7 @@ def diverge(kind, parallel):
         return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parallel", "loss"), [("loss", DDP(), "nan"), ("gradient", FSDP(), r"\d+\.\d+")]
 )
@@ -104,12 +105,14 @@ def test_a_bad_step_leaves_weights_moments_and_counters_as_they_were(kind, paral
     assert re.match(rf"step 3: the loss is {loss} and the gradient norm is (nan|inf)", message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [DDP(), FSDP()], ids=["ddp", "fsdp"])
 def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(parallel):
     for message in run_ranks(diverge, 2, "gradient", parallel):
         assert message.startswith(f"step {BAD_STEP}: the loss is ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "saved"), [(2, [2]), (100, [])])
 def test_a_run_that_diverges_saves_nothing_after_it(save_every, saved, data, tmp_path, monkeypatch):
     """With nothing to report or save, the run has begun another step when it learns of it."""
@@ -148,6 +151,7 @@ def test_statistics_are_read_one_step_late_or_where_they_are_needed(data, tmp_pa
     assert events == expected
 
 
+@pytest.mark.slow
 def test_a_stop_is_honoured_within_one_more_step(data, tmp_path, monkeypatch):
     run = tiny_run(data, steps=8, report_every=4, save_every=100, ema_decay=0.9)
     assert train_here(run, tmp_path / "whole")

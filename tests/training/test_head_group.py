@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.data.batch import Batch
 from gidd.models.lora import LoraConfig
 from gidd.models.networks import Initializer
@@ -23,8 +23,8 @@ from gidd.vocab import Vocab
 
 VOCAB = Vocab(40, mask_id=39)
 SIZE = {"width": 32, "num_heads": 2}
-DIT = part("backbone", "dit", num_layers=3, time_width=16, **SIZE)
-BIDIRECTIONAL = part(
+DIT = component("backbone", "dit", num_layers=3, time_width=16, **SIZE)
+BIDIRECTIONAL = component(
     "backbone",
     "bidirectional",
     num_layers=3,
@@ -35,11 +35,11 @@ BIDIRECTIONAL = part(
     tied_head=False,
     **SIZE,
 )
-CAUSAL = part(
+CAUSAL = component(
     "backbone", "llama-bidirectional", num_layers=2, hf='{"intermediate_size": 64}', **SIZE
 )
 TIED = '{"intermediate_size": 64, "tie_word_embeddings": true}'
-ENCODER = part("backbone", "masked-lm", num_layers=2, hf=TIED, **SIZE)
+ENCODER = component("backbone", "masked-lm", num_layers=2, hf=TIED, **SIZE)
 RUN = tiny_run(None, steps=10, accumulate=2)
 RUNS = {
     "dit": replace(RUN, backbone=DIT),
@@ -85,7 +85,7 @@ def gradients_of(parallel):
                 with unsharded(state.objective):
                     assert not isinstance(head.weight, DTensor)
             assert isinstance(head.weight, DTensor) == is_sharded
-            loss = loop.gradients(run, world, state, batch).read().sums["loss"]
+            loss = loop.gradients(run, world, state, batch).read()[0]["loss"]
             assert isinstance(head.weight, DTensor) == is_sharded
             found[name] = {"loss": torch.tensor(loss)} | {
                 name: gradient.full_tensor() if is_sharded else gradient.clone()
@@ -131,6 +131,7 @@ def order_of_gathers():
     return events
 
 
+@pytest.mark.slow
 def test_the_head_is_gathered_after_the_last_block():
     prefix = "gather denoiser.backbone."
     expected = ["gather ", f"{prefix}blocks.0", "run 0", f"{prefix}blocks.1", "run 1"]

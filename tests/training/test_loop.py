@@ -14,7 +14,7 @@ from support.training_runs import final_tensors, losses, reported, speeches, tin
 
 import gidd.runs.fit
 from gidd.cli import main
-from gidd.common.parts import part
+from gidd.common.config.components import component
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, TrainingDiverged
 from gidd.models import load_pretrained
@@ -39,12 +39,13 @@ OBJECTIVES = {
     "masked": Diffusion(noise=hybrid(0.0)),
     "hybrid": Diffusion(noise=hybrid(0.2)),
     "uniform": Diffusion(
-        noise=part("schedule", "uniform"), weighting=part("weighting", "clamp", w_max=1.0)
+        noise=component("schedule", "uniform"), weighting=component("weighting", "clamp", w_max=1.0)
     ),
     "autoregressive": Autoregressive(),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_learns(name, data, tmp_path):
     run = replace(
@@ -75,6 +76,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(data, tmp
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_steps_ahead_of_save", [0, 3, 100])
 def test_a_run_gets_no_further_ahead_of_a_checkpoint_than_asked(
     max_steps_ahead_of_save, data, tmp_path, monkeypatch
@@ -134,6 +136,7 @@ def test_data_that_was_prepared_otherwise_is_not_used(change, message, tmp_path,
         ensure_prepared(replace(data, **change), tmp_path, world, quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_an_exported_model_is_the_trained_one(ema, data, tmp_path):
     run = tiny_run(data, ema_decay=ema)
@@ -148,6 +151,7 @@ def test_an_exported_model_is_the_trained_one(ema, data, tmp_path):
     assert Tokenizer.load(tmp_path / "model").vocab == loaded.denoiser.vocab
 
 
+@pytest.mark.slow
 def test_an_exported_baseline_is_a_llama(data, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -198,7 +202,7 @@ def test_mistakes_end_in_one_message(words, message, capsys, tmp_path, monkeypat
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_compiled_step_has_no_graph_break_and_the_same_losses(backend, data, tmp_path):
     """Blocks are compiled with fullgraph=True, which fails where a graph would break.

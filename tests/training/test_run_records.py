@@ -12,8 +12,8 @@ from support import frozen
 from support.training_runs import reported, train_here
 
 import gidd
-from gidd.common.codec import to_plain, to_yaml
-from gidd.common.parts import part
+from gidd.common.config.codec import to_plain, to_yaml
+from gidd.common.config.components import component
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
 from gidd.runs.export import RUN_FILE, export
@@ -28,7 +28,7 @@ OLD = GOLDEN / "old_run"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
 
 UNIFORM = Diffusion(
-    noise=part("schedule", "uniform"), weighting=part("weighting", "tight"), eps=1e-3
+    noise=component("schedule", "uniform"), weighting=component("weighting", "tight"), eps=1e-3
 )
 RECORDED = {
     **{name: PRESETS[name] for name in ("nano", "small-mdm", "1b", "small-llama-262b")},
@@ -66,8 +66,9 @@ def test_a_new_record_has_names_and_every_other_setting(name):
     old, new = yaml.safe_load(old_text(name)), to_plain(RUNS[name])
     assert "model" not in new
     assert new["backbone"] == {**old["model"], "kind": "dit", "mixing_width": 0}
+    later = {"data": {"format": "text", "padding": "learned", "packing": False}}
     for group in ("data", "optim", "train", "parallel"):
-        assert new[group] == old[group]
+        assert new[group] == later.get(group, {}) | old[group]
 
 
 OLD_NANO = yaml.safe_load(old_text("nano"))
@@ -119,6 +120,7 @@ def old_run(folder: Path) -> RunConfig:
     return replace(run, data=replace(run.data, folder=OLD / "data"))
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_is_resumed(old):
     """To the losses and weights with which the old code goes on."""
     run, before = old_run(old), reported(old)
@@ -137,7 +139,9 @@ def test_an_old_checkpoint_is_resumed(old):
         (lambda run: {"backbone": run.backbone.changed(width=32)}, r"backbone.width: 16 -> 32"),
         (lambda run: {"objective": Diffusion()}, r"objective.noise.p_uniform: 0.2 -> 0.0"),
         (
-            lambda run: {"objective": replace(run.objective, weighting=part("weighting", "tight"))},
+            lambda run: {
+                "objective": replace(run.objective, weighting=component("weighting", "tight"))
+            },
             r"objective.weighting.kind: dynamic -> tight",
         ),
     ],

@@ -23,6 +23,7 @@ def counted(model, *inputs):
     return counter.get_total_flops() / inputs[0].numel() + attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["nano", "micro", "tiny"])
 def test_flops_of_a_token_are_those_that_torch_counts(size):
     network = DiT(SIZES[size](VOCAB_SIZE, LENGTH))

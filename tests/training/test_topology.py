@@ -23,7 +23,7 @@ LAYOUTS = {
     "accumulate-4": (1, DDP(), 4),
     "ddp-2-accumulate-2": (2, DDP(), 2),
 }
-IN_CI = ("fsdp-2", "hsdp-2x2-accumulate-2", "ddp-3")
+IN_CI = ("hsdp-2x2-accumulate-2", "ddp-3")
 CASES = [(name, 12) for name in IN_CI]
 CASES += [pytest.param(name, 50, marks=pytest.mark.long) for name in LAYOUTS]
 

@@ -71,6 +71,7 @@ def test_a_killed_worker_is_restarted_and_the_run_is_as_if_it_was_not(
     assert reported(tmp_path) == reported(undisturbed)
 
 
+@pytest.mark.long
 def test_a_hung_rank_is_named_and_the_run_ends(data, tmp_path):
     # a timeout that no phase reaches on a busy machine
     agent = launch(data, tmp_path, "--train.timeout", "20", rank_to_stop=1)

@@ -27,7 +27,7 @@ def test_tracebacks_of_one_process_have_no_rank_prefix():
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused(columns):
     message = rf"parallel.shard_size.* 1, got {columns}"
     with open_world("cpu") as world, pytest.raises(ConfigError, match=message):
-        world.grid(columns)
+        world.device_mesh_2d(columns)
 
 
 @pytest.mark.parametrize("flag", [False, True])

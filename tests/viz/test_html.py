@@ -184,6 +184,7 @@ def canvas(page) -> str:
     return page.text_content("#canvas")
 
 
+@pytest.mark.slow
 def test_a_browser_shows_every_step(opened):
     page = opened()
     assert canvas(page) == HOSTILE[0]

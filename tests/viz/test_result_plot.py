@@ -9,7 +9,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSche
 from gidd.errors import ConfigError, DataError
 from gidd.viz import figure
 from gidd.viz.figure import COLOURS
-from gidd.viz.noise_plot import NamedSchedule, plot_noise
+from gidd.viz.noise_plot import plot_noise
 from gidd.viz.result_plot import Panel, ResultTable, plot_results
 from gidd.vocab import Vocab
 
@@ -23,7 +23,7 @@ def frontier_rows():
             "temperature": temperature,
             "min_p": min_p,
             "corrector": corrector,
-            "corrector_calls": 8,
+            "final_corrector_steps": 8,
             "gen_ppl": 40 * math.exp(3 * temperature) * (1 + 99 / steps),
             "gen_ppl_se": 4.0,
             "entropy": 4 + temperature,
@@ -41,15 +41,15 @@ def self_correction_rows():
     return [
         {
             "temperature": temperature,
-            "calls": calls,
-            "num_changed": calls * temperature,
-            "gen_ppl": 100 - calls,
+            "forward_passes": forward_passes,
+            "num_changed": forward_passes * temperature,
+            "gen_ppl": 100 - forward_passes,
             "gen_ppl_se": 3.0,
             "entropy": 5.0,
             "entropy_se": None,
-            "self_accuracy": 0.5 + calls / 100,
+            "self_accuracy": 0.5 + forward_passes / 100,
         }
-        for calls in (0, 16, 32)
+        for forward_passes in (0, 16, 32)
         for temperature in (0.01, 0.1, 1.0)
     ]
 
@@ -129,6 +129,7 @@ def axes_of(monkeypatch):
     return lambda: {(a.get_xlabel(), a.get_ylabel()): a for a in made[-1].axes if a.get_xlabel()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROWS)
 def test_results_are_drawn_in_their_colours(kind, tmp_path):
     out = tmp_path / "new" / "a.png"
@@ -140,6 +141,7 @@ def test_results_are_drawn_in_their_colours(kind, tmp_path):
     assert (np.abs(image - rgb).max(-1) < 0.02).sum() > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ROWS if ROWS[kind]])
 def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "DPI", 30)
@@ -150,6 +152,7 @@ def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
         plot_results(kind, [table(kind, "_a", rows)], tmp_path / "a.png")
 
 
+@pytest.mark.slow
 def test_points_have_their_errors_and_groups_their_curves(axes_of, tmp_path):
     plot_results("self_correction", [table("self_correction")], tmp_path / "a.png")
     axes = axes_of()[("changed tokens", "generative perplexity")]
@@ -168,7 +171,7 @@ def test_any_columns_of_the_rows_can_be_plotted(axes_of, tmp_path):
     (axes,) = axes_of().values()
     lines = [line for line in axes.lines if len(line.get_xdata()) > 1]
     assert sorted(line.get_ydata()[0] for line in lines if line.get_linestyle() == "-") == [4.5, 5]
-    with pytest.raises(ConfigError, match="nothing.*They have.*temperature"):
+    with pytest.raises(ConfigError, match="nothing.*column.*temperature"):
         plot_results("frontier", [table("frontier")], tmp_path / "a.png", Panel("steps", "nothing"))
 
 
@@ -186,12 +189,13 @@ def test_what_is_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_noise_of_every_kind_is_drawn(tmp_path):
     vocab, unmasked = Vocab(size=9, mask_id=0), Vocab(size=9, mask_id=None)
     schedules = [
-        NamedSchedule("$p_u$ 0.2", HybridSchedule(vocab, 0.2)),
-        NamedSchedule("masked", MaskedSchedule(vocab)),
-        NamedSchedule("uniform", UniformSchedule(unmasked)),
+        ("$p_u$ 0.2", HybridSchedule(vocab, 0.2)),
+        ("masked", MaskedSchedule(vocab)),
+        ("uniform", UniformSchedule(unmasked)),
     ]
     plot_noise(schedules, tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").shape == (750, 1800, 3)

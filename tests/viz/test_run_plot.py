@@ -9,8 +9,7 @@ from gidd.cli import main
 from gidd.training.reporting.log import METRICS_FILE
 from gidd.training.reporting.report import Report
 from gidd.viz.figure import COLOURS
-from gidd.viz.run_log import MetricSeries, RunGroup, RunLog
-from gidd.viz.run_plot import plot_runs
+from gidd.viz.run_plot import MetricSeries, RunGroup, RunLog, plot_runs
 
 
 def write_run(folder, *, floor=3.0, num_steps=60, likelihood="nelbo"):
@@ -32,6 +31,7 @@ def pixels(path):
     return image.imread(path)[..., :3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihoods", [["nelbo"], ["nll"], ["nelbo", "nelbo", "nll"]])
 def test_plot_draws_every_run_in_its_colour(tmp_path, capsys, likelihoods):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
@@ -49,6 +49,7 @@ def test_plot_draws_every_run_in_its_colour(tmp_path, capsys, likelihoods):
         assert (np.abs(image - rgb).max(-1) < 0.02).sum() > 500
 
 
+@pytest.mark.slow
 def test_plot_writes_beside_the_log_and_draws_a_run_of_one_step(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
     with Report(tmp_path, num_steps=1, quiet=True) as report:
@@ -142,6 +143,7 @@ def test_a_run_that_resumes_removes_damaged_lines(tmp_path, kind):
     assert log.read_bytes() == GOOD + GOOD
 
 
+@pytest.mark.slow
 def test_extreme_values_are_plotted_or_left_out(tmp_path):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
     names = ("loss", "nelbo", "nelbo_masked", "grad_norm", "learning_rate")
@@ -155,6 +157,7 @@ def test_extreme_values_are_plotted_or_left_out(tmp_path):
         assert pixels(tmp_path / folder / "curves.png").shape == (1125, 1800, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$x^{$", "$\\nothing$", "a_b^c", "%s {0}", "\x1b[2J\udcff"])
 def test_names_of_runs_are_not_formulas(tmp_path, name):
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
@@ -170,6 +173,7 @@ def test_too_many_runs(tmp_path, capsys):
     assert "1 to 7 runs, got 8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_metric_that_was_logged_once_is_visible(tmp_path):
     """As a point in each of the five panels, since a line needs two."""
     pytest.importorskip("matplotlib", reason="comes with gidd[viz]")

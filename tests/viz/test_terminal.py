@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from gidd.common.terminal import printable
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.sampling import Edit, Frame, Limits, Request, Ticket, blanks, sampling_plan
 from gidd.viz.terminal import CanvasView
 
@@ -28,7 +28,7 @@ def test_line_ends_of_other_systems_are_line_ends():
 
 def drawn(width: int, height: int) -> list[str]:
     """Return the lines drawn for a long text on a terminal of that size."""
-    ticket = Ticket(0, Request(tokens=blanks(1000), plan=sampling_plan(even_mesh(64))), Limits())
+    ticket = Ticket(0, Request(tokens=blanks(1000), plan=sampling_plan(even_times(64))), Limits())
     before = torch.full((1000,), 3)
     tokens = before.clone()
     tokens[::2] = 1
@@ -43,6 +43,7 @@ def drawn(width: int, height: int) -> list[str]:
     return ["".join(segment.text for segment in line) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(20, 10), (40, 12), (60, 14), (80, 24), (120, 40)])
 def test_the_view_fits_the_terminal(width, height):
     """One line is left for the cursor; long lines are cut, not wrapped."""

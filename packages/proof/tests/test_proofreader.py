@@ -21,7 +21,10 @@ def test_typos_are_fixed(proofreader):
     assert result.text == FIXED == apply_edits(TEXT, result.edits)
     assert result.noise_level is None
     assert all(edit.confidence >= 0.95 for edit in result.changes)
-    assert result.manifest["task"] == "proofread" and result.manifest["calls"] == result.calls
+    assert (
+        result.manifest["task"] == "proofread"
+        and result.manifest["forward_passes"] == result.forward_passes
+    )
 
 
 def test_the_error_rate_is_estimated(proofreader):
@@ -42,7 +45,7 @@ def test_protected_text_and_unknown_characters_stay(proofreader):
     result = proofreader.correct(text, error_rate=0.05, protected=[(start, start + 4)])
     assert result.text == text.removesuffix("peopel.") + "people."
     whole = proofreader.correct(TEXT, protected=[(0, len(TEXT))])
-    assert (whole.text, whole.calls) == (TEXT, 0)
+    assert (whole.text, whole.forward_passes) == (TEXT, 0)
 
 
 def test_a_long_text_is_proofread_in_chunks(proofreader, monkeypatch):

@@ -17,7 +17,13 @@ EDITS = (
     TextEdit(17, "teh", "teh", tuple(map(Alternative, ["teh", "the"], [0.7, 0.3]))),
 )
 CORRECTION = Correction(
-    text="", original=TEXT, edits=EDITS, error_rate=0.1, noise_level=None, calls=1, manifest={}
+    text="",
+    original=TEXT,
+    edits=EDITS,
+    error_rate=0.1,
+    noise_level=None,
+    forward_passes=1,
+    manifest={},
 )
 
 

@@ -13,7 +13,7 @@ from gidd_proof.words import MODEL_FOLDER, WordList
 import gidd
 from gidd.diffusion import HybridSchedule
 from gidd.pipeline import apply_edits
-from gidd.sampling import Engine, FunctionNetwork, PosteriorPass, WindowReader, run_job
+from gidd.sampling import FunctionNetwork, PosteriorPass, Session, WindowReader, run_job
 
 PIPE = gidd.from_pretrained(MODEL_FOLDER, device="cpu")
 TOKENIZER = PIPE.tokenizer
@@ -49,8 +49,8 @@ def knows(text):
 
 @pytest.fixture(scope="module")
 def reader():
-    engine = Engine(knows(TEXT), SCHEDULE)
-    windows = WindowReader(engine)
+    session = Session(knows(TEXT), SCHEDULE)
+    windows = WindowReader(session)
     scorer = CandidateScorer(windows, TOKENIZER)
     words = WordList(dict.fromkeys(TEXT.split(), 1000))
     return WordProofreader(PosteriorPass(windows), scorer, CHARACTERS, words, context=64)
@@ -60,11 +60,11 @@ def corrected(reader, text, error_rate=0.2, fixed=()):
     tokens = TOKENIZER.encode(text)
     is_fixed = [i in fixed for i in range(len(tokens))]
     costs = EditModel(error_rate)
-    edits, calls = run_job(lambda jobs: reader(jobs, text, tokens, is_fixed, costs))
+    edits, forward_passes = run_job(lambda jobs: reader(jobs, text, tokens, is_fixed, costs))
     for edit in edits:
         assert text[edit.start : edit.stop] == edit.old
         assert math.fsum(a.probability for a in edit.alternatives) == pytest.approx(1)
-    assert calls == 1 + sum(len(edit.alternatives) for edit in edits)
+    assert forward_passes == 1 + sum(len(edit.alternatives) for edit in edits)
     return apply_edits(text, edits)
 
 
@@ -93,7 +93,7 @@ def test_the_likelihood_of_a_crop_is_the_sum_of_its_counted_characters():
         ramp[..., VOCAB.mask_id] = 0
         return ramp / ramp.sum(-1, keepdim=True)
 
-    scorer = CandidateScorer(WindowReader(Engine(FunctionNetwork(x_theta), SCHEDULE)), TOKENIZER)
+    scorer = CandidateScorer(WindowReader(Session(FunctionNetwork(x_theta), SCHEDULE)), TOKENIZER)
     total = sum(range(1, VOCAB.size + 1)) - (VOCAB.mask_id + 1)
     a, b, c = (math.log((v + 1) / total) for v in TOKENIZER.encode("abc"))
     expected = [b + c, a]

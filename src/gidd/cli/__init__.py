@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -17,12 +18,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gidd import __version__
-from gidd.cli.messages import print_message, print_warnings
 from gidd.common.lazy import lazy_exports
+from gidd.common.messages import print_message
 from gidd.errors import GiddError
 
 if TYPE_CHECKING:
-    from gidd.cli.console import CliConsole as CliConsole, plain as plain
     from gidd.cli.corrections import (
         TextSource as TextSource,
         describe_edits as describe_edits,
@@ -39,13 +39,15 @@ if TYPE_CHECKING:
         summary as summary,
     )
     from gidd.cli.output import (
+        CliConsole as CliConsole,
+        plain as plain,
         print_json as print_json,
         print_text as print_text,
         require_writable as require_writable,
         write_stdout as write_stdout,
     )
     from gidd.cli.parsing import parse as parse
-    from gidd.cli.progress import show_counts as show_counts
+    from gidd.common.messages import show_counts as show_counts
 
 __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -55,6 +57,7 @@ COMMANDS = {
     "export": "write the newest checkpoint of a run, or a model of another project, as a model",
     "push": "upload a model to the Hugging Face hub",
     "sample": "generate text with a model, with or without a prompt",
+    "chat": "chat with a model that was trained on conversations",
     "infill": "fill the blanks of a text",
     "correct": "find and fix wrong tokens in texts",
     "score": "compute the likelihood of a text and the confidence in its tokens",
@@ -69,17 +72,13 @@ _CLOSED_PIPE, _INTERRUPTED = 141, 130
 """Exit codes that shells report for SIGPIPE and SIGINT."""
 
 _STOPPED = "stopped."
-
-_OUT_OF_MEMORY = (
-    "out of memory. Use a smaller batch, length or number of samples, a smaller model, or a "
-    "machine with more memory."
-)
+_OUT_OF_MEMORY = "out of memory. Use a smaller batch, length, number of samples or model."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one subcommand. A mistake of the user ends in one message and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with _exit_codes(), print_warnings(), _interrupts():
+    with _exit_codes(), _warnings(), _interrupts():
         if words[:1] == ["--version"]:
             print(f"gidd {__version__}")
         elif (module := choose_command("gidd", COMMANDS, words, _help)) is not None:
@@ -88,13 +87,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
     """Run a command of another distribution with the messages and exit codes of `gidd`."""
-    with _exit_codes(), print_warnings(), _interrupts():
+    with _exit_codes(), _warnings(), _interrupts():
         command(arguments)
 
 
 @contextmanager
+def _warnings() -> Generator[None]:
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("gidd")
+    handler.emit = lambda record: print_message(handler.format(record))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
 def _exit_codes() -> Generator[None]:
-    """Turn errors of the block into messages and exit codes."""
     try:
         try:
             yield
@@ -114,8 +123,9 @@ def _exit_codes() -> Generator[None]:
     except KeyboardInterrupt:
         print_message(_STOPPED)
         raise SystemExit(_INTERRUPTED) from None
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+    except (MemoryError, RuntimeError) as error:  # of Python or torch, which is not imported here
+        is_gpu = type(error).__name__ == "OutOfMemoryError"
+        if not (isinstance(error, MemoryError) or is_gpu or "DefaultCPUAllocator" in str(error)):
             raise
         print_message(_OUT_OF_MEMORY)
         raise SystemExit(2) from None
@@ -134,18 +144,11 @@ def _interrupts() -> Generator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: in Python, or in torch, which need not be imported for this."""
-    is_gpu, is_cpu = type(error).__name__ == "OutOfMemoryError", "DefaultCPUAllocator" in str(error)
-    return isinstance(error, MemoryError) or is_gpu or is_cpu
-
-
 def choose_command(
     prog: str, commands: Mapping[str, str], words: Sequence[str], help_text: Callable[[], str]
 ) -> str | None:
-    """Return the module of the command that the first word names; it has a function `main`.
+    """Return the module, with a function `main`, of the command that the first word names.
 
-    Commands of `gidd x` are modules of `gidd.cli.x`; the module of a command `a-b` is `a_b`.
     Without a word, or for --help, this prints the help and returns None.
     """
     if not words or words[0] in ("-h", "--help"):
@@ -175,7 +178,7 @@ def _help() -> str:
     commands = "\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items())
     return (
         "usage: gidd COMMAND ...\n\n"
-        "Discrete diffusion language models: train, sample, infill, correct.\n\n"
+        "Discrete diffusion language models: train, sample, chat, infill, correct.\n\n"
         "examples:\n"
         "  gidd train nano                              # minutes on a laptop\n"
         "  gidd export runs/nano --out models/nano\n"

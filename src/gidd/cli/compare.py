@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.table import Table
 
-from gidd.cli.console import CliConsole, plain
+from gidd.cli.output import CliConsole, plain
 from gidd.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gidd.evaluation.compare import ComparedNumber, Comparison
     from gidd.evaluation.results import Measurement
 
@@ -82,29 +81,22 @@ def _show(comparison: Comparison, first: Path, second: Path) -> None:
 
 
 def _numbers(comparison: Comparison) -> Table:
-    from rich.table import Table
-
     is_adjusted = comparison.num_tests > 1
-    table = Table("", "A", "B", "B - A", "p", box=None, padding=(0, 1, 0, 0))
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    if is_adjusted:
-        table.add_column("Holm", justify="right", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("", min_width=_NAME_WIDTH)
+    for name in ("A", "B", "B - A", "p", *(["Holm"] * is_adjusted)):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("5%", no_wrap=True)
-    table.columns[0].min_width = _NAME_WIDTH
     for number in comparison.numbers:
-        p_values = [number.difference.p_value, *([number.adjusted_p_value] * is_adjusted)]
-        verdict = {True: "yes", False: "no", None: "-"}[number.is_significant]
-        cells = [number.name, _measured(number.first), _measured(number.second), _change(number)]
-        style = "bold" if number.is_significant else None
-        table.add_row(*map(plain, [*cells, *map(_p, p_values), verdict]), style=style)
+        change, is_significant = number.difference, number.is_significant
+        difference = number.first._replace(value=change.value, standard_error=change.standard_error)
+        sign = "+" if change.value > 0 else ""
+        cells = [number.name, _measured(number.first), _measured(number.second)]
+        cells += [sign + _measured(difference), _p(change.p_value)]
+        cells += [_p(number.adjusted_p_value)] * is_adjusted
+        cells.append("-" if is_significant is None else "yes" if is_significant else "no")
+        table.add_row(*map(plain, cells), style="bold" if is_significant else None)
     return table
-
-
-def _change(number: ComparedNumber) -> str:
-    value, error = number.difference.value, number.difference.standard_error
-    sign = "+" if value > 0 else ""
-    return sign + _measured(number.first._replace(value=value, standard_error=error))
 
 
 def _measured(number: Measurement) -> str:
@@ -120,37 +112,28 @@ def _p(value: float | None) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    paired = [number for number in comparison.numbers if number.difference.is_paired]
-    lines = ["± standard error; p: two-sided; 5%: whether p < 5%."]
-    if comparison.num_tests > 1:
-        adjusted = f"Holm: p adjusted for {comparison.num_tests} tests"
-        lines = [f"± standard error; p: two-sided; {adjusted}; 5%: Holm < 5%."]
-    if paired:
-        rows = paired[0].difference.num_pairs
-        which = (
-            "All tested numbers are"
-            if len(paired) == comparison.num_tests
-            else _names(paired) + ":"
-        )
-        lines.append(f"{which} compared in pairs, by the ids of {rows:,} rows (t-test).")
-    if len(paired) < comparison.num_tests:
-        which = "The others are" if paired else "The results are"
-        lines.append(f"{which} compared as independent (Welch's t-test).")
-    return "\n".join([*lines, *_untested(comparison)])
-
-
-def _untested(comparison: Comparison) -> Iterable[str]:
-    """Say why numbers have no p-value."""
     from gidd.evaluation.significance import HAS_SCIPY
 
-    numbers = [number for number in comparison.numbers if number.difference.p_value is None]
+    tests = comparison.num_tests
+    paired = [number for number in comparison.numbers if number.difference.is_paired]
+    adjusted = f"Holm: p adjusted for {tests} tests; 5%: Holm < 5%."
+    lines = [f"± standard error; p: two-sided; {adjusted if tests > 1 else '5%: whether p < 5%.'}"]
+    if paired:
+        rows = paired[0].difference.num_pairs
+        which = "All tested numbers are" if len(paired) == tests else _names(paired) + ":"
+        lines.append(f"{which} compared in pairs, by the ids of {rows:,} rows (t-test).")
+    if len(paired) < tests:
+        which = "The others are" if paired else "The results are"
+        lines.append(f"{which} compared as independent (Welch's t-test).")
     if not HAS_SCIPY:
-        yield 'p-values need scipy: `pip install "gidd[eval]"`.'
-    if unknown := [number for number in numbers if number.difference.standard_error is None]:
-        yield (
+        lines.append('p-values need scipy: `pip install "gidd[eval]"`.')
+    untested = [n for n in comparison.numbers if n.difference.p_value is None]
+    if unknown := [n for n in untested if n.difference.standard_error is None]:
+        lines.append(
             f"Not tested: {_names(unknown)}. They are exact, or come from a single document, "
-            "sample or question, which does not show a standard error."
+            "sample or question."
         )
+    return "\n".join(lines)
 
 
 def _names(numbers: Iterable[ComparedNumber]) -> str:
@@ -158,8 +141,6 @@ def _names(numbers: Iterable[ComparedNumber]) -> str:
 
 
 def _settings(comparison: Comparison) -> Table:
-    from rich.table import Table
-
     table = Table("", "A", "B", box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"

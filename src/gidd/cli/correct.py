@@ -35,11 +35,10 @@ from gidd.cli.corrections import (
     show_patch,
     summary,
 )
-from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.cli.output import write_stdout
-from gidd.cli.progress import show_counts
-from gidd.common.allowed import field_problems, optional
+from gidd.common.config.allowed import field_problems, optional
+from gidd.common.messages import print_message, show_counts
 from gidd.errors import DataError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
 

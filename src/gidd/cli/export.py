@@ -16,9 +16,9 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.messages import print_message
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse
+from gidd.common.messages import print_message
 from gidd.errors import CheckpointError
 
 

@@ -4,6 +4,7 @@ Examples:
   gidd infill models/nano "The people of[MASK:4] have a right to[MASK:3]."
   gidd infill models/nano - < letter.txt > filled.txt
   gidd infill models/nano "Peace and[MASK]" --num-samples 5 --sampler threshold --live
+  gidd infill models/nano "The answer is[MASK]." --choices " yes" " no"
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.model_options import TextCommandOptions, parse_options
+from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import decode_utf8, show_samples
 
 
@@ -26,14 +27,19 @@ class InfillOptions(TextCommandOptions):
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """Text with blanks, or - to read it from standard input."""
 
+    choices: tuple[str, ...] = ()
+    """Texts of which the blank becomes one, each of the blank's number of tokens."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, infill, show."""
-    options = parse_options(InfillOptions, "gidd infill", __doc__, arguments)
+    options = parse_checked(InfillOptions, "gidd infill", __doc__, arguments)
+    options.output.check()
     text = options.text
     if text == "-":
         text = decode_utf8(sys.stdin.buffer.read(), "standard input")
     pipe = options.runtime.load(options.model)
-    with options.progress("infilling", pipe) as on_step:
-        generations = pipe.infill(text, on_step=on_step, **options.settings)
+    with show_steps("infilling", pipe, options.num_samples, live=options.output.live) as on_step:
+        choices = options.choices or {}
+        generations = pipe.infill(text, choices=choices, on_step=on_step, **options.settings)
     show_samples(options, pipe, generations, "Blanks filled")

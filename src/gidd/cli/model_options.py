@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import tyro
+from rich.console import Console
 
-from gidd.cli.messages import print_message
 from gidd.cli.output import OutputOptions
-from gidd.cli.parsing import parse
-from gidd.cli.part_options import chosen_name, part_options
-from gidd.cli.progress import show_progress
-from gidd.common.allowed import SEED, field_problems, integer
-from gidd.common.registry import part_names
+from gidd.cli.parsing import chosen_name, component_options, parse
+from gidd.common.config.allowed import SEED, field_problems, integer
+from gidd.common.config.registry import component_names
+from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
-    from gidd.sampling import OnStep
+    from gidd.sampling import Event, OnStep
 
 _F = TypeVar("_F")
 Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
@@ -30,8 +29,8 @@ Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 """The first argument of the commands that run a model."""
 
-_PARTS = {"sampler": "step", "corrector": "corrector"}
-"""Options of `SamplingOptions` that name a part, and its kind."""
+_COMPONENTS = {"sampler": "step", "final_corrector": "corrector"}
+"""Options of `SamplingOptions` that name a component, and its kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +82,11 @@ class TextCommandOptions:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of `Pipeline.generate` and `Pipeline.infill`."""
-        return {
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-            "start_index": self.start_index,
-            "record_frames": self.output.record_frames,
-            "options": self.sampling,
-        }
-
-    def progress(self, action: str, pipe: Pipeline) -> AbstractContextManager[OnStep | None]:
-        """Return a context with a callback for each step; see `show_progress`."""
-        return show_progress(action, pipe, self.num_samples, live=self.output.live)
+        names = ("num_samples", "seed", "start_index")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        output = self.output
+        values |= {"record_frames": output.record_frames, "confidence": output.confidence}
+        return values | {"options": self.sampling}
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
@@ -102,17 +95,39 @@ class TextCommandOptions:
             yield "start_index plus --num-samples must be at most 2**63."
         if self.output.edits and not self.output.jsonl:
             yield "edits needs --jsonl: edits are part of the JSON output."
+        if self.output.confidence and not self.output.jsonl:
+            yield "confidence needs --jsonl: confidences are part of the JSON output."
         yield from self.sampling.problems()
 
 
-_T = TypeVar("_T", bound=TextCommandOptions)
+@contextmanager
+def show_steps(
+    action: str, pipe: Pipeline, num_samples: int, *, live: bool
+) -> Generator[OnStep | None]:
+    """Yield a callback that draws each step, or None if stderr is not a terminal.
 
+    It draws a bar after `action` (such as "sampling") or, if `live`, the text itself.
+    """
+    console = Console(stderr=True)
+    if live:
+        from gidd.viz.terminal import CanvasView
 
-def parse_options(kind: type[_T], prog: str, doc: str | None, arguments: Sequence[str]) -> _T:
-    """Parse and check the options of a command that shows text."""
-    options = parse_checked(kind, prog, doc, arguments)
-    options.output.check()
-    return options
+        mask_id = pipe.schedule.vocab.mask_id
+        with CanvasView(console, pipe.token_texts, mask_id, num_samples) as view:
+            yield view
+    elif console.is_terminal:
+        with show_counts(f"{action} step") as report:
+            steps_done: dict[int, int] = {}
+
+            def count_steps(events: Sequence[Event]) -> None:
+                """Count the steps of all samples; steps that were skipped count as done."""
+                steps_done.update({event.ticket.number: event.steps_done for event in events})
+                longest = max((event.ticket.num_steps for event in events), default=0)
+                report(sum(steps_done.values()), num_samples * longest)
+
+            yield count_steps
+    else:
+        yield None
 
 
 class _Checked(Protocol):
@@ -137,7 +152,7 @@ def parse_checked(
     names = [part.name for part in fields(kind)]  # pyright: ignore[reportArgumentType]
     has_sampling = "sampling" in names
     options = parse(
-        _with_chosen_parts(kind, arguments) if has_sampling else kind,
+        _with_chosen_components(kind, arguments) if has_sampling else kind,
         arguments,
         prog=prog,
         description=doc,
@@ -152,18 +167,18 @@ def parse_checked(
     return options
 
 
-def _with_chosen_parts(command: type[_C], arguments: Sequence[str]) -> type[_C]:
+def _with_chosen_components(command: type[_C], arguments: Sequence[str]) -> type[_C]:
     """Return the command with the options of the step and corrector that the arguments name.
 
-    Modules of steps import torch, so options of a part that is not named are left out.
+    Modules of steps import torch, so options of a component that is not named are left out.
     """
     typed: list[Any] = []
-    for flag, kind in _PARTS.items():
-        names = Literal.__getitem__(tuple(part_names(kind)))  # pyright: ignore
+    for flag, kind in _COMPONENTS.items():
+        names = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
         typed.append((flag, names, field(default=getattr(SamplingOptions, flag))))
         hint, default = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
         if name := chosen_name(flag, arguments):
-            default = part_options(flag, kind, name, {}).default
+            default = component_options(flag, kind, name, {}).default
             hint = Annotated[type(default), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
         typed.append((f"{flag}_options", hint, field(default=default)))
     frozen: dict[str, Any] = {"frozen": True, "kw_only": True}
@@ -174,7 +189,7 @@ def _with_chosen_parts(command: type[_C], arguments: Sequence[str]) -> type[_C]:
 
 def _parsed_sampling(parsed: Any) -> SamplingOptions:
     values = {option.name: getattr(parsed, option.name) for option in fields(SamplingOptions)}
-    for flag in _PARTS:
+    for flag in _COMPONENTS:
         chosen = values[f"{flag}_options"]
         values[f"{flag}_options"] = {} if chosen is None else asdict(chosen)
     return SamplingOptions(**values)

@@ -11,13 +11,29 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from gidd.cli.messages import print_message
+from rich.console import Console
+from rich.text import Text
+
+from gidd.common.messages import print_message
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gidd.cli.model_options import TextCommandOptions
     from gidd.pipeline import Generation, Pipeline
+
+
+class CliConsole(Console):
+    """Standard output for tables and colours."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `gidd.cli.main`: Rich would end the program with status 1."""
+        raise BrokenPipeError
+
+
+def plain(text: str) -> Text:
+    """Return text from outside as it may be shown: no control characters, markup or emoji names."""
+    return Text(printable(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +47,11 @@ class OutputOptions:
     """Write an HTML page that replays every step; a single file that works offline."""
 
     jsonl: bool = False
-    """Print one JSON object per line, with tokens, confidence and settings."""
+    """Print one JSON object per line, with tokens and settings."""
+
+    confidence: bool = False
+    """With --jsonl: include the probability of each token of the final text, which takes a forward
+    pass per sample."""
 
     edits: bool = False
     """With --jsonl: include every change of a token, with its step and probability."""
@@ -44,10 +64,7 @@ class OutputOptions:
     def check(self) -> None:
         """Raise `ConfigError` if the terminal or the page could not be written to."""
         if self.live and not sys.stderr.isatty():
-            raise ConfigError(
-                "--live needs a terminal, and stderr is not one. Use --html FILE to write a page "
-                "that replays every step."
-            )
+            raise ConfigError("--live needs a terminal, and stderr is not one. Use --html FILE.")
         if self.html is not None:
             require_writable(self.html, "--html")
 
@@ -59,7 +76,7 @@ def show_samples(
     output = options.output
     for number, generation in enumerate(generations, start=1):
         if output.jsonl:
-            names = ("text", "filled", "tokens", "confidence", "calls")
+            names = ("text", "filled", "tokens", "confidence", "forward_passes")
             row: dict[str, Any] = {name: getattr(generation, name) for name in names}
             if output.edits:
                 row["edits"] = [edit._asdict() for edit in generation.trace.edits]
@@ -78,12 +95,13 @@ def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], t
     manifest = generations[0].manifest
     phases = ", ".join(f"{phase['steps']} × {phase['step']}" for phase in manifest["plan"])
     name = manifest["model"].get("name", "")
+    replays = [
+        Replay(f"{i} of {len(generations)}", each.trace.frames, each.trace.protected)
+        for i, each in enumerate(generations, start=1)
+    ]
     write_page(
         path,
-        [
-            Replay(f"{i} of {len(generations)}", each.trace.frames, each.trace.protected)
-            for i, each in enumerate(generations, start=1)
-        ],
+        replays,
         pipe.token_texts,
         pipe.schedule.vocab.mask_id,
         kind="sample",
@@ -109,8 +127,7 @@ def require_writable(path: Path, option: str) -> None:
         TemporaryFile(dir=folder).close()  # atomic writes need a temporary file in the folder
     except OSError as error:
         raise ConfigError(
-            f"{option} must name a file that can be written, got {path}: {error.strerror}. Name "
-            "another file, or change the permissions."
+            f"{option} must name a file that can be written, got {path}: {error.strerror}."
         ) from error
 
 
@@ -120,8 +137,7 @@ def decode_utf8(content: bytes, name: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name} must be UTF-8 text, got other bytes: {error.reason} at byte {error.start}. "
-            "Convert the file first, e.g. with iconv."
+            f"{name} must be UTF-8 text, got other bytes: {error.reason} at byte {error.start}."
         ) from error
 
 

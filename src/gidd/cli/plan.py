@@ -9,23 +9,20 @@ Examples:
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.table import Column, Table
 
-from gidd.cli.console import CliConsole
+from gidd.cli.output import CliConsole
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.planning.hardware import Assumptions
 
 if TYPE_CHECKING:
     from gidd.planning import RunPlan
-
-Rows = Iterable[Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +31,10 @@ class PlanOptions(RunCommand):
 
     ranks: int = 1
     """Number of processes, with one device each."""
-
     device: str = "h100"
     """h100, h200, b200, a100-80gb, a100-40gb, l4, rtx4090, or cpu to measure this machine."""
-
     vocab_size: int | None = None
     """Vocabulary size, needed if it does not follow from the run."""
-
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
 
     json: bool = False
@@ -57,139 +51,78 @@ def main(arguments: Sequence[str]) -> None:
     device, size = named_device(options.device), options.vocab_size
     plan = plan_run(run, options.ranks, device, options.assumptions, vocab_size=size)
     if options.json:
-        print(json.dumps(asdict(plan, dict_factory=_finite), indent=2))
+        # JSON has no infinity: null
+        values = json.loads(json.dumps(asdict(plan)), parse_constant=lambda _: None)
+        print(json.dumps(values, indent=2))
         return
     console = CliConsole(highlight=False)
     console.print(
         f"{name}: {plan.num_parameters / 1e9:.3g}B parameters on {plan.ranks:,} x {options.device}"
     )
-    for rows, caption in (
-        _memory(plan),
-        _time(plan),
-        _traffic(plan),
-        (_checkpoints(plan), ""),
-        (_failures(plan), ""),
-        (_assumptions(plan), ""),
-    ):
-        console.print(_table(rows, caption), end="")
+    for table in _tables(plan):
+        console.print(table, end="")
 
 
-def _table(rows: Rows, caption: str) -> Table | str:
-    """Return a table whose first row is the header; columns of numbers are on the right."""
-    (title, *columns), *body = rows
-    if not body:
-        return ""
-    side = "right" if len(columns) > 2 else "left"
-    table = Table(title, *(Column(column, justify=side) for column in columns))
-    table.caption, table.caption_justify = caption or None, "left"
-    for row in body:
-        table.add_row(*row)
+def _tables(plan: RunPlan) -> Iterator[Table | str]:
+    from gidd.planning.counters import MEMORY_USES
+
+    memory, speed, launching = plan.memory, plan.throughput, plan.launching
+    held = {
+        phase: {use: f"{kinds[use] / 2**30:.3f}" if kinds.get(use) else "" for use in MEMORY_USES}
+        | {"total": f"{sum(kinds.values()) / 2**30:.3f}"}
+        for phase, kinds in memory["phases"].items()
+    }
+    yield _table("memory per rank, GiB", held)
+    peak, usable, logits = (memory[name] / 2**30 for name in ("peak", "usable", "logits"))
+    yield (
+        f"{'fits' if memory['fits'] else 'DOES NOT FIT'}: peak memory {peak:.2f} GiB, {usable:.2f} "
+        f"GiB usable\nmicro-batch {plan.rank_batch.micro} samples, logits of a chunk "
+        f"{logits:.3f} GiB\n"
+    )
+    yield _table("time and data", {"": speed})
+    if launching is not None:
+        phases = {f"launches, {phase}": n for phase, n in launching["step"]["launches"].items()}
+        yield _table("kernel launches per step", {"": phases | launching["step"] | launching})
+        if launching["limits"]:
+            yield (
+                f"LAUNCHES ARE THE BOTTLENECK: {launching['ratio']:.2g} times the arithmetic. Use "
+                "fewer and larger\nmicro-batches (--train.accumulate, --train.global-batch)"
+                + (".\n" if launching["step"]["compiled"] else " or --train.compile.\n")
+            )
+    if plan.traffic is not None and plan.traffic["flows"]:
+        flows = [flow["collective"]._asdict() | flow for flow in plan.traffic["flows"]]
+        yield _table("traffic per step", {flow["kind"]: flow for flow in flows})
+        seconds = plan.traffic["seconds"]
+        ratio = seconds / speed["step_seconds"]
+        verdict = "can overlap with computation" if ratio < 1 else "THE NETWORK IS THE BOTTLENECK"
+        yield f"{seconds:.3f} s, {ratio:.0%} of a step: {verdict}\n"
+    yield _table("checkpoints", {"": plan.checkpoint})
+    yield _table("failures", {"as configured": plan.as_configured, "best interval": plan.at_best})
+    flags = {f"--{name.replace('_', '-')}": f"{x:g}" for name, x in vars(plan.assumptions).items()}
+    yield _table("assumptions", {plan.device.name: vars(plan.device) | flags})
+
+
+def _table(title: str, columns: Mapping[str, Mapping[str, object]]) -> Table:
+    table = Table(title, *(Column(name, justify="right") for name in columns))
+    for name in next(iter(columns.values())):
+        cells = [_cell(name, values[name]) for values in columns.values()]
+        if any(cells) and name not in ("kind", "name"):
+            table.add_row(name.replace("_", " "), *cells)
     return table
 
 
-def _memory(plan: RunPlan) -> tuple[Rows, str]:
-    from gidd.planning.memory import MEMORY_USES
-
-    memory, phases = plan.memory, plan.memory.phases
-    rows = [("memory per rank, GiB", *phases)]
-    for kind in MEMORY_USES:
-        sizes = [held.get(kind, 0) / 2**30 for held in phases.values()]
-        if max(sizes) >= 0.0005:
-            rows.append((kind, *(f"{size:.3f}" if size >= 0.0005 else "" for size in sizes)))
-    rows.append(("total", *(f"{sum(held.values()) / 2**30:.3f}" for held in phases.values())))
-    return rows, (
-        f"{'fits' if memory.fits else 'DOES NOT FIT'}: peak memory {memory.peak / 2**30:.2f} GiB, "
-        f"{memory.usable / 2**30:.2f} GiB usable\nmicro-batch {plan.rank_batch.micro} samples, "
-        f"logits of a chunk {memory.logits / 2**30:.3f} GiB"
-    )
-
-
-def _time(plan: RunPlan) -> tuple[Rows, str]:
-    speed, launching, caption = plan.throughput, plan.launching, ""
-    rows = [("time and data", ""), ("FLOPs per token", f"{speed.flops_per_token / 1e9:.3g}e9")]
-    rows.append(("MFU (assumed)", f"{plan.assumptions.mfu:.1%}"))
-    if launching is not None:
-        step, spent = launching.step, _format_seconds(launching.seconds)
-        ratio = f"{launching.ratio:.2g} times the arithmetic"
-        at = f"{spent} at {plan.assumptions.launch_microseconds:g} us ({ratio})"
-        compiled = ", compiled" if step.compiled else ""
-        rows.append((f"launches per step{compiled}", f"{launching.num_launches:,}, {at}"))
-        rows.append(("waits for the GPU per step", f"{step.waits:,}"))
-        rows.append(("misaligned matrix products", f"{step.misaligned_products:,}"))
-        if launching.limits:
-            rows.append(("MFU (limited by launches)", f"{speed.mfu:.2%}"))
-            caption = (
-                f"LAUNCHES ARE THE BOTTLENECK: {spent}, {ratio}.\nUse fewer and larger "
-                "micro-batches (--train.accumulate, --train.global-batch)"
-                + ("." if step.compiled else " or --train.compile.")
-            )
-    step_seconds = _format_seconds(speed.step_seconds)
-    reading = f"{speed.data_bytes_per_second / 1e6:.3g} MB/s"
-    rows += [
-        ("HFU (with recomputation)", f"{speed.hfu:.1%}"),
-        ("tokens per second", f"{speed.tokens_per_second:,.0f}"),
-        ("step", f"{speed.tokens_per_step:,} tokens, {step_seconds}"),
-        ("run", f"{speed.tokens:.4g} tokens, {speed.days:.2f} days without failures"),
-        ("data", f"{speed.data_bytes / 1e12:.3g} TB, {reading}"),
-    ]
-    return rows, caption
-
-
-def _traffic(plan: RunPlan) -> tuple[Rows, str]:
-    rows = [("traffic per step", "ranks", "calls", "GB", "GB from other machines", "seconds")]
-    if plan.traffic is None:
-        return rows, ""
-    for flow in plan.traffic.flows:
-        kind, ranks, calls, size = flow.collective
-        gigabytes = (f"{size / 1e9:.2f}", f"{flow.between_bytes / 1e9:.2f}")
-        rows.append((kind, f"{ranks:,}", f"{calls:,}", *gigabytes, f"{flow.seconds:.3f}"))
-    seconds = plan.traffic.seconds
-    ratio = seconds / plan.throughput.step_seconds
-    verdict = "can overlap with computation" if ratio < 1 else "THE NETWORK IS THE BOTTLENECK"
-    return rows, f"{seconds:.3f} s, {ratio:.0%} of a step: {verdict}"
-
-
-def _checkpoints(plan: RunPlan) -> Rows:
-    cost = plan.checkpoint
-    size = f"{cost.bytes / 1e9:,.1f} GB, {cost.bytes_per_rank / 1e9:.3g} GB per rank"
-    yield "checkpoints", ""
-    yield "checkpoint size", size
-    yield "training pauses for", _format_seconds(cost.pause_seconds)
-    yield "complete on disk after", _format_seconds(cost.write_seconds)
-    yield "tensor shards", f"{cost.pieces:,}"
-
-
-def _failures(plan: RunPlan) -> Rows:
-    both = (plan.as_configured, plan.at_best)
-    yield f"a failure every {both[0].hours_between:.3g} hours", "as configured", "best interval"
-    yield "checkpoint every", *(_format_seconds(f.interval_seconds) for f in both)
-    yield "goodput", *(f"{f.goodput:.2%}" for f in both)
-    yield "expected failures", *(f"{f.expected:.1f}" for f in both)
-    yield "days with failures", *(f"{f.days:.2f}" for f in both)
-
-
-def _assumptions(plan: RunPlan) -> Rows:
-    device, speed = plan.device, plan.throughput
-    yield "assumptions", ""
-    yield f"{device.name}: memory", f"{device.memory / 1e9:.3g} GB"
-    yield f"{device.name}: {speed.precision} peak", f"{speed.peak / 1e12:.3g}e12 FLOP/s"
-    if device.link is not None:
-        yield f"{device.name}: link within a machine", f"{device.link / 1e9:.3g} GB/s"
-    for name, value in asdict(plan.assumptions).items():
-        yield f"--{name.replace('_', '-')}", f"{value:g}"
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _finite(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Replace infinities, which JSON does not have, by None."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in fields
-    }
+def _cell(name: str, value: object) -> str:
+    """Return a value in the unit that its name implies; nothing for a mapping or None."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, float | int):
+        return value if isinstance(value, str) else ""
+    if name.endswith("_per_second") and "bytes" in name:
+        return f"{value / 1e6:.3g} MB/s"
+    if "bytes" in name or name in ("memory", "link"):
+        return f"{value / 1e9:,.3f} GB"
+    if name.endswith("seconds"):
+        return f"{value:,.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    if name in ("mfu", "hfu", "goodput"):
+        return f"{value:.2%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import tyro
 
-from gidd.cli.parsing import parse
-from gidd.cli.part_options import PartOptions, chosen_name, name_option, part_options
+from gidd.cli.parsing import (
+    ComponentOptions,
+    chosen_name,
+    component_options,
+    name_option,
+    parse,
+)
+from gidd.common.config.options import attribute_docstrings
 from gidd.common.files import read_regular
 from gidd.common.limits import YAML_BYTES
 from gidd.errors import ConfigError
@@ -28,13 +34,15 @@ presets (number of parameters without embeddings):
   (dynamic weights and weight decay), mdm (masked diffusion), llama (autoregressive)
 """
 
-_CHOICES = {
-    "noise": ("schedule", "Noise schedule; --noise.OPTION sets its options below."),
-    "weighting": ("weighting", "Weights of the loss; --weighting.OPTION sets their options below."),
-    "backbone": ("backbone", "Network; --backbone.OPTION sets its options below."),
+_HELP = {
+    "noise": "Noise schedule; --noise.OPTION sets its options below. None is the preset's.",
+    "weighting": "Weights of the loss; --weighting.OPTION sets their options below. None is the "
+    "preset's.",
+    "backbone": "Network; --backbone.OPTION sets its options below. None is the preset's.",
 }
-"""Options that choose a part: its kind, and help."""
+"""Options that choose a component."""
 
+_GROUPS = ("data", "optim", "train", "lora", "parallel")
 _YAML = (".yaml", ".yml")
 
 _INIT_FROM = (
@@ -53,19 +61,6 @@ class RunCommand:
     """Replicate the model on every rank (ddp) or shard it (fsdp, FSDP2); None is the preset's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ObjectiveOptions:
-    eps: float
-    """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
-
-    time_power: float
-    """Density of training times: uniform numbers raised to this power. Above 1, more times have
-    little noise, which is what correction of texts needs; the paper uses 1."""
-
-    p_uniform_warmup: int
-    """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
-
-
 def parse_run(
     command: type[_T], words: Sequence[str], prog: str, description: str
 ) -> tuple[str, _T, RunConfig]:
@@ -80,21 +75,27 @@ def parse_run(
         print(f"\nRun `{prog} PRESET --help` for the options of a preset.")
         raise SystemExit(0)
     name, run = _named_run(words[0], prog)
-    run = _with_parallel(run, words)
-    parts = {
-        flag: part_options(flag, part.kind, chosen_name(flag, words) or part.name, part.options)
-        for flag, part in _parts_of(run).items()
+    parallel = {"ddp": DDP, "fsdp": FSDP}.get(chosen_name("parallel", words) or "")
+    if parallel not in (None, type(run.parallel)):  # so that its options can be given
+        run = replace(run, parallel=parallel())
+    chosen, objective = {"backbone": run.backbone}, run.objective
+    if isinstance(objective, Diffusion):
+        chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
+    components = {
+        flag: component_options(
+            flag, each.kind, chosen_name(flag, words) or each.name, each.options
+        )
+        for flag, each in chosen.items()
     }
-    settings = _settings(run, parts)
+    settings = _settings(run, components)
+    names = [
+        (f"{flag}_kind", name_option(each.kind, flag, _HELP[flag]), field(default=None))
+        for flag, each in chosen.items()
+    ]
+    all_settings = Annotated[type(settings), tyro.conf.arg(name="")]
     typed = make_dataclass(
         command.__name__,
-        [
-            *(
-                (f"{flag}_kind", name_option(*_name_help(flag)), field(default=None))
-                for flag in parts
-            ),
-            ("run", Annotated[type(settings), tyro.conf.arg(name="")], field(default=settings)),
-        ],
+        [*names, ("run", all_settings, field(default=settings))],
         bases=(command,),
         frozen=True,
         kw_only=True,
@@ -106,64 +107,30 @@ def parse_run(
         description=description,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.DisallowNone),
     )
-    return name, options, _changed(run, parts, cast(Any, options).run)
+    parsed = cast(Any, options).run
+    built = {flag: each.component(getattr(parsed, flag)) for flag, each in components.items()}
+    backbone = built.pop("backbone")
+    if isinstance(objective, Diffusion):
+        objective = replace(objective, **built, **asdict(parsed.objective))
+    values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
+    values["optim"] = _with_short_warmup(run, parsed)
+    return name, options, replace(run, backbone=backbone, objective=objective, **values)
 
 
-def _name_help(flag: str) -> tuple[str, str, str]:
-    kind, help = _CHOICES[flag]
-    return kind, flag, f"{help} None is the preset's."
-
-
-def _parts_of(run: RunConfig) -> dict[str, Any]:
-    if not isinstance(run.objective, Diffusion):
-        return {"backbone": run.backbone}
-    objective = run.objective
-    return {
-        "noise": objective.noise,
-        "weighting": objective.weighting,
-        "backbone": run.backbone,
-    }
-
-
-def _settings(run: RunConfig, parts: dict[str, PartOptions]) -> Any:
-    """Return the settings of a run as a dataclass that can be parsed."""
-    values: dict[str, Any] = {flag: options.default for flag, options in parts.items()}
+def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:
+    values: dict[str, Any] = {flag: options.default for flag, options in components.items()}
     if isinstance(run.objective, Diffusion):
-        objective = run.objective
-        values["objective"] = _ObjectiveOptions(
-            eps=objective.eps,
-            time_power=objective.time_power,
-            p_uniform_warmup=objective.p_uniform_warmup,
-        )
-    values |= {name: getattr(run, name) for name in ("data", "optim", "train", "lora", "parallel")}
+        hints, helps = get_type_hints(Diffusion), attribute_docstrings(Diffusion)
+        own = [
+            (name, Annotated[hints[name], tyro.conf.arg(help=text)], getattr(run.objective, name))
+            for name, text in helps.items()
+        ]
+        values["objective"] = make_dataclass("Objective", own, frozen=True)()
+    values |= {name: getattr(run, name) for name in _GROUPS}
     types: list[Any] = [(name, type(value), field(default=value)) for name, value in values.items()]
     source = Annotated[str | None, tyro.conf.arg(help=_INIT_FROM)]
     types.append(("init_from", source, field(default=run.init_from)))
     return make_dataclass("Run", types, frozen=True, kw_only=True)()
-
-
-def _changed(run: RunConfig, parts: dict[str, PartOptions], parsed: Any) -> RunConfig:
-    """Return the run with the settings that were parsed."""
-    chosen = {flag: options.part(getattr(parsed, flag)) for flag, options in parts.items()}
-    objective = run.objective
-    if isinstance(objective, Diffusion):
-        objective = Diffusion(
-            noise=chosen["noise"],
-            weighting=chosen["weighting"],
-            eps=parsed.objective.eps,
-            time_power=parsed.objective.time_power,
-            p_uniform_warmup=parsed.objective.p_uniform_warmup,
-        )
-    return RunConfig(
-        backbone=chosen["backbone"],
-        objective=objective,
-        data=parsed.data,
-        optim=_with_short_warmup(run, parsed),
-        train=parsed.train,
-        lora=parsed.lora,
-        init_from=parsed.init_from,
-        parallel=parsed.parallel,
-    )
 
 
 def _with_short_warmup(run: RunConfig, parsed: Any) -> OptimConfig:
@@ -175,7 +142,6 @@ def _with_short_warmup(run: RunConfig, parsed: Any) -> OptimConfig:
 
 
 def _named_run(name: str, prog: str) -> tuple[str, RunConfig]:
-    """Return the run of a preset or of a YAML file, and a name for its folder."""
     if name in PRESETS:
         return name, PRESETS[name]
     path = Path(name)
@@ -194,23 +160,15 @@ def _unknown_preset(name: str, prog: str) -> str:
         return f"the first argument must be a preset, got {name}: put options after it. {see}"
     if Path(name).exists():
         return (
-            f"the first argument must be a preset, got the path {name}. To resume a run, give its "
-            f"preset and its folder: `gidd train PRESET --out {name}`. To train on your own "
-            "files, give them as --data.sources. To start from the weights of a model, give it as "
-            f"--init-from. To repeat a run, give its run.yaml. {see}"
+            f"the first argument must be a preset, got the path {name}. To resume a run: `gidd "
+            f"train PRESET --out {name}`; your own files: --data.sources; weights of a model: "
+            f"--init-from; to repeat a run, give its run.yaml. {see}"
         )
     if Path(name).suffix in _YAML:
         return f"{name} does not exist. Check the path. {see}"
     near = difflib.get_close_matches(name, PRESETS, 3, 0.3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"there is no preset {name!r}.{hint} {see}"
-
-
-def _with_parallel(run: RunConfig, words: Sequence[str]) -> RunConfig:
-    """Return the run with the class that `--parallel` names, so that its options can be given."""
-    kinds: dict[str, type[DDP] | type[FSDP]] = {"ddp": DDP, "fsdp": FSDP}
-    kind = kinds.get(chosen_name("parallel", words) or "")
-    return run if kind in (None, type(run.parallel)) else replace(run, parallel=kind())
 
 
 def run_summary(run: RunConfig) -> str:
@@ -225,7 +183,5 @@ def run_summary(run: RunConfig) -> str:
 
 
 def _with_unit(number: float) -> str:
-    """Return a large number in three digits."""
-    sizes = {"T": 1e12, "B": 1e9, "M": 1e6}
-    unit = next((unit for unit, size in sizes.items() if number >= size), "M")
-    return f"{number / sizes[unit]:.3g}{unit}"
+    size, unit = next((p for p in ((1e12, "T"), (1e9, "B")) if number >= p[0]), (1e6, "M"))
+    return f"{number / size:.3g}{unit}"

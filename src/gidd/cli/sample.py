@@ -4,8 +4,8 @@ Examples:
   gidd sample models/nano
   gidd sample models/nano --prompt "My fellow citizens" --num-samples 4 --steps 64 --temperature 0.8
   gidd sample models/nano --live
-  gidd sample models/nano --block-length 16
-  gidd sample models/nano --html sample.html --correction.calls 64
+  gidd sample models/nano --block-length 16 --max-tokens 200 --stop "." "?"
+  gidd sample models/nano --html sample.html --self-correction.forward-passes 64
   gidd sample models/nano --num-samples 100 --jsonl > samples.jsonl
   gidd sample models/nano --num-samples 100000 --out samples/nano
   gidd sample models/nano --num-samples 100000 --out samples/nano --executor ray --ray.num-gpus 1
@@ -17,18 +17,18 @@ On a Ray cluster all machines must see the model and --out under the same paths.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from gidd.cli.messages import print_message
-from gidd.cli.model_options import TextCommandOptions, parse_options
+from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import print_text, show_samples, write_stdout
-from gidd.cli.progress import show_counts
 from gidd.common.actors import ActorOptions
-from gidd.common.allowed import field_problems, integer, optional
+from gidd.common.config.allowed import field_problems, integer, optional
+from gidd.common.messages import print_message, show_counts
+from gidd.pipeline.options import STOP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,12 @@ class SampleOptions(TextCommandOptions):
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
 
+    max_tokens: Annotated[int | None, tyro.conf.DisallowNone] = None
+    """Number of new tokens, in place of --length."""
+
+    stop: tuple[str, ...] = ()
+    """Texts: a sample ends before the first of them that is generated."""
+
     out: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """Folder to write many samples to, as JSONL files; resumes if it exists."""
 
@@ -53,7 +59,7 @@ class SampleOptions(TextCommandOptions):
     samples_per_file: int = 64
     """With --out: samples per file; an interruption loses the unfinished files only."""
 
-    rows_per_call: Annotated[int | None, tyro.conf.DisallowNone] = None
+    batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
     """With --out: batch size of a forward pass; None is 1 on a CPU, 16 on other devices. Samples
     are identical only for equal values."""
 
@@ -77,11 +83,17 @@ class SampleOptions(TextCommandOptions):
             yield "block_length must be omitted with --suffix: a block does not see what follows."
         if self.sampling.block_length is not None and (self.output.html or self.output.live):
             yield "block_length must be omitted with --html and --live, which show all tokens."
+        if self.length is not None and self.max_tokens is not None:
+            yield "max_tokens must be omitted with --length, which includes the prompt."
+        if self.stop and self.suffix:
+            yield "stop must be omitted with --suffix, which ends the text."
         yield from field_problems(
             self,
             length=optional(integer(1)),
+            max_tokens=optional(integer(1)),
+            stop=STOP,
             samples_per_file=integer(1, 65_536),
-            rows_per_call=optional(integer(1)),
+            batch_size=optional(integer(1)),
             threads=integer(1, 1024),
         )
         yield from self.ray.problems("ray.")
@@ -90,11 +102,14 @@ class SampleOptions(TextCommandOptions):
             yield "executor ray needs --out FOLDER to write the samples to."
         if self.out is not None and (output.live or output.html or output.jsonl):
             yield "out writes files: omit --live, --html and --jsonl."
+        if self.out is not None and (self.stop or self.max_tokens is not None):
+            yield "out writes whole samples: omit --stop, and use --length for --max-tokens."
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, show."""
-    options = parse_options(SampleOptions, "gidd sample", __doc__, arguments)
+    options = parse_checked(SampleOptions, "gidd sample", __doc__, arguments)
+    options.output.check()
     if options.out is not None:
         _sample_to_folder(options, options.out)
         return
@@ -103,6 +118,8 @@ def main(arguments: Sequence[str]) -> None:
         for piece in pipe.stream(
             prompt=options.prompt,
             length=options.length,
+            max_tokens=options.max_tokens,
+            stop=options.stop,
             seed=options.seed,
             sample_index=options.start_index,
             options=options.sampling,
@@ -110,11 +127,13 @@ def main(arguments: Sequence[str]) -> None:
             write_stdout(piece)
         print_text("")
         return
-    with options.progress("sampling", pipe) as on_step:
+    with show_steps("sampling", pipe, options.num_samples, live=options.output.live) as on_step:
         generations = pipe.generate(
             prompt=options.prompt,
             suffix=options.suffix,
             length=options.length,
+            max_tokens=options.max_tokens,
+            stop=options.stop,
             on_step=on_step,
             **options.settings,
         )
@@ -125,22 +144,9 @@ def main(arguments: Sequence[str]) -> None:
 def _sample_to_folder(options: SampleOptions, out: Path) -> None:
     from gidd.runs.bulk import BulkJob, sample_to_folder
 
-    job = BulkJob(
-        model=options.model,
-        num_samples=options.num_samples,
-        seed=options.seed,
-        start_index=options.start_index,
-        prompt=options.prompt,
-        suffix=options.suffix,
-        length=options.length,
-        sampling=options.sampling,
-        tokenizer=options.runtime.tokenizer,
-        device=options.runtime.device,
-        precision=options.runtime.precision,
-        rows_per_call=options.rows_per_call,
-        block_size=options.samples_per_file,
-        threads=options.threads,
-    )
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    values |= asdict(options.runtime) | {"block_size": options.samples_per_file}
+    job = BulkJob(**{field.name: values[field.name] for field in fields(BulkJob)})
     actors = options.ray if options.executor == "ray" else None
     has_begun = False
     with show_counts("sampling") as report:

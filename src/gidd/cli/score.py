@@ -10,6 +10,7 @@ Examples:
   gidd score models/nano letter.txt speech.txt
   gidd score models/nano letter.txt --max-se 0.01  # nats per token
   gidd score models/nano --text "We hold these truths to be self-evident." --jsonl
+  gidd score models/nano --text " 5" --prompt "2 + 3 ="  # -log p(text | prompt)
   gidd score models/nano - < letter.txt
 """
 
@@ -24,16 +25,14 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from gidd.cli.console import CliConsole, plain
 from gidd.cli.corrections import read_texts
 from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
-from gidd.cli.output import print_json
-from gidd.cli.progress import show_counts
+from gidd.cli.output import CliConsole, plain, print_json
+from gidd.common.messages import show_counts
 from gidd.common.terminal import printable
 from gidd.pipeline.options import LikelihoodOptions
 
 if TYPE_CHECKING:
-    from gidd.pipeline import Pipeline
     from gidd.pipeline.results import Scores
 
 _STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
@@ -41,6 +40,12 @@ _STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
 
 _COLUMNS = ("NELBO", "per token", "perplexity", "bits per byte", "error rate")
 """Numbers in the table of several texts."""
+
+_FIELDS = (
+    *("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior"),
+    *("noise_level", "forward_passes", "manifest"),
+)
+"""Fields of the JSON output."""
 
 _NUMBERS_WIDTH = 170
 """Characters of a line besides the name of a file."""
@@ -58,6 +63,9 @@ class ScoreCommand:
 
     text: Annotated[str | None, tyro.conf.DisallowNone] = None
     """The text itself, instead of a file."""
+
+    prompt: str = ""
+    """A condition: likelihoods are of each text given this prompt."""
 
     likelihood: Flat[LikelihoodOptions] = field(
         default_factory=lambda: LikelihoodOptions(nodes=8, repeats=6)
@@ -80,22 +88,21 @@ def main(arguments: Sequence[str]) -> None:
     pipe = options.runtime.load(options.model)
     for source in sources:
         pipe.encode(source.text, source.name)  # an error names the file
-    with show_counts("scoring") as on_calls:
+    with show_counts("scoring") as on_forward_passes:
         texts = [source.text for source in sources]
-        scores = pipe.score(texts, options=options.likelihood, on_calls=on_calls)
-    _show(options, pipe, [source.name for source in sources], scores)
-
-
-def _show(
-    options: ScoreCommand, pipe: Pipeline, names: Sequence[str], scores: Sequence[Scores]
-) -> None:
+        scores = pipe.score(
+            texts,
+            prompt=options.prompt,
+            options=options.likelihood,
+            on_forward_passes=on_forward_passes,
+        )
+    names = [source.name for source in sources]
     if options.jsonl:
         for name, score in zip(names, scores, strict=True):
-            keys = "text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction"
-            values = {key: getattr(score, key) for key in (*keys, "prior")}
-            noise = None if score.noise_level is None else score.noise_level._asdict()
-            ended = {"noise_level": noise, "calls": score.calls, "manifest": score.manifest}
-            print_json(file=name, **values, **ended)
+            values = {key: getattr(score, key) for key in _FIELDS}
+            if score.noise_level is not None:
+                values["noise_level"] = score.noise_level._asdict()
+            print_json(file=name, **values)
         return
     console = CliConsole(highlight=False)
     if len(scores) > 1:
@@ -113,7 +120,6 @@ def _show(
 
 
 def _coloured(texts: Sequence[str], confidence: Sequence[float]) -> Text:
-    """Return a text whose unlikely tokens have a style."""
     shown = Text()
     for text, probability in zip(texts, confidence, strict=True):
         style = next((style for limit, style in _STYLES if probability < limit), "")
@@ -122,7 +128,6 @@ def _coloured(texts: Sequence[str], confidence: Sequence[float]) -> Text:
 
 
 def _lines(score: Scores) -> dict[str, str]:
-    """Return the numbers of a text by their labels."""
     nelbo, error, tokens = score.nelbo, score.standard_error, len(score.tokens)
     perplexity = score.perplexity
     per_byte = len(score.text.encode()) * math.log(2)
@@ -135,7 +140,7 @@ def _lines(score: Scores) -> dict[str, str]:
         **({} if noise is None else {"error rate": f"{noise}, estimated"}),
         "reconstruction": f"{score.reconstruction:.4f} nats of the NELBO",
         "prior": f"{score.prior:.4f} nats of the NELBO",
-        "forward passes": f"{score.calls:,}",
+        "forward passes": f"{score.forward_passes:,}",
     }
 
 

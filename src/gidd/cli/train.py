@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gidd.cli.console import CliConsole, plain
-from gidd.cli.output import print_text
+from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.run_options import RunCommand, parse_run
-from gidd.common.codec import to_plain, to_yaml
+from gidd.common.config.codec import to_plain, to_yaml
 
 if TYPE_CHECKING:
     from gidd.runs.fit import Trackers
@@ -90,7 +89,6 @@ def _trackers(options: TrainOptions, run: RunConfig, out: Path, start: int) -> T
 
 
 def _print_settings(run: RunConfig, out: Path) -> None:
-    """Print the size of the model and every setting."""
     from rich.table import Table
 
     from gidd.models.networks import blocks_of
@@ -105,16 +103,17 @@ def _print_settings(run: RunConfig, out: Path) -> None:
     blocks = sum(p.numel() for block in blocks_of(objective.network) for p in block.parameters())
     total = sum(p.numel() for p in objective.parameters())
     train, length = run.train, run.data.length
-    table = Table(show_header=False, box=None)
-    for label, value in (
-        ("folder", str(out)),
-        ("parameters", f"{total:,}, of which {blocks:,} in blocks"),
-        ("vocabulary size", f"{vocab_size:,}"),
-        ("weights, gradients, Adam", f"{16 * total / 2**30:.2f} GiB over all ranks"),
-        ("tokens per step", f"{train.global_batch * length:,} ({train.global_batch} x {length})"),
-        ("tokens in total", f"{train.steps * train.global_batch * length:,}"),
-    ):
+    tokens = train.global_batch * length
+    rows = {
+        "folder": str(out),
+        "parameters": f"{total:,}, of which {blocks:,} in blocks",
+        "vocabulary size": f"{vocab_size:,}",
+        "weights, gradients, Adam": f"{16 * total / 2**30:.2f} GiB over all ranks",
+        "tokens per step": f"{tokens:,} ({train.global_batch} x {length})",
+        "tokens in total": f"{train.steps * tokens:,}",
+    }
+    table, console = Table(show_header=False, box=None), CliConsole()
+    for label, value in rows.items():
         table.add_row(label, plain(value))
-    console = CliConsole()
     console.print(table)
     console.print(plain(to_yaml(run)))

@@ -1,11 +1,4 @@
-"""Work on many actors of a Ray cluster, on one machine or many.
-
-    for position, result in map_on_ray(Worker, ("models/nano",), items, ActorOptions(num_actors=8)):
-        ...
-
-`Worker("models/nano")` runs once per actor and loads what is expensive; calling it with an item
-returns the result. Items and results are plain data: what JSON can hold.
-"""
+"""Work on many actors of a Ray cluster, on one machine or many."""
 
 from __future__ import annotations
 
@@ -15,11 +8,12 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any, final
 
 from gidd import errors
-from gidd.common.allowed import field_problems, integer, number, optional
+from gidd.common.config.allowed import field_problems, integer, number, optional
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 
@@ -64,8 +58,8 @@ class ActorOptions:
             found = ", ".join(f"{resources.get(name, 0):g} {name}s" for name in needed)
             raise ConfigError(
                 f"ray.num_cpus {self.num_cpus:g} and ray.num_gpus {self.num_gpus:g} per actor must "
-                f"be available on the Ray cluster, which has {found}. Reduce them, or set "
-                "ray.num_actors on a cluster that adds machines on demand."
+                f"be available on the Ray cluster, which has {found}, unless it grows on demand: "
+                "set ray.num_actors."
             )
         return self.num_actors or fit
 
@@ -84,8 +78,8 @@ def ray_session(address: str | None) -> Generator[ModuleType]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise ConfigError(
-            f"ray.address must be that of a running Ray cluster, got {address!r}: {error} Start "
-            "one with `ray start --head`, or omit the address to start Ray on this machine."
+            f"ray.address must be the address of a running Ray cluster, got {address!r}: {error} "
+            "Omit it to start Ray on this machine."
         ) from error
     try:
         yield ray
@@ -101,15 +95,9 @@ def map_on_ray(
 ) -> Generator[tuple[int, Any]]:
     """Yield the position and the result of each item, in the order in which actors finish them.
 
-    Args:
-        worker: Makes a function of an item, once per actor; defined at the top level of a module
-            that all machines can import.
-        arguments: Its arguments. Files they name must have the same path on all machines.
-        items: Plain data. An item is computed again if its actor dies, so the result must not
-            depend on the actor, and what is written must be written atomically.
-        options: Address of the cluster and resources of an actor.
-
-    A `GiddError` of an actor is raised here with its message.
+    `worker(*arguments)`, of the top level of a module, makes a function of an item once per actor.
+    Items and results are what JSON can hold. An item is computed again if its actor dies, so the
+    result must not depend on the actor. A `GiddError` of an actor is raised here.
     """
     if not items:
         return
@@ -144,25 +132,14 @@ class _Actor:
     def __init__(
         self, worker: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]
     ) -> None:
-        self._worker: Callable[[Any], Any] | None = None
-        self._failure: GiddError | None = None
-        try:
-            self._worker = worker(*arguments)
-        except GiddError as error:
-            self._failure = error
+        self._make: Callable[[], Callable[[Any], Any]] = cache(lambda: worker(*arguments))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         (item,) = batch["item"]
         try:
-            if self._worker is None:
-                raise self._failure or ConfigError("the worker was not made.")
-            result, error = json.dumps(self._worker(json.loads(item))), ""
+            result, error = json.dumps(self._make()(json.loads(item))), ""
         except (GiddError, OSError) as failure:
-            result, error = str(failure), _public_name(failure)
+            names = (kind.__name__ for kind in type(failure).__mro__)
+            error = next((name for name in names if hasattr(errors, name)), DataError.__name__)
+            result = str(failure)
         return {"position": list(batch["position"]), "result": [result], "error": [error]}
-
-
-def _public_name(error: GiddError | OSError) -> str:
-    """Return the name of the class in `gidd.errors` to raise: that of the error, if it has one."""
-    names = (kind.__name__ for kind in type(error).__mro__)
-    return next((name for name in names if hasattr(errors, name)), DataError.__name__)

@@ -26,10 +26,10 @@ from gidd.errors import ConfigError, GiddError
 TEMPORARY = ".tmp"
 """Suffix of temporary files; a file with this suffix may be deleted."""
 
-_REASON = 300
-"""Characters of another library's message that are shown."""
-
-
+_KINDS = {
+    **{"-": "regular file", "d": "folder", "p": "named pipe"},
+    **{"s": "socket", "c": "character device", "b": "block device"},
+}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write to a full disk, which do not name the file."""
 
@@ -38,18 +38,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def atomic_path(path: Path, mode: int = 0o666) -> Generator[Path]:
     """Yield a temporary file in the folder of `path`, renamed to `path` if the block succeeds.
 
-    After a crash at any time, `path` holds all of the old bytes or all of the new ones. The name
-    is random, so that two machines that share a folder do not write to the same file. The file is
-    empty, has `mode` minus the umask, and is locked until it is renamed.
+    After a crash at any time, `path` holds all of the old bytes or all of the new ones. The file
+    has a random name, because machines share folders, and `mode` minus the umask; it is locked.
     """
     try:
         temporary, file = _create_temporary(path, mode)
         with closing(file):
             try:
                 yield temporary
-                _fsync(temporary)
+                fsync(temporary)
                 temporary.replace(path)
-                fsync_directory(path.parent)
+                fsync(path.parent)
             finally:
                 temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -81,12 +80,8 @@ def atomic_write(path: Path) -> Generator[BinaryIO]:
         yield file
 
 
-def fsync_directory(folder: Path) -> None:
-    """Flush the entries of a folder (names of its files) to disk."""
-    _fsync(folder)
-
-
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file, or the names of the files of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,10 +93,8 @@ def _fsync(path: Path) -> None:
 def file_lock(path: Path, busy: GiddError) -> Generator[None]:
     """Hold an exclusive lock on a file while the block runs.
 
-    The operating system releases the lock when the process ends. It needs a file open for writing,
-    since network file systems cannot lock a folder. The file is not deleted afterwards: otherwise
-    two processes could each lock a different file of that name. `path` is created if missing, in an
-    existing folder; `busy` is raised if another process holds the lock.
+    `busy` is raised if another process holds it. `path` is not deleted afterwards: two processes
+    could each lock a different file of that name.
     """
     with path.open("a") as file:
         try:
@@ -169,10 +162,7 @@ def write_json(path: Path, value: object, limit: Limit = RECORD_BYTES) -> None:
         text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         data = text.encode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: only finite numbers, strings, lists and dictionaries can be saved as JSON "
-            f"({error}). Convert the other values."
-        ) from error
+        raise ConfigError(f"{path}: a value cannot be saved as JSON ({error}).") from error
     limit.require(len(data), str(path), ConfigError)
     JSON_VALUES.require(_most_values(data), str(path), ConfigError)
     write_text(path, text)
@@ -213,19 +203,10 @@ def file_kind(path: Path) -> str:
         mode = path.stat().st_mode
     except OSError as error:
         return "broken symbolic link" if path.is_symlink() else error.strerror or "missing file"
-    kinds = {
-        stat.S_IFREG: "regular file",
-        stat.S_IFDIR: "folder",
-        stat.S_IFIFO: "named pipe",
-        stat.S_IFSOCK: "socket",
-        stat.S_IFCHR: "character device",
-        stat.S_IFBLK: "block device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "special file")
+    return _KINDS.get(stat.filemode(mode)[0], "special file")
 
 
 def _most_values(data: bytes) -> int:
-    """Return an upper bound on the number of values in JSON data."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
@@ -258,16 +239,14 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def explain_damage(what: str, remedy: str, error: type[GiddError]) -> Generator[None]:
     """Raise `error` for any exception of the block, because a damaged file can cause any.
 
-    The last line of defence around parsers of untrusted files: what is known to go wrong is checked
-    explicitly, with a better message. Compiled libraries raise exceptions of any kind, also
-    subclasses of `BaseException` (a panic in Rust).
+    Compiled libraries also raise subclasses of `BaseException` (a panic in Rust).
     """
     try:
         yield
     except (GiddError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as reason:
-        shown = " ".join(str(reason).split())[:_REASON]
+        shown = " ".join(str(reason).split())[:300]
         raise error(
             f"{what} is damaged or invalid: {type(reason).__name__}: {shown}. {remedy}"
         ) from reason

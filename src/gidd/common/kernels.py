@@ -1,7 +1,6 @@
-"""Operators of torch that have a kernel for GPUs beside their definition.
+"""Operators of torch that have a kernel for GPUs beside their definition in plain torch.
 
-A kernel is one launch in a profile and one step of a trace. Its definition in plain torch runs on
-every other device, so that the same code can be counted and tested without a GPU.
+A kernel is one launch in a profile and one step of a trace.
 """
 
 from __future__ import annotations
@@ -21,13 +20,9 @@ def define_kernel(
     launch: Callable[..., Any],
     shapes: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Define the operator `gidd::<name>`, and return it.
+    """Define the operator `gidd::<name>` of a schema such as `twice(Tensor x) -> Tensor`.
 
-    Args:
-        schema: Name and arguments, as in torch: `twice(Tensor x) -> Tensor`.
-        definition: Computes it with torch operators, on tensors of the CPU.
-        launch: Computes it with a kernel, on tensors of CUDA.
-        shapes: Returns empty tensors of the right shapes, for tensors without data.
+    `definition` computes it on the CPU, `launch` on CUDA; `shapes` returns empty tensors.
     """
     name = _LIBRARY.define(schema)
     _LIBRARY.impl(name, definition, "CPU")

@@ -13,10 +13,8 @@ from types import ModuleType
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` (PEP 562) of the package with this `__name__`.
 
-    The exports are the imports of the package's `if TYPE_CHECKING:` block: they are written once,
-    for type checkers and for Python. `import package` executes none of them; `package.name`
-    executes the one that defines `name`. `__all__` is set to the exported names. An export wins
-    over a module of the package with the same name.
+    The exports are the imports of its `if TYPE_CHECKING:` block, executed on the first use of a
+    name. `__all__` is set to them. An export wins over a module of the package with the same name.
     """
     module = sys.modules[package]
     exports = {

@@ -1,8 +1,4 @@
-"""Limits on what is read from files and networks; an environment variable raises three of them.
-
-A size is compared with its limit before anything is parsed, so that a hostile file cannot exhaust
-memory.
-"""
+"""Limits on sizes, compared before a file is parsed, so that none can exhaust memory."""
 
 from __future__ import annotations
 
@@ -60,10 +56,7 @@ RECORD_BYTES = Limit(1 << 24)
 """Of a JSON record: gidd.json, config.json, ..."""
 
 MANIFEST_BYTES = Limit(1 << 28)
-"""Of a JSON file with an entry per file or tensor: the manifests of data and of checkpoints."""
-
-RESULT_BYTES = Limit(1 << 28)
-"""Of a JSON file with the result of an evaluation, which may have a row per document."""
+"""Of a JSON file with an entry per file, tensor or document: manifests and results."""
 
 TOKENIZER_BYTES = Limit(1 << 26)
 """Of tokenizer.json."""

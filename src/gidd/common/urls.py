@@ -1,12 +1,7 @@
 """URLs and their secrets: user, password and query, which are used but never shown or recorded.
 
-A user may write a secret as a reference, `${NAME}` to an environment variable or
-`${/path/of/a/file}` to a file, so that neither the process list nor the shell history contains it:
-
-    'https://${NAME}:${~/password}@example.org/pages.jsonl?signature=${SIGNATURE}'
-
-A secret in the path of a URL cannot be recognised. This module imports little: configurations and
-the command line use it before anything else.
+A secret may be a reference, `${NAME}` to an environment variable or `${/path/of/a/file}`, so that
+neither the process list nor the shell history contains it. One in the path is not recognised.
 """
 
 from __future__ import annotations
@@ -39,14 +34,9 @@ _SECRET = Limit(1 << 16)
 
 class _Url(NamedTuple):
     scheme: str
-    credentials: str
-    """User and password."""
-
-    place: str
-    """Host and path."""
-
-    query: str
-    """Query and fragment, with "?" or "#"."""
+    credentials: str  # user and password
+    place: str  # host and path
+    query: str  # query and fragment, with "?" or "#"
 
 
 def is_url(name: str) -> bool:
@@ -95,8 +85,7 @@ def expand_secrets(url: str) -> str:
         if part.place == _HIDDEN:
             raise ConfigError(
                 f"{without_credentials(url)}: user and password cannot be told from the host. "
-                "A URL must be SCHEME://USER:PASSWORD@HOST:PORT/PATH; write / as %2F, ? as %3F, "
-                "# as %23, @ as %40 and : as %3A in user and password."
+                "Percent-encode / ? # @ and : in them, e.g. / as %2F."
             )
         at = "@" if part.credentials else ""
         credentials, query = _expand(part.credentials, "/?#@"), _expand(part.query, "#")
@@ -155,8 +144,8 @@ def _expand(text: str, forbidden: str) -> str:
         secret = _secret(found[1])
         if wrong := re.findall(rf"[{forbidden}\s\x00-\x1f]", secret):
             raise ConfigError(
-                f"{found[0]} in a URL has a value with {wrong[0]!r}, which must be written as "
-                f"%{ord(wrong[0]):02X} there. Values are inserted as they are: percent-encode it."
+                f"{found[0]} in a URL has a value with {wrong[0]!r}: percent-encode it as "
+                f"%{ord(wrong[0]):02X}."
             )
         return secret
 
@@ -164,15 +153,14 @@ def _expand(text: str, forbidden: str) -> str:
 
 
 def _secret(name: str) -> str:
-    """Return the value of a reference."""
     if re.fullmatch(r"[A-Za-z_]\w*", name):
         if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is not set; a URL refers to it.")
         return os.environ[name]
     if not name.startswith(("/", "~/")):
         raise ConfigError(
-            f"${{{name}}} in a URL must name an environment variable, ${{NAME}}, or a file by its "
-            "absolute path, ${/path} or ${~/path}."
+            f"${{{name}}} in a URL must be an environment variable, ${{NAME}}, or the absolute "
+            "path of a file, ${/path} or ${~/path}."
         )
     path = Path(name).expanduser()
     try:

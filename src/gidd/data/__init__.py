@@ -8,21 +8,16 @@ This module imports neither torch nor optional packages, because every worker pr
 preparation imports it. `gidd.data.loading` imports torch.
 """
 
-from gidd.data.corpora import CORPORA, Corpus
-from gidd.data.manifest import DataManifest, ShardRecord, Split, verify
-from gidd.data.preparation import prepare
-from gidd.data.tokenizers import Tokenizer, gpt2, tokenizer_by_name, train_tokenizer
-
-__all__ = [
-    "CORPORA",
-    "Corpus",
-    "DataManifest",
-    "ShardRecord",
-    "Split",
-    "Tokenizer",
-    "gpt2",
-    "prepare",
-    "tokenizer_by_name",
-    "train_tokenizer",
-    "verify",
-]
+from gidd.data.corpora import CORPORA as CORPORA, Corpus as Corpus
+from gidd.data.manifest import (
+    DataManifest as DataManifest,
+    ShardRecord as ShardRecord,
+    Split as Split,
+    verify as verify,
+)
+from gidd.data.preparation import prepare as prepare
+from gidd.data.tokenizers import (
+    Tokenizer as Tokenizer,
+    gpt2 as gpt2,
+    train_tokenizer as train_tokenizer,
+)

@@ -16,8 +16,8 @@ from gidd.errors import ConfigError, DataError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-ReportProgress = Callable[[int, int], None]
-"""Called after every batch with the number of its documents and tokens."""
+ReportProgress = Callable[[int], None]
+"""Called after every batch with the number of its documents."""
 
 _shared: dict[str, Any] = {}
 """In a worker process: values shared with the parent."""
@@ -38,16 +38,16 @@ def run_tasks(
     if workers == 1 or len(items) <= 1:
         return [function(item, report) for item in items]
     context = multiprocessing.get_context("spawn")  # fork is not safe with threads
-    counts, stop = context.Array("q", 2), context.Value("b")  # documents and tokens
+    count, stop = context.Value("q"), context.Value("b")
     threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, context, _start_worker, (counts, stop, threads)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (count, stop, threads)) as pool:
         futures = [pool.submit(function, item, _report) for item in items]
-        pending, seen = set(futures), [0, 0]
+        pending, seen = set(futures), 0
         try:
             while pending:
                 done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                now = counts[:]
-                report(now[0] - seen[0], now[1] - seen[1])
+                now = count.value
+                report(now - seen)
                 seen = now
                 for future in done:
                     future.result()
@@ -62,18 +62,17 @@ def run_tasks(
         return [future.result() for future in futures]
 
 
-def _start_worker(counts: Any, stop: Any, threads: int) -> None:
+def _start_worker(count: Any, stop: Any, threads: int) -> None:
     follow_parent()
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
-    _shared.update(counts=counts, stop=stop)
+    _shared.update(count=count, stop=stop)
 
 
-def _report(documents: int, tokens: int) -> None:
+def _report(documents: int) -> None:
     if _shared["stop"].value:
         raise InterruptedError("the preparation was stopped")
-    counts = _shared["counts"]
-    with counts.get_lock():
-        counts[:] = [counts[0] + documents, counts[1] + tokens]
+    with _shared["count"].get_lock():
+        _shared["count"].value += documents
 
 
 def follow_parent(*_worker: object) -> None:

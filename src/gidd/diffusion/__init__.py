@@ -54,9 +54,9 @@ if TYPE_CHECKING:
         uniform_noise as uniform_noise,
     )
     from gidd.diffusion.times import (
-        even_mesh as even_mesh,
-        sine_mesh as sine_mesh,
+        even_times as even_times,
         sine_midpoints as sine_midpoints,
+        sine_times as sine_times,
         stratified_times as stratified_times,
     )
     from gidd.diffusion.weighting import (

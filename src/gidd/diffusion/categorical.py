@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,38 +44,20 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
     return token.clamp_max(p.shape[-1] - 1)  # of a row of NaN any token, but never an invalid one
 
 
-class FlatRows(NamedTuple):
-    """Rows (keep, other, ..., other, mask, other, ...) of size 1 + V, in three numbers each."""
-
-    size: int
-    """V."""
-
-    mask_id: int | None
-    """Entry 1 + mask_id is `mask`; None: there is none."""
-
-    keep: Float[Tensor, " B"]
-    mask: Float[Tensor, " B"]
-    other: Float[Tensor, " B"] | None
-    """None is 0."""
-
-    def entries(self) -> Int[Tensor, "B 3"]:
-        """Return keep, mask and other in fixed point."""
-        other = torch.zeros_like(self.keep) if self.other is None else self.other
-        return _fixed(torch.stack([self.keep, self.mask, other], 1))
+def flat_entries(keep: Tensor, mask: Tensor, other: Tensor | None) -> Int[Tensor, "B 3"]:
+    """Return the three different entries of rows for `draw_flat`, [B] each; None is 0."""
+    other = torch.zeros_like(keep) if other is None else other
+    return _fixed(torch.stack([keep, mask, other], 1))
 
 
-def draw_flat(rows: FlatRows, u: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
-    """Draw from rows of three different entries: `draw`, bit for bit, without the rows.
-
-    Their running totals are A, A + f, A + 2f, ..., so the token is found by a division.
-    """
-    return draw_entries(rows.entries(), rows.size, rows.mask_id, u)
-
-
-def draw_entries(
+def draw_flat(
     entries: Int[Tensor, "B 3"], size: int, mask_id: int | None, u: Int[Tensor, "B K"]
 ) -> Int[Tensor, "B K"]:
-    """`draw_flat` from `FlatRows.entries`."""
+    """Draw from rows (keep, other, ..., other, mask, other, ...) of size 1 + V, without the rows.
+
+    It is `draw`, bit for bit. Entry 1 + mask_id is `mask`. Running totals of the others are A,
+    A + f, A + 2f, ..., so the token is found by a division.
+    """
     draw_from = _draw_flat_kernel if has_kernels(u) else _draw_flat
     return draw_from(entries, -1 if mask_id is None else mask_id, size, u)
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gidd.diffusion.categorical import at
 from gidd.diffusion.process import inflow_at, marginal, marginal_at, posterior
-from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.schedule import TINY, Distributions, MixingSchedule, Sequences, Times
 from gidd.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 
 class ElboTerms(NamedTuple):
@@ -42,11 +42,7 @@ class ElboTerms(NamedTuple):
 
 
 def elbo_terms(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, x: Sequences, z: Sequences, x_theta: Distributions
 ) -> ElboTerms:
     """Return the terms of Eq. 14 separately, so that a `Weighting` can replace the weight.
 
@@ -60,7 +56,7 @@ def elbo_terms(
 
 
 def elbo_weight(
-    schedule: MixingSchedule, t: Float[Tensor, " B"], x: Int[Tensor, "B L"], z: Int[Tensor, "B L"]
+    schedule: MixingSchedule, t: Times, x: Sequences, z: Sequences
 ) -> Float[Tensor, "B L"]:
     """w_t(z_t, x) = inflow(z_t) / q_t(z_t | x) (Eq. 13); 0 where q_t(z_t | x) = 0."""
     q_z = marginal_at(schedule, t, z, (z == x).to(t.dtype))
@@ -68,10 +64,7 @@ def elbo_weight(
 
 
 def full_itakura_saito(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, x: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L"]:
     """Sum of D_IS over the vocabulary, a looser bound than D_IS at z_t alone (Remark H.6).
 
@@ -84,11 +77,7 @@ def full_itakura_saito(
 
 
 def reconstruction(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, x: Sequences, z: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L"]:
     """-log p_theta(z_0 = x | z_t): the cost of the last step, from t = eps to 0 (C in Eq. 15).
 
@@ -100,10 +89,7 @@ def reconstruction(
 
 
 def prior_kl(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, x: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L"]:
     """KL of the first step, from z_1 ~ p_1 to t = 1 - eps: the cost above the integral's range.
 
@@ -114,16 +100,11 @@ def prior_kl(
 
 
 def step_kl(
-    schedule: MixingSchedule,
-    s: Float[Tensor, " B"],
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, s: Times, t: Times, x: Sequences, z: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L"]:
     """D_KL(q(z_s | z_t, x) || p_theta(z_s | z_t)): one step of the discrete-time bound (App. H.5).
 
-    Summed over a mesh from 1 to 0 it is the complete bound; divided by t - s it tends to
+    Summed over times from 1 to 0 it is the complete bound; divided by t - s it tends to
     `weight * divergence` as s -> t.
     """
     clean = F.one_hot(x, schedule.vocab.size).to(t.dtype)
@@ -133,11 +114,7 @@ def step_kl(
 
 
 def mdm_loss(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, x: Sequences, z: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L"]:
     """The masked-diffusion loss: -alpha'/(1 - alpha) times cross-entropy on masks (Eq. 2)."""
     mask_id = schedule.vocab.mask_id
@@ -151,7 +128,7 @@ def mdm_loss(
     return -weight[:, None] * (z == mask_id) * _log(at(x_theta, x))
 
 
-def ar_nll(logits: Float[Tensor, "B L V"], x: Int[Tensor, "B L"]) -> Float[Tensor, "B L-1"]:
+def ar_nll(logits: Float[Tensor, "B L V"], x: Sequences) -> Float[Tensor, "B L-1"]:
     """-log p(x_i | x_<i) of an autoregressive model, for every token but the first.
 
     Entry i is the loss of the label x[:, i + 1]: average with `valid[:, 1:]`, not `valid[:, :-1]`.

@@ -7,13 +7,13 @@ for the t at which a visible token is wrong with probability r.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -26,36 +26,26 @@ _SEARCH_ENTRIES = 1 << 16
 """Entries of a [B, V] tensor of the search: one operation takes microseconds."""
 
 
-class VisibleNoise(NamedTuple):
-    """q_t(z | x, z is not the mask) = keep 1[z = x] + noise(z)."""
-
-    keep: Float[Tensor, " B"]
-
-    noise: Float[Tensor, "B V"]
-    """0 on the mask; sums to 1 - keep."""
-
-
 def visible_noise(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    error_rate: Float[Tensor, " B"] | float | None = None,
-) -> VisibleNoise:
-    """Return the noise of visible tokens at time t.
+    schedule: MixingSchedule, t: Times, error_rate: Float[Tensor, " B"] | float | None = None
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B V"]]:
+    """Return keep and noise of q_t(z | x, z is not the mask) = keep 1[z = x] + noise(z).
 
+    The noise is 0 on the mask and sums to 1 - keep.
     With `error_rate`, wrong tokens are distributed as at time t but make up this fraction of all
     tokens: for texts with less noise than at the smallest time a network was trained with.
     """
     alpha, noise, total = _visible_masses(schedule, t)
     if error_rate is None:
         visible = (alpha + total).clamp_min(TINY)
-        return VisibleNoise(alpha / visible, noise / visible[:, None])
+        return alpha / visible, noise / visible[:, None]
     num_tokens = schedule.vocab.num_data_tokens
     redrawn = torch.as_tensor(error_rate).to(total) * num_tokens / (num_tokens - 1)
     redrawn = redrawn.clamp(0, 1).expand_as(total)
-    return VisibleNoise(1 - redrawn, noise * (redrawn / total.clamp_min(TINY))[:, None])
+    return 1 - redrawn, noise * (redrawn / total.clamp_min(TINY))[:, None]
 
 
-def error_rate_at(schedule: MixingSchedule, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def error_rate_at(schedule: MixingSchedule, t: Times) -> Float[Tensor, " B"]:
     """Return P(z_t != x | z_t is not the mask), the mean over all clean tokens x.
 
     A token that is drawn from the noise is the clean one with probability 1 / V on average, V the

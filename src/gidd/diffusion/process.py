@@ -7,35 +7,27 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import FlatRows, at, at_token, draw, draw_flat
-from gidd.diffusion.schedule import TINY, FlatNoise, MixingSchedule
+from gidd.diffusion.categorical import at, at_token, draw, draw_flat, flat_entries
+from gidd.diffusion.schedule import TINY, Distributions, FlatNoise, MixingSchedule, Sequences, Times
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
-def marginal(
-    schedule: MixingSchedule, t: Float[Tensor, " B"], x_theta: Float[Tensor, "B L V"]
-) -> Float[Tensor, "B L V"]:
+def marginal(schedule: MixingSchedule, t: Times, x_theta: Distributions) -> Float[Tensor, "B L V"]:
     """q_t(. | x_theta) = alpha_t x_theta + beta_t pi_t (Eq. 3); one-hot x_theta: q_t(. | x)."""
     return schedule.alpha(t)[:, None, None] * x_theta + schedule.beta_pi(t)[:, None, :]
 
 
 def marginal_at(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    z: Int[Tensor, "B L"],
-    x_theta_at_z: Float[Tensor, "B L"],
+    schedule: MixingSchedule, t: Times, z: Sequences, x_theta_at_z: Float[Tensor, "B L"]
 ) -> Float[Tensor, "B L"]:
     """q_t(z | x_theta) from x_theta(z) alone (Eq. 3); x_theta(z) = 1[z = x] gives q_t(z | x)."""
     return schedule.alpha(t)[:, None] * x_theta_at_z + noise_at(schedule, t, z)
 
 
 def noise_at(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    z: Int[Tensor, "B L"],
-    dtype: torch.dtype | None = None,
+    schedule: MixingSchedule, t: Times, z: Sequences, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "B L"]:
     """beta_t pi_t(z): the noise mass on token z; without rows [B, V] for flat noise.
 
@@ -47,16 +39,14 @@ def noise_at(
     return flat.to(dtype or t.dtype).at(z)
 
 
-def inflow_at(
-    schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
-) -> Float[Tensor, "B L"]:
+def inflow_at(schedule: MixingSchedule, t: Times, z: Sequences) -> Float[Tensor, "B L"]:
     """The rate at which mass enters token z; without rows [B, V] for flat noise."""
     flat = schedule.flat_inflow(t)
     return at_token(schedule.inflow(t), z) if flat is None else flat.at(z)
 
 
 def noise(
-    schedule: MixingSchedule, t: Float[Tensor, " B"], x: Int[Tensor, "B L"], u: Int[Tensor, "B L"]
+    schedule: MixingSchedule, t: Times, x: Sequences, u: Int[Tensor, "B L"]
 ) -> Int[Tensor, "B L"]:
     """Draw z_t ~ q_t(. | x) (Eq. 3) with fixed-point uniforms `u` (`randomness.random_integers`).
 
@@ -67,8 +57,8 @@ def noise(
     if flat is None:
         choice = draw(torch.cat([alpha[:, None], schedule.beta_pi(t)], dim=-1), u)
     else:
-        rows = FlatRows(schedule.vocab.size, flat.mask_id, alpha, flat.mask, flat.other)
-        choice = draw_flat(rows, u)
+        entries = flat_entries(alpha, flat.mask, flat.other)
+        choice = draw_flat(entries, schedule.vocab.size, flat.mask_id, u)
     return torch.where(choice == 0, x, choice - 1)
 
 
@@ -85,10 +75,8 @@ def sample_prior(
     flat = schedule.flat_beta_pi(one)
     if flat is None:
         return draw(prior(schedule, one).expand(len(u), -1), u)
-    zero = torch.zeros_like(one)
-    return (
-        draw_flat(FlatRows(schedule.vocab.size, flat.mask_id, zero, flat.mask, flat.other), u) - 1
-    )
+    entries = flat_entries(torch.zeros_like(one), flat.mask, flat.other)
+    return draw_flat(entries, schedule.vocab.size, flat.mask_id, u) - 1
 
 
 class Transition(NamedTuple):
@@ -98,9 +86,7 @@ class Transition(NamedTuple):
     beta_pi: Float[Tensor, "B V"]
 
 
-def transition(
-    schedule: MixingSchedule, s: Float[Tensor, " B"], t: Float[Tensor, " B"]
-) -> Transition:
+def transition(schedule: MixingSchedule, s: Times, t: Times) -> Transition:
     """Conditional transition from time s to time t, s <= t, s < 1 (Prop. 3.3)."""
     alpha = schedule.alpha(t) / schedule.alpha(s)
     beta_pi = schedule.beta_pi(t) - alpha[:, None] * schedule.beta_pi(s)
@@ -108,11 +94,7 @@ def transition(
 
 
 def transition_noise_at(
-    schedule: MixingSchedule,
-    s: Float[Tensor, " B"],
-    t: Float[Tensor, " B"],
-    z: Int[Tensor, "B L"],
-    dtype: torch.dtype | None = None,
+    schedule: MixingSchedule, s: Times, t: Times, z: Sequences, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "B L"]:
     """(beta pi)_{t|s}(z): the probability that noise between s and t produces z (Prop. 3.3).
 
@@ -124,9 +106,7 @@ def transition_noise_at(
     return flat.to(dtype or t.dtype).at(z)
 
 
-def flat_transition(
-    schedule: MixingSchedule, s: Float[Tensor, " B"], t: Float[Tensor, " B"]
-) -> FlatNoise | None:
+def flat_transition(schedule: MixingSchedule, s: Times, t: Times) -> FlatNoise | None:
     """(beta pi)_{t|s} of `transition` for flat noise, else None."""
     at_t, at_s = schedule.flat_beta_pi(t), schedule.flat_beta_pi(s)
     if at_t is None or at_s is None:
@@ -139,10 +119,7 @@ def flat_transition(
 
 
 def forward_rate(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    z_from: Int[Tensor, "B L"],
-    z_to: Int[Tensor, "B L"],
+    schedule: MixingSchedule, t: Times, z_from: Sequences, z_to: Sequences
 ) -> Float[Tensor, "B L"]:
     """R_t(z_from, z_to), the rate of jumping from one token to another (Lemma 3.6, Eq. 11)."""
     inflow = schedule.inflow(t)
@@ -151,10 +128,7 @@ def forward_rate(
 
 
 def backward_rates(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, t: Times, z: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L V"]:
     """Rates of the model's reverse chain from z to every token (Lemma H.3). Each row sums to 0."""
     inflow = schedule.inflow(t)
@@ -167,11 +141,7 @@ def backward_rates(
 
 
 def posterior(
-    schedule: MixingSchedule,
-    s: Float[Tensor, " B"],
-    t: Float[Tensor, " B"],
-    z: Int[Tensor, "B L"],
-    x_theta: Float[Tensor, "B L V"],
+    schedule: MixingSchedule, s: Times, t: Times, z: Sequences, x_theta: Distributions
 ) -> Float[Tensor, "B L V"]:
     """p_theta(z_s | z_t) (Eqs. 12 and 16), the distribution of a reverse step from t to s <= t.
 

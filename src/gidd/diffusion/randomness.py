@@ -49,6 +49,7 @@ class Stream(IntEnum):
     TOKEN = 8  # tokens drawn from x_theta
     PLACE = 9  # which positions a corrector selects
     CORRUPTION = 10  # errors that an evaluation adds to a text
+    CHOICE = 11  # which option a slot has
 
 
 def philox(
@@ -141,13 +142,8 @@ def _number_or_tensor(value: int | Tensor) -> tuple[int, Tensor | None]:
 def _addresses(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return seed, stream, step, sample and position; seed and step are numbers or tensors."""
     seed, seeds, stream, step, steps, sample, position = arguments
-    return (
-        seed if seeds is None else seeds,
-        stream,
-        step if steps is None else steps,
-        sample,
-        position,
-    )
+    seed, step = (seed if seeds is None else seeds), (step if steps is None else steps)
+    return seed, stream, step, sample, position
 
 
 def _launch(*arguments: Any) -> Tensor:

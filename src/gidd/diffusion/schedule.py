@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
     from jaxtyping import Float, Int
     from torch import Tensor
+
+Times: TypeAlias = 'Float[Tensor, " B"]'
+Sequences: TypeAlias = 'Int[Tensor, "B L"]'
+Distributions: TypeAlias = 'Float[Tensor, "B L V"]'
 
 TINY = 1e-30
 """Lower limit of probabilities before a logarithm or a division; the only one in the library.
@@ -49,6 +53,13 @@ class FlatNoise(NamedTuple):
             return other[:, None].expand_as(z)
         return torch.where(z == self.mask_id, self.mask[:, None], other[:, None])
 
+    def rows(self, vocab: Vocab) -> Float[Tensor, "B V"]:
+        """Return the entry of every token."""
+        import torch
+
+        tokens = torch.arange(vocab.size, device=self.mask.device)
+        return self.at(tokens.expand(len(self.mask), -1))
+
     def to(self, dtype: torch.dtype) -> FlatNoise:
         """Round both numbers to another type."""
         other = None if self.other is None else self.other.to(dtype)
@@ -63,11 +74,8 @@ class MixingSchedule(ABC):
     """The mixing rate alpha_t and mixing distribution pi_t of the noise (Defs. 3.1 and 3.2).
 
     A schedule is three functions of time. Marginals, transitions, ELBO weights and samplers are all
-    derived from them in `process.py`, `elbo.py` and `weighting.py`.
-
-    To add one, subclass this in a file under `schedules/`, call `check(self)` at the end of its
-    constructor, give it a name in `PARTS` of `schedules/__init__.py` and add it to
-    `SCHEDULE_BUILDERS` in tests/support/strategies.py.
+    derived from them in `process.py`, `elbo.py` and `weighting.py`. To add one here, name it in
+    `COMPONENTS` of `schedules/` and in `SCHEDULE_BUILDERS` of tests/support/strategies.py.
     """
 
     vocab: Vocab
@@ -109,10 +117,10 @@ def check(schedule: MixingSchedule) -> None:
     sufficient: the transition from s to t adds beta_t pi_t - (alpha_t/alpha_s) beta_s pi_s to every
     token, and a probability cannot be negative. So inflow must be non-negative on every token.
     """
-    from gidd.diffusion.times import sine_mesh
+    from gidd.diffusion.times import sine_times
 
     name = type(schedule).__name__
-    times = sine_mesh(_CHECK_STEPS).flip(0)
+    times = sine_times(_CHECK_STEPS).flip(0)
     _check_alpha(name, times, schedule.alpha(times))
     for t in times.split(max(1, _CHECK_ENTRIES // schedule.vocab.size)):
         _check_noise_mass(name, t, schedule.alpha(t), schedule.beta_pi(t), schedule.vocab)
@@ -168,6 +176,5 @@ def _check_inflow(name: str, t: Tensor, inflow: Tensor) -> None:
         raise ScheduleError(
             f"{name}: inflow must be finite and non-negative for 0 < t < 1, got "
             f"{inflow[row, token]:.6g} on token {token} at t = {t[row]:.4f}. No Markov chain has "
-            "these marginals: beta_pi / alpha must never decrease on any token. Decrease the noise "
-            "on that token more slowly, or alpha faster."
+            "these marginals: beta_pi / alpha must never decrease on any token."
         )

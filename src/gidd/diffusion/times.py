@@ -62,7 +62,7 @@ def stratified_times(
     return stratify(u, slot.to(dtype), num_samples, eps, power)
 
 
-def even_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
+def even_times(num_steps: int) -> Float[Tensor, " T+1"]:
     """Times 1 = t_T > ... > t_0 = 0, evenly spaced.
 
     Sampling starts at t = 1, where the prior is exact, and its last step goes to 0: stopping at eps
@@ -71,9 +71,9 @@ def even_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
     return torch.linspace(1, 0, _require_steps(num_steps) + 1, dtype=torch.float64)
 
 
-def sine_mesh(num_steps: int) -> Float[Tensor, " T+1"]:
+def sine_times(num_steps: int) -> Float[Tensor, " T+1"]:
     """Times from 1 to 0, evenly spaced in theta, t = sin^2(theta): shorter steps at both ends."""
-    return (even_mesh(num_steps) * (math.pi / 2)).sin().square()
+    return (even_times(num_steps) * (math.pi / 2)).sin().square()
 
 
 class Nodes(NamedTuple):
@@ -88,17 +88,14 @@ MIDPOINTS = 0.25
 
 
 def sine_midpoints(
-    num_nodes: int = 128,
-    eps: float = TRAINING_EPS,
-    shift: float | Float[Tensor, " B"] = MIDPOINTS,
+    num_nodes: int = 128, eps: float = TRAINING_EPS, shift: float | Float[Tensor, " B"] = MIDPOINTS
 ) -> Nodes:
     """Nodes for likelihoods over [eps, 1 - eps]: t = sin^2(theta) with theta proportional to y^2.
 
     y is uniform on [0, 1]. For hybrid noise with gamma = 1 the NELBO's integrand grows like
-    t^(-1/2) at 0, which dt = sin(2 theta) dtheta cancels. Noisy tokens are rare near 0 and have a
-    large weight there: the square places more nodes near 0, which for p_u > 0 reduces variance and
-    skewness. The cost outside [eps, 1 - eps] is `elbo.reconstruction` and `elbo.prior_kl`: add
-    both.
+    t^(-1/2) at 0, which dt = sin(2 theta) dtheta cancels. The square places more nodes near 0,
+    where noisy tokens are rare and have a large weight: for p_u > 0 that reduces the variance. The
+    cost outside [eps, 1 - eps] is `elbo.reconstruction` and `elbo.prior_kl`: add both.
 
     The default is the midpoint rule in y. With a uniform random `shift` in [0, 1) the sum is
     unbiased for every integrand. Values of y are folded, y = |1 - 2 (k / num_nodes + shift mod 1)|,
@@ -128,10 +125,8 @@ def stratified_nodes(
 def paper_nodes(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
     """The paper's benchmark recipe (App. F): times evenly spaced in [eps, 1 - eps], ends included.
 
-    It is biased upwards for p_u > 0, by 0.29 and 0.58 nats per token at p_u = 0.1 and 0.2 (128
-    nodes, a Zipf-distributed token of exponent 1.6), because the integrand is largest at the first
-    node, which has the weight of a full interval. Use it to reproduce the paper's figures, and
-    `sine_midpoints` for unbiased ones.
+    It is biased upwards for p_u > 0, because the integrand is largest at the first node, which has
+    the weight of a full interval. Use it to reproduce the paper's figures.
     """
     _require_eps(eps)
     t = torch.linspace(eps, 1 - eps, _require_steps(num_nodes), dtype=torch.float64)
@@ -188,8 +183,7 @@ GRIDS = {
         True,
         True,
         "t = sin^2(y^2 pi/2) with y evenly spaced, folded and randomly shifted; noise of the "
-        "times of a repeat coupled by rotations; reconstruction at eps and prior "
-        "added; unbiased",
+        "times of a repeat coupled by rotations; reconstruction at eps and prior added; unbiased",
     ),
     "stratified": TimeGrid(
         stratified_nodes,

@@ -1,4 +1,4 @@
-"""Loss weightings. Every test of weightings covers the classes that `PARTS` names.
+"""Loss weightings. Every test of weightings covers the classes that `COMPONENTS` names.
 
 This module does not import torch until a weighting is called: help texts list the weightings and
 their options without it.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PARTS: dict[str, str] = {
+COMPONENTS: dict[str, str] = {
     "elbo": "ElboWeighting",
     "clamp": "ClampWeighting",
     "dynamic": "DynamicWeighting",
@@ -38,8 +38,7 @@ class Weighting(ABC):
     evidence of the visible token: its minimiser is p(x_i | Z without z_i). A weighting with other
     ratios has another minimiser, which gives the visible token too much or too little probability.
 
-    To add one, subclass this here, give it a name in `PARTS` and add it to `WEIGHTING_BUILDERS` in
-    tests/support/strategies.py.
+    To add one, name it in `COMPONENTS` and in `WEIGHTING_BUILDERS` of tests/support/strategies.py.
     """
 
     schedule: MixingSchedule
@@ -51,16 +50,19 @@ class Weighting(ABC):
         """Return the weight of each token's `ElboTerms.divergence`."""
 
 
-def positive_problems(field: str, value: float) -> Iterable[str]:
-    """Yield a message for a value that is not positive."""
-    if not value > 0:
-        yield f"{field} must be positive, got {value}. The paper uses 1."
+@dataclass(frozen=True)
+class _ScaledWeighting(Weighting):
+    w_max: float = 1.0
 
+    @staticmethod
+    def problems(w_max: float) -> Iterable[str]:
+        """Yield one message per invalid option, without torch."""
+        if not w_max > 0:
+            yield f"w_max must be positive, got {w_max}. The paper uses 1."
 
-def require_positive(field: str, value: float) -> None:
-    """Raise `ConfigError` for a value that is not positive."""
-    for problem in positive_problems(field, value):
-        raise ConfigError(problem)
+    def __post_init__(self) -> None:
+        for problem in self.problems(self.w_max):
+            raise ConfigError(problem)
 
 
 @final
@@ -79,7 +81,7 @@ class ElboWeighting(Weighting):
 
 @final
 @dataclass(frozen=True)
-class ClampWeighting(Weighting):
+class ClampWeighting(_ScaledWeighting):
     """min(w_max, w_t(z_t, x)) (Eq. 19).
 
     For mask-only noise the minimiser equals the ELBO's. With uniform noise it does not: at
@@ -90,14 +92,6 @@ class ClampWeighting(Weighting):
     w_max: float = 1.0
     """Largest weight: 1 for the paper's clipping, `PAPER_CEILING` for its ELBO loss."""
 
-    @staticmethod
-    def problems(w_max: float) -> Iterable[str]:
-        """Yield one message per invalid option, without torch."""
-        return positive_problems("w_max", w_max)
-
-    def __post_init__(self) -> None:
-        require_positive("clamp.w_max", self.w_max)
-
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """min(w_max, w_t)."""
         from gidd.diffusion.elbo import elbo_weight
@@ -107,7 +101,7 @@ class ClampWeighting(Weighting):
 
 @final
 @dataclass(frozen=True)
-class DynamicWeighting(Weighting):
+class DynamicWeighting(_ScaledWeighting):
     """2 w_max on masks, w_max on replaced and w_max (B/N) exp(-lambda_t/2) on kept tokens (Eq. 20).
 
     lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio. The formula uses the
@@ -118,20 +112,14 @@ class DynamicWeighting(Weighting):
     w_max: float = 1.0
     """Factor on all weights."""
 
-    @staticmethod
-    def problems(w_max: float) -> Iterable[str]:
-        """Yield one message per invalid option, without torch."""
-        return positive_problems("w_max", w_max)
-
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, HybridSchedule | MaskedSchedule):
             raise ScheduleError(
                 "dynamic weighting is defined for HybridSchedule and MaskedSchedule, got "
-                f"{type(self.schedule).__name__}. Use TightWeighting (--weighting tight): it "
-                "is bounded in the same way, defined for every schedule, and has the same "
-                "minimiser as the ELBO."
+                f"{type(self.schedule).__name__}. Use TightWeighting (--weighting tight), which is "
+                "bounded in the same way and defined for every schedule."
             )
-        require_positive("dynamic.w_max", self.w_max)
+        super().__post_init__()
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """The three cases of Eq. 20; exp(-lambda_t/2) is sqrt((1 - alpha) / alpha)."""
@@ -149,7 +137,7 @@ class DynamicWeighting(Weighting):
 
 @final
 @dataclass(frozen=True)
-class TightWeighting(Weighting):
+class TightWeighting(_ScaledWeighting):
     """w_max c(z) beta_t pi_t(z) / q_t(z | x), with c = 2 on the mask and 1 elsewhere.
 
     That is 2 w_max on masks, w_max on replaced tokens and w_max beta pi(z) / (alpha + beta pi(z))
@@ -159,14 +147,6 @@ class TightWeighting(Weighting):
 
     w_max: float = 1.0
     """Weight of a token that noise has replaced."""
-
-    @staticmethod
-    def problems(w_max: float) -> Iterable[str]:
-        """Yield one message per invalid option, without torch."""
-        return positive_problems("w_max", w_max)
-
-    def __post_init__(self) -> None:
-        require_positive("tight.w_max", self.w_max)
 
     def __call__(self, t: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """The fraction of q_t(z | x) that is noise, times w_max, times 2 on the mask."""

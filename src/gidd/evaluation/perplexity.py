@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -19,8 +19,8 @@ from gidd.errors import ConfigError, DataError
 from gidd.evaluation.options import PerplexityOptions
 from gidd.evaluation.ratios import RATIOS
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.texts import EncodedCorpus, encode_corpus, source_names
-from gidd.evaluation.window_scores import CausalModel, OnCalls, WindowScores, score_windows
+from gidd.evaluation.texts import EncodedCorpus, EncodedDocument, encode_corpus, source_names
+from gidd.evaluation.window_scores import CausalModel, OnForwardPasses, WindowScores, score_windows
 from gidd.pipeline import Pipeline
 from gidd.pipeline.score import ScoringWindow, scoring_windows
 from gidd.pipeline.text import TokenDecoder
@@ -32,13 +32,22 @@ _Row = dict[str, Any]
 _Windows = Sequence[tuple[int, ScoringWindow]]
 """Number of the document, and the window."""
 
-ScoreFunction = Callable[[Sequence[ScoredText], OnCalls | None], WindowScores]
+ScoreFunction = Callable[[Sequence[ScoredText], OnForwardPasses | None], WindowScores]
 """Scores windows, given a callback for the forward passes done and expected."""
 
 _NOTHING: Final = "no token can be scored: every document is empty or too short."
 _DEFAULTS: Final = PerplexityOptions()
 _LIKELIHOODS: Final = ("nelbo", "ppl", "bits_per_token", "bits_per_byte")
 
+_DISJOINT: Final = (
+    "documents are split into disjoint windows of at most {length} tokens, scored independently "
+    "and added up; every token is scored once"
+)
+_STRIDED: Final = (
+    "the first window of a document scores its first {length} tokens; each next window scores the "
+    "next {stride} tokens given the {given} before them, which are clean (diffusion) or context "
+    "(autoregressive); every token is scored once"
+)
 _END_RULES: Final = ("not scored", "appended to each document and scored; it has no bytes")
 _RULES: Final = {
     "byte_rule": "UTF-8 bytes of the scored text",
@@ -57,46 +66,43 @@ def evaluate_perplexity(
     *,
     ranks: RankGroup | None = None,
     score: ScoreFunction | None = None,
-    on_calls: OnCalls | None = None,
+    on_forward_passes: OnForwardPasses | None = None,
 ) -> EvaluationResult:
-    """Measure the likelihood of texts; the rows are the documents.
+    """Measure the likelihood of texts (see `texts.documents`); the rows are the documents.
 
-    Args:
-        model: A diffusion model, whose NELBO is estimated, or an autoregressive one, whose negative
-            log-likelihood is exact. With the same tokenizer both score the same tokens.
-        sources: As for `gidd.evaluation.texts.documents`.
-        options: Windows, and the budget of the estimate.
-        ranks: Processes that share the work, from `gidd.training.world.open_world`. All call this
-            and get the same result, which does not depend on their number.
-        score: Scores the windows elsewhere, such as `window_scores.score_on_ray`.
-        on_calls: Called with the forward passes done and expected.
+    The NELBO of a diffusion model is estimated; the likelihood of an autoregressive one is exact.
+    `ranks` share the work, and all get the same result. `score` scores the windows elsewhere, such
+    as `window_scores.score_on_ray`.
     """
     start = time.perf_counter()
     if problems := "\n".join(options.problems()):
         raise ConfigError(problems)
     length, stride = window_length(options.length, options.stride, model.context)
+    end = model.end_id if isinstance(model, CausalModel) else model.tokenizer.end_id
+    if options.end_of_text and end is None:
+        raise ConfigError("end_of_text must be off: the tokenizer has no end-of-text token.")
     corpus = encode_corpus(
         sources,
         model.token_texts,
         max_documents=options.max_documents,
-        last=[_end_id(model)] if options.end_of_text else (),
+        last=[end] if options.end_of_text and end is not None else (),
     )
     windows = [
         (number, window)
         for number, document in enumerate(corpus.documents)
-        for window in scoring_windows(len(document.tokens), length, stride)
+        for window in _windows(document, length, stride)
     ]
     texts = [
-        window.text(corpus.documents[document].tokens, index)
-        for index, (document, window) in enumerate(windows)
+        window.text(corpus.documents[number].tokens, index, corpus.documents[number].given)
+        for index, (number, window) in enumerate(windows)
     ]
     if not texts:
         raise DataError(_NOTHING)
     if score is None:
-        scores = score_windows(model, texts, options, ranks, on_calls)
+        scores = score_windows(model, texts, options, ranks, on_forward_passes)
     else:
-        scores = score(texts, on_calls)
-    rows = _document_rows(corpus, windows, scores, model.token_texts)
+        scores = score(texts, on_forward_passes)
+    rows = _document_rows(corpus, windows, texts, scores, model.token_texts)
     if not rows:
         raise DataError(_NOTHING)
     manifest = scores.manifest | {
@@ -110,21 +116,36 @@ def evaluate_perplexity(
         "num_windows": len(windows),
         "length": length,
         "stride": stride,
-        "windows": _window_rule(length, stride),
+        "windows": (_DISJOINT if stride == length else _STRIDED).format(
+            length=length, stride=stride, given=length - stride
+        ),
         **_RULES,
         "end_of_text": _END_RULES[options.end_of_text],
-        "calls": scores.calls,
+        "forward_passes": scores.forward_passes,
         "seconds": round(time.perf_counter() - start, 3),
     }
-    units = rows if len(rows) > 1 else _window_rows(rows[0], scores)
+    units = rows
+    if len(rows) == 1:  # the windows of a single document, each with its part of the bytes
+        each = rows[0]["bytes"] / rows[0]["tokens"]
+        pairs = zip(scores.nelbo.tolist(), scores.num_scored.tolist(), strict=True)
+        units = [{"nelbo": nelbo, "tokens": n, "bytes": n * each} for nelbo, n in pairs if n]
     return EvaluationResult(
         kind="ppl", measurements=_measure(rows, units, scores), manifest=manifest, rows=rows
     )
 
 
+def _windows(document: EncodedDocument, length: int, stride: int) -> Iterable[ScoringWindow]:
+    """Return the windows of a text, or the last tokens of a chat, as in training."""
+    size = len(document.tokens)
+    if document.given is None:
+        return scoring_windows(size, length, stride)
+    return [ScoringWindow(max(0, size - length), size, 0)]
+
+
 def _document_rows(
     corpus: EncodedCorpus,
     windows: _Windows,
+    texts: Sequence[ScoredText],
     scores: WindowScores,
     token_texts: TokenDecoder,
 ) -> list[_Row]:
@@ -138,40 +159,24 @@ def _document_rows(
     errors: list[float | None] = [None] * count
     if scores.standard_error is not None:
         errors = [math.sqrt(v) for v in by_document(scores.standard_error.square())]
-    unscored = _unscored_bytes(corpus, windows, scores, token_texts)
+    num_bytes = [document.num_bytes for document in corpus.documents]
+    numbers = scores.num_scored.tolist()
+    for (i, window), text, num_scored in zip(windows, texts, numbers, strict=True):
+        if num_scored < text.num_scored:
+            # an autoregressive model could not score the first token
+            first = int(corpus.documents[i].tokens[window.start])
+            num_bytes[i] -= len(token_texts.decode_one(first).encode())
     return [
         {
             "id": document.id,
             "tokens": tokens[i],
-            "bytes": document.num_bytes - unscored.get(i, 0),
+            "bytes": num_bytes[i],
             "nelbo": nelbo[i],
             "standard_error": errors[i],
         }
         for i, document in enumerate(corpus.documents)
         if tokens[i]
     ]
-
-
-def _unscored_bytes(
-    corpus: EncodedCorpus,
-    windows: _Windows,
-    scores: WindowScores,
-    token_texts: TokenDecoder,
-) -> dict[int, int]:
-    """Return the bytes of first tokens that an autoregressive model could not score."""
-    found: dict[int, int] = {}
-    for (document, window), num_scored in zip(windows, scores.num_scored.tolist(), strict=True):
-        if num_scored < window.stop - window.start - window.num_given:
-            first = int(corpus.documents[document].tokens[window.start])
-            found[document] = found.get(document, 0) + len(token_texts.decode_one(first).encode())
-    return found
-
-
-def _window_rows(document: _Row, scores: WindowScores) -> list[_Row]:
-    """Return a row per window of a single document, each with its part of the bytes."""
-    each = document["bytes"] / document["tokens"]
-    pairs = zip(scores.nelbo.tolist(), scores.num_scored.tolist(), strict=True)
-    return [{"nelbo": nelbo, "tokens": n, "bytes": n * each} for nelbo, n in pairs if n]
 
 
 def _measure(
@@ -205,29 +210,6 @@ def _measure(
             over = max(over, own)  # it contains the Monte Carlo error, which few units may not show
         measured[f"{name}_corpus"] = Measurement(values[name], over, len(units))
     return measured
-
-
-def _end_id(model: Pipeline | CausalModel) -> int:
-    end = model.end_id if isinstance(model, CausalModel) else model.tokenizer.end_id
-    if end is None:
-        raise ConfigError(
-            "end_of_text must be off: the tokenizer of this autoregressive model has no "
-            "end-of-text token."
-        )
-    return end
-
-
-def _window_rule(length: int, stride: int) -> str:
-    if stride == length:
-        return (
-            f"documents are split into disjoint windows of at most {length} tokens, scored "
-            "independently and added up; every token is scored once"
-        )
-    return (
-        f"the first window of a document scores its first {length} tokens; each next window scores "
-        f"the next {stride} tokens given the {length - stride} before them, which are clean "
-        "(diffusion) or context (autoregressive); every token is scored once"
-    )
 
 
 def window_length(length: int | None, stride: int | None, context: int) -> tuple[int, int]:

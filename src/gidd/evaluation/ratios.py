@@ -48,23 +48,16 @@ class RowRatio(NamedTuple):
     numerator: str
     denominator: str | None = None
     """None for a mean over the rows that have the numerator."""
-
     unit: float = 1.0
     """What the numerator is divided by, such as log(2) for bits."""
-
     is_weighted: bool = False
     """Whether the numerator is a mean per denominator, to be multiplied by it."""
-
     is_exponential: bool = False
 
     def over(self, rows: Sequence[Mapping[str, Any]]) -> RatioOfSums:
         """Return the measurement over some rows; a row without the columns has no weight."""
-        terms = [self._term(row) for row in rows]
-        return ratio_of_sums(
-            [term[0] for term in terms],
-            [term[1] for term in terms],
-            exponential=self.is_exponential,
-        )
+        terms = np.array([self._term(row) for row in rows]).reshape(-1, 2)
+        return ratio_of_sums(*terms.T, exponential=self.is_exponential)
 
     def _term(self, row: Mapping[str, Any]) -> tuple[float, float]:
         above = row.get(self.numerator)

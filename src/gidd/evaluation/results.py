@@ -1,9 +1,6 @@
 """Results of evaluations: numbers with standard errors, and everything needed to reproduce them.
 
-result = EvaluationResult(
-    kind="ppl", measurements={"ppl": Measurement(23.1, 0.2, 512)}, manifest={...}
-)
-result.save(Path("ppl.json"))
+EvaluationResult.read(Path("ppl.json")).measurements["ppl"].value
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast, final
 
 from gidd.common.files import explain_damage, read_json, write_json
-from gidd.common.limits import RESULT_BYTES
+from gidd.common.limits import MANIFEST_BYTES
 from gidd.errors import DataError
 from gidd.evaluation.ratios import RATIOS, RowRatio
 
@@ -30,7 +27,6 @@ class Measurement(NamedTuple):
     value: float
     standard_error: float | None = None
     """None if the number has no random error, or if a single sample does not show it."""
-
     num_samples: int = 1
 
     @classmethod
@@ -45,7 +41,7 @@ class Measurement(NamedTuple):
     def __str__(self) -> str:
         if self.standard_error is None:
             return f"{self.value:.4g}"
-        digits = 2 - math.floor(math.log10(self.standard_error)) - 1 if self.standard_error else 4
+        digits = 1 - math.floor(math.log10(self.standard_error)) if self.standard_error else 4
         digits = min(max(digits, 0), 12)
         return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}"
 
@@ -57,28 +53,19 @@ class EvaluationResult:
 
     kind: str
     """Name of the command, e.g. "ppl" of `gidd eval ppl`."""
-
     measurements: Mapping[str, Measurement]
     """The numbers, by name."""
-
     manifest: Mapping[str, Any]
-    """Versions, model, noise, estimator, precision, tokenizer, data, truncation, seeds: plain data.
-
-    `gidd compare` prints the entries in which two results differ.
-    """
-
+    """Versions, model, noise, estimator, precision, tokenizer, data, seeds, ... as plain data."""
     rows: Sequence[Mapping[str, Any]] = field(default=())
-    """A table: one row per document, sample, question or setting. A row may have an `id`: two
-    results with equal ids are compared in pairs."""
-
+    """One row per document, sample, question or setting; rows with equal `id` are compared."""
     ratios: Mapping[str, RowRatio] = field(default_factory=lambda: RATIOS)
-    """The columns of measurements that are ratios of sums over rows. A measurement without an entry
-    may be the mean of the column of its name."""
+    """Measurements that are ratios of sums over rows; others may be means of their column."""
 
     def save(self, path: Path) -> None:
         """Write the result as JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self.to_dict(), RESULT_BYTES)
+        write_json(path, self.to_dict(), MANIFEST_BYTES)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; numbers that JSON cannot hold are None."""
@@ -98,7 +85,7 @@ class EvaluationResult:
         if not path.is_file():
             raise DataError(f"{path} is not a file. {_AGAIN}")
         with explain_damage(str(path), _AGAIN, DataError):
-            record = read_json(path, _AGAIN, DataError, RESULT_BYTES)
+            record = read_json(path, _AGAIN, DataError, MANIFEST_BYTES)
             if record.get("format") != RESULT_FORMAT:
                 raise DataError(f"{path} is not a result of format {RESULT_FORMAT}. {_AGAIN}")
             ratios = {name: RowRatio(**ratio) for name, ratio in record.get("ratios", {}).items()}

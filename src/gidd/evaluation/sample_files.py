@@ -20,14 +20,11 @@ class TextSample(NamedTuple):
     """A sample as it is measured."""
 
     text: str
-
     tokens: tuple[int, ...] | None = None
     """Tokens of the system that generated it, up to end-of-text; None if they are not known."""
-
     self_accuracy: float | None = None
     """Fraction of tokens that are the most likely ones under the model itself (Sec. 5.4)."""
-
-    calls: int | None = None
+    forward_passes: int | None = None
     """Forward passes of the sampler."""
 
 
@@ -42,16 +39,14 @@ def read_text_samples(path: Path) -> list[TextSample]:
     """Read the samples of a .jsonl file, one .txt file, or all .txt files of a folder by name."""
     if path.is_dir():
         samples = [_text_file(file) for file in sorted(path.glob("*.txt"))]
-    elif not path.is_file():
-        what = file_kind(path) if path.exists() else "nothing of that name"
-        raise DataError(f"{path} must be a .jsonl file, a .txt file or a folder, got {what}.")
-    elif path.suffix.lower() in _JSON_LINES:
+    elif path.is_file() and path.suffix.lower() in _JSON_LINES:
         samples = [_sample(row, place) for row, place in json_objects(path)]
-    elif path.suffix.lower() == ".txt":
+    elif path.is_file() and path.suffix.lower() == ".txt":
         samples = [_text_file(path)]
     else:
+        what = file_kind(path) if path.exists() else "nothing of that name"
         raise DataError(
-            f"{path} must be a .jsonl or .txt file, or a folder of .txt files. {WRITE_SAMPLES}"
+            f"{path} must be a .jsonl or .txt file, or a folder of .txt files, got {what}."
         )
     if not samples:
         raise DataError(f"{path} has no samples. {WRITE_SAMPLES}")
@@ -62,9 +57,7 @@ def _text_file(path: Path) -> TextSample:
     try:
         return TextSample(read_regular(path, DataError, DOCUMENT_BYTES).decode())
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} must be UTF-8 text: {error.reason} at byte {error.start}. Convert it."
-        ) from error
+        raise DataError(f"{path} must be UTF-8 text: byte {error.start} is not.") from error
 
 
 def json_objects(path: Path, fix: str = WRITE_SAMPLES) -> Iterator[tuple[dict[str, Any], str]]:
@@ -96,10 +89,12 @@ def text_field(row: dict[str, Any], name: str, place: str) -> str:
 
 
 def _sample(row: dict[str, Any], place: str) -> TextSample:
-    text, tokens, calls = text_field(row, "text", place), row.get("tokens"), row.get("calls")
-    if tokens is not None:
-        is_list = isinstance(tokens, list)
-        if not is_list or not all(type(token) is int for token in cast("list[Any]", tokens)):
-            raise DataError(f"{place}: `tokens` must be a list of integers, or left out.")
-        tokens = tuple(cast("list[int]", tokens))
-    return TextSample(text, tokens, calls=calls if type(calls) is int else None)
+    text = text_field(row, "text", place)
+    tokens: list[Any] | None = row.get("tokens")
+    if type(tokens) not in (list, type(None)) or any(
+        type(token) is not int for token in tokens or ()
+    ):
+        raise DataError(f"{place}: `tokens` must be a list of integers, or left out.")
+    passes = row.get("forward_passes", row.get("calls"))
+    passes = passes if type(passes) is int else None
+    return TextSample(text, None if tokens is None else tuple(tokens), forward_passes=passes)

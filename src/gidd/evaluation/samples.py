@@ -3,7 +3,6 @@
 evaluate_model_samples(pipe, 64, grader=load_grader("smollm2"), steps=64)
 evaluate_samples(read_text_samples(Path("samples.jsonl")), grader=load_grader("smollm2"))
 
-Entropy, distinct-n and repetition depend on the tokenizer: compare only results with the same one.
 Where a number is undefined, such as the entropy of an empty sample, it is NaN.
 """
 
@@ -12,7 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -26,7 +26,7 @@ from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.sample_files import TextSample
 from gidd.evaluation.texts import texts_digest
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
-from gidd.pipeline.generate import predict_frames
+from gidd.pipeline.generate import predict_frames, scoring_request
 from gidd.sampling import Event, OnStep, run_job
 
 OnProgress = Callable[[str, int, int], None]
@@ -36,12 +36,8 @@ NOT_SELF_SCORED: Final = (
     "self-accuracy is left out: the model was trained with masking alone, and its predictions at "
     "visible tokens are not trained"
 )
-_CHUNK = 16
-"""Samples that are generated together: their traces are kept until all of them are done."""
-
-_RUN_KEYS = ("task", "calls", "seconds", "sample_index")
-"""Entries of a sample's manifest that are not shared by all samples of an evaluation."""
-
+_CHUNK = 16  # samples that are generated together, with their traces
+_RUN_KEYS = ("task", "forward_passes", "seconds", "sample_index")  # that samples do not share
 _DISTINCT, _REPETITION = (1, 2, 3), 4
 _DEFINITIONS = {
     "gen_ppl": "generative perplexity under the grader",
@@ -98,16 +94,11 @@ def evaluate_samples(
     manifest: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> EvaluationResult:
-    """Measure samples of any system.
+    """Measure samples of any system: texts, with their tokens if they are known.
 
-    Args:
-        samples: Texts, with their tokens if they are known.
-        grader: Model for generative perplexity; without one it is not measured.
-        tokenizer: Tokenizer of entropy, distinct-n and repetition. By default the samples' own
-            tokens, otherwise the grader's.
-        reference: Human texts; with them, MAUVE is measured with features of the grader.
-        manifest: Where the samples come from, added to the manifest of the result.
-        on_progress: Called while texts are scored.
+    Generative perplexity needs a grader; so does MAUVE, which compares with human `reference`
+    texts. Entropy, distinct-n and repetition are of tokens of `tokenizer`, by default the samples'
+    own tokens, otherwise the grader's. `manifest` is added to the manifest of the result.
     """
     found = [TextSample(s) if isinstance(s, str) else s for s in samples]
     if not found:
@@ -115,11 +106,22 @@ def evaluate_samples(
     if reference and grader is None:
         raise ConfigError("reference texts are for MAUVE, which needs a grader. Name a grader.")
     texts = [sample.text for sample in found]
-    tokens, rule = _tokens(found, grader, tokenizer)
-    scores = None if grader is None else grader.score(texts, _scoring(on_progress))
+    own = [list(sample.tokens) for sample in found if sample.tokens is not None]
+    if tokenizer is not None:
+        tokens, rule = tokenizer.encode_batch(texts), "texts encoded by tokenizer "
+        rule += tokenizer.fingerprint
+    elif len(own) == len(found):
+        tokens, rule = own, "the tokens that were sampled"
+    elif grader is not None:
+        tokens = grader.encode(texts)
+        rule = "texts encoded by the grader's tokenizer, not truncated"
+    else:
+        raise ConfigError(
+            "entropy needs tokens, which these samples do not have. Name a tokenizer or a grader."
+        )
+    on_text = on_progress and partial(on_progress, "scoring")
+    scores = None if grader is None else grader.score(texts, on_text)
     measurements = _measure(found, tokens, scores)
-    if grader is not None and reference:
-        measurements["mauve"] = mauve_score(grader, texts, reference)
     described: dict[str, Any] = {
         "gidd": gidd.__version__,
         "torch": str(torch.__version__),
@@ -130,16 +132,25 @@ def evaluate_samples(
         "metric_tokens": rule,
         "definitions": _DEFINITIONS,
     }
-    if reference:
+    if grader is not None and reference:
+        measurements["mauve"] = mauve_score(grader, texts, reference)
         described["mauve"] = {
             "rule": _MAUVE_RULE,
             "num_reference": len(reference),
             "reference_sha256": texts_digest(reference),
         }
-    graded = [None] * len(found) if scores is None else scores
+    graded = scores or [None] * len(found)
     rows = [
-        _row(number, *columns)
-        for number, columns in enumerate(zip(found, tokens, graded, strict=True))
+        {
+            "id": i,
+            "tokens": len(of_sample),
+            "gen_nll": score.nll / score.num_tokens if score and score.num_tokens else None,
+            "grader_tokens": score and score.num_tokens,
+            "entropy": sequence_entropy(of_sample),
+            "self_accuracy": sample.self_accuracy,
+            "text": sample.text,
+        }
+        for i, (sample, of_sample, score) in enumerate(zip(found, tokens, graded, strict=True))
     ]
     return EvaluationResult(
         kind="samples", measurements=measurements, manifest=described, rows=rows
@@ -151,74 +162,26 @@ def _measure(
     tokens: Sequence[Sequence[int]],
     scores: Sequence[GradedText] | None,
 ) -> dict[str, Measurement]:
-    found: dict[str, Measurement] = {}
+    found, total = dict[str, Measurement](), len(samples)
     if scores is not None:
         found["gen_ppl"] = generative_perplexity(scores)
     found["entropy"] = mean_of_defined(map(sequence_entropy, tokens))
     for name, values in (
         ("self_accuracy", [sample.self_accuracy for sample in samples]),
-        ("nfe", [sample.calls for sample in samples]),
+        ("nfe", [sample.forward_passes for sample in samples]),
     ):
         if any(value is not None for value in values):
             found[name] = mean_of_defined(values)
-    return found | _repetitions(tokens) | ({} if scores is None else _counts(scores))
-
-
-def _tokens(
-    samples: Sequence[TextSample], grader: CausalScorer | None, tokenizer: Tokenizer | None
-) -> tuple[list[list[int]], str]:
-    """Return the tokens that entropy and n-grams are computed from, and which these are."""
-    texts = [sample.text for sample in samples]
-    if tokenizer is not None:
-        return tokenizer.encode_batch(texts), f"texts encoded by tokenizer {tokenizer.fingerprint}"
-    own = [list(sample.tokens) for sample in samples if sample.tokens is not None]
-    if len(own) == len(samples):
-        return own, "the tokens that were sampled"
-    if grader is not None:
-        return grader.encode(texts), "texts encoded by the grader's tokenizer, not truncated"
-    raise ConfigError(
-        "entropy needs tokens, which these samples do not have. Name a tokenizer or a grader."
-    )
-
-
-def _repetitions(tokens: Sequence[Sequence[int]]) -> dict[str, Measurement]:
-    total = len(tokens)
-    found = {
-        f"distinct_{n}": Measurement(distinct_ngrams(tokens, n), None, total) for n in _DISTINCT
-    }
+    for n in _DISTINCT:
+        found[f"distinct_{n}"] = Measurement(distinct_ngrams(tokens, n), None, total)
     repeated = mean_of_defined([repetition(sequence, _REPETITION) for sequence in tokens])
-    lengths = Measurement.mean([float(len(sequence)) for sequence in tokens])
-    empty = Measurement(float(sum(not sequence for sequence in tokens)), None, total)
-    return found | {f"repetition_{_REPETITION}": repeated, "tokens": lengths, "empty": empty}
-
-
-def _counts(scores: Sequence[GradedText]) -> dict[str, Measurement]:
-    unscored = sum(not score.num_tokens for score in scores)
-    truncated = sum(score.is_truncated for score in scores)
-    return {
-        "unscored": Measurement(float(unscored), None, len(scores)),
-        "truncated": Measurement(float(truncated), None, len(scores)),
-    }
-
-
-def _row(
-    number: int, sample: TextSample, tokens: Sequence[int], score: GradedText | None
-) -> dict[str, Any]:
-    return {
-        "id": number,
-        "tokens": len(tokens),
-        "gen_nll": score.nll / score.num_tokens if score and score.num_tokens else None,
-        "grader_tokens": score and score.num_tokens,
-        "entropy": sequence_entropy(tokens),
-        "self_accuracy": sample.self_accuracy,
-        "text": sample.text,
-    }
-
-
-def _scoring(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
-    if on_progress is None:
-        return None
-    return lambda done, total: on_progress("scoring", done, total)
+    found[f"repetition_{_REPETITION}"] = repeated
+    found["tokens"] = Measurement.mean([float(len(sequence)) for sequence in tokens])
+    counts = {"empty": [not sequence for sequence in tokens]}
+    if scores is not None:
+        counts["unscored"] = [not score.num_tokens for score in scores]
+        counts["truncated"] = [score.is_truncated for score in scores]
+    return found | {n: Measurement(float(sum(v)), None, total) for n, v in counts.items()}
 
 
 def generate_text_samples(
@@ -232,24 +195,25 @@ def generate_text_samples(
     **changes: Any,
 ) -> tuple[list[TextSample], dict[str, Any]]:
     """Return samples with their self-accuracy, and the manifest that they share."""
-    samples: list[TextSample] = []
-    manifest: dict[str, Any] = {}
+    samples, manifest = list[TextSample](), dict[str, Any]()
     for start in range(0, num_samples, _CHUNK):
-        on_step = on_progress and _steps_to_progress(on_progress, start, num_samples)
         generations = pipe.generate(
             min(_CHUNK, num_samples - start),
             length=length,
             seed=seed,
             start_index=start,
-            on_step=on_step,
+            on_step=on_progress and _steps_to_progress(on_progress, start, num_samples),
             options=options,
             **changes,
         )
         accuracies = self_accuracies(pipe, generations)
-        for generation, accuracy in zip(generations, accuracies, strict=True):
-            tokens, calls = generation.tokens, generation.calls
-            samples.append(TextSample(generation.text, tokens, accuracy, calls))
-        manifest = manifest or _shared_manifest(pipe, generations[0])
+        for made, accuracy in zip(generations, accuracies, strict=True):
+            samples.append(TextSample(made.text, made.tokens, accuracy, made.forward_passes))
+        if not manifest:
+            shared = generations[0].manifest.items()
+            manifest = {name: value for name, value in shared if name not in _RUN_KEYS}
+    if not pipe.can_score_visible_tokens:
+        manifest["notes"] = [*manifest["notes"], NOT_SELF_SCORED]
     return samples, manifest | {"num_samples": num_samples}
 
 
@@ -262,20 +226,13 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
     if not pipe.can_score_visible_tokens:
         return [None] * len(samples)
     found: list[float | None] = []
-    texts = [(sample.trace.tokens, ()) for sample in samples]
-    frames = run_job(lambda jobs: predict_frames(jobs, pipe.engine, texts))
+    requests = [scoring_request(sample.trace.tokens) for sample in samples]
+    frames = run_job(lambda jobs: predict_frames(jobs, pipe.session, requests))
     for sample, frame in zip(samples, frames, strict=True):
         free = ~torch.tensor(sample.trace.protected, device=frame.tokens.device)
         free[len(sample.tokens) :] = False
         found.append(frame.self_accuracy(free) if bool(free.any()) else None)
     return found
-
-
-def _shared_manifest(pipe: Pipeline, generation: Generation) -> dict[str, Any]:
-    shared = {k: v for k, v in generation.manifest.items() if k not in _RUN_KEYS}
-    if not pipe.can_score_visible_tokens:
-        shared["notes"] = [*shared["notes"], NOT_SELF_SCORED]
-    return shared
 
 
 def _steps_to_progress(on_progress: OnProgress, start: int, num_samples: int) -> OnStep:
@@ -293,11 +250,7 @@ def _steps_to_progress(on_progress: OnProgress, start: int, num_samples: int) ->
 def mauve_score(
     grader: CausalScorer, samples: Sequence[str], reference: Sequence[str]
 ) -> Measurement:
-    """Return MAUVE of samples and reference texts, in (0, 1]; 1 if they cannot be told apart.
-
-    It has no standard error. The authors of MAUVE use thousands of texts: compare only results with
-    the same number of texts, and read differences from few texts with care.
-    """
+    """Return MAUVE of samples and reference texts, in (0, 1]; 1 if they cannot be told apart."""
     library = optional_package("mauve", "mauve")
     features: list[Any] = []
     for what, texts in (("samples", samples), ("reference texts", reference)):
@@ -331,13 +284,8 @@ def distinct_ngrams(samples: Iterable[Sequence[Hashable]], n: int) -> float:
     It decreases with the number of samples: compare only sets of the same size. The distinct-n of
     a single sample is 1 - `repetition`. NaN if every sample has fewer than n tokens.
     """
-    seen: set[tuple[Hashable, ...]] = set()
-    total = 0
-    for tokens in samples:
-        for ngram in _ngrams(tokens, n):
-            seen.add(ngram)
-            total += 1
-    return len(seen) / total if total else math.nan
+    ngrams = [g for x in samples for g in zip(*(x[i:] for i in range(n)), strict=False)]
+    return len(set(ngrams)) / len(ngrams) if ngrams else math.nan
 
 
 def repetition(tokens: Sequence[Hashable], n: int) -> float:
@@ -351,7 +299,3 @@ def repetition(tokens: Sequence[Hashable], n: int) -> float:
 def mean_of_defined(values: Iterable[float | None]) -> Measurement:
     """Return the mean of independent values, without those that are NaN or None."""
     return Measurement.mean([v for v in values if v is not None and not math.isnan(v)])
-
-
-def _ngrams(tokens: Sequence[Hashable], n: int) -> Iterator[tuple[Hashable, ...]]:
-    return zip(*(tokens[start:] for start in range(n)), strict=False)

@@ -1,14 +1,13 @@
 """Compute-efficient frontiers of training runs and their power laws (App. A of the paper).
 
-runs = [read_training_run(Path(folder)) for folder in ("runs/tiny", "runs/small")]
-result = evaluate_scaling({"p_uniform=0.1": runs})
+evaluate_scaling({"p_uniform=0.1": [read_training_run(Path("runs/tiny")), ...]})
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gidd
-from gidd.common.codec import KIND, to_plain
+from gidd.common.config.codec import KIND, to_plain
 from gidd.common.files import explain_damage, read_regular
 from gidd.common.limits import YAML_BYTES
 from gidd.common.terminal import printable, shorten
@@ -29,7 +28,7 @@ from gidd.training.checkpoints.folder import folder_name, steps_in
 from gidd.training.config import Autoregressive, RunConfig
 from gidd.training.recorded import run_from_yaml
 from gidd.training.reporting.speed import transformer_flops_per_token
-from gidd.viz.run_log import RunLog
+from gidd.viz.run_plot import RunLog
 
 Floats = NDArray[np.float64]
 
@@ -39,13 +38,11 @@ _ALIASES = {
     "noise": f"objective.noise.{KIND}",
     "weighting": f"objective.weighting.{KIND}",
     "p_uniform": "objective.noise.p_uniform",
-}
-"""Short names of settings in run.yaml."""
+}  # short names of settings in run.yaml
 
 _DEFINITIONS = {
     "flops": "of forward and backward passes, embeddings included as in Hoffmann et al. (2022)",
-    "frontier": "points without another point of the series that has at most as many FLOPs and at "
-    "most as high a NELBO",
+    "frontier": "points of a series of which no other has as few FLOPs and as low a NELBO",
     "fit": "log NELBO = log coefficient + exponent * log FLOPs, least squares on the frontier",
     "interval": "95% percentile interval of a bootstrap that resamples runs, not points",
 }
@@ -56,12 +53,8 @@ class TrainingRun(NamedTuple):
 
     folder: Path
     config: RunConfig
-    tokenizer: str
-    """Fingerprint of the tokenizer."""
-
-    points: Sequence[Mapping[str, Any]]
-    """By step: training FLOPs and tokens so far, NELBO in nats per token and its standard error.
-    The NELBO of the autoregressive baseline is its exact NLL."""
+    tokenizer: str  # its fingerprint
+    points: Sequence[Mapping[str, Any]]  # FLOPs and tokens so far, NELBO (NLL) and its error
 
     def label(self, setting: str) -> str:
         """Return the value of a setting of run.yaml, e.g. "p_uniform" or "backbone.width"."""
@@ -74,9 +67,8 @@ class TrainingRun(NamedTuple):
                 return type(self.config.objective).__name__ if noise is None else noise.name
             else:
                 raise ConfigError(
-                    f"--group-by must be a setting in {RUN_FILE}, got {shorten(setting)}: the run "
-                    f"{printable(self.folder.name)} has no {shorten(key)}. Use one of "
-                    f"{', '.join(_ALIASES)}, or a path such as backbone.width."
+                    f"--group-by must be one of {', '.join(_ALIASES)} or a path in {RUN_FILE}: the "
+                    f"run {printable(self.folder.name)} has no {shorten(key)}."
                 )
         return printable(f"{setting.rpartition('.')[2]}={value}")
 
@@ -105,8 +97,8 @@ def read_training_run(folder: Path) -> TrainingRun:
     size = run.network_config(tokenizer.vocab.size)
     if run.init_from is not None or not isinstance(size, DiTConfig):
         raise DataError(
-            f"{folder}: the training FLOPs are not known of a run with init_from or a backbone "
-            f"other than dit, got {shorten(run.init_from)} and {run.backbone.name}. Leave it out."
+            f"{folder}: the training FLOPs of init_from {shorten(run.init_from)} with the backbone "
+            f"{run.backbone.name} are not known. Leave this run out."
         )
     has_time = not isinstance(run.objective, Autoregressive)
     per_token = transformer_flops_per_token(size, run.data.length, has_time=has_time)
@@ -115,22 +107,13 @@ def read_training_run(folder: Path) -> TrainingRun:
     name = "nelbo" if len(log.curve("evaluation", "nelbo").values) else "nll"
     curve, errors = (log.curve("evaluation", each) for each in (name, f"{name}_se"))
     error_at = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True))
-    points = [
-        {
-            "run": log.name,
-            "flops": step * tokens * per_token,
-            "nelbo": value,
-            "nelbo_se": error_at.get(step),
-            "tokens": step * tokens,
-        }
-        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
-        if step > 0 and value > 0
-    ]
+    points = list[dict[str, Any]]()
+    for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
+        if step > 0 and value > 0:
+            seen = {"run": log.name, "flops": step * tokens * per_token, "tokens": step * tokens}
+            points.append(seen | {"nelbo": value, "nelbo_se": error_at.get(step)})
     if not points:
-        raise DataError(
-            f"{folder}: the log has no validation, which has nelbo or nll. Train with validation "
-            "data (--data.validation), and wait for the first one (--train.evaluate-every)."
-        )
+        raise DataError(f"{folder}: the log has no validation, which has nelbo or nll.")
     return TrainingRun(folder, run, tokenizer.fingerprint, points)
 
 
@@ -157,10 +140,7 @@ def on_frontier(flops: Floats, nelbo: Floats) -> NDArray[np.bool_]:
 
 
 def fit_frontier(curves: Sequence[Floats]) -> PowerLaw | None:
-    """Fit a power law to the frontier of runs, each with a row of FLOPs and a row of NELBOs.
-
-    Returns None if all points of the frontier have the same FLOPs.
-    """
+    """Fit the frontier of runs with rows of FLOPs and NELBOs; None if all FLOPs are the same."""
     points = np.concatenate(curves, axis=1)
     x, y = np.log(points[:, on_frontier(*points)])
     if np.ptp(x) < 1e-6:
@@ -178,8 +158,7 @@ def bootstrap_fits(curves: Sequence[Floats], num: int, seed: int) -> list[PowerL
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """Return the 95% percentile interval; None without values. Infinite values are allowed."""
-    # percentiles between neighbours would be NaN where one of them is infinite
+    """Return the 95% percentile interval, also of infinite values; None without values."""
     return np.percentile(values, (2.5, 97.5), method="nearest").tolist() if values else None
 
 
@@ -191,84 +170,57 @@ def evaluate_scaling(
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> EvaluationResult:
-    """Fit a power law to the frontier of every series.
+    """Fit a power law to the frontier of every series of runs, by name.
 
-    Args:
-        series: Runs by the name of their series.
-        min_flops: Leave out points with fewer FLOPs: early training follows no power law.
-        last_only: Use the last validation of every run only: at the others, the learning rate has
-            not decayed yet.
-        bootstrap: Number of resamples of the runs of a series.
-        seed: Of the resamples.
+    Points with fewer than `min_flops` are left out: early training follows no power law.
+    `last_only` uses the last validation of every run, when the learning rate has decayed.
     """
     runs = [run for of_series in series.values() for run in of_series]
     if other := [run for run in runs if run.tokenizer != runs[0].tokenizer]:
-        raise DataError(
-            f"{runs[0].folder} and {other[0].folder} have different tokenizers, so their nats per "
-            "token cannot be compared. Give runs with the same tokenizer."
-        )
+        both = f"{runs[0].folder} and {other[0].folder}"
+        raise DataError(f"{both} have different tokenizers: their NELBOs cannot be compared.")
     fits, resampled = dict[str, PowerLaw](), dict[str, list[PowerLaw]]()
-    rows: list[dict[str, Any]] = []
+    rows, numbers = list[dict[str, Any]](), dict[str, Measurement]()
+    recorded, crossings = dict[str, Any](), list[dict[str, Any]]()
     for number, (name, of_series) in enumerate(series.items()):
         kept = [[p for p in run.points if p["flops"] >= min_flops] for run in of_series]
         kept = [points[-1:] if last_only else points for points in kept if points]
+        if not kept:
+            continue
         curves = [np.array([[p["flops"], p["nelbo"]] for p in points]).T for points in kept]
-        if kept and (fit := fit_frontier(curves)) is not None:
-            fits[name] = fit
-            resampled[name] = bootstrap_fits(curves, bootstrap, seed + number)
-        points = [point for points in kept for point in points]
-        best = on_frontier(*np.concatenate(curves, axis=1)).tolist() if curves else []
-        rows += [
-            {"series": name, **point, "on_frontier": is_best}
-            for point, is_best in zip(points, best, strict=True)
-        ]
+        best = on_frontier(*np.concatenate(curves, axis=1)).tolist()
+        for point, is_best in zip(chain(*kept), best, strict=True):
+            rows.append({"series": name, **point, "on_frontier": is_best})
+        if (fit := fit_frontier(curves)) is None:
+            continue
+        fits[name], count = fit, len(of_series)
+        resampled[name] = bootstrap_fits(curves, bootstrap, seed + number)
+        exponents = [each.exponent for each in resampled[name]]
+        error = float(np.std(exponents, ddof=1)) if len(exponents) > 1 else None
+        numbers[f"exponent_{name}"] = Measurement(fit.exponent, error, count)
+        coefficient = math.exp(min(fit.log_coefficient, 700.0))
+        numbers[f"coefficient_{name}"] = Measurement(coefficient, None, count)
+        recorded[name] = {"num_runs": count, **fit._asdict()}
+        recorded[name]["exponent_interval"] = interval(exponents)
     if not fits:
         raise DataError(
-            "no series has two points with different FLOPs on its frontier, which a fit needs. Add "
-            "runs of other sizes or lengths, validate more often (--train.evaluate-every), or "
-            f"lower --min-flops {min_flops:.3g}."
+            "a fit needs two points with different FLOPs on the frontier of a series. Add runs, "
+            f"validate more often (--train.evaluate-every), or lower --min-flops {min_flops:.3g}."
         )
-    measurements: dict[str, Measurement] = {}
-    for name, fit in fits.items():
-        exponents, count = [each.exponent for each in resampled[name]], len(series[name])
-        error = float(np.std(exponents, ddof=1)) if len(exponents) > 1 else None
-        measurements[f"exponent_{name}"] = Measurement(fit.exponent, error, count)
-        coefficient = math.exp(min(fit.log_coefficient, 700.0))
-        measurements[f"coefficient_{name}"] = Measurement(coefficient, None, count)
-    crossings = list(_crossings(fits, resampled, min(row["flops"] for row in rows)))
-    for entry in crossings:
-        name = f"crossing_{entry['steep']}_{entry['flat']}"
-        measurements[name] = Measurement(entry["flops"])
-    manifest = {
-        "gidd": gidd.__version__,
-        "definitions": _DEFINITIONS,
-        "min_flops": min_flops,
-        "points": "last" if last_only else "all",
-        "bootstrap": bootstrap,
-        "seed": seed,
-        "runs": {str(run.folder): to_plain(run.config) for run in runs},
-        "tokenizer": runs[0].tokenizer,
-        "fits": {
-            name: {
-                "num_runs": len(series[name]),
-                **fit._asdict(),
-                "exponent_interval": interval([each.exponent for each in resampled[name]]),
-            }
-            for name, fit in fits.items()
-        },
-        "crossings": crossings,
-    }
-    return EvaluationResult(kind="scaling", measurements=measurements, manifest=manifest, rows=rows)
-
-
-def _crossings(
-    fits: Mapping[str, PowerLaw], resampled: Mapping[str, Sequence[PowerLaw]], smallest: float
-) -> Iterator[dict[str, Any]]:
-    """Yield where the steeper fit of two series becomes the lower one, unless it always is."""
-    for pair in combinations(fits, 2):
+    for pair in combinations(fits, 2):  # where the steeper fit becomes the lower one
         steep, flat = sorted(pair, key=lambda name: fits[name].exponent)
         flops = fits[steep].crossing(fits[flat])
-        if smallest <= flops < math.inf:
+        if min(row["flops"] for row in rows) <= flops < math.inf:
             pairs = zip(resampled[steep], resampled[flat], strict=False)
             ends = interval([one.crossing(other) for one, other in pairs])
-            yield {"steep": steep, "flat": flat, "flops": flops, "interval": ends}
+            crossings.append({"steep": steep, "flat": flat, "flops": flops, "interval": ends})
+            numbers[f"crossing_{steep}_{flat}"] = Measurement(flops)
+    manifest = {
+        **{"gidd": gidd.__version__, "definitions": _DEFINITIONS},
+        **{"min_flops": min_flops, "points": "last" if last_only else "all"},
+        **{"bootstrap": bootstrap, "seed": seed},
+        "runs": {str(run.folder): to_plain(run.config) for run in runs},
+        "tokenizer": runs[0].tokenizer,
+        **{"fits": recorded, "crossings": crossings},
+    }
+    return EvaluationResult(kind="scaling", measurements=numbers, manifest=manifest, rows=rows)

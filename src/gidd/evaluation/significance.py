@@ -24,7 +24,6 @@ SIGNIFICANCE_LEVEL: Final = 0.05
 PERMUTATIONS: Final = 20_000
 """Random sign flips of `sign_flip_p_value`."""
 
-
 HAS_SCIPY: Final = find_spec("scipy") is not None
 
 
@@ -35,7 +34,6 @@ class Difference(NamedTuple):
     standard_error: float | None = None
     p_value: float | None = None
     """None if the standard error is unknown, or scipy is not installed."""
-
     is_paired: bool = False
     num_pairs: int = 0
 
@@ -80,29 +78,19 @@ def student_t_p_value(t: float, degrees: float) -> float:
 def sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of the mean of differences under random signs.
 
-    If before and after are exchangeable, each difference is as likely to have the other sign. With
-    few differences all signs are enumerated; otherwise `PERMUTATIONS` random ones are drawn.
+    With few differences all signs are enumerated; otherwise `PERMUTATIONS` random ones are drawn.
     """
     values = np.array([d for d in differences if d], dtype=np.float64)
     if len(values) < 2:
         return 1.0
     found = optional_package("scipy.stats", "eval").permutation_test(
-        (values,),
-        np.mean,
-        permutation_type="samples",
-        n_resamples=PERMUTATIONS,
-        batch=1000,
-        rng=0,
+        (values,), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS, batch=1000, rng=0
     )
     return float(found.pvalue)
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for several tests by Holm's method.
-
-    Adjusted p-values below a level are significant with at most that probability of any false
-    positive.
-    """
+    """Return p-values adjusted for several tests by Holm's method."""
     order = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values, np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))

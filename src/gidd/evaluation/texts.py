@@ -1,7 +1,6 @@
 """Documents to evaluate on: held-out ones of a corpus, files, folders, URLs or prepared shards.
 
-for document in documents(["sotu", "letters/"], tokenizer=pipe.tokenizer, max_documents=100):
-    print(document.id, len(document.text))
+documents(["sotu", "letters/"], tokenizer=pipe.tokenizer, max_documents=100)
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import integer, optional, require_arguments
+from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.common.urls import is_url, without_credentials
-from gidd.data.corpora import Corpus, corpora_of
+from gidd.data.corpora import corpora_of
 from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.loading.loader import open_split
 from gidd.data.loading.shards import invalid_tokens
@@ -28,40 +27,38 @@ from gidd.errors import ConfigError, DataError
 from gidd.pipeline.text import TokenDecoder
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Bool, Int
 
 
 class Document(NamedTuple):
     """A text to evaluate on."""
 
     id: str
-    """Source and number of the document among those that are evaluated, such as `sotu#3`."""
-
+    """Source and number of the document, such as `sotu#3`."""
     text: str
-
     tokens: tuple[int, ...] | None = None
-    """Tokens as stored in a prepared folder of the same tokenizer, without end-of-text; None if the
-    text is to be encoded."""
+    """Tokens of a prepared folder of the same tokenizer, of a text without end-of-text; otherwise
+    None."""
+    given: tuple[bool, ...] | None = None
+    """The condition of a chat, which is not scored."""
 
 
 class EncodedDocument(NamedTuple):
-    """A document as tokens."""
+    """A document as tokens, and the UTF-8 bytes of its text."""
 
     id: str
     tokens: Int[Tensor, " n"]
     num_bytes: int
-    """UTF-8 bytes of the text."""
+    """Of a chat: of its answers, without special tokens."""
+    given: Bool[Tensor, " n"] | None = None
 
 
 class EncodedCorpus(NamedTuple):
-    """Documents that have tokens."""
+    """Documents that have tokens, the number of others, and a hash of all texts."""
 
     documents: list[EncodedDocument]
     num_skipped: int
-    """Documents without a token."""
-
     sha256: str
-    """Of all texts."""
 
 
 def documents(
@@ -69,18 +66,14 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the documents of the sources in order; empty ones are skipped.
 
-    Args:
-        sources: Files, folders, URLs, datasets and corpora, as for `gidd data prepare`, and folders
-            that it wrote. A corpus that defines held-out documents gives only these; a prepared
-            folder gives its validation split.
-        tokenizer: The model's tokenizer.
-        max_documents: Stop after this many; by default all are read.
+    Sources are files, folders, URLs, datasets and corpora, as for `gidd data prepare`, and folders
+    that it wrote. A corpus that defines held-out documents gives only these; a prepared folder
+    gives its validation split. `tokenizer` is the model's.
     """
     require_arguments(max_documents=(max_documents, optional(integer(1))))
     if not sources:
         raise ConfigError(
-            "sources must name at least one file, folder, URL or corpus, got none. "
-            "`gidd data list` shows the corpora."
+            "sources must be at least one file, folder, URL or corpus (see `gidd data list`)."
         )
     texts = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
     found = islice(texts, max_documents)
@@ -112,11 +105,7 @@ def encode_corpus(
     max_documents: int | None = None,
     last: Sequence[int] = (),
 ) -> EncodedCorpus:
-    """Read and encode documents; `last` is appended to each.
-
-    A text that the tokenizer does not restore exactly is a `DataError`, because another text would
-    be scored.
-    """
+    """Read and encode documents, whose texts must be restored exactly; append `last` to each."""
     found: list[EncodedDocument] = []
     num_skipped = 0
 
@@ -127,7 +116,13 @@ def encode_corpus(
             tokens = document.tokens
             if tokens is None:
                 tokens = token_texts.encode(document.text, f"the text of {document.id}")
-            if tokens:
+            if document.given is not None and tokens:
+                given, ids = torch.tensor(document.given), torch.tensor(tokens)
+                tokenizer = token_texts.tokenizer
+                answers = [v for v in ids[~given].tolist() if v not in tokenizer.special_ids]
+                num_bytes = len(tokenizer.decode(answers).encode())
+                found.append(EncodedDocument(document.id, ids, num_bytes, given))
+            elif tokens:
                 ids = torch.tensor([*tokens, *last])
                 found.append(EncodedDocument(document.id, ids, len(document.text.encode())))
             else:
@@ -146,26 +141,20 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
     own = corpus.tokenizer()
     if own is not None and own.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
-            f"{corpus.name} must be evaluated with its own tokenizer, but the model has another: "
-            f"its tokens are symbols of an exact source. Use a model trained on {corpus.name}."
+            f"{corpus.name} must be evaluated by a model with its own tokenizer: its tokens are "
+            "symbols of an exact source."
         )
-    name = without_credentials(corpus.name)
-    for number, (_, text) in enumerate(read_ranges(_held_out(corpus))):
-        yield Document(f"{name}#{number}", text)
-
-
-def _held_out(corpus: Corpus) -> list[tuple[Documents, int, int]]:
-    """Return the ranges of the held-out documents, which are the last ones; all if none are."""
-    parts, left = corpus.documents(), corpus.validation()
-    if not left:
-        return [(part, 0, part.count()) for part in parts]
+    name, parts, left = without_credentials(corpus.name), corpus.documents(), corpus.validation()
     ranges: list[tuple[Documents, int, int]] = []
+    if not left:
+        ranges = [(part, 0, part.count()) for part in parts]
     for part in reversed(parts):  # from the end: counting all parts of a dataset reads them
         if left > 0:
             count = part.count()
-            ranges.append((part, max(0, count - left), count))
+            ranges.insert(0, (part, max(0, count - left), count))
             left -= count
-    return ranges[::-1]
+    for number, (_, text) in enumerate(read_ranges(ranges)):
+        yield Document(f"{name}#{number}", text)
 
 
 def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
@@ -181,7 +170,12 @@ def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
         tokens: list[int] = shard.tokens[start:stop].tolist()
         if max(tokens, default=0) >= manifest.vocab.size:
             raise invalid_tokens(f"{shard.file}: document {index}", manifest.vocab.size)
-        if tokens[-1:] == [manifest.end_id]:
+        given = None
+        if shard.given is not None:
+            if not is_same:
+                raise DataError(f"{folder}: chats must be of the model's tokenizer, not another.")
+            given = tuple(bool(one) for one in shard.given[start:stop])
+        elif tokens[-1:] == [manifest.end_id]:
             tokens.pop()
         text = tokenizer.decode(tokens)
-        yield Document(f"{folder}#{number}", text, tuple(tokens) if is_same else None)
+        yield Document(f"{folder}#{number}", text, tuple(tokens) if is_same else None, given)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -20,10 +19,9 @@ import gidd
 from gidd.common.actors import ActorOptions, map_on_ray
 from gidd.common.optional import optional_package
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
-from gidd.diffusion.likelihood import TOKENS_PER_CALL, RankGroup, ScoredText
+from gidd.diffusion.likelihood import TOKENS_PER_BATCH, RankGroup, ScoredText
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.graders import SMOLLM2, CausalRow, CausalScorer, GraderPrecision, load_grader
-from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.options import PerplexityOptions
 from gidd.models.hub import MODEL_RECORD
 from gidd.models.importers import IMPORTERS
@@ -37,11 +35,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _UNKNOWN_CONTEXT = 1 << 40
-"""Context of a model that does not state one."""
-
-_WINDOWS_PER_ITEM = 64
-"""Windows that a Ray actor scores at once."""
-
+_WINDOWS_PER_ITEM = 64  # that a Ray actor scores at once
 _FIRST: Final = {
     "bos": "the tokenizer's BOS token is the context of the first token of a window that has none",
     "end": "end-of-text is the context of the first token of a window that has none",
@@ -49,7 +43,7 @@ _FIRST: Final = {
     "BOS nor an end-of-text token",
 }
 
-OnCalls = Callable[[int, int], None]
+OnForwardPasses = Callable[[int, int], None]
 """Called with the forward passes done and expected."""
 
 
@@ -58,21 +52,14 @@ class WindowScores(NamedTuple):
 
     nelbo: Float[Tensor, " W"]
     num_scored: Int[Tensor, " W"]
-    """Scored tokens of each window."""
-
-    calls: int
-    """Forward passes of single windows."""
-
+    forward_passes: int
     manifest: dict[str, Any]
     """The model, its device and precision where it ran, and the estimator."""
-
     repeats: int = 1
     standard_error: Float[Tensor, " W"] | None = None
     """Monte Carlo error; None if the likelihood is exact."""
-
     reconstruction: Float[Tensor, "R W"] | None = None
     """The part of `nelbo` below the smallest time, of each repeat."""
-
     prior: Float[Tensor, " W"] | None = None
     """The part of `nelbo` above the largest time."""
 
@@ -82,7 +69,6 @@ class CausalModel:
     """An autoregressive model with a tokenizer of this library, which scores given tokens."""
 
     def __init__(self, scorer: CausalScorer, tokenizer: Tokenizer) -> None:
-        """Take a scorer and a tokenizer with the same vocabulary."""
         self.scorer, self.tokenizer = scorer, tokenizer
         self.token_texts = TokenDecoder(tokenizer)
         self.context = scorer.max_length
@@ -90,30 +76,40 @@ class CausalModel:
         self.first_id = scorer.bos[0] if scorer.bos else self.end_id
         """Context of a first token; None if a first token is not scored."""
         is_cpu = scorer.model.device.type == "cpu"
-        self.tokens_per_call = TOKENS_PER_CALL if is_cpu else 16 * TOKENS_PER_CALL
+        self.tokens_per_batch = TOKENS_PER_BATCH if is_cpu else 16 * TOKENS_PER_BATCH
 
     def score(
         self,
         texts: Sequence[ScoredText],
         ranks: RankGroup | None = None,
-        on_calls: OnCalls | None = None,
+        on_forward_passes: OnForwardPasses | None = None,
     ) -> WindowScores:
-        """Return the negative log-likelihood of the tokens that are not given.
-
-        All ranks call this with the same texts and get the same result.
-        """
+        """Return the negative log-likelihood of the tokens that are not given, on all ranks."""
         rows = [self._row(text) for text in texts]
         scored = [i for i, row in enumerate(rows) if row.targets]
         nll = self.scorer.nll(
             [rows[i] for i in scored],
-            max_tokens=self.tokens_per_call,
+            max_tokens=self.tokens_per_batch,
             ranks=ranks,
-            on_rows=on_calls,
+            on_rows=on_forward_passes,
         )
         found = torch.zeros(len(texts), dtype=torch.float64)
         found[scored] = torch.tensor(nll, dtype=torch.float64)
         num_scored = torch.tensor([len(row.targets) for row in rows])
-        return WindowScores(found, num_scored, len(scored), self._describe())
+        kind = "bos" if self.scorer.bos else ("end" if self.end_id is not None else None)
+        manifest = {
+            "gidd": gidd.__version__,
+            "torch": str(torch.__version__),
+            "transformers": optional_package("transformers", "eval").__version__,
+            "model": {"name": self.scorer.name, "sha256": self.scorer.sha256},
+            "tokenizer": self.tokenizer.fingerprint,
+            "device": str(self.scorer.model.device),
+            "precision": str(self.scorer.model.dtype).removeprefix("torch."),
+            "tokens_per_batch": self.tokens_per_batch,
+            "objective": "autoregressive: exact negative log-likelihood",
+            "first_token": _FIRST[kind],
+        }
+        return WindowScores(found, num_scored, len(scored), manifest)
 
     def _row(self, text: ScoredText) -> CausalRow:
         """Return inputs that end before the last token, so that none is longer than the window."""
@@ -122,21 +118,6 @@ class CausalModel:
             return CausalRow([self.first_id, *tokens[:-1]], 0, tokens)
         num_given = 1 if text.given is None else len(tokens) - text.num_scored
         return CausalRow(tokens[:-1], num_given - 1, tokens[num_given:])
-
-    def _describe(self) -> dict[str, Any]:
-        kind = "bos" if self.scorer.bos else ("end" if self.end_id is not None else None)
-        return {
-            "gidd": gidd.__version__,
-            "torch": str(torch.__version__),
-            "transformers": optional_package("transformers", "eval").__version__,
-            "model": {"name": self.scorer.name, "sha256": self.scorer.sha256},
-            "tokenizer": self.tokenizer.fingerprint,
-            "device": str(self.scorer.model.device),
-            "precision": str(self.scorer.model.dtype).removeprefix("torch."),
-            "tokens_per_call": self.tokens_per_call,
-            "objective": "autoregressive: exact negative log-likelihood",
-            "first_token": _FIRST[kind],
-        }
 
 
 def is_causal_model(name: str) -> bool:
@@ -147,10 +128,18 @@ def is_causal_model(name: str) -> bool:
     path = Path(name)
     if name == SMOLLM2 or path.suffix.lower() == ".gguf":
         return True
-    folder = path if path.is_dir() else _downloaded_config(name)
-    if folder is None or (folder / MODEL_RECORD).is_file() or not (folder / CONFIG).is_file():
+    if not path.is_dir():
+        is_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name)
+        if not is_name or ("/" in name and path.parent.is_dir()):
+            return False
+        try:
+            hub = optional_package("huggingface_hub", "eval")
+            path = Path(hub.hf_hub_download(name, CONFIG)).parent
+        except Exception:  # the loader of diffusion models says what is wrong with the name
+            return False
+    if (path / MODEL_RECORD).is_file() or not (path / CONFIG).is_file():
         return False
-    checkpoint = read_checkpoint(folder)
+    checkpoint = read_checkpoint(path)
     return not any(importer.matches(checkpoint) for importer in IMPORTERS)
 
 
@@ -159,37 +148,15 @@ def load_causal_model(
 ) -> CausalModel:
     """Load a causal language model: a folder, a GGUF file, a hub name, or smollm2."""
     scorer = load_grader(name, device=device, precision=precision, max_length=_UNKNOWN_CONTEXT)
-    with _without_notes():
-        if (Path(name) / TOKENIZER_FILE).is_file():
-            tokenizer = Tokenizer.load(name)
-        else:
-            tokenizer = Tokenizer(scorer.tokenizer)
-    return CausalModel(scorer, tokenizer)
-
-
-def _downloaded_config(name: str) -> Path | None:
-    """Return the folder of the `config.json` of a name on the hub; None if there is none."""
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) or (
-        "/" in name and Path(name).parent.is_dir()
-    ):
-        return None
-    try:
-        hub = optional_package("huggingface_hub", "eval")
-        return Path(hub.hf_hub_download(name, CONFIG)).parent
-    except Exception:  # the loader of diffusion models says what is wrong with the name
-        return None
-
-
-@contextmanager
-def _without_notes() -> Generator[None]:
-    """Log no notes on the special tokens of diffusion, which a causal model never gets."""
-    logger = logging.getLogger("gidd.data")
+    logger = logging.getLogger("gidd.data")  # has notes on special tokens of diffusion
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        has_own = (Path(name) / TOKENIZER_FILE).is_file()
+        tokenizer = Tokenizer.load(name) if has_own else Tokenizer(scorer.tokenizer)
     finally:
         logger.setLevel(level)
+    return CausalModel(scorer, tokenizer)
 
 
 class ModelSource(NamedTuple):
@@ -199,30 +166,22 @@ class ModelSource(NamedTuple):
     device: str | None = None
     precision: Precision | None = None
     """As in `from_pretrained`; float32 for an autoregressive model."""
-
     tokenizer: str | None = None
     """Tokenizer of a diffusion model that has none."""
 
     def load(self) -> Pipeline | CausalModel:
         """Load the model: autoregressive if it is a causal language model of `transformers`."""
         if not is_causal_model(self.name):
-            return from_pretrained(
-                self.name,
-                device=self.device,
-                precision=self.precision,
-                tokenizer=self.tokenizer,
-            )
-        if self.tokenizer is not None:
+            name, device, precision, tokenizer = self
+            return from_pretrained(name, device=device, precision=precision, tokenizer=tokenizer)
+        if self.tokenizer is not None or self.precision == "tf32":
             raise ConfigError(
-                "tokenizer must be omitted for an autoregressive model, whose own is used, got "
-                f"{self.tokenizer}."
+                "an autoregressive model has its own tokenizer and runs in float32 or bf16, got "
+                f"tokenizer {self.tokenizer}, precision {self.precision}."
             )
-        if self.precision == "tf32":
-            raise ConfigError(
-                "precision must be float32 or bf16 for an autoregressive model, got tf32."
-            )
-        precision = self.precision or "float32"
-        return load_causal_model(self.name, device=self.device, precision=precision)
+        return load_causal_model(
+            self.name, device=self.device, precision=self.precision or "float32"
+        )
 
 
 def score_windows(
@@ -230,26 +189,25 @@ def score_windows(
     texts: Sequence[ScoredText],
     options: PerplexityOptions,
     ranks: RankGroup | None = None,
-    on_calls: OnCalls | None = None,
+    on_forward_passes: OnForwardPasses | None = None,
 ) -> WindowScores:
     """Return likelihoods of windows; all ranks call this and get the same result."""
     if isinstance(model, CausalModel):
-        return model.score(texts, ranks, on_calls)
-    found, estimator = estimate_likelihood(model, texts, options, ranks, on_calls)
-    repeats = len(found.draws)
+        return model.score(texts, ranks, on_forward_passes)
+    found, estimator = estimate_likelihood(model, texts, options, ranks, on_forward_passes)
     manifest = {
-        **describe_pipeline(model),
-        "tokens_per_call": estimator.tokens_per_call,
+        **model.describe(),
+        "tokens_per_batch": estimator.tokens_per_batch,
         "objective": "diffusion: upper bound on the negative log-likelihood (NELBO)",
         "first_token": "scored like all others",
-        **describe_estimate(options, repeats),
+        **describe_estimate(options, len(found.draws)),
     }
     return WindowScores(
         found.nelbo,
         torch.tensor([text.num_scored for text in texts]),
-        found.calls,
+        found.forward_passes,
         manifest,
-        repeats,
+        len(found.draws),
         found.standard_error,
         found.draws[..., 1] if estimator.has_ends else None,
         found.prior if estimator.has_ends else None,
@@ -261,57 +219,44 @@ def score_on_ray(
     texts: Sequence[ScoredText],
     options: PerplexityOptions,
     actors: ActorOptions,
-    on_calls: OnCalls | None = None,
+    on_forward_passes: OnForwardPasses | None = None,
 ) -> WindowScores:
     """Return likelihoods of windows that the actors of a Ray cluster compute.
 
-    They differ from the numbers of one process by rounding, because batches differ. `max_se` is
-    refused: it stops at an error over all windows.
+    They differ from the numbers of one process by rounding, because batches differ.
     """
     if options.max_se is not None:
         raise ConfigError("max_se must be omitted on Ray actors. Set repeats instead.")
     windows = [
         (text.tokens.tolist(), len(text.tokens) - text.num_scored, text.index) for text in texts
     ]
-    size = _WINDOWS_PER_ITEM
-    items = [windows[start : start + size] for start in range(0, len(windows), size)]
+    starts = range(0, len(windows), _WINDOWS_PER_ITEM)
+    items = [windows[start : start + _WINDOWS_PER_ITEM] for start in starts]
     found: list[Mapping[str, Any]] = [{} for _ in items]
     done = 0
     for position, scores in map_on_ray(_WindowWorker, (source, options), items, actors):
         found[position] = scores
         done += len(scores["nelbo"])
-        if on_calls is not None:
-            on_calls(done, len(texts))
+        if on_forward_passes is not None:
+            on_forward_passes(done, len(texts))
 
-    def joined(name: str, kind: torch.dtype = torch.float64) -> Tensor | None:
-        if found[0][name] is None:
-            return None
-        return torch.cat([torch.tensor(scores[name], dtype=kind) for scores in found], dim=-1)
-
-    nelbo, num_scored = joined("nelbo"), joined("num_scored", torch.int64)
-    assert nelbo is not None and num_scored is not None
-    manifest = found[0]["manifest"]
-    if any(scores["manifest"] != manifest for scores in found):
+    joined = dict(found[0])
+    if any(scores["manifest"] != joined["manifest"] for scores in found):
         raise DataError(
             "all actors must run the same model on the same kind of device, but their manifests "
             "differ. Set --device and --precision, and install one version on all machines."
         )
-    return WindowScores(
-        nelbo,
-        num_scored,
-        sum(scores["calls"] for scores in found),
-        manifest,
-        found[0]["repeats"],
-        joined("standard_error"),
-        joined("reconstruction"),
-        joined("prior"),
-    )
+    for name in ("nelbo", "num_scored", "standard_error", "reconstruction", "prior"):
+        if joined[name] is not None:
+            kind = torch.int64 if name == "num_scored" else torch.float64
+            parts = [torch.tensor(scores[name], dtype=kind) for scores in found]
+            joined[name] = torch.cat(parts, dim=-1)
+    joined["forward_passes"] = sum(scores["forward_passes"] for scores in found)
+    return WindowScores(**joined)
 
 
 @final
 class _WindowWorker:
-    """Scores items of windows in an actor."""
-
     def __init__(self, source: ModelSource, options: PerplexityOptions) -> None:
         self._model, self._options = source.load(), options
 

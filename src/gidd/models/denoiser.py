@@ -35,6 +35,11 @@ class Backbone(Protocol):
       has at least one token, and None means that all rows are full. The hidden states of tokens
       must not depend on padding; those of padding can be any finite numbers. Samplers then compute
       sequences of several lengths in one forward pass; otherwise only those of one length;
+    - `accepts_segments = True`, if its method is `hidden(z, t, valid=None, segments=None)`.
+      `segments` [B, L], in place of `valid`, numbers the documents of packed rows; padding has a
+      number of its own. The hidden states of a document must be those of the document alone;
+    - `has_mixed_types = True`, if its parameters may have several types, such as float32 in norms
+      and bf16 in the rest: files are then loaded as they are, otherwise in the widest type;
     - `config`, the registered dataclass that built it: the network can then be saved.
     """
 
@@ -85,10 +90,9 @@ class Denoiser(nn.Module):
 
     def __init__(self, backbone: Backbone, vocab: Vocab) -> None:
         super().__init__()
-        if backbone.head.out_features < vocab.size:
+        if (rows := backbone.head.out_features) < vocab.size:
             raise ConfigError(
-                f"backbone.head must have at least vocab.size = {vocab.size} rows, got "
-                f"{backbone.head.out_features}. Build the model with vocab_size={vocab.size}."
+                f"backbone.head must have at least vocab.size = {vocab.size} rows, got {rows}."
             )
         self.backbone = backbone
         self.vocab = vocab
@@ -107,24 +111,27 @@ class Denoiser(nn.Module):
         z: Int[Tensor, "B L"],
         t: Float[Tensor, " B"],
         valid: Bool[Tensor, "B L"] | None = None,
+        segments: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; t of any floating-point dtype (float64 in sampling).
 
-        Args:
-            z: Noisy tokens; padding can be any token.
-            t: Time of each sequence.
-            valid: False at padding, which is at the end of rows; None: all rows are full.
-
-        Raises:
-            ConfigError: `valid` is given to a backbone that does not accept padding.
+        `valid` is False at padding, which is at the end of rows; None: all rows are full.
+        `segments`, in place of it, numbers the documents of packed rows. It raises `ConfigError`
+        for a backbone that does not accept them.
         """
+        if segments is not None:
+            if not getattr(self.backbone, "accepts_segments", False):
+                raise ConfigError(
+                    f"{type(self.backbone).__name__} does not accept packed rows. Give it one "
+                    "document per row, or see accepts_segments in docs/extending.md."
+                )
+            return cast(Any, self.backbone).hidden(z, t.float(), segments=segments)
         if valid is None:
             return self.backbone.hidden(z, t.float())  # backbones may have two arguments
         if not self.accepts_padding:
             raise ConfigError(
-                f"{type(self.backbone).__name__} does not accept padding: it has no "
-                "accepts_padding = True. Call it with sequences of one length, or let its "
-                "hidden(z, t, valid=None) ignore positions where valid is False."
+                f"{type(self.backbone).__name__} does not accept padding. Call it with sequences "
+                "of one length, or give it accepts_padding = True and hidden(z, t, valid=None)."
             )
         return cast(Any, self.backbone).hidden(z, t.float(), valid)
 

@@ -19,10 +19,11 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
+from gidd.models.backbones.hf_config import FAMILIES
 from gidd.models.denoiser import Backbone, Denoiser
 from gidd.models.importers import IMPORTERS, read_foreign
-from gidd.models.importers.checkpoint import CONFIG
-from gidd.models.importers.hf import is_hf_folder, read_hf
+from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
+from gidd.models.importers.hf import read_hf
 from gidd.models.networks import network_from_tensors, require_network
 from gidd.models.record import (
     network_config_from,
@@ -66,27 +67,24 @@ def save(
     folder, backbone = Path(folder), cast(nn.Module, denoiser.backbone)
     model = record_network(getattr(backbone, "config", backbone))  # raises if it cannot be saved
     if schedule.vocab != denoiser.vocab:
-        raise ConfigError(
-            f"schedule.vocab must be the denoiser's {denoiser.vocab}, got {schedule.vocab}. "
-            "Build both from one Vocab."
-        )
-    noise = record_schedule(schedule)
+        raise ConfigError(f"schedule.vocab must be {denoiser.vocab}, got {schedule.vocab}.")
+    noise, distributions = record_schedule(schedule)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Tensor]] = {WEIGHTS: dict(backbone.named_parameters())}
-    if noise.tensors:
-        files[SCHEDULE_TENSORS] = noise.tensors
+    if distributions:
+        files[SCHEDULE_TENSORS] = distributions
     for name, tensors in files.items():
         write_safetensors(folder / name, tensors)
     record = {
         "format": MODEL_FORMAT,
         "model": model,
-        "schedule": noise.json,
+        "schedule": noise,
         "vocabulary": record_vocab(denoiser.vocab),
         "files": {name: sha256(folder / name) for name in files},
         "training": summary or {},
     }
     write_json(folder / MODEL_RECORD, record)
-    if not noise.tensors:
+    if not distributions:
         (folder / SCHEDULE_TENSORS).unlink(missing_ok=True)  # of an older save
 
 
@@ -101,10 +99,10 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
             return _load_gidd(folder)
         if (folder / CONFIG).is_file():
             return read_foreign(folder, p_uniform)
+    names = ", ".join(importer.name for importer in IMPORTERS)
     raise CheckpointError(
-        f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of a model of "
-        f"{', '.join(importer.name for importer in IMPORTERS)}; it contains neither. Check the "
-        "path; for weights alone use gidd.models.read_training."
+        f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of a model of {names}; "
+        "it contains neither. Check the path."
     )
 
 
@@ -123,11 +121,9 @@ def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrai
 
 
 class NetworkSource(NamedTuple):
-    """A network with trained weights, without the noise that it was trained with."""
+    """A network with trained weights and a registered `config`, without its noise."""
 
     network: nn.Module
-    """Has a `config` that is registered."""
-
     sha256: str
     num_tokens: int
     """Rows of the embedding and the head that have a token."""
@@ -139,7 +135,8 @@ class NetworkSource(NamedTuple):
 def load_network(name: str | Path) -> NetworkSource:
     """Load the network of any model: ours, another project's, or one of `transformers`."""
     folder = Path(name) if Path(name).is_dir() else _download(str(name))
-    if not (folder / MODEL_RECORD).is_file() and is_hf_folder(folder):
+    is_foreign = not (folder / MODEL_RECORD).is_file() and (folder / CONFIG).is_file()
+    if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
         network = network_from_tensors(config, tensors)
         return NetworkSource(network, digest, config.vocab_size, None)
@@ -149,39 +146,36 @@ def load_network(name: str | Path) -> NetworkSource:
 
 
 def _p_uniform_in(name: str | Path) -> float | None:
-    """Return the fraction of uniform noise at the end of the name of a published checkpoint."""
     suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
     return float(suffix[1]) if suffix else None
 
 
 def _download(name: str) -> Path:
-    """Download a model from the hub, unless its name looks like a path that does not exist."""
+    missing = f"{name} is not a folder here"
     if not re.fullmatch(_HUB_NAME, name):
-        raise CheckpointError(
-            f"{name} is not a folder here, nor the name of a model on the Hugging Face hub "
-            "(owner/name). Check the path."
-        )
+        raise CheckpointError(f"{missing}, nor owner/name of a model on the Hugging Face hub.")
     if Path(name).parent.is_dir():
         raise CheckpointError(
-            f"{name} is not a folder here, although {Path(name).parent} is. Check the path; to "
-            "download a model of that name from the Hugging Face hub, run from another folder."
+            f"{missing}, although {Path(name).parent} is. Check the path; to download a model of "
+            "that name from the Hugging Face hub, run from another folder."
         )
     try:
         hub = optional_package("huggingface_hub", "hf")
     except ConfigError as error:
-        raise ConfigError(
-            f"{name} is not a folder here. To download it from the Hugging Face hub: {error}"
-        ) from error
+        raise ConfigError(f"{missing}. To download it: {error}") from error
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_PATTERNS))
     except Exception as error:  # besides OSError those of the HTTP client, e.g. of a proxy
         # "not in the local cache either" has the connection error as its cause
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else None
         raise CheckpointError(
-            f"{name} is not a folder here, and could not be downloaded from the Hugging Face hub: "
-            f"{' '.join(str(reason or error).split()).rstrip('.')}. Check the path, or the name "
-            "on the hub and the connection."
+            f"{missing}, and could not be downloaded from the Hugging Face hub: "
+            f"{_one_line(reason or error)}. Check the path, or the name and the connection."
         ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def files_to_push(folder: str | Path) -> dict[str, int]:
@@ -192,8 +186,7 @@ def files_to_push(folder: str | Path) -> dict[str, int]:
     folder = Path(folder)
     if not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
-            f"{folder} contains no {MODEL_RECORD}: only models in gidd's layout are uploaded. "
-            f"Write one with `gidd export {folder} --out FOLDER`, or with `Pipeline.save`."
+            f"{folder} contains no {MODEL_RECORD}. Write it with `gidd export` or `Pipeline.save`."
         )
     for name, digest in _read_record(folder / MODEL_RECORD)["files"].items():
         _read_shapes(folder / name, digest)
@@ -208,8 +201,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
     """
     if not re.fullmatch(_HUB_NAME, name):
         raise CheckpointError(
-            f"{shorten(name)} must be a name on the Hugging Face hub (owner/name). Pass the folder "
-            "of the model first, then the name."
+            f"{shorten(name)} must be a name on the Hugging Face hub: owner/name."
         )
     files = list(files_to_push(folder))
     hub = optional_package("huggingface_hub", "hf")
@@ -219,8 +211,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
     except Exception as error:  # besides OSError those of the HTTP client, e.g. of a proxy
         raise CheckpointError(
             f"{folder} could not be uploaded to {name} on the Hugging Face hub: "
-            f"{' '.join(str(error).split()).rstrip('.')}. Check the name and the connection, and "
-            "log in with `hf auth login`."
+            f"{_one_line(error)}. Check the name and log in with `hf auth login`."
         ) from error
 
 
@@ -254,10 +245,8 @@ def _read_record(path: Path) -> dict[str, Any]:
     """Read gidd.json; types of its parts are checked, values are not."""
     record = read_json(path, COPY_AGAIN, CheckpointError)
     if record.get("format") != MODEL_FORMAT:
-        raise CheckpointError(
-            f"{path}: format must be {MODEL_FORMAT}, got {shorten(record.get('format'))}. "
-            "It was written by another version of gidd; use that version."
-        )
+        got = shorten(record.get("format"))
+        raise CheckpointError(f"{path}: format must be {MODEL_FORMAT}, got {got}: another version.")
     require_valid(set(record) == _KEYS, f"{path} must have the keys {sorted(_KEYS)}", list(record))
     training, files = record["training"], record["files"]
     require_valid(isinstance(training, dict), f"{path}: training must be an object", training)
@@ -272,11 +261,8 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _read_shapes(file: Path, expected: str) -> dict[str, Shape]:
-    """Read the shapes in a tensor file and compare the file's SHA-256 with the record."""
     shapes = read_shapes(file)
     if sha256(file) != expected:
-        raise CheckpointError(
-            f"{file} does not match the SHA-256 in {MODEL_RECORD}. "
-            "A save was interrupted or the file is damaged; save or copy it again."
-        )
+        what = f"does not match the SHA-256 in {MODEL_RECORD}: an interrupted save, or damage"
+        raise CheckpointError(f"{file} {what}. Save or copy it again.")
     return shapes

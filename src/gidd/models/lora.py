@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from gidd.common.allowed import field_problems, integer, number
+from gidd.common.config.allowed import field_problems, integer, number
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 
@@ -51,10 +51,7 @@ class LoraConfig:
         rate = number(lambda x: 0 <= x < 1, "in [0, 1)")
         yield from field_problems(self, "lora.", rank=integer(0), alpha=positive, dropout=rate)
         if not all(name.strip() for name in self.targets.split(",")):
-            yield (
-                f"lora.targets must be {_ALL} or names of layers separated by commas, got "
-                f"{self.targets!r}."
-            )
+            yield f"lora.targets must be {_ALL} or names of layers, got {self.targets!r}."
 
 
 def add_lora(network: nn.Module, config: LoraConfig) -> None:
@@ -109,12 +106,10 @@ def merge_lora(network: nn.Module) -> None:
 
 
 def _adapted_layers(network: nn.Module) -> list[tuple[str, Any]]:
-    """Return names and layers with an adapter."""
     return [(name, part) for name, part in network.named_modules() if hasattr(part, "lora_A")]
 
 
 def _target_names(network: nn.Module, targets: str) -> list[str]:
-    """Return the full names of the linear layers to adapt."""
     from torch import nn
 
     head: object = getattr(network, "head", None)
@@ -126,17 +121,15 @@ def _target_names(network: nn.Module, targets: str) -> list[str]:
         if id(module) in inside and isinstance(module, nn.Linear)
     ]
     if not linear:
-        raise ConfigError(
-            "lora.rank must be 0 for a network that has no linear layers besides its head, got a "
-            f"{type(network).__name__}. Train all its weights: leave out --lora.rank."
-        )
+        kind = type(network).__name__
+        raise ConfigError(f"lora.rank must be 0: there are no linear layers in blocks of {kind}.")
     if targets == _ALL:
         return linear
     wanted = [name.strip() for name in targets.split(",")]
     known = {name.rpartition(".")[2] for name in linear}
     if unknown := sorted(set(wanted) - known):
         raise ConfigError(
-            f"lora.targets has {', '.join(unknown)}, but the linear layers of the blocks are "
-            f"{', '.join(sorted(known))}. Use some of these, or {_ALL}."
+            f"lora.targets has {', '.join(unknown)}, but must be {_ALL} or linear layers of the "
+            f"blocks: {', '.join(sorted(known))}."
         )
     return [name for name in linear if name.rpartition(".")[2] in wanted]

@@ -29,8 +29,8 @@ def require_no_buffers(network: nn.Module) -> None:
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     if buffers := sorted(network.state_dict().keys() - parameters):
         raise ConfigError(
-            f"the network must have no persistent buffers, got {shorten(buffers)}: checkpoints "
-            "hold parameters only. Use register_buffer(..., persistent=False) for constants."
+            f"the network must have no persistent buffers, got {shorten(buffers)}. Use "
+            "register_buffer(..., persistent=False) for constants."
         )
 
 
@@ -38,9 +38,6 @@ def name_without_lora(name: str) -> str | None:
     """Return a parameter's name in the network without LoRA; None for a parameter of an adapter."""
     is_adapter = ".lora_A." in name or ".lora_B." in name
     return None if is_adapter else name.replace(".base_layer.", ".")
-
-
-# --------------------------------------------------------------------------------- initial values
 
 
 @final
@@ -116,9 +113,6 @@ def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) ->
             copy_full(tensor, values[key])
 
 
-# ------------------------------------------------------------------------------ weights of a file
-
-
 def require_network(
     config: Any, found: Mapping[str, Shape], file: Path, name_in_file: Callable[[str], str] = str
 ) -> None:
@@ -131,10 +125,8 @@ def require_network(
     """
     num_layers: object = getattr(config, "num_layers", 0)
     if type(num_layers) is int and num_layers > len(found):
-        raise CheckpointError(
-            f"{file} must have the tensors of num_layers = {shorten(num_layers)} layers, got "
-            f"{len(found)} tensors. {COPY_BOTH_AGAIN}"
-        )
+        what = f"must have the tensors of num_layers = {shorten(num_layers)} layers"
+        raise CheckpointError(f"{file} {what}, got {len(found)} tensors. {COPY_BOTH_AGAIN}")
     blocks: str | None = getattr(config, "equal_blocks", None)
     with torch.device("meta"):
         network = (config if blocks is None else replace(config, num_layers=1)).build()
@@ -152,7 +144,8 @@ def network_from_tensors(
 ) -> nn.Module:
     """Build a network from the tensors of a file; call `require_network` first.
 
-    Tensors are not copied, unless their types differ: then the narrower ones are converted.
+    Tensors are not copied, unless their types differ: then the narrower ones are converted, except
+    for a network with `has_mixed_types`.
     """
     with torch.device("meta"):
         network = cast(nn.Module, config.build())
@@ -161,8 +154,9 @@ def network_from_tensors(
     state = {name: tensors[names[id(value)]] for name, value in tied}
     with keep_tied(network):
         network.load_state_dict(state, assign=True)
-    widest = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
-    network.to(widest).requires_grad_(True)
+    if not getattr(network, "has_mixed_types", False):
+        network.to(reduce(torch.promote_types, (tensor.dtype for tensor in state.values())))
+    network.requires_grad_(True)
     if lost := [name for name, buffer in network.named_buffers() if buffer.is_meta]:
         values = dict(cast(nn.Module, config.build()).named_buffers())  # constants of the config
         for name in lost:

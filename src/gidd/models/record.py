@@ -6,16 +6,16 @@ Noise distributions of a mixture have one entry per token: they go into a tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from gidd.common.codec import KIND, cannot_be_saved, from_plain, object_from_plain, to_plain
-from gidd.common.registry import name_of
+from gidd.common.config.codec import KIND, cannot_be_saved, from_plain, object_from_plain, to_plain
+from gidd.common.config.registry import name_of
 from gidd.common.terminal import shorten
 from gidd.diffusion import schedules
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import CheckpointError, ConfigError, PartNotInstalled, ScheduleError
+from gidd.errors import CheckpointError, ComponentNotInstalled, ConfigError, ScheduleError
 from gidd.vocab import Vocab
 
 _T = TypeVar("_T")
@@ -27,14 +27,6 @@ _MAX_COMPONENTS = 16
 """Components of a saved mixture: each takes up to 32 MB while its schedule is checked."""
 
 _AGAIN = "The file is damaged or was edited; save or download it again."
-
-
-class ScheduleRecord(NamedTuple):
-    """A schedule as it is saved."""
-
-    json: dict[str, Any]
-    tensors: dict[str, Tensor]
-    """Noise distributions of a mixture, by the names that the JSON uses."""
 
 
 def record_network(config: object) -> dict[str, Any]:
@@ -69,7 +61,7 @@ def _from_file(read: Callable[..., _T], *arguments: Any, **supplied: Any) -> _T:
     """Call a function; what is wrong with the data is an error of the file."""
     try:
         return read(*arguments, **supplied)
-    except PartNotInstalled as error:
+    except ComponentNotInstalled as error:
         raise CheckpointError(str(error)) from error
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{error} {_AGAIN}") from error
@@ -82,21 +74,20 @@ def _registered(value: object, kind: str) -> object:
     return value
 
 
-def record_schedule(schedule: MixingSchedule) -> ScheduleRecord:
-    """Convert a schedule to plain data, without its vocabulary, which is saved beside it."""
+def record_schedule(schedule: MixingSchedule) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Convert a schedule to plain data, without its vocabulary, and tensors that the data names."""
     if not isinstance(schedule, schedules.MixtureSchedule):
-        return ScheduleRecord(to_plain(_registered(schedule, "schedule")), {})
-    if len(schedule.components) > _MAX_COMPONENTS:
+        return to_plain(_registered(schedule, "schedule")), {}
+    if (number := len(schedule.components)) > _MAX_COMPONENTS:
         raise ConfigError(
-            f"a saved mixture can have at most {_MAX_COMPONENTS} components, got "
-            f"{len(schedule.components)}. Add up the noise of components with equal amounts."
+            f"a saved mixture can have at most {_MAX_COMPONENTS} components, got {number}."
         )
     tensors = {f"noise.{k}": noise for k, (noise, _) in enumerate(schedule.components)}
     components = [
         {"noise": name, "amount": to_plain(_registered(amount, "amount"))}
         for name, (_, amount) in zip(tensors, schedule.components, strict=True)
     ]
-    return ScheduleRecord({KIND: _MIXTURE, "components": components}, tensors)
+    return {KIND: _MIXTURE, "components": components}, tensors
 
 
 def schedule_from(
@@ -129,7 +120,6 @@ def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> sch
 
 
 def _fields(record: object, names: set[str], where: str) -> dict[str, Any]:
-    """Return the record if it is an object with exactly these keys."""
     fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
     what = f"{where} must be an object with {', '.join(sorted(names))}"
     require_valid(set(fields) == names, what, record)

@@ -29,19 +29,13 @@ Shape = tuple[int, ...]
 
 WEIGHTS = "model.safetensors"
 COPY_AGAIN = "Copy or download the file again."
-COPY_BOTH_AGAIN = (
-    "The weights and the configuration must belong to the same model; copy or download both files "
-    "again."
-)
+COPY_BOTH_AGAIN = "Copy or download the weights and the configuration of one model again."
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth")
 _PICKLE = (
-    "is a pickle, which is never loaded: it can run arbitrary code. Convert it to safetensors on a "
-    "machine where you trust it: torch.load(..., weights_only=True), then "
-    "safetensors.torch.save_file."
+    "is a pickle, which is never loaded: it can run arbitrary code. If you trust it, convert it "
+    "with torch.load(..., weights_only=True) and safetensors.torch.save_file."
 )
 _DTYPES = ("F32", "F64", "F16", "BF16")
-"""Types of weights: float32, float64, float16 and bfloat16."""
-
 _SHOWN = 5
 """Number of wrong tensors that a message names."""
 
@@ -83,10 +77,8 @@ def explain_write_failure(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} could not be written: {error}. Free disk space or fix the permissions, or "
-            "write to another folder; then run the same command again."
-        ) from error
+        remedy = "Free disk space, fix the permissions, or write to another folder."
+        raise CheckpointError(f"{path} could not be written: {error}. {remedy}") from error
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
@@ -107,10 +99,9 @@ def read_shapes(path: Path) -> dict[str, Shape]:
                 part = file.get_slice(name)
                 dtype = str(part.get_dtype())
                 if dtype not in _DTYPES:
-                    raise CheckpointError(
-                        f"{path}: tensor {shorten(name)} must be float32, float64, float16 or "
-                        f"bfloat16, got {shorten(dtype)}. Convert the weights, e.g. to float32."
-                    )
+                    must = "float32, float64, float16 or bfloat16"
+                    what = f"tensor {shorten(name)} must be {must}, got {shorten(dtype)}"
+                    raise CheckpointError(f"{path}: {what}. Convert the weights.")
                 shapes[name] = tuple(part.get_shape())
     return shapes
 
@@ -130,7 +121,6 @@ def _explain_invalid(path: Path) -> AbstractContextManager[None]:
 
 
 def _require_safetensors(path: Path) -> None:
-    """Refuse pickles, and what is not a file."""
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(f"{path} {_PICKLE}")
     if path.exists() and not path.is_file():
@@ -147,11 +137,8 @@ def require_finite(tensors: Mapping[str, Tensor], file: Path | str) -> None:
     for name, tensor in tensors.items():
         # extremes are NaN if any element is; unlike isfinite() this makes no copy
         if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
-            raise CheckpointError(
-                f"{file}: tensor {shorten(name)} holds NaN or infinity, so the model cannot "
-                "predict anything. Use a checkpoint from before the training diverged, or copy or "
-                "download the file again."
-            )
+            what = f"tensor {shorten(name)} holds NaN or infinity"
+            raise CheckpointError(f"{file}: {what}. Use a checkpoint from before it diverged.")
 
 
 def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], file: Path) -> None:

@@ -1,14 +1,16 @@
-"""A trained model as a tool: generate, infill, correct and score text.
+"""A trained model as a tool: generate, chat, infill, correct and score text.
 
     pipe = gidd.from_pretrained("models/nano")
     pipe.generate(4, prompt="My fellow citizens", steps=64)
+    pipe.chat([{"role": "user", "content": "2 + 3"}])
     pipe.infill("The capital of [MASK:3] is Paris.")
     pipe.correct("We is a nation of law.")
     pipe.noise_level("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
 Reading order: `options`, `text` (tokens and text), `edits`, `noise_level`, `results`, `pipeline`
-with `generate`, `correct`, `self_correct` and `score`, `load`. Names are imported on first use.
+with `generate`, `stop_strings`, `chat`, `correct`, `self_correct` and `score`, `load`. Names are
+imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from gidd.pipeline.chat import ChatAnswer as ChatAnswer
     from gidd.pipeline.edits import (
         Alternative as Alternative,
         TextEdit as TextEdit,
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
         estimate_noise as estimate_noise,
     )
     from gidd.pipeline.options import (
-        CorrectionOptions as CorrectionOptions,
         SamplingOptions as SamplingOptions,
+        SelfCorrectionOptions as SelfCorrectionOptions,
     )
     from gidd.pipeline.pipeline import Pipeline as Pipeline
     from gidd.pipeline.results import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.pipeline.edits import Alternative, TextEdit, apply_edits, decide, is_doubtful
-from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise
+from gidd.pipeline.noise_level import NoiseLevel, OnForwardPassesDone, estimate_noise
 from gidd.pipeline.results import Correction, ResultManifest
 from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
 from gidd.sampling.jobs import Jobs, run_jobs
@@ -54,13 +54,15 @@ class TokenCorrector:
     protected: tuple[Span, ...] = ()
 
     async def noise_level(
-        self, jobs: Jobs, text: str, on_calls: OnCallsDone | None = None
+        self, jobs: Jobs, text: str, on_forward_passes: OnForwardPassesDone | None = None
     ) -> NoiseLevel | None:
         """Estimate the fraction of wrong tokens; None if no token may be changed."""
         _, cut = self._windows(text)
         if all(cut.fixed):
             return None
-        return await estimate_noise(jobs, self.model.window_reader(), cut, on_calls=on_calls)
+        return await estimate_noise(
+            jobs, self.model.window_reader(), cut, on_forward_passes=on_forward_passes
+        )
 
     async def correct(
         self,
@@ -92,7 +94,8 @@ class TokenCorrector:
             read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
             posteriors = await read(jobs, cut, max(rate, SMALLEST_ERROR_RATE), report)
             edits = list(self._edits(given, ends, cut, posteriors))
-        calls = 0 if all(cut.fixed) else len(cut) + (0 if noise is None else noise.calls)
+        own_passes = 0 if all(cut.fixed) else len(cut)
+        forward_passes = own_passes + (0 if noise is None else noise.forward_passes)
         task: ResultManifest = {
             "task": "correct",
             "error_rate": rate,
@@ -106,8 +109,8 @@ class TokenCorrector:
             edits=tuple(edits),
             error_rate=rate,
             noise_level=noise,
-            calls=calls,
-            manifest=manifest(task, calls),
+            forward_passes=forward_passes,
+            manifest=manifest(task, forward_passes),
         )
 
     def _windows(self, text: str) -> tuple[EncodedText, TextWindows]:
@@ -122,7 +125,6 @@ class TokenCorrector:
         cut: TextWindows,
         posteriors: Iterable[WindowPosterior],
     ) -> Iterator[TextEdit]:
-        """Yield the doubtful tokens with their alternatives, in order."""
         text_of = self.model.token_texts.decode_one
         for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
             found, others = posterior.found.tolist(), posterior.tokens.tolist()
@@ -146,10 +148,8 @@ def correct_texts(
     """Correct texts together, each with its protected spans; see `Pipeline.correct`."""
     places = chain.from_iterable(protected)
     if len(protected) != len(texts) or any(isinstance(place, int) for place in cast(Any, places)):
-        raise ConfigError(
-            f"protected must have a list of spans (start, stop) for each of the {len(texts)} "
-            f"texts, got {shorten(protected)}. Leave it out to protect nothing."
-        )
+        must = f"have a list of spans (start, stop) for each of the {len(texts)} texts"
+        raise ConfigError(f"protected must {must}, got {shorten(protected)}.")
     done, total = [0] * len(texts), sum(map(len, texts))
 
     def report(index: int, characters: int, _: int) -> None:

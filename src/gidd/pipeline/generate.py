@@ -1,29 +1,33 @@
-"""From arguments to requests, and from samples to results with the confidence in their tokens."""
+"""From arguments to requests, and from samples to results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
-from gidd.common.allowed import SEED, integer, require_arguments
+from gidd.common.config.allowed import SEED, integer, require_arguments
+from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace, describe_request
+from gidd.pipeline.stop_strings import cut_at_stop, end_of_text, without_partial_stop
 from gidd.pipeline.text import TokenDecoder
 from gidd.sampling import (
-    Engine,
+    Choices,
     Frame,
+    Guidance,
     Jobs,
     OnStep,
     Plan,
     Processor,
     Request,
     Sample,
+    Session,
     Tokens,
     ban,
     corrector_plan,
@@ -35,6 +39,8 @@ from gidd.sampling.windows import windows
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
 
+_SCORING = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
+
 
 def build_requests(
     pipe: Pipeline,
@@ -45,6 +51,7 @@ def build_requests(
     num_samples: int,
     seed: int,
     start_index: int,
+    choices: tuple[Choices, ...] = (),
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
     require_arguments(
@@ -53,8 +60,8 @@ def build_requests(
         start_index=(start_index, SEED),
     )
     if plan is None:
-        if options.corrector_calls or options.correction.calls:
-            named = options.corrector if options.corrector_calls else "correction"
+        if options.final_corrector_steps or options.self_correction.forward_passes:
+            named = options.final_corrector if options.final_corrector_steps else "self_correction"
             pipe.require_visible_scores(named)
         plan = options.plan()
     processors = options.processors()
@@ -62,17 +69,81 @@ def build_requests(
     if banned:
         # before truncation, which must not leave banned tokens only
         processors = (ban(pipe.schedule.vocab, banned), *processors)
-    first = Request(tokens=tokens, plan=plan, seed=seed, processors=processors, stop=stop)
+    first = Request(
+        tokens=tokens,
+        plan=plan,
+        seed=seed,
+        processors=processors,
+        stop=stop,
+        guidance=build_guidance(pipe, tokens, options),
+        choices=choices,
+    )
     return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
+
+
+def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> Guidance | None:
+    """Return the guidance of a request, None for scale 1.
+
+    Without the condition, given tokens are masks; the negative prompt ends at the first blank.
+    """
+    scale, mask_id = options.guidance_scale, pipe.schedule.vocab.mask_id
+    if scale == 1:
+        return None
+    num_given = sum(token is not None for token in tokens)
+    if not num_given:
+        raise ConfigError(
+            f"guidance_scale must be 1 if no text is given, got {scale}: there is no condition to "
+            "follow. Give a prompt."
+        )
+    negative = pipe.token_texts.encode(options.negative_prompt or "", "the negative prompt")
+    first_blank = tokens.index(None) if None in tokens else len(tokens)
+    if len(negative) > first_blank:
+        raise DataError(
+            "the negative prompt must have at most as many tokens as the text before the first "
+            f"blank, {first_blank}, got {len(negative)}. Shorten it, or make the prompt longer."
+        )
+    if mask_id is None and len(negative) < num_given:
+        raise ConfigError(
+            "guidance without a mask token needs a negative prompt in place of every given token, "
+            f"{num_given}, got {len(negative)} tokens. Give one of that length."
+        )
+    without = [None if token is None else mask_id for token in tokens]
+    without[first_blank - len(negative) : first_blank] = negative
+    return Guidance(scale, tuple(without))
+
+
+def build_choices(
+    pipe: Pipeline, tokens: Tokens, choices: Sequence[str] | Mapping[int, Sequence[str]]
+) -> tuple[Choices, ...]:
+    """Return the choices of a template: of its only blank, or of blanks by their index."""
+    places = groupby(range(len(tokens)), key=lambda i: tokens[i] is None)
+    blanks = [list(run) for is_blank, run in places if is_blank]
+    only = 0 if len(blanks) == 1 else -1
+    by_blank = choices if isinstance(choices, Mapping) else {only: choices}
+    is_text = any(isinstance(texts, str) for texts in by_blank.values())
+    if is_text or not by_blank.keys() <= set(range(len(blanks))):
+        raise ConfigError(
+            "choices must be a list for a template of one blank, or lists by the index of a blank, "
+            f"{{0: [...]}}, got {shorten(choices)} for {len(blanks)} blanks."
+        )
+    found: list[Choices] = []
+    for index, texts in by_blank.items():
+        options = [tuple(pipe.token_texts.encode(text, "a choice")) for text in texts]
+        for text, option in zip(texts, options, strict=True):
+            if len(option) != len(blanks[index]):
+                raise DataError(
+                    f"a choice must have the number of tokens of its blank, {len(blanks[index])}, "
+                    f"got {shorten(text)} with {len(option)}. All choices of a blank have the same "
+                    f"number of tokens: write [MASK:{len(option)}], or another choice."
+                )
+        found.append(Choices(blanks[index][0], tuple(options)))
+    return tuple(found)
 
 
 def require_no_blocks(block_length: int | None, what: str) -> None:
     """Raise `ConfigError` if a text is to be sampled in blocks that has something to its right."""
     if block_length is not None:
-        raise ConfigError(
-            f"block_length must be None with {what}, got {block_length}: a block is not "
-            "conditioned on what comes after it. Omit one of them."
-        )
+        raise ConfigError(f"block_length must be None with {what}, got {block_length}.")
 
 
 async def run_requests(
@@ -83,33 +154,61 @@ async def run_requests(
     block_length: int | None,
     on_step: OnStep | None,
     record_frames: bool,
+    confidence: bool,
+    stop: Sequence[str],
 ) -> list[Generation]:
     """Sample requests, in blocks if `block_length` is given, and return a result for each.
 
-    `manifest` completes a manifest, given the settings of a request and its forward passes.
+    `manifest` completes a manifest, given the settings of a request and its forward passes. A text
+    ends before the first of the strings `stop` after its first blank.
     """
+    session, recorded = model.session, ResultManifest()
+    if stop:
+        recorded["stop_strings"] = list(stop)
     if block_length is None:
-        samples = await jobs.sample(
-            model.engine, requests, on_step=on_step, record_frames=record_frames
+        samples = await jobs.sample(session, requests, on_step=on_step, record_frames=record_frames)
+    elif record_frames:
+        raise ConfigError("record_frames must be False with block_length, got True (--html).")
+    else:
+        recorded["block_length"] = block_length
+        samples = await jobs.gather(
+            sample_blocks(
+                jobs,
+                session,
+                request,
+                block_length,
+                on_step=on_step,
+                is_end=stop_finder(model.token_texts, request, stop),
+            )
+            for request in requests
         )
-        return await build_generations(jobs, model, requests, samples, manifest)
-    if record_frames:
-        raise ConfigError(
-            "record_frames must be False for block-wise sampling, got True: frames have the length "
-            "of a block's sequence. Omit block_length, or the frames (--html)."
-        )
-    samples = await jobs.gather(
-        sample_blocks(jobs, model.engine, request, block_length, on_step=on_step)
-        for request in requests
-    )
-    shorter = [
-        replace(request, tokens=request.tokens[: len(sample.tokens)])
-        for request, sample in zip(requests, samples, strict=True)
+        pairs = zip(requests, samples, strict=True)
+        requests = [request.first(len(sample.tokens)) for request, sample in pairs]
+
+    def record(task: ResultManifest, forward_passes: int) -> ResultManifest:
+        return manifest(task | recorded, forward_passes)
+
+    found = await build_generations(jobs, model, requests, samples, record, confidence)
+    if not stop:
+        return found
+    return [
+        cut_at_stop(generation, model.token_texts, request.first_blank, stop)
+        for request, generation in zip(requests, found, strict=True)
     ]
-    blocks: ResultManifest = {"block_length": block_length}
-    return await build_generations(
-        jobs, model, shorter, samples, lambda task, calls: manifest(task | blocks, calls)
-    )
+
+
+def stop_finder(
+    token_texts: TokenDecoder, request: Request, stop: Sequence[str]
+) -> Callable[[tuple[int, ...]], bool] | None:
+    """Return whether tokens have a stop string after those that were given, as a function."""
+    if not stop:
+        return None
+
+    def has_stop(tokens: tuple[int, ...]) -> bool:
+        text = "".join(token_texts(tokens)[request.first_blank :])
+        return any(string in text for string in stop)
+
+    return has_stop
 
 
 async def build_generations(
@@ -118,49 +217,48 @@ async def build_generations(
     requests: Sequence[Request],
     samples: Sequence[Sample],
     manifest: Callable[[ResultManifest, int], ResultManifest],
+    confidence: bool,
 ) -> list[Generation]:
     """Return the result of each request, given its sample.
 
-    If the network can score visible tokens, confidence costs a forward pass on each sample.
+    If the network can score visible tokens, confidence costs a forward pass on each sample, and so
+    does the last frame of a sample whose frames were recorded.
     """
-    engine, token_texts = model.engine, model.token_texts
-    last: list[Frame | None] = [None] * len(samples)
-    scored = last
-    if can_score_visible_tokens(engine.schedule):
-        # recorded frames show x_theta after the processors, and so does the last frame
-        traced = [k for k, sample in enumerate(samples) if sample.frames]
-        texts = [(sample.tokens, ()) for sample in samples]
-        texts += [(samples[k].tokens, requests[k].processors) for k in traced]
-        frames = await predict_frames(jobs, engine, texts)
-        scored = frames[: len(samples)]
-        for k, frame in zip(traced, frames[len(samples) :], strict=True):
-            last[k] = frame
-    results: list[Generation] = []
-    for request, sample, scored_frame, end in zip(requests, samples, scored, last, strict=True):
-        trace = Trace.of(sample)
-        frame = scored_frame
-        if frame is None:
-            frames = frames_of_masking(sample, engine.schedule.vocab.mask_id)
-            frame = frames[-1]
-            trace = replace(trace, frames=frames) if sample.frames else trace
-        elif end is not None:
-            trace = trace.with_last_frame(end._replace(time=0.0))
-        results.append(
-            Generation(
-                text="".join(token_texts(sample.text)),
-                tokens=sample.text,
-                filled=tuple(_filled(token_texts, request.tokens, sample.text)),
-                confidence=tuple(frame.probability[: len(sample.text)].tolist()),
-                calls=sample.calls,
-                trace=trace,
-                manifest=manifest(describe_request(request), sample.calls),
-            )
+    session, token_texts = model.session, model.token_texts
+    traces, scored = [Trace.of(sample) for sample in samples], list[Frame]()
+    traced = [k for k, sample in enumerate(samples) if sample.frames]
+    if can_score_visible_tokens(session.schedule):
+        # recorded frames show x_theta after guidance and processors, and so does the last frame
+        read = [
+            scoring_request(samples[k].tokens, requests[k].processors, requests[k].guidance)
+            for k in traced
+        ]
+        read += [scoring_request(sample.tokens) for sample in samples if confidence]
+        frames = await predict_frames(jobs, session, read)
+        scored = frames[len(traced) :]
+        for k, last in zip(traced, frames, strict=False):
+            traces[k] = traces[k].with_last_frame(last._replace(time=0.0))
+    elif traced or confidence:
+        masked = [frames_of_masking(sample, session.schedule.vocab.mask_id) for sample in samples]
+        scored = [frames[-1] for frames in masked if confidence]
+        for k in traced:
+            traces[k] = replace(traces[k], frames=masked[k])
+    found = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
+    return [
+        Generation(
+            text="".join(token_texts(sample.text)),
+            tokens=sample.text,
+            filled=tuple(_filled(token_texts, request.tokens, sample.text)),
+            confidence=own and own[: len(sample.text)],
+            forward_passes=sample.forward_passes,
+            trace=trace,
+            manifest=manifest(describe_request(request), sample.forward_passes),
         )
-    return results
+        for request, sample, trace, own in zip(requests, samples, traces, found, strict=True)
+    ]
 
 
 def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:
-    """Yield the text of each run of blanks."""
     position = 0
     for is_blank, run in groupby(template, key=lambda token: token is None):
         end = position + len(list(run))
@@ -170,19 +268,31 @@ def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) 
 
 
 def stream_text(
-    engine: Engine, token_texts: TokenDecoder, request: Request, block_length: int
+    session: Session,
+    token_texts: TokenDecoder,
+    request: Request,
+    block_length: int,
+    stop: Sequence[str],
 ) -> Iterator[str]:
     """Sample one request in blocks; yield the text of each when it is finished.
 
     The first piece begins with the prompt. A character whose bytes end in the next block is held
-    back until then.
+    back until then, and so is what may be the beginning of a stop string.
     """
-    jobs, tokens, shown = Jobs(), list[int](), ""
-    job = jobs.start(sample_blocks(jobs, engine, request, block_length, on_tokens=tokens.extend))
+    jobs, tokens, shown, first = Jobs(), list[int](), "", request.first_blank
+    is_end = stop_finder(token_texts, request, stop)
+    blocks = sample_blocks(
+        jobs, session, request, block_length, on_tokens=tokens.extend, is_end=is_end
+    )
+    job = jobs.start(blocks)
     try:
         while True:
-            text = "".join(token_texts(tokens))
-            complete = text if job.is_done else text.rstrip("\N{REPLACEMENT CHARACTER}")
+            texts = token_texts(tokens)
+            text = "".join(texts[first:])
+            text = text[: end_of_text(text, stop)]
+            if not job.is_done:
+                text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
+            complete = "".join(texts[:first]) + text
             if len(complete) > len(shown):
                 yield complete[len(shown) :]
                 shown = complete
@@ -207,37 +317,38 @@ def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
 
 async def score_tokens(
     jobs: Jobs,
-    engine: Engine,
+    session: Session,
     context: int,
     tokens: Sequence[int],
     processors: tuple[Processor, ...] = (),
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
     parts = windows(len(tokens), context)
-    texts = [(tokens[part.start : part.stop], processors) for part in parts]
-    frames = await predict_frames(jobs, engine, texts)
+    read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
+    frames = await predict_frames(jobs, session, read)
     # a frame is an index, a step, a time and then tensors over positions
     own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
     return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
 
 
-async def predict_frames(
-    jobs: Jobs,
-    engine: Engine,
-    texts: Iterable[tuple[Sequence[int], tuple[Processor, ...]]],
-) -> list[Frame]:
-    """Return the prediction on each text at the lowest noise level, by one forward pass each.
+def scoring_request(
+    tokens: Sequence[int],
+    processors: tuple[Processor, ...] = (),
+    guidance: Guidance | None = None,
+) -> Request:
+    """Return a request whose frame has the prediction on a text at the lowest noise level."""
+    return Request(
+        tokens=tuple(tokens),
+        plan=_SCORING,
+        protected=(False,) * len(tokens),
+        processors=processors,
+        guidance=guidance,
+    )
 
-    Each text has its own processors of x_theta.
-    """
-    plan = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
-    requests = [
-        Request(
-            tokens=tuple(text), plan=plan, protected=(False,) * len(text), processors=processors
-        )
-        for text, processors in texts
-    ]
-    samples = await jobs.sample(engine, requests, record_frames=True)
+
+async def predict_frames(jobs: Jobs, session: Session, requests: Sequence[Request]) -> list[Frame]:
+    """Return the prediction before the first step of each request, here of `scoring_request`s."""
+    samples = await jobs.sample(session, requests, record_frames=True)
     return [sample.frames[0] for sample in samples]
 
 

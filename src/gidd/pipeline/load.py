@@ -39,7 +39,7 @@ def from_pretrained(
     *,
     device: str | None = None,
     precision: Precision | None = None,
-    rows_per_call: int | None = None,
+    batch_size: int | None = None,
     tokenizer: str | Path | Tokenizer | FastTokenizer | None = None,
     p_uniform: float | None = None,
 ) -> Pipeline:
@@ -52,7 +52,7 @@ def from_pretrained(
         device: "cpu", "cuda" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
             by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
-        rows_per_call: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
+        batch_size: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
             Results are identical bit by bit only for equal values.
         tokenizer: Tokenizer if the model has none: an object (also a fast tokenizer of
             `transformers`), a file, a folder, or a name such as "gpt2". By default the model's own,
@@ -64,8 +64,8 @@ def from_pretrained(
     folder = Path(name)
     if (folder / "checkpoints").is_dir() and not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
-            f"{folder} is the folder of a training run, not a model. Export its newest checkpoint "
-            f"with `gidd export {folder} --out models/{folder.resolve().name}` and load that."
+            f"{folder} is the folder of a training run, not a model. Export it with "
+            f"`gidd export {folder} --out models/{folder.resolve().name}` and load that."
         )
     loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(name, tokenizer, loaded)
@@ -76,7 +76,7 @@ def from_pretrained(
         name=str(name),
         device=chosen_device,
         precision=precision,
-        rows_per_call=rows_per_call,
+        batch_size=batch_size,
     )
 
 
@@ -106,6 +106,7 @@ def pipeline_of(
             "name": name,
             "sha256": model.sha256 or None,
             "steps": steps if type(steps) is int else None,
+            **_data_settings(model.summary),
         },
         notes=model.notes,
         times=_times(model.summary),
@@ -118,15 +119,12 @@ def pipeline_of(
 def _tokenizer(
     name: str | Path, given: str | Path | Tokenizer | FastTokenizer | None, loaded: Pretrained
 ) -> tuple[Tokenizer, tuple[str, ...]]:
-    """Return the tokenizer, and notes on how it was found."""
     vocab = loaded.denoiser.vocab
     if given is not None:
-        by_name = isinstance(given, str | Path)
-        chosen = (
-            tokenizers.tokenizer_by_name(str(given), model=vocab)
-            if by_name
-            else as_tokenizer(given, vocab)
-        )
+        if isinstance(given, str | Path):
+            chosen = Tokenizer.load(str(given), model=vocab)
+        else:
+            chosen = as_tokenizer(given, vocab)
         return _checked(chosen, loaded), chosen.notes
     folder = Path(name)
     try:
@@ -146,7 +144,6 @@ def _tokenizer(
 
 
 def _checked(tokenizer: Tokenizer, loaded: Pretrained) -> Tokenizer:
-    """Return the tokenizer, or raise if its vocabulary is not the model's."""
     ours, vocab = tokenizer.vocab, loaded.denoiser.vocab
     # a model without a mask has no row for the tokenizer's, which is last
     sizes = (vocab.size, vocab.size + 1) if vocab.mask_id is None else (vocab.size,)
@@ -161,18 +158,25 @@ def _checked(tokenizer: Tokenizer, loaded: Pretrained) -> Tokenizer:
 
 
 def _without_unused_rows(loaded: Pretrained, num_tokens: int) -> Pretrained:
-    """Return the model without the rows of the head that the tokenizer has no token for."""
     denoiser = loaded.denoiser
     if not loaded.has_unused_rows or num_tokens >= denoiser.vocab.size:
         return loaded
     vocab = Vocab(num_tokens, mask_id=denoiser.vocab.mask_id)
-    return replace(
-        loaded, denoiser=Denoiser(denoiser.backbone, vocab), schedule=MaskedSchedule(vocab)
-    )
+    smaller = Denoiser(denoiser.backbone, vocab)
+    return replace(loaded, denoiser=smaller, schedule=MaskedSchedule(vocab))
+
+
+def _data_settings(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of the training data and its padding, if the model records them."""
+    recorded: Any = summary.get("run", summary.get("source"))  # from a file: it can be anything
+    match recorded:
+        case {"data": {"format": "text" | "chat" as kind, "padding": "learned" | "ignored" as pad}}:
+            return {"data": {"format": kind, "padding": pad}}
+        case _:
+            return {}
 
 
 def _times(summary: dict[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest time of training, as recorded or by default."""
     run: Any = summary.get("run")  # from a file: it can be anything
     objective: Any = run.get("objective") if isinstance(run, dict) else None
     eps: Any = objective.get("eps") if isinstance(objective, dict) else None

@@ -49,7 +49,7 @@ _BLOCK, _MIN_BLOCKS = 32, 8
 _NORMAL_QUANTILE = 1.959964
 """Of a two-sided interval of 95%."""
 
-OnCallsDone = Callable[[int, int], None]
+OnForwardPassesDone = Callable[[int, int], None]
 """Called with the number of forward passes done, and of all that may be needed."""
 
 
@@ -63,7 +63,7 @@ class NoiseLevel(NamedTuple):
     time: float
     """Time of the network at which its noise is nearest to the error rate."""
 
-    calls: int = 0
+    forward_passes: int = 0
     """Forward passes."""
 
     def __str__(self) -> str:
@@ -76,33 +76,27 @@ async def estimate_noise(
     windows: Sequence[WindowTokens],
     *,
     max_windows: int = MAX_WINDOWS,
-    on_calls: OnCallsDone | None = None,
+    on_forward_passes: OnForwardPassesDone | None = None,
 ) -> NoiseLevel:
     """Estimate the fraction of wrong tokens among the editable tokens of a document.
 
     The network reads the windows at increasing noise levels, each about twice the level before,
     until two are above the estimate: 3 forward passes per window of clean text, 4 to 6 at an error
-    rate of a few per cent.
-
-    Args:
-        jobs: Jobs in progress, which share forward passes.
-        reader: The network; its processors should keep every token possible.
-        windows: The document.
-        max_windows: Windows to read, spread evenly over the document.
-        on_calls: Called for each window that was read at a level.
+    rate of a few per cent. The processors of `reader` should keep every token possible. At most
+    `max_windows` are read, spread evenly; `on_forward_passes` is called for each at each level.
     """
     editable = [window for window in windows if any(window.editable)]
     if not editable:
         raise DataError("the noise level needs at least one token that may be wrong, got none.")
     step = max(1.0, len(editable) / max_windows)
     read = [editable[int((k + 0.5) * step)] for k in range(min(len(editable), max_windows))]
-    expected, calls = expected_calls(reader, len(read), max_windows), 0
+    expected, forward_passes = expected_forward_passes(reader, len(read), max_windows), 0
 
     def count() -> None:
-        nonlocal calls
-        calls += 1
-        if on_calls is not None:
-            on_calls(calls, max(calls, expected))
+        nonlocal forward_passes
+        forward_passes += 1
+        if on_forward_passes is not None:
+            on_forward_passes(forward_passes, max(forward_passes, expected))
 
     levels = noise_levels(reader)
     x_theta = await _read_levels(jobs, reader, read, levels[:_FIRST_LEVELS], count)
@@ -114,13 +108,15 @@ async def estimate_noise(
         x_theta = torch.cat([x_theta, more])
         curve = _NoiseCurve(reader, levels[: len(x_theta)], x_theta, read)
     rate, low, high = curve.fit()
-    if on_calls is not None:
-        on_calls(calls, calls)
-    time = time_at_error_rate(reader.engine.schedule, rate, reader.min_time, reader.max_time)
-    return NoiseLevel(rate, low, high, float(time), calls)
+    if on_forward_passes is not None:
+        on_forward_passes(forward_passes, forward_passes)
+    time = time_at_error_rate(reader.session.schedule, rate, reader.min_time, reader.max_time)
+    return NoiseLevel(rate, low, high, float(time), forward_passes)
 
 
-def expected_calls(reader: WindowReader, num_windows: int, max_windows: int = MAX_WINDOWS) -> int:
+def expected_forward_passes(
+    reader: WindowReader, num_windows: int, max_windows: int = MAX_WINDOWS
+) -> int:
     """Return the largest number of forward passes of an estimate."""
     return min(num_windows, max_windows) * len(noise_levels(reader))
 
@@ -128,7 +124,7 @@ def expected_calls(reader: WindowReader, num_windows: int, max_windows: int = MA
 def noise_levels(reader: WindowReader) -> Float[Tensor, " T"]:
     """Return noise levels of the times of a network, evenly spaced in log-odds."""
     ends = torch.tensor([reader.min_time, reader.max_time], dtype=torch.float64)
-    lowest, highest = error_rate_at(reader.engine.schedule, ends).tolist()
+    lowest, highest = error_rate_at(reader.session.schedule, ends).tolist()
     lowest = min(max(lowest, _LOWEST_LEVEL), _HIGHEST_LEVEL / 2)
     highest = max(min(highest, _HIGHEST_LEVEL), 2 * lowest)
     start, stop = torch.tensor([lowest, highest], dtype=torch.float64).logit().tolist()
@@ -143,8 +139,7 @@ async def _read_levels(
     levels: Float[Tensor, " T"],
     on_window: Callable[[], None],
 ) -> Float[Tensor, "T N"]:
-    """Return x_theta of each editable token at each noise level."""
-    times = time_at_error_rate(reader.engine.schedule, levels, reader.min_time, reader.max_time)
+    times = time_at_error_rate(reader.session.schedule, levels, reader.min_time, reader.max_time)
     # all levels of a window in a row: networks without a time need a single forward pass
     items = [(window, float(t)) for window in windows for t in times]
     values = await reader.read(jobs, items, read_own_probability, on_window)
@@ -165,11 +160,11 @@ class _NoiseCurve:
         x_theta: Float[Tensor, "T N"],
         windows: Sequence[WindowTokens],
     ) -> None:
-        schedule = reader.engine.schedule
+        schedule = reader.session.schedule
         self.levels, self.x_theta = levels, x_theta
         self.scale = schedule.vocab.num_data_tokens / (schedule.vocab.num_data_tokens - 1)
         times = time_at_error_rate(schedule, levels, reader.min_time, reader.max_time)
-        keep, noise = visible_noise(schedule, times.to(reader.engine.device, reader.dtype))
+        keep, noise = visible_noise(schedule, times.to(reader.session.device, reader.dtype))
         tokens = [z for w in windows for z, is_read in zip(*w, strict=True) if is_read]
         self.noise = (noise / (1 - keep)[:, None]).double().cpu()[:, tokens]
         """b of each token."""
@@ -220,7 +215,6 @@ class _NoiseCurve:
         return float(rates[sums.argmax()]), float(rates[inside[0]]), float(rates[inside[-1]])
 
     def _inside(self, rates: Float[Tensor, " G"], sums: Float[Tensor, " G"]) -> Int[Tensor, " I"]:
-        """Return the indices of the rates in the 95% interval."""
         # below one wrong token there is no slope
         rate = max(float(rates[sums.argmax()]), 1 / self.x_theta.shape[1])
         before, after = self(rates.new_tensor([rate * math.exp(-_STEP), rate * math.exp(_STEP)]))

@@ -11,32 +11,41 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final, get_args
 
-from gidd.common.allowed import SEED, Allowed, choice, field_problems, integer, number, optional
-from gidd.common.parts import Part
-from gidd.common.registry import part_names
+from gidd.common.config.allowed import (
+    SEED,
+    Allowed,
+    choice,
+    field_problems,
+    integer,
+    number,
+    optional,
+)
+from gidd.common.config.components import Component
+from gidd.common.config.registry import component_names
 from gidd.common.terminal import shorten
-from gidd.diffusion.constants import MAX_TEMPERATURE, TRAINING_EPS
+from gidd.diffusion.constants import MAX_GUIDANCE_SCALE, MAX_TEMPERATURE, TRAINING_EPS
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
 
-MeshName = Literal["even", "sine"]
+TimestepSpacing = Literal["even", "sine"]
 ScoreName = Literal["likelihood", "gain"]
 GridName = Literal["sine", "stratified", "paper"]
 
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is scored: the least noise that models are trained with."""
 
-ERROR_RATE = number(
-    lambda rate: 0 <= rate < 1, "in [0, 1)", "It is the fraction of wrong tokens, e.g. 0.05."
-)
-"""Allowed fractions of wrong tokens."""
+ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 is 5% wrong tokens.")
+MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0.9 is common.")
 
-MIN_CONFIDENCE = number(
-    lambda p: 0 <= p <= 1, "in [0, 1]", "It is the least probability of a replacement, e.g. 0.9."
-)
-"""Allowed posterior probabilities from which tokens are replaced."""
+
+def _are_texts(value: object) -> bool:
+    items = cast("tuple[Any, ...]", value) if isinstance(value, list | tuple) else (None,)
+    return all(isinstance(item, str) and item for item in items)
+
+
+STOP = Allowed(_are_texts, "a list of texts, none of them empty")
 
 _MAX_STEPS = 1_000_000
 """Of a plan, which is made before the first step."""
@@ -46,10 +55,10 @@ _TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERA
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class CorrectionOptions:
+class SelfCorrectionOptions:
     """Self-correction (App. C): replace unlikely tokens of a finished text, a few at a time."""
 
-    calls: int = 256
+    forward_passes: int = 256
     """Maximum forward passes; stops earlier on convergence. 0 disables correction.
     Otherwise at least 2, because each pass scores the change made by the previous one."""
 
@@ -59,7 +68,7 @@ class CorrectionOptions:
     patience: int = 32
     """Stop after this many forward passes without a better self-accuracy."""
 
-    tokens_per_call: int = 1
+    tokens_per_step: int = 1
     """Tokens replaced per forward pass; the paper uses 1, more is faster."""
 
     distance: int = 2
@@ -72,17 +81,20 @@ class CorrectionOptions:
         """Yield one message per invalid option; `prefix` goes before the option's name."""
         passes = integer(2, _MAX_STEPS)
 
-        def contains(calls: object) -> bool:
-            return integer(0, 0).contains(calls) or passes.contains(calls)
+        def contains(n: object) -> bool:
+            return integer(0, 0).contains(n) or passes.contains(n)
 
-        reason = "Each forward pass scores the change made by the previous one."
         return field_problems(
             self,
             prefix,
-            calls=Allowed(contains, f"0 (no correction) or {passes.text}", reason),
+            forward_passes=Allowed(
+                contains,
+                f"0 (no correction) or {passes.text}",
+                "Each forward pass scores the change made by the previous one.",
+            ),
             temperature=_TEMPERATURE._replace(fix="The paper uses 0.1 to 0.5."),
             patience=integer(1),
-            tokens_per_call=integer(1),
+            tokens_per_step=integer(1),
             distance=integer(1),
             score=choice(get_args(ScoreName)),
         )
@@ -95,11 +107,11 @@ class CorrectionOptions:
         corrector = SelfCorrectionStep(
             temperature=self.temperature,
             patience=self.patience,
-            num_tokens=self.tokens_per_call,
+            num_tokens=self.tokens_per_step,
             distance=self.distance,
             score={"likelihood": likelihood, "gain": gain}[self.score],
         )
-        return corrector_plan(corrector, self.calls, CLEAN_TIME)
+        return corrector_plan(corrector, self.forward_passes, CLEAN_TIME)
 
 
 @final
@@ -110,7 +122,7 @@ class SamplingOptions:
     steps: int = 128
     """Number of denoising steps; each is at most one forward pass."""
 
-    mesh: MeshName = "even"
+    timestep_spacing: TimestepSpacing = "even"
     """Spacing of the steps in time: even (the paper), or sine, with shorter steps at both ends.
     With uniform noise, sine samples closer to the data distribution."""
 
@@ -136,20 +148,29 @@ class SamplingOptions:
     min_p: float | None = None
     """Min-p: drop tokens below this fraction of the highest probability."""
 
-    cut_off: float | None = None
+    epsilon_cutoff: float | None = None
     """Drop tokens below this absolute probability (App. G)."""
 
-    corrector: str = "gibbs_sweep"
+    guidance_scale: float = 1.0
+    """Classifier-free guidance: above 1 the sample follows the given text more closely, 0 ignores
+    it; 1 is no guidance. Other scales double the rows of a forward pass."""
+
+    negative_prompt: str | None = None
+    """With guidance: text that the sample is led away from, in place of no given text."""
+
+    final_corrector: str = "gibbs_sweep"
     """Corrector of the finished text; gibbs_sweep redraws every other token in a forward pass."""
 
-    corrector_options: Mapping[str, Any] = field(default_factory=lambda: {})
-    """Options of the corrector, e.g. {"distance": 4} for gibbs_sweep."""
+    final_corrector_options: Mapping[str, Any] = field(default_factory=lambda: {})
+    """Options of the final corrector, e.g. {"distance": 4} for gibbs_sweep."""
 
-    corrector_calls: int = 0
-    """Forward passes of the corrector."""
+    final_corrector_steps: int = 0
+    """Forward passes of the final corrector."""
 
-    correction: CorrectionOptions = field(default_factory=lambda: CorrectionOptions(calls=0))
-    """Self-correction of the finished text (App. C); off unless correction.calls is set."""
+    self_correction: SelfCorrectionOptions = field(
+        default_factory=lambda: SelfCorrectionOptions(forward_passes=0)
+    )
+    """Self-correction of the finished text (App. C); off if its forward_passes are 0."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the option's name."""
@@ -159,57 +180,68 @@ class SamplingOptions:
         yield from field_problems(
             self,
             steps=integer(1, _MAX_STEPS, "16 to 512 are common."),
-            mesh=choice(get_args(MeshName)),
-            sampler=choice(part_names("step"), own.format("step")),
-            corrector=choice(part_names("corrector"), own.format("corrector")),
+            timestep_spacing=choice(get_args(TimestepSpacing)),
+            sampler=choice(component_names("step"), own.format("step")),
+            final_corrector=choice(component_names("corrector"), own.format("corrector")),
             block_length=optional(integer(1, fix="Omit it to generate all tokens together.")),
             temperature=_TEMPERATURE,
             top_k=optional(integer(1, fix=keep_all)),
             top_p=optional(number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common.")),
             min_p=cut,
-            cut_off=cut,
-            corrector_calls=integer(0, _MAX_STEPS),
+            epsilon_cutoff=cut,
+            guidance_scale=number(
+                lambda w: 0 <= w <= MAX_GUIDANCE_SCALE,
+                f"in [0, {MAX_GUIDANCE_SCALE}]",
+                "1 is no guidance; 1.5 to 4 are common.",
+            ),
+            final_corrector_steps=integer(0, _MAX_STEPS),
         )
-        yield from _part_problems("sampler", "step", self.sampler, self.sampler_options)
-        yield from _part_problems("corrector", "corrector", self.corrector, self.corrector_options)
-        if isinstance(cast(Any, self.correction), CorrectionOptions):
-            yield from self.correction.problems("correction.")
+        if self.negative_prompt is not None and self.guidance_scale == 1:
+            yield "negative_prompt needs a guidance scale other than 1, which is no guidance."
+        yield from _component_problems("sampler", "step", self.sampler, self.sampler_options)
+        yield from _component_problems(
+            "final_corrector", "corrector", self.final_corrector, self.final_corrector_options
+        )
+        own_correction: Any = self.self_correction
+        if isinstance(own_correction, SelfCorrectionOptions):
+            yield from own_correction.problems("self_correction.")
         else:
-            yield f"correction must be a CorrectionOptions, got {shorten(self.correction)}."
+            yield f"self_correction must be SelfCorrectionOptions, got {shorten(own_correction)}."
 
     def plan(self) -> Plan:
         """Return the steps from t = 1 to 0, then corrector steps, then self-correction."""
-        from gidd.diffusion.times import even_mesh, sine_mesh
+        from gidd.diffusion.times import even_times, sine_times
         from gidd.sampling import corrector_plan, sampling_plan
 
         _require_none(self.problems())
-        step = Part("step", self.sampler, self.sampler_options).build()
-        corrector = Part("corrector", self.corrector, self.corrector_options).build()
-        mesh = {"even": even_mesh, "sine": sine_mesh}[self.mesh](self.steps)
-        corrected = corrector_plan(corrector, self.corrector_calls) + self.correction.plan()
-        return sampling_plan(mesh, step) + corrected
+        step = Component("step", self.sampler, self.sampler_options).build()
+        name, options = self.final_corrector, self.final_corrector_options
+        corrector = Component("corrector", name, options).build()
+        times = {"even": even_times, "sine": sine_times}[self.timestep_spacing](self.steps)
+        corrected = corrector_plan(corrector, self.final_corrector_steps)
+        return sampling_plan(times, step) + corrected + self.self_correction.plan()
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the processors of x_theta: temperature first, then the cut-offs."""
-        from gidd.sampling import CutOff, MinP, Temperature, TopK, TopP
+        from gidd.sampling import EpsilonCutoff, MinP, Temperature, TopK, TopP
 
-        processors = (
+        found: list[Processor | None] = [
             None if self.temperature == 1 else Temperature(self.temperature),
             None if self.top_k is None else TopK(self.top_k),
             None if self.top_p is None else TopP(self.top_p),
             None if self.min_p is None else MinP(self.min_p),
-            None if self.cut_off is None else CutOff(self.cut_off),
-        )
-        return tuple(processor for processor in processors if processor is not None)
+            None if self.epsilon_cutoff is None else EpsilonCutoff(self.epsilon_cutoff),
+        ]
+        return tuple(processor for processor in found if processor)
 
 
-def _part_problems(flag: str, kind: str, name: object, options: object) -> Iterable[str]:
-    """Yield one message per invalid option of a part; without options it is not imported."""
+def _component_problems(flag: str, kind: str, name: object, options: object) -> Iterable[str]:
+    """Yield one message per invalid option of a component; without options it is not imported."""
     if not isinstance(options, Mapping):
         yield f"{flag}_options must be a mapping of names to values, got {shorten(options)}."
-    elif options and name in part_names(kind):
+    elif options and name in component_names(kind):
         try:
-            chosen = Part(kind, cast(str, name), cast("Mapping[str, Any]", options))
+            chosen = Component(kind, cast(str, name), cast("Mapping[str, Any]", options))
         except ConfigError as error:
             yield f"{flag}_options must be options of {name}: {error}"
         else:
@@ -255,19 +287,21 @@ class LikelihoodOptions(EstimatorOptions):
     max_se: float | None = None
     """Add repeats until the standard error over all texts is at most this, in nats per token."""
 
-    max_calls: int | None = None
+    max_forward_passes: int | None = None
     """With --max-se: start no repeat that exceeds this number of forward passes."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
         positive = number(lambda value: 0 < value < float("inf"), "above 0")
-        yield from field_problems(self, max_se=optional(positive), max_calls=optional(integer(1)))
-        if self.max_calls is not None and self.max_se is None:
-            yield "max_calls needs --max-se; without it the number of forward passes is fixed."
+        yield from field_problems(
+            self, max_se=optional(positive), max_forward_passes=optional(integer(1))
+        )
+        if self.max_forward_passes is not None and self.max_se is None:
+            yield "max_forward_passes needs --max-se; without it the number is fixed."
 
 
-_Options = TypeVar("_Options", SamplingOptions, CorrectionOptions, LikelihoodOptions)
+_Options = TypeVar("_Options", SamplingOptions, SelfCorrectionOptions, LikelihoodOptions)
 
 
 def with_changes(

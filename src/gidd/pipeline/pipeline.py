@@ -1,39 +1,43 @@
-"""The pipeline: generate, infill, correct and score text with a trained model."""
+"""The pipeline: generate, chat, infill, correct and score text with a trained model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Unpack, final, overload
 
 import torch
 
 import gidd
-from gidd.common.allowed import SEED, optional, require_arguments
+from gidd.common.config.allowed import SEED, integer, optional, require_arguments
+from gidd.data.chat import Messages
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_CALL, NelboEstimator, RankGroup
+from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_BATCH, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, push_to_hub, save
+from gidd.pipeline.chat import ChatAnswer, build_chat_request
 from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import (
+    build_choices,
     build_requests,
     can_score_visible_tokens,
     require_no_blocks,
     run_requests,
     stream_text,
 )
-from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone
+from gidd.pipeline.noise_level import NoiseLevel, OnForwardPassesDone
 from gidd.pipeline.options import (
     ERROR_RATE,
     MIN_CONFIDENCE,
-    CorrectionOptions,
     LikelihoodOptions,
     SamplingOptions,
+    SelfCorrectionOptions,
     with_changes,
 )
 from gidd.pipeline.precision import Precision, choose_precision, in_precision, with_float32_head
@@ -47,13 +51,14 @@ from gidd.pipeline.results import (
 )
 from gidd.pipeline.score import score_texts
 from gidd.pipeline.self_correct import SelfCorrector
+from gidd.pipeline.stop_strings import require_stop
 from gidd.pipeline.text import EncodedText, Span, TokenDecoder, ban_unwritten_tokens
 from gidd.sampling import (
     CachedFeatures,
-    Engine,
     OnStep,
     Plan,
     Request,
+    Session,
     Tokens,
     WindowReader,
     parse_template,
@@ -62,7 +67,7 @@ from gidd.sampling import (
 )
 from gidd.sampling.request import prompt as with_blanks
 
-_SAMPLING, _CORRECTION = SamplingOptions(), CorrectionOptions()
+_SAMPLING, _CORRECTION = SamplingOptions(), SelfCorrectionOptions()
 _LIKELIHOOD = LikelihoodOptions()
 _STREAMED = SamplingOptions(block_length=32)
 _LENGTHS = 64
@@ -76,7 +81,7 @@ _MAX_DEFAULT_LENGTH = 2048
 class Pipeline:
     """A denoiser with its noise schedule, tokenizer and engine; `gidd.from_pretrained` loads one.
 
-    Samples are bit-identical alone and in a batch, as long as device, precision and `rows_per_call`
+    Samples are bit-identical alone and in a batch, as long as device, precision and `batch_size`
     are the same.
     """
 
@@ -89,7 +94,7 @@ class Pipeline:
         context: int,
         device: torch.device | str = "cpu",
         precision: Precision | None = None,
-        rows_per_call: int | None = None,
+        batch_size: int | None = None,
         source: dict[str, Any] | None = None,
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
@@ -104,16 +109,16 @@ class Pipeline:
         self.times = times
         """The smallest and the largest time that the network was trained with."""
         default = 1 if self.device.type == "cpu" else 16
-        rows = default if rows_per_call is None else rows_per_call
+        rows = default if batch_size is None else batch_size
         self._network = in_precision(denoiser, self.precision, self.device)
         uses_time = getattr(denoiser.backbone, "uses_time", True)
         self.network = self._network if uses_time else CachedFeatures(self._network)
         accepts_padding = bool(getattr(self.network, "accepts_padding", False))
-        self.engine = Engine(
+        self.session = Session(
             self.network,
             schedule,
-            rows_per_call=rows,
-            lengths=_LENGTHS if rows > 1 and accepts_padding else 1,
+            batch_size=rows,
+            pad_to_multiple_of=_LENGTHS if rows > 1 and accepts_padding else 1,
             max_length=context,
             device=self.device,
         )
@@ -157,11 +162,14 @@ class Pipeline:
         prompt: str = "",
         suffix: str = "",
         length: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
         seed: int = 0,
         start_index: int = 0,
         plan: Plan | None = None,
         on_step: OnStep | None = None,
         record_frames: bool = False,
+        confidence: bool = False,
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> list[Generation]:
@@ -173,25 +181,33 @@ class Pipeline:
             suffix: End of every sample. Without it, a sample ends at its end-of-text token.
             length: Number of tokens, including prompt and suffix; by default the context of the
                 model, but at most 2,048.
+            max_tokens: Number of new tokens, in place of `length`.
+            stop: Texts: a sample ends before the first of them that is generated. In blocks
+                (`block_length`) nothing is sampled after it; otherwise the result is cut.
             seed: With the index of a sample, determines all its random numbers.
             start_index: Index of the first sample; `generate(1, start_index=5)` returns the sixth
                 sample of `generate(6)`.
             plan: Custom plan of steps; replaces steps, sampler, corrector and correction.
             on_step: Called after each step of the batch.
             record_frames: Record the prediction before every step in `trace.frames`.
+            confidence: Whether to compute `Generation.confidence`, which takes a forward pass per
+                sample (none for models trained with masking alone).
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
-        tokens = self._with_blanks(length, prompt, suffix)
-        stop = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
+        require_stop(stop, suffix)
+        tokens = self._with_blanks(length, max_tokens, prompt, suffix)
+        ends = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
-        requests = build_requests(self, tokens, stop, options, plan, num_samples, seed, start_index)
+        requests = build_requests(self, tokens, ends, options, plan, num_samples, seed, start_index)
         return self.run(
             requests,
             on_step=on_step,
             record_frames=record_frames,
+            confidence=confidence,
             block_length=options.block_length,
+            stop=stop,
         )
 
     def stream(
@@ -199,6 +215,8 @@ class Pipeline:
         *,
         prompt: str = "",
         length: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
         seed: int = 0,
         sample_index: int = 0,
         options: SamplingOptions = _STREAMED,
@@ -209,37 +227,106 @@ class Pipeline:
         The pieces are the text of `generate` with the same arguments, and final: without blocks
         any token may change until the last step. `block_length` is 32 unless it is given.
         """
-        tokens = self._with_blanks(length, prompt)
-        stop = tuple(sorted(self.tokenizer.terminator_ids))
+        require_stop(stop)
+        tokens = self._with_blanks(length, max_tokens, prompt)
+        ends = tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.stream)
-        (request,) = build_requests(self, tokens, stop, options, None, 1, seed, sample_index)
+        (request,) = build_requests(self, tokens, ends, options, None, 1, seed, sample_index)
         block_length = options.block_length or len(tokens)
-        return stream_text(self.engine, self.token_texts, request, block_length)
+        return stream_text(self.session, self.token_texts, request, block_length, stop)
 
-    def _with_blanks(self, length: int | None, prompt: str, suffix: str = "") -> Tokens:
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        on_step: OnStep | None = None,
+        options: SamplingOptions = _SAMPLING,
+        **changes: Any,
+    ) -> ChatAnswer:
+        """Answer the last of some messages, such as [{"role": "user", "content": "2 + 3"}].
+
+        The tokenizer's chat template writes the messages (a plain one if it has none); the answer
+        ends as in the template, or at end-of-text. If the messages do not fit into the context,
+        the oldest turns are left out, never a system message.
+
+        Args:
+            messages: Messages with the roles system (first, optional), user and assistant.
+            max_tokens: Number of tokens that are sampled; by default what fits, at most 256. A
+                model that was trained with `padding="learned"` fills the rest with end-of-text.
+                With "ignored" (`pipe.source["data"]`) it takes the answer to have this length.
+            seed: Random seed; another one gives another answer.
+            stop: Texts before which the answer ends.
+            on_step: Called after each step.
+            options: Sampling options; with `block_length` nothing is sampled after the end.
+            **changes: Fields of `options` to change, e.g. `steps=64, block_length=32`.
+        """
+        require_stop(stop)
+        options = with_changes(options, changes, self.chat)
+        request, end, num_dropped = build_chat_request(
+            self, messages, max_tokens, seed, stop, options
+        )
+        (generation,) = self.run(
+            [request], on_step=on_step, block_length=options.block_length, stop=end.strings
+        )
+        text = generation.filled[0].strip()
+        return ChatAnswer(
+            text=text,
+            messages=[*messages, {"role": "assistant", "content": text}],
+            num_dropped=num_dropped,
+            generation=generation,
+        )
+
+    def _with_blanks(
+        self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
+    ) -> Tokens:
         before = self.token_texts.encode(prompt, "the prompt")
         after = self.token_texts.encode(suffix, "the suffix")
+        if max_tokens is not None:
+            if length is not None:
+                raise ConfigError(
+                    f"max_tokens must be None if length is given, got {max_tokens} and {length}. "
+                    "max_tokens counts new tokens, length also those of prompt and suffix."
+                )
+            length = self.length_with(max_tokens, len(before) + len(after))
         if length is None:
             length = min(self.context, _MAX_DEFAULT_LENGTH)
         return with_blanks(length, before, after)
+
+    def length_with(self, max_tokens: int, num_given: int) -> int:
+        """Return the length of a sample with this many new tokens; raise if it does not fit."""
+        require_arguments(max_tokens=(max_tokens, integer(1, fix="It counts new tokens.")))
+        if num_given + max_tokens > self.context:
+            raise DataError(
+                f"max_tokens must be at most {max(0, self.context - num_given)}, which the model's "
+                f"context of {self.context} tokens leaves after {num_given} given ones, got "
+                f"{max_tokens}. Shorten the given text, or generate fewer tokens."
+            )
+        return num_given + max_tokens
 
     def infill(
         self,
         template: str,
         num_samples: int = 1,
         *,
+        choices: Sequence[str] | Mapping[int, Sequence[str]] = MappingProxyType({}),
         seed: int = 0,
         start_index: int = 0,
         plan: Plan | None = None,
         on_step: OnStep | None = None,
         record_frames: bool = False,
+        confidence: bool = False,
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> list[Generation]:
         """Fill the blanks of a text such as "The capital of [MASK:3] is Paris".
 
-        [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. The other
-        arguments are the same as for `generate`.
+        [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. `choices`
+        are texts of which a blank becomes one: `choices=[" yes", " no"]` if there is one blank,
+        else `choices={0: [" yes", " no"]}` by its index. The other arguments are the same as for
+        `generate`.
         """
         tokens = parse_template(
             template, lambda text: self.token_texts.encode(text, "the text around blanks")
@@ -251,8 +338,12 @@ class Pipeline:
             )
         options = with_changes(options, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
-        requests = build_requests(self, tokens, (), options, plan, num_samples, seed, start_index)
-        return self.run(requests, on_step=on_step, record_frames=record_frames)
+        own = build_choices(self, tokens, choices)
+        counts = num_samples, seed, start_index
+        requests = build_requests(self, tokens, (), options, plan, *counts, own)
+        return self.run(
+            requests, on_step=on_step, record_frames=record_frames, confidence=confidence
+        )
 
     def run(
         self,
@@ -260,11 +351,13 @@ class Pipeline:
         *,
         on_step: OnStep | None = None,
         record_frames: bool = False,
+        confidence: bool = False,
         block_length: int | None = None,
+        stop: Sequence[str] = (),
     ) -> list[Generation]:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
         manifest = partial(self.manifest, time.perf_counter())
-        settings = requests, manifest, block_length, on_step, record_frames
+        settings = requests, manifest, block_length, on_step, record_frames, confidence, stop
         return run_jobs([lambda jobs: run_requests(jobs, self, *settings)])[0]
 
     @overload
@@ -330,7 +423,7 @@ class Pipeline:
         seed: int = 0,
         on_step: OnStep | None = None,
         record_frames: bool = False,
-        options: CorrectionOptions = _CORRECTION,
+        options: SelfCorrectionOptions = _CORRECTION,
         **changes: Any,
     ) -> SelfCorrection:
         """Replace tokens by self-correction (Algorithm 1, App. C), for samples of the model.
@@ -346,7 +439,7 @@ class Pipeline:
         self.require_visible_scores("self-correction")
         given = self.encode_given(text, "the text to correct")
         corrector = SelfCorrector(
-            self.engine, self.token_texts, plan, self.context, seed, record_frames, on_step
+            self.session, self.token_texts, plan, self.context, seed, record_frames, on_step
         )
         return run_job(lambda jobs: corrector.correct(jobs, given, protected, manifest))
 
@@ -355,7 +448,7 @@ class Pipeline:
         text: str,
         *,
         protected: Sequence[Span] = (),
-        on_calls: OnCallsDone | None = None,
+        on_forward_passes: OnForwardPassesDone | None = None,
     ) -> NoiseLevel:
         """Estimate the fraction of wrong tokens of a text, with a 95% interval.
 
@@ -364,7 +457,7 @@ class Pipeline:
         """
         self.require_visible_scores("the noise level")
         corrector = TokenCorrector(self, protected=tuple(protected))
-        found = run_job(lambda jobs: corrector.noise_level(jobs, text, on_calls))
+        found = run_job(lambda jobs: corrector.noise_level(jobs, text, on_forward_passes))
         if found is None:
             raise DataError("the text must have a token that is not protected, got none.")
         return found
@@ -379,8 +472,9 @@ class Pipeline:
         self,
         text: str | list[str],
         *,
+        prompt: str = "",
         confidence: bool = True,
-        on_calls: OnCallsDone | None = None,
+        on_forward_passes: OnForwardPassesDone | None = None,
         options: LikelihoodOptions = _LIKELIHOOD,
         **changes: Any,
     ) -> Scores | list[Scores]:
@@ -391,8 +485,9 @@ class Pipeline:
 
         Args:
             text: A text that the tokenizer restores exactly, or a list of texts.
+            prompt: The condition of p(text | prompt). Both together must fit into the context.
             confidence: Whether to compute confidence and noise level, which take forward passes.
-            on_calls: Called with the forward passes done and expected.
+            on_forward_passes: Called with the forward passes done and expected.
             options: Times, noise and budget of the estimate.
             **changes: Fields of `options` to change, e.g. `repeats=8, max_se=0.01`.
         """
@@ -400,24 +495,26 @@ class Pipeline:
         options = with_changes(options, changes, self.score)
         texts = [text] if isinstance(text, str) else text
         tokens = [self.encode(each, "the text to score") for each in texts]
-        found = score_texts(self, texts, tokens, manifest, options, confidence, on_calls)
+        given = self.token_texts.encode(prompt, "the prompt")
+        settings = manifest, options, confidence, on_forward_passes
+        found = score_texts(self, texts, tokens, given, *settings)
         return found[0] if isinstance(text, str) else found
 
-    def window_reader(self, rows_per_call: int | None = None) -> WindowReader:
+    def window_reader(self, batch_size: int | None = None) -> WindowReader:
         """Return what reads predictions and posteriors of windows of texts.
 
-        `rows_per_call` is the smallest batch size of a forward pass, e.g. for many short texts.
+        `batch_size` is the smallest batch size of a forward pass, e.g. for many short texts.
         """
-        engine = self.engine
-        if rows_per_call is not None and rows_per_call > engine.rows_per_call:
-            engine = Engine(
-                engine.network,
-                engine.schedule,
-                rows_per_call=rows_per_call,
-                max_length=engine.max_length,
-                device=engine.device,
+        session = self.session
+        if batch_size is not None and batch_size > session.batch_size:
+            session = Session(
+                session.network,
+                session.schedule,
+                batch_size=batch_size,
+                max_length=session.max_length,
+                device=session.device,
             )
-        return WindowReader(engine, *self.times)
+        return WindowReader(session, *self.times)
 
     def nelbo_estimator(
         self,
@@ -425,18 +522,18 @@ class Pipeline:
         grid: str = "sine",
         nodes: int = NUM_NODES,
         seed: int = 0,
-        tokens_per_call: int | None = None,
+        tokens_per_batch: int | None = None,
         ranks: RankGroup | None = None,
     ) -> NelboEstimator:
         """Return the estimator of likelihoods under this model; see `estimate_nelbo`.
 
         By default a forward pass has 2,048 tokens on a CPU and 32,768 on other devices.
         """
-        if tokens_per_call is None:
-            tokens_per_call = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_CALL
+        if tokens_per_batch is None:
+            tokens_per_batch = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_BATCH
         network, noise = with_float32_head(self._network), self.schedule
         return NelboEstimator(
-            network, noise, grid, nodes, seed, tokens_per_call, ranks, self.device
+            network, noise, grid, nodes, seed, tokens_per_batch, ranks, self.device
         )
 
     def require_visible_scores(self, what: str) -> None:
@@ -444,8 +541,7 @@ class Pipeline:
         if not self.can_score_visible_tokens:
             raise ConfigError(
                 f"{what} needs a model trained with uniform noise (p_uniform > 0), got one trained "
-                "with masking alone, which cannot score visible tokens. Leave it out, or mark "
-                "doubtful words with [MASK] and infill them."
+                "with masking alone, which cannot score visible tokens. Infill [MASK] instead."
             )
 
     def encode(self, text: str, what: str) -> list[int]:
@@ -462,8 +558,8 @@ class Pipeline:
             raise DataError(f"{what} must not be empty, got {text!r}.")
         return given
 
-    def manifest(self, start: float, task: ResultManifest, calls: int) -> ResultManifest:
-        """Return what identifies the model, its settings and a task that began at `start`."""
+    def describe(self) -> dict[str, Any]:
+        """Return versions, model, tokenizer, noise and precision as plain data."""
         return {
             "gidd": gidd.__version__,
             "torch": str(torch.__version__),
@@ -471,11 +567,17 @@ class Pipeline:
             "notes": list(self.notes),
             "tokenizer": self.tokenizer.fingerprint,
             "schedule": describe_schedule(self.schedule),
-            **task,
-            "calls": calls,
             "device": str(self.device),
             "precision": self.precision,
-            "rows_per_call": self.engine.rows_per_call,
-            "lengths": self.engine.lengths,
+            "batch_size": self.session.batch_size,
+        }
+
+    def manifest(self, start: float, task: ResultManifest, forward_passes: int) -> ResultManifest:
+        """Return what identifies the model, its settings and a task that began at `start`."""
+        return {
+            **self.describe(),
+            **task,
+            "forward_passes": forward_passes,
+            "pad_to_multiple_of": self.session.pad_to_multiple_of,
             "seconds": round(time.perf_counter() - start, 3),
         }

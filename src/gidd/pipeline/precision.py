@@ -39,9 +39,7 @@ def choose_precision(precision: Precision | None, device: torch.device) -> Preci
         allowed = ", ".join(get_args(Precision))
         raise ConfigError(f"precision must be one of {allowed}, got {precision!r}.")
     if precision == "tf32" and device.type != "cuda":
-        raise ConfigError(
-            f"precision tf32 is for NVIDIA GPUs, got the device {device.type}. Use float32 or bf16."
-        )
+        raise ConfigError(f"precision tf32 is for NVIDIA GPUs, got the device {device.type}.")
     return precision
 
 

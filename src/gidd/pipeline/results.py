@@ -43,7 +43,7 @@ class Trace:
     frames: tuple[Frame, ...] = ()
     """The sequence before every step and at the end; empty unless `record_frames` was set."""
 
-    calls: int = 0
+    forward_passes: int = 0
     """Forward passes for this sequence."""
 
     offset: int = 0
@@ -52,7 +52,7 @@ class Trace:
     @classmethod
     def of(cls, sample: Sample, *, offset: int = 0) -> Self:
         """Return the trace of a sample."""
-        names = ("tokens", "protected", "edits", "frames", "calls")
+        names = ("tokens", "protected", "edits", "frames", "forward_passes")
         return cls(**{name: getattr(sample, name) for name in names}, offset=offset)
 
     def with_last_frame(self, frame: Frame) -> Self:
@@ -63,8 +63,8 @@ class Trace:
     def __repr__(self) -> str:
         return (
             f"<Trace: {len(self.tokens)} tokens ({sum(self.protected)} protected), "
-            f"{len(self.edits)} edits, {len(self.frames)} frames, {self.calls} forward passes; "
-            "see .tokens, .edits, .frames>"
+            f"{len(self.edits)} edits, {len(self.frames)} frames, {self.forward_passes} "
+            "forward passes; see .tokens, .edits, .frames>"
         )
 
 
@@ -80,14 +80,14 @@ class Generation:
     filled: tuple[str, ...]
     """Text of each run of blanks, in order."""
 
-    confidence: tuple[float, ...]
-    """x_theta of each token in the final text.
+    confidence: tuple[float, ...] | None
+    """x_theta of each token in the final text; None unless `confidence=True` was given.
 
     A network trained with masking alone cannot score visible tokens. For such a network it is
     x_theta when the token was written, and 1 for given tokens.
     """
 
-    calls: int
+    forward_passes: int
     """Forward passes of the sampler."""
 
     trace: Trace
@@ -95,8 +95,9 @@ class Generation:
 
     def __repr__(self) -> str:
         return (
-            f"<Generation: {_EXCERPT.repr(self.text)}, {len(self.tokens)} tokens, {self.calls} "
-            "forward passes; see .text, .filled, .confidence, .trace, .manifest>"
+            f"<Generation: {_EXCERPT.repr(self.text)}, {len(self.tokens)} tokens, "
+            f"{self.forward_passes} forward passes; see .text, .filled, .confidence, .trace, "
+            ".manifest>"
         )
 
 
@@ -137,7 +138,7 @@ class Correction:
     noise_level: NoiseLevel | None
     """The estimate of `error_rate`; None if it was given."""
 
-    calls: int
+    forward_passes: int
     """Forward passes, including the estimate of the error rate."""
 
     manifest: ResultManifest
@@ -156,7 +157,7 @@ class Correction:
         return (
             f"<Correction: {_EXCERPT.repr(self.text)}, {len(self.changes)} changes, "
             f"{len(self.suggestions)} suggestions, error rate {self.error_rate:.2%}, "
-            f"{self.calls} forward passes; see .text, .changes, .suggestions, .manifest>"
+            f"{self.forward_passes} forward passes; see .text, .changes, .suggestions, .manifest>"
         )
 
 
@@ -178,7 +179,7 @@ class SelfCorrection:
     self_accuracy: tuple[float, float]
     """Fraction of tokens that are the most likely ones, before and after correction."""
 
-    calls: int
+    forward_passes: int
     """Forward passes of the corrector; passes that score the text before and after are
     not included."""
 
@@ -192,7 +193,7 @@ class SelfCorrection:
         return (
             f"<SelfCorrection: {_EXCERPT.repr(self.text)}, {len(self.replacements)} of "
             f"{len(self.tokens)} tokens replaced, self-accuracy {before:.1%} -> {after:.1%}, "
-            f"{self.calls} forward passes; see .text, .replacements, .traces, .manifest>"
+            f"{self.forward_passes} forward passes; see .text, .replacements, .traces, .manifest>"
         )
 
 
@@ -223,7 +224,7 @@ class Scores:
     prior: float
     """The part of `nelbo` above the largest time."""
 
-    calls: int
+    forward_passes: int
     """Forward passes of the estimate."""
 
     manifest: ResultManifest
@@ -242,14 +243,14 @@ class Scores:
         return (
             f"<Scores: {_EXCERPT.repr(self.text)}, {len(self.tokens)} tokens, NELBO "
             f"{self.nelbo:.2f} ± {self.standard_error:.2f} nats, perplexity {self.perplexity:.4g}, "
-            f"{self.calls} forward passes; see .nelbo, .confidence, .manifest>"
+            f"{self.forward_passes} forward passes; see .nelbo, .confidence, .manifest>"
         )
 
 
 def describe_schedule(schedule: MixingSchedule) -> dict[str, Any]:
     """Return the schedule as a saved model records it; a custom one by the name of its class."""
     try:
-        return record_schedule(schedule).json
+        return record_schedule(schedule)[0]
     except ConfigError:
         return {"kind": type(schedule).__name__}
 
@@ -265,6 +266,8 @@ def describe_request(request: Request) -> dict[str, Any]:
         "plan": describe_plan(request.plan),
         "processors": describe_processors(request.processors),
         "stop": list(request.stop),
+        **({"choices": [len(each.options) for each in request.choices]} if request.choices else {}),
+        **({"guidance_scale": request.guidance.scale} if request.guidance else {}),
     }
 
 
@@ -279,7 +282,6 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _options(step: Step) -> dict[str, Any]:
-    """Return the options of a step: functions by name, tensors by their shape."""
     options: dict[str, Any] = {}
     if isinstance(step, partial):
         options = step.keywords

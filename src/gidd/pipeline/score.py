@@ -19,9 +19,14 @@ from gidd.diffusion.likelihood import (
     estimate_nelbo,
 )
 from gidd.diffusion.times import GRIDS
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import score_tokens
-from gidd.pipeline.noise_level import NoiseLevel, OnCallsDone, estimate_noise, expected_calls
+from gidd.pipeline.noise_level import (
+    NoiseLevel,
+    OnForwardPassesDone,
+    estimate_noise,
+    expected_forward_passes,
+)
 from gidd.pipeline.options import LikelihoodOptions
 from gidd.pipeline.results import ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_jobs
@@ -29,7 +34,7 @@ from gidd.sampling.network import require_finite_predictions
 from gidd.sampling.windows import TextWindows
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Bool, Int
 
     from gidd.pipeline.pipeline import Pipeline
 
@@ -43,11 +48,19 @@ class ScoringWindow(NamedTuple):
     stop: int
     num_given: int
 
-    def text(self, tokens: Int[Tensor, " n"], index: int) -> ScoredText:
-        """Return the tokens of the window; `index` is the address of its random numbers."""
+    def text(
+        self, tokens: Int[Tensor, " n"], index: int, given: Bool[Tensor, " n"] | None = None
+    ) -> ScoredText:
+        """Return the tokens of the window; `index` is the address of its random numbers.
+
+        `given` are further tokens of the condition.
+        """
         part = tokens[self.start : self.stop]
-        given = torch.arange(len(part)) < self.num_given if self.num_given else None
-        return ScoredText(part, index, given)
+        before = torch.arange(len(part)) < self.num_given if self.num_given else None
+        if given is not None:
+            given = given[self.start : self.stop]
+            before = given if before is None else before | given
+        return ScoredText(part, index, before)
 
 
 def scoring_windows(
@@ -76,7 +89,7 @@ def estimate_likelihood(
     texts: Sequence[ScoredText],
     options: LikelihoodOptions,
     ranks: RankGroup | None = None,
-    on_calls: OnCallsDone | None = None,
+    on_forward_passes: OnForwardPassesDone | None = None,
 ) -> tuple[NelboEstimate, NelboEstimator]:
     """Return the NELBO of texts that fit into the context, and the estimator."""
     estimator = pipe.nelbo_estimator(
@@ -87,8 +100,8 @@ def estimate_likelihood(
         texts,
         repeats=options.repeats,
         max_se=options.max_se,
-        max_calls=options.max_calls,
-        on_calls=on_calls,
+        max_forward_passes=options.max_forward_passes,
+        on_forward_passes=on_forward_passes,
     )
     require_finite_predictions(bool(found.nelbo.isfinite().all()))
     return found, estimator
@@ -103,7 +116,7 @@ def describe_estimate(options: LikelihoodOptions, repeats: int) -> ResultManifes
         "nodes": options.nodes,
         "repeats": repeats,
         "max_se": options.max_se,
-        "max_calls": options.max_calls,
+        "max_forward_passes": options.max_forward_passes,
         "seed": options.seed,
     }
 
@@ -112,70 +125,95 @@ def score_texts(
     pipe: Pipeline,
     texts: Sequence[str],
     tokens: Sequence[Sequence[int]],
+    prompt: Sequence[int],
     manifest: Callable[[ResultManifest, int], ResultManifest],
     options: LikelihoodOptions,
     confidence: bool,
-    on_calls: OnCallsDone | None,
+    on_forward_passes: OnForwardPassesDone | None,
 ) -> list[Scores]:
-    """Return the scores of tokenized texts."""
+    """Return the scores of tokenized texts, given the tokens of a prompt."""
     if problems := "\n".join(options.problems()):
         raise ConfigError(problems)
     if not texts:
         return []
+    longest = max(map(len, tokens))
+    if prompt and len(prompt) + longest > pipe.context:
+        raise DataError(
+            f"prompt and text must fit into the model's context of {pipe.context:,} tokens, got "
+            f"{len(prompt):,} and {longest:,} tokens."
+        )
     parts = [
-        (owner, window, torch.tensor(each))
+        (owner, window, torch.tensor([*prompt, *each]))
         for owner, each in enumerate(tokens)
-        for window in scoring_windows(len(each), pipe.context, pipe.context)
+        for window in scoring_windows(
+            len(prompt) + len(each),
+            pipe.context,
+            pipe.context,
+            first=len(prompt),
+            fill=bool(prompt),
+        )
     ]
     cuts = [
-        TextWindows(each, [*map(pipe.token_texts.is_fixed, each)], pipe.context)
+        TextWindows(
+            [*prompt, *each],
+            [True] * len(prompt) + [*map(pipe.token_texts.is_fixed, each)],
+            pipe.context,
+        )
         for each in (tokens if confidence and pipe.can_score_visible_tokens else ())
     ]
     # forward passes done and expected: of the likelihood, then of the confidence in each text
-    passes = [(0, 0), *((0, expected_calls(pipe.window_reader(), len(cut))) for cut in cuts)]
+    expected_passes = partial(expected_forward_passes, pipe.window_reader())
+    passes = [(0, 0), *((0, expected_passes(len(cut))) for cut in cuts)]
 
     def report(phase: int, done: int, expected: int) -> None:
         passes[phase] = done, expected
-        if on_calls is not None:
-            on_calls(*map(sum, zip(*passes, strict=True)))
+        if on_forward_passes is not None:
+            on_forward_passes(*map(sum, zip(*passes, strict=True)))
 
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
-    found, _ = estimate_likelihood(pipe, windows, options, on_calls=partial(report, 0))
+    found, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])
     zeros = torch.zeros(len(texts), dtype=torch.float64)
     nelbo = zeros.index_add(0, owners, found.nelbo)
     variance = zeros.index_add(0, owners, found.standard_error.square())
     reconstruction = zeros.index_add(0, owners, found.draws[..., 1].mean(0))
     prior = zeros.index_add(0, owners, found.prior)
-    calls = zeros.index_add(0, owners, torch.full(owners.shape, found.calls / len(parts)).double())
+    each_part = torch.full(owners.shape, found.forward_passes / len(parts)).double()
+    forward_passes = zeros.index_add(0, owners, each_part)
     task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
     readings = run_jobs(
-        partial(_read, pipe=pipe, cut=cut, on_calls=partial(report, i))
+        partial(_read, pipe=pipe, cut=cut, on_forward_passes=partial(report, i))
         for i, cut in enumerate(cuts, start=1)
     ) or [(None, None)] * len(texts)
     return [
         Scores(
             text=text,
             tokens=tuple(tokens[i]),
-            confidence=readings[i][0],
+            confidence=_without(readings[i][0], len(prompt)),
             noise_level=readings[i][1],
             nelbo=float(nelbo[i]),
             standard_error=math.sqrt(float(variance[i])),
             reconstruction=float(reconstruction[i]),
             prior=float(prior[i]),
-            calls=int(calls[i]),
-            manifest=manifest(task, int(calls[i])),
+            forward_passes=int(forward_passes[i]),
+            manifest=manifest(task, int(forward_passes[i])),
         )
         for i, text in enumerate(texts)
     ]
 
 
+def _without(confidence: tuple[float, ...] | None, num_given: int) -> tuple[float, ...] | None:
+    return None if confidence is None else confidence[num_given:]
+
+
 async def _read(
-    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_calls: OnCallsDone
+    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_forward_passes: OnForwardPassesDone
 ) -> tuple[tuple[float, ...], NoiseLevel | None]:
     """Return x_theta of each token, and the noise level unless all tokens are line breaks etc."""
-    frame = await score_tokens(jobs, pipe.engine, pipe.context, cut.tokens)
+    frame = await score_tokens(jobs, pipe.session, pipe.context, cut.tokens)
     noise = None
     if not all(cut.fixed):
-        noise = await estimate_noise(jobs, pipe.window_reader(), cut, on_calls=on_calls)
+        noise = await estimate_noise(
+            jobs, pipe.window_reader(), cut, on_forward_passes=on_forward_passes
+        )
     return tuple(frame.probability.tolist()), noise

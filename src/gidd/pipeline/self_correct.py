@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from gidd.pipeline.generate import predict_frames, score_tokens
+from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
 from gidd.pipeline.results import (
     Replacement,
     ResultManifest,
@@ -26,7 +26,7 @@ from gidd.pipeline.text import (
     ban_unwritten_tokens,
     protected_tokens,
 )
-from gidd.sampling import Engine, Jobs, OnStep, Plan, Processor, Request
+from gidd.sampling import Jobs, OnStep, Plan, Processor, Request, Session
 from gidd.sampling.windows import windows
 
 
@@ -40,7 +40,7 @@ class SelfCorrector:
     ones given the result, so that adjacent windows are never changed at the same time.
     """
 
-    engine: Engine
+    session: Session
     token_texts: TokenDecoder
     plan: Plan
     context: int
@@ -51,7 +51,7 @@ class SelfCorrector:
     @cached_property
     def processors(self) -> tuple[Processor, ...]:
         """A ban on tokens that correction never writes."""
-        return (ban_unwritten_tokens(self.engine.schedule.vocab, self.token_texts),)
+        return (ban_unwritten_tokens(self.session.schedule.vocab, self.token_texts),)
 
     async def correct(
         self,
@@ -66,10 +66,10 @@ class SelfCorrector:
         """
         tokens, fixed = given.tokens, protected_tokens(given, protected)
         new, traces = await self._correct_windows(jobs, tokens, fixed)
-        before = await score_tokens(jobs, self.engine, self.context, tokens, self.processors)
-        after = await score_tokens(jobs, self.engine, self.context, new, self.processors)
-        free = ~torch.tensor(fixed, device=self.engine.device)
-        calls = sum(trace.calls for trace in traces)
+        before = await score_tokens(jobs, self.session, self.context, tokens, self.processors)
+        after = await score_tokens(jobs, self.session, self.context, new, self.processors)
+        free = ~torch.tensor(fixed, device=self.session.device)
+        forward_passes = sum(trace.forward_passes for trace in traces)
         task = {
             "task": "self_correct",
             "seed": self.seed,
@@ -91,20 +91,16 @@ class SelfCorrector:
             original="".join(given.texts),
             tokens=tuple(new),
             replacements=replacements,
-            confidence=tuple(
-                1.0 if is_fixed else probability
-                for is_fixed, probability in zip(given.fixed, q, strict=True)
-            ),
+            confidence=tuple(1.0 if given.fixed[i] else q[i] for i in range(len(q))),
             self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
-            calls=calls,
+            forward_passes=forward_passes,
             traces=tuple(traces),
-            manifest=manifest(task, calls),
+            manifest=manifest(task, forward_passes),
         )
 
     async def _correct_windows(
         self, jobs: Jobs, tokens: Sequence[int], fixed: Sequence[bool]
     ) -> tuple[list[int], list[Trace]]:
-        """Return the corrected tokens and the trace of each window."""
         current, parts = list(tokens), windows(len(tokens), self.context)
         traces: dict[int, Trace] = {}
         for parity in (0, 1):
@@ -124,14 +120,15 @@ class SelfCorrector:
                 for i in indices
             ]
             samples = await jobs.sample(
-                self.engine, requests, on_step=self.on_step, record_frames=self.record_frames
+                self.session, requests, on_step=self.on_step, record_frames=self.record_frames
             )
             for index, sample in zip(indices, samples, strict=True):
                 part = parts[index]
                 current[part.own_start : part.own_stop] = sample.tokens[part.own]
                 traces[index] = Trace.of(sample, offset=part.start)
         if self.record_frames:
-            texts = [(traces[index].tokens, self.processors) for index in range(len(parts))]
-            for index, last in enumerate(await predict_frames(jobs, self.engine, texts)):
+            ordered = [traces[index] for index in range(len(parts))]
+            read = [scoring_request(trace.tokens, self.processors) for trace in ordered]
+            for index, last in enumerate(await predict_frames(jobs, self.session, read)):
                 traces[index] = traces[index].with_last_frame(last)
         return current, [traces[index] for index in range(len(parts))]

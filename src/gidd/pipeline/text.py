@@ -125,14 +125,12 @@ class TokenDecoder:
             advice = "Remove it" if similar == text[place] else f"Write {similar!r}"
             raise DataError(
                 f"{what} must have characters of the model's vocabulary only, got {text[place]!r} "
-                f"at character {place}. {advice}, or use a model whose tokenizer restores every "
-                "text, such as one of bytes."
+                f"at character {place}. {advice}, or use a model of bytes."
             )
         given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
         raise DataError(
-            f"{what} must be restored exactly by the model's tokenizer, but {given!r} at "
-            f"character {place} decodes to {got!r}. Write it the way the tokenizer decodes it, "
-            "or use a model with a byte-level tokenizer, which restores every text."
+            f"{what} must be restored exactly by the model's tokenizer, but {given!r} at character "
+            f"{place} decodes to {got!r}. Write it so, or use a model of bytes."
         )
 
     @cached_property
@@ -149,7 +147,6 @@ class TokenDecoder:
 
     @cached_property
     def _first(self) -> tuple[int, str]:
-        """Id and text of a token to decode before others: end-of-text, or the mask."""
         tokenizer = self.tokenizer
         number = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
         return number, tokenizer.decode([number])
@@ -177,7 +174,6 @@ class TokenDecoder:
 
 
 def _has_layout(text: str) -> bool:
-    """Whether a text has control characters, line separators or parts of characters."""
     if text.isprintable() and _INVALID not in text:  # nearly all tokens, 50 times as fast
         return False
     return any(c == _INVALID or category(c) in _LAYOUT for c in text)
@@ -187,10 +183,8 @@ def _require_unicode(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{what} must be valid Unicode, got {text[error.start]!r} at character "
-            f"{error.start}, a lone surrogate or a byte that is not UTF-8. Remove it."
-        ) from error
+        got = f"{text[error.start]!r} at character {error.start}"
+        raise DataError(f"{what} must be valid Unicode, got {got}. Remove it.") from error
 
 
 def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
@@ -199,11 +193,8 @@ def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
     kept = bytearray(ends[-1])
     for start, stop in spans:
         if not 0 <= start <= stop <= ends[-1]:
-            raise ConfigError(
-                f"a protected span must be (start, stop) with 0 <= start <= stop <= {ends[-1]}, "
-                f"the length of the text in characters, got ({start}, {stop}). Spans are Python "
-                "slices: text[start:stop] is kept."
-            )
+            must = f"(start, stop) with 0 <= start <= stop <= {ends[-1]}, the length of the text"
+            raise ConfigError(f"a protected span must be {must}, got ({start}, {stop}).")
         kept[start:stop] = b"\1" * (stop - start)
     places = zip(given.fixed, pairwise(ends), strict=True)
     return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]

@@ -1,7 +1,6 @@
 """Estimate what a run needs on hardware that is not at hand: the library behind `gidd plan`.
 
-Reading order: `run_plan` (the estimate), `hardware` (its inputs), `step_trace` (one training step
-on fake tensors and fake ranks, watched by `memory` and `launches`).
+`run_plan` is the estimate, from `hardware` and `step_trace`: one step on fake tensors and ranks.
 """
 
 from typing import TYPE_CHECKING

@@ -4,82 +4,59 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
 
 from gidd.errors import ConfigError
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
     """Efficiency, cluster, storage and failure rates."""
 
     mfu: float = 0.35
     """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
-
     launch_microseconds: float = 5.0
     """Microseconds that the host needs to launch a kernel on a GPU."""
-
     usable_memory: float = 0.9
     """Fraction of device memory for tensors; CUDA, NCCL and fragmentation take the rest."""
-
     ranks_per_machine: int = 8
     """Devices per machine, connected by the device's own links."""
-
     network_gb_per_second: float = 40.0
     """GB/s that a device receives from other machines; 40 is 80% of one 400 Gb/s adapter each."""
-
     hop_microseconds: float = 10.0
     """Latency of one hop between machines, in microseconds."""
-
     write_gb_per_second: float = 20.0
     """GB/s that all ranks together write to the file system."""
-
     copy_gb_per_second: float = 10.0
     """GB/s that a device copies to host memory; training waits for the copy of a checkpoint."""
-
     failures_per_device_hour: float = 1.24e-4
     """Failures per device and hour. The default is 7.9 hours between failures at 1,024 devices, as
     in Meta's research clusters (Kokolis et al., HPCA 2025); Llama 3's training had 2.0e-5."""
-
     restart_minutes: float = 5.0
     """Minutes from a failure to the next step: detect it, restart, load the checkpoint."""
 
-    def problems(self) -> Iterable[str]:
-        """Yield a message for every value out of range."""
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
         for name, value in vars(self).items():
-            if name in ("mfu", "usable_memory"):
-                if not 0 < value <= 1:
-                    yield f"{name} must be in (0, 1], got {value}. It is a fraction."
-            elif name.endswith("gb_per_second") or name == "ranks_per_machine":
-                if not 0 < value < math.inf:
-                    yield f"{name} must be positive, got {value}."
-            elif not 0 <= value < math.inf:
-                yield f"{name} must be 0 or more, got {value}."
+            if name in ("mfu", "usable_memory") and not 0 < value <= 1:
+                raise ConfigError(f"{name} is a fraction in (0, 1], got {value}.")
+            must_be_positive = name.endswith("gb_per_second") or name == "ranks_per_machine"
+            if not 0 <= value < math.inf or (must_be_positive and value == 0):
+                at_least = "positive" if must_be_positive else "0 or more"
+                raise ConfigError(f"{name} must be {at_least}, got {value}.")
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """An accelerator, or the CPUs of this machine."""
 
     name: str
-    memory: float
-    """Bytes as advertised (80 GB is 80e9); drivers reserve some of it."""
-
-    flops: float
-    """Dense bf16 matrix FLOP/s with float32 accumulation."""
-
-    float32_flops: float
-    """Float32 matrix FLOP/s; torch does not use TF32 by default."""
-
-    link: float | None
-    """Bytes per second received from devices in the same machine; None if unknown."""
-
-    kind: Literal["cuda", "cpu"] = "cuda"
-    """Backend whose autocast rules apply."""
+    memory: float  # bytes as advertised (80 GB is 80e9); drivers reserve some of it
+    flops: float  # dense bf16 matrix FLOP/s with float32 accumulation
+    float32_flops: float  # matrix FLOP/s; torch does not use TF32 by default
+    link: float | None  # bytes/s received from devices in the same machine; None if unknown
+    kind: Literal["cuda", "cpu"] = "cuda"  # backend whose autocast rules apply
 
 
 _SHEETS = (
@@ -104,10 +81,7 @@ def named_device(name: str) -> Device:
     if name in DEVICES:
         return DEVICES[name]
     if name != "cpu":
-        raise ConfigError(
-            f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}. "
-            "For another one, pass a gidd.planning.Device to gidd.planning.plan_run."
-        )
+        raise ConfigError(f"device must be one of {', '.join([*DEVICES, 'cpu'])}, got {name!r}.")
     import torch
 
     from gidd.training.reporting.speed import matmul_rate

@@ -9,11 +9,11 @@ global to a process: `trace_in_child` starts another one for it.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, final
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gidd.common.devices import acting_as, has_bf16
 from gidd.data.batch import Batch
 from gidd.models.networks import blocks_of
-from gidd.planning.launches import LaunchCounter
-from gidd.planning.memory import Collective, MemoryTracker
+from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
 from gidd.training.build import build_objective, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
-from gidd.training.objective import Objective
 from gidd.training.parallel import DDP
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
@@ -48,50 +46,24 @@ class RankBatch(NamedTuple):
     samples: int
     micro: int
 
-
-def rank_batch(run: RunConfig, ranks: int) -> RankBatch:
-    """Return the batch sizes of the rank with the most samples."""
-    samples = -(-run.train.global_batch // ranks)
-    return RankBatch(samples, -(-samples // run.train.accumulate))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class StepLaunches:
-    """Kernel launches of one rank in one training step on a GPU."""
-
-    compiled: bool
-    """Whether the blocks are compiled; the number of their kernels is then an estimate."""
-
-    launches: dict[str, int]
-    """Launches of forward and backward passes over all micro-batches, and of the update."""
-
-    waits: int
-    """Host-device synchronizations; copies from host memory are not counted."""
-
-    misaligned_products: int
-    """Matrix products with rows of no multiple of 16 bytes, which tensor cores compute slower."""
+    @classmethod
+    def of(cls, run: RunConfig, ranks: int) -> Self:
+        """Return the batch sizes of a run on a number of ranks."""
+        samples = -(-run.train.global_batch // ranks)
+        return cls(samples, -(-samples // run.train.accumulate))
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
     """Memory, collectives and kernel launches of one rank in one training step."""
 
-    num_parameters: int
-    """Parameters of the complete model."""
-
-    num_tensors: int
-    """Parameter tensors of the model."""
-
-    phases: dict[str, dict[str, int]]
-    """Bytes by kind at the peak of forward, backward and update."""
-
-    collectives: tuple[Collective, ...]
-    """Collectives of all micro-batches."""
-
-    launches: StepLaunches | None
-    """None on CPUs."""
+    num_parameters: int  # of the complete model
+    num_tensors: int  # parameter tensors of the model
+    phases: dict[str, dict[str, int]]  # bytes by kind at the peak of forward, backward and update
+    collectives: tuple[Collective, ...]  # of all micro-batches
+    launches: dict[str, Any] | None
+    """None on CPUs. Kernel launches of each phase (an estimate if blocks are compiled), waits (host
+    device synchronizations without copies), and matrix products with misaligned rows."""
 
 
 def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
@@ -104,87 +76,93 @@ def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> S
 def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     """Trace one step of rank 0. The fake process group stays initialised afterwards."""
     run = with_precision(run, kind == "cuda" or has_bf16(torch.device("cpu")))
-    (world, objective), counters = _sharded_objective(run, vocab, ranks), _Counters()
+    objective = build_objective(replace(run, train=replace(run.train, compile=False)), vocab)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
+    precision = torch.bfloat16 if run.train.autocast else torch.float32
+    blocks = blocks_of(objective.network)
+    run.parallel.place(objective, blocks, world, precision)
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(objective)
+    forward, backward, end = (LaunchCounter() for _ in range(3))
     if kind == "cuda" and run.train.compile is not False:  # None: on by default
-        counters.fuse(blocks_of(objective.network))
-    shape = rank_batch(run, ranks).micro, run.data.length
-    tracker, accumulate = MemoryTracker(shape[0] * shape[1]), run.train.accumulate
+        backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
+        for block in blocks:
+            block.register_forward_pre_hook(partial(_mark_compiled, forward, True))
+            block.register_forward_hook(partial(_mark_compiled, forward, False))
+    shape, accumulate = (RankBatch.of(run, ranks).micro, run.data.length), run.train.accumulate
+    tracker = MemoryTracker(shape[0] * shape[1])
     is_ddp = isinstance(run.parallel, DDP) and ranks > 1
-    with (
-        nullcontext() if kind == "cpu" else acting_as(kind),
-        FakeTensorMode(allow_non_fake_inputs=True),
-    ):
-        state = _state(run, objective, tracker)
+
+    def micro_batch(forward: LaunchCounter, backward: LaunchCounter) -> Tensor:
+        tokens = torch.zeros(shape, dtype=torch.int64)
+        valid, segments = torch.ones(shape, dtype=torch.bool), tokens if run.data.packing else None
+        batch = Batch(tokens, valid, torch.zeros_like(tokens[:, 0]), segments=segments)
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
+        with autocast, tracker.track("forward"), forward:
+            outcome = objective(batch, 0, run.train.global_batch, 1.0)
+        with tracker.track("backward"), backward:
+            outcome.loss.backward()
+        return outcome.sums
+
+    device = nullcontext() if kind == "cpu" else acting_as(kind)
+    with device, FakeTensorMode(allow_non_fake_inputs=True):
+        objective.to_empty(device="cpu")
+        optimizer, decay = run.optim.build(objective.parameters()), run.train.ema_decay
+        tracker.parameters = parameters = list(objective.parameters())
+        tracker.add("parameters", parameters)
+        tracker.add("optimiser", [list(state.values()) for state in optimizer.state.values()])
+        ema = None if decay is None else EMA(objective.named_parameters(), decay)
+        tracker.add("ema", [] if ema is None else ema.values)
         if is_ddp and accumulate > 1:
             # gradients of earlier micro-batches are kept outside the buckets that DDP reduces
-            buffers = [torch.empty_like(parameter) for parameter in objective.parameters()]
+            buffers = [torch.empty_like(parameter) for parameter in parameters]
             tracker.add("gradients", buffers)
         if is_ddp or accumulate > 1:
-            # the pass that counts starts with gradients: those of an earlier micro-batch, or the
+            # the pass that counts starts with gradients of an earlier micro-batch, or with the
             # buckets of DDP, which are never freed
-            _micro_batch(run, objective, shape, tracker, _Counters())
+            micro_batch(LaunchCounter(), LaunchCounter())
             tracker.collectives.clear()
-        sums = _micro_batch(run, objective, shape, tracker, counters)
+        sums = micro_batch(forward, backward)
         phases, collectives = tracker.phases(), tuple(tracker.collectives.values())
         if kind == "cuda":
-            with counters.update:
-                _update(run, world, state, sums)
-    parameters = list(objective.parameters())
+            with end:
+                # one kernel for many gradients, which torch does not choose for fake tensors
+                max_norm = run.optim.max_grad_norm
+                norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+                total = norm.full_tensor() if isinstance(norm, DTensor) else norm
+                stats = world.reduce_step_stats(sums, total, False)
+                state = TrainState(
+                    objective=objective, module=objective, optimizer=optimizer, ema=ema
+                )
+                update(run, state, Gradients(0, objective.names, stats))
     if is_ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
         buckets = -(-gradient // _DDP_BUCKET)
         collectives = (Collective("all-reduce", ranks, buckets, gradient),)
-        counters.update.launches += buckets
+        end.launches += buckets
+    launches = None
+    if kind == "cuda":
+        passes = {"forward": (forward, accumulate), "backward": (backward, accumulate)}
+        passes["update"] = (end, 1)
+        launches = {
+            "compiled": backward.is_compiled,
+            "launches": {name: n * counter.launches for name, (counter, n) in passes.items()},
+            "waits": sum(n * counter.waits for counter, n in passes.values()),
+            "misaligned_products": sum(n * counter.misaligned for counter, n in passes.values()),
+        }
     return StepTrace(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
         phases=phases,
-        collectives=tuple(_of_step(each, accumulate) for each in collectives),
-        launches=counters.of_step(accumulate) if kind == "cuda" else None,
+        # gradients of replicas are all-reduced after the last micro-batch only
+        collectives=tuple(
+            Collective(kind, size, calls * n, volume * n)
+            for kind, size, calls, volume in collectives
+            for n in [1 if kind == "all-reduce" else accumulate]
+        ),
+        launches=launches,
     )
-
-
-def _of_step(collective: Collective, micro_batches: int) -> Collective:
-    """Return the collectives of a step, from those of its last micro-batch."""
-    # gradients of replicas are all-reduced after the last micro-batch only
-    times = 1 if collective.kind == "all-reduce" else micro_batches
-    return collective._replace(calls=collective.calls * times, bytes=collective.bytes * times)
-
-
-@final
-class _Counters:
-    """Launches of one micro-batch, forward and backward, and of the update."""
-
-    def __init__(self) -> None:
-        self.forward, self.backward, self.update = (LaunchCounter() for _ in range(3))
-
-    def fuse(self, blocks: Sequence[nn.Module]) -> None:
-        """Count fused operators: in blocks of the forward pass, and in all of the backward pass."""
-
-        def begin(*_: object) -> None:
-            self.forward.is_compiled = True
-
-        def end(*_: object) -> None:
-            self.forward.is_compiled = False
-
-        for block in blocks:
-            block.register_forward_pre_hook(begin)
-            block.register_forward_hook(end)
-        self.backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
-
-    def of_step(self, micro_batches: int) -> StepLaunches:
-        """Return the counts of a step."""
-        forward, backward, update = self.forward, self.backward, self.update
-        times = ((forward, micro_batches), (backward, micro_batches), (update, 1))
-        names = ("forward", "backward", "update")
-        return StepLaunches(
-            compiled=backward.is_compiled,
-            launches={name: n * c.launches for name, (c, n) in zip(names, times, strict=True)},
-            waits=sum(n * counter.waits for counter, n in times),
-            misaligned_products=sum(n * counter.misaligned for counter, n in times),
-        )
 
 
 def follow_cuda_autocast(model: nn.Module) -> None:
@@ -197,54 +175,5 @@ def follow_cuda_autocast(model: nn.Module) -> None:
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
-def _sharded_objective(run: RunConfig, vocab: Vocab, ranks: int) -> tuple[World, Objective]:
-    """Build rank 0's part of the objective on the meta device, in a fake process group."""
-    uncompiled = replace(run, train=replace(run.train, compile=False))
-    objective = build_objective(uncompiled, vocab)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
-    precision = torch.bfloat16 if run.train.autocast else torch.float32
-    run.parallel.place(objective, blocks_of(objective.network), world, precision)
-    return world, objective
-
-
-def _state(run: RunConfig, objective: Objective, tracker: MemoryTracker) -> TrainState:
-    """Allocate weights, optimiser and EMA."""
-    objective.to_empty(device="cpu")
-    optimizer = run.optim.build(objective.parameters())
-    tracker.add_parameters(list(objective.parameters()))
-    tracker.add("optimiser", [list(state.values()) for state in optimizer.state.values()])
-    decay = run.train.ema_decay
-    ema = None if decay is None else EMA(objective.named_parameters(), decay)
-    if ema is not None:
-        tracker.add("ema", ema.values)
-    return TrainState(objective=objective, module=objective, optimizer=optimizer, ema=ema)
-
-
-def _micro_batch(
-    run: RunConfig,
-    objective: Objective,
-    shape: tuple[int, int],
-    tracker: MemoryTracker,
-    counters: _Counters,
-) -> Tensor:
-    """Run a micro-batch forward and backward; return the sums of its metrics."""
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    batch = Batch(tokens, torch.ones(shape, dtype=torch.bool), torch.zeros_like(tokens[:, 0]))
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
-    with autocast, tracker.track("forward"), counters.forward:
-        outcome = objective(batch, 0, run.train.global_batch, 1.0)
-    with tracker.track("backward"), counters.backward:
-        outcome.loss.backward()
-    return outcome.sums
-
-
-def _update(run: RunConfig, world: World, state: TrainState, sums: Tensor) -> None:
-    """Do what the training loop does after the last backward pass of a step."""
-    parameters = state.objective.parameters()
-    # one kernel for many gradients, which torch does not choose for fake tensors
-    norm = nn.utils.clip_grad_norm_(parameters, run.optim.max_grad_norm, foreach=True)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    stats = world.reduce_step_stats(sums, norm, False)
-    update(run, state, Gradients(0, state.objective.names, stats))
+def _mark_compiled(counter: LaunchCounter, is_compiled: bool, *_: object) -> None:
+    counter.is_compiled = is_compiled

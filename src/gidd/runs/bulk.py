@@ -2,14 +2,13 @@
 
     job = BulkJob(model="models/nano", num_samples=100_000)
     sample_to_folder(job, "samples/nano", actors=ActorOptions(num_actors=8))
-    for sample in iterate_samples("samples/nano"):
-        ...
+    for sample in iterate_samples("samples/nano"): ...
 
     manifest.json                       settings that determine every sample, and their number
-    samples/00000000-00000064.jsonl     a shard: one line {"id", "text", "tokens", "calls"} a sample
+    samples/00000000-00000064.jsonl     a shard: a line per sample, with the fields of `BulkSample`
 
-A sample is a function of model, settings and its index, and a shard is written atomically to a path
-that depends only on its indices: a shard that exists is done, whichever process wrote it.
+A sample depends on model, settings and its index only, and shards are written atomically: a shard
+that exists is done, whichever process wrote it.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ import torch
 import gidd
 from gidd.common import files
 from gidd.common.actors import ActorOptions, map_on_ray
-from gidd.common.allowed import SEED, field_problems, integer, optional
-from gidd.common.codec import to_plain
+from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.codec import to_plain
 from gidd.common.devices import choose
-from gidd.common.limits import RESULT_BYTES
+from gidd.common.limits import MANIFEST_BYTES
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.load import from_pretrained
@@ -43,20 +42,17 @@ from gidd.training.recorded import changed_settings
 
 logger = logging.getLogger(__name__)
 
-OnBlock = Callable[[int, int], None]
-"""Called with the number of finished samples and of all samples."""
-
 MANIFEST = "manifest.json"
 _FORMAT, _LOCK = "gidd samples 1", ".lock"
 
 
 class BulkSample(NamedTuple):
-    """One sample: its index, text and tokens up to end-of-text, and the forward passes it took."""
+    """One sample: its index, text and tokens up to end-of-text, and its forward passes."""
 
     id: int
     text: str
     tokens: tuple[int, ...]
-    calls: int
+    forward_passes: int
 
 
 @final
@@ -77,7 +73,7 @@ class BulkJob:
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""
     precision: Precision | None = None
-    rows_per_call: int | None = None
+    batch_size: int | None = None
     """Batch size of a forward pass; None: 1 on a CPU and 16 on other devices."""
     block_size: int = 64
     """Samples per shard."""
@@ -91,20 +87,20 @@ class BulkJob:
             num_samples=integer(1),
             seed=SEED,
             start_index=SEED,
-            rows_per_call=optional(integer(1)),
+            batch_size=optional(integer(1)),
             block_size=integer(1, 65_536),
             threads=integer(1, 1024),
         )
 
     def load(self, device: str | None, precision: Precision | None) -> Pipeline:
         """Load the model."""
-        chosen: dict[str, Any] = {"tokenizer": self.tokenizer, "rows_per_call": self.rows_per_call}
+        chosen: dict[str, Any] = {"tokenizer": self.tokenizer, "batch_size": self.batch_size}
         return from_pretrained(self.model, device=device, precision=precision, **chosen)
 
     def settings(self, pipe: Pipeline) -> dict[str, Any]:
         """Return everything that determines a sample, given the model on any device."""
         names = ("prompt", "suffix", "length", "seed", "start_index", "block_size")
-        names += ("device", "precision", "rows_per_call", "threads")
+        names += ("device", "precision", "batch_size", "threads")
         settings = {
             "gidd": gidd.__version__,
             "torch": str(torch.__version__),
@@ -121,12 +117,10 @@ class BulkJob:
 @final
 @dataclass(frozen=True)
 class SampleFolder:
-    """The samples `start_index` .. `start_index + num_samples - 1` of some settings."""
+    """Samples from `start_index` on; `settings` are plain data and have it and `block_size`."""
 
     path: Path
     settings: dict[str, Any]
-    """Plain data; has `start_index` and `block_size`."""
-
     num_samples: int
 
     @classmethod
@@ -159,10 +153,8 @@ class SampleFolder:
         """Raise `ConfigError` that names the settings in which the folder differs."""
         changed = changed_settings(self.settings, settings).items()
         if lines := [f"\n  {name}: {shorten(a)}, now {shorten(b)}" for name, (a, b) in changed]:
-            raise ConfigError(
-                f"{self.path} has samples of other settings:{''.join(lines)}\n"
-                "Resume with the settings of the folder, or name another folder."
-            )
+            what = f"{self.path} has samples of other settings:{''.join(lines)}"
+            raise ConfigError(f"{what}\nResume with its settings, or name another folder.")
 
 
 def iterate_samples(folder: str | Path) -> Iterator[BulkSample]:
@@ -176,13 +168,13 @@ def iterate_samples(folder: str | Path) -> Iterator[BulkSample]:
             raise DataError(f"{path} is missing. Run the command that writes the folder again.")
     for block in opened.blocks:
         path = opened.shard(block)
-        lines = files.read_regular(path, DataError, RESULT_BYTES).splitlines()
+        lines = files.read_regular(path, DataError, MANIFEST_BYTES).splitlines()
         try:
             for index, line in zip(block, lines, strict=True):
                 row: Any = files.parse_json(line, str(path))
                 if row["id"] != index:
                     raise ValueError(f"sample {index} must be in line {index - block.start + 1}")
-                yield BulkSample(index, row["text"], tuple(row["tokens"]), row["calls"])
+                yield BulkSample(index, row["text"], tuple(row["tokens"]), row["forward_passes"])
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path} is damaged: {error}. Delete it and sample again.") from error
 
@@ -192,17 +184,26 @@ def sample_to_folder(
     out: str | Path,
     *,
     actors: ActorOptions | None = None,
-    on_block: OnBlock | None = None,
+    on_block: Callable[[int, int], None] | None = None,
 ) -> SampleFolder:
     """Write the samples of a job to a folder; the same call resumes an interrupted one.
 
     Its number of samples can be raised later. `actors` sample on a Ray cluster, whose machines must
     see folder and model under the same paths; None samples in this process. `on_block` is called
-    at the start and after each shard.
+    at the start and after each shard with the number of finished samples and of all samples.
     """
     if found := [*job.problems(), *(actors.problems("ray.") if actors else ())]:
         raise ConfigError("\n".join(found))
-    job = _resolved(job, actors)
+    default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
+    device = job.device or default
+    names = {"model": job.model, "tokenizer": job.tokenizer}
+    job = replace(  # what all processes use
+        job,
+        device=device,
+        precision=choose_precision(job.precision, torch.device(device)),
+        batch_size=job.batch_size or (1 if device == "cpu" else 16),
+        **{k: str(Path(v).resolve()) for k, v in names.items() if v and Path(v).exists()},
+    )
     # actors compute: this process only describes the model
     pipe = job.load("cpu", None) if actors else job.load(job.device, job.precision)
     for note in pipe.notes:
@@ -228,31 +229,13 @@ def sample_to_folder(
     return folder
 
 
-def _resolved(job: BulkJob, actors: ActorOptions | None) -> BulkJob:
-    """Return the job with the device, batch size and paths that all processes use."""
-    default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
-    device = job.device or default
-    names = {"model": job.model, "tokenizer": job.tokenizer}
-    return replace(
-        job,
-        device=device,
-        precision=choose_precision(job.precision, torch.device(device)),
-        rows_per_call=job.rows_per_call or (1 if device == "cpu" else 16),
-        **{k: str(Path(v).resolve()) for k, v in names.items() if v and Path(v).exists()},
-    )
-
-
 @contextmanager
 def _locked(folder: SampleFolder) -> Generator[None]:
-    """Lock a folder and write its manifest; refuse one with samples of other settings."""
     path = folder.path
     names = {entry.name for entry in path.iterdir()} if path.exists() else set[str]()
     others = {name for name in names - {_LOCK} if not name.endswith(files.TEMPORARY)}
     if others and MANIFEST not in names:
-        raise ConfigError(
-            f"{path} must be a new or empty folder, or one written by this command; it has other "
-            f"files and no {MANIFEST}. Name another folder."
-        )
+        raise ConfigError(f"{path} must be a new or empty folder, or have a {MANIFEST}.")
     path.mkdir(parents=True, exist_ok=True)
     busy = DataError(f"another process is sampling into {path}. Wait for it, or stop it.")
     with files.file_lock(path / _LOCK, busy):
@@ -260,11 +243,9 @@ def _locked(folder: SampleFolder) -> Generator[None]:
         if shards:
             before = SampleFolder.read(path)
             before.require_same(folder.settings)
-            if folder.num_samples < before.num_samples:
-                raise ConfigError(
-                    f"num_samples must be at least {before.num_samples:,} to resume {path}, got "
-                    f"{folder.num_samples:,}: it can only be raised. Name another folder."
-                )
+            if (number := folder.num_samples) < before.num_samples:
+                least = f"at least {before.num_samples:,} to resume {path}"
+                raise ConfigError(f"num_samples must be {least}, got {number:,}.")
         files.remove_leftovers(path)
         manifest = {"num_samples": folder.num_samples, "settings": folder.settings}
         files.write_json(path / MANIFEST, {"format": _FORMAT} | manifest)
@@ -283,17 +264,15 @@ def _start_actor(job: BulkJob, path: str) -> Callable[[list[int]], int]:
 
 
 def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callable[[list[int]], int]:
-    """Return a function that samples a block, writes its shard, and returns its size."""
     names = ("prompt", "suffix", "length", "seed")
-    arguments: dict[str, Any] = {name: getattr(job, name) for name in names}
+    given: dict[str, Any] = {name: getattr(job, name) for name in names}
 
     def write(bounds: list[int]) -> int:
         block = range(*bounds)
-        arguments["start_index"] = block.start
-        made = pipe.generate(len(block), options=job.sampling, **arguments)
+        made = pipe.generate(len(block), start_index=block.start, options=job.sampling, **given)
         with files.atomic_write(folder.shard(block)) as file:
             for index, one in zip(block, made, strict=True):
-                sample = BulkSample(index, one.text, one.tokens, one.calls)
+                sample = BulkSample(index, one.text, one.tokens, one.forward_passes)
                 file.write(json.dumps(sample._asdict()).encode() + b"\n")
         return len(block)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -14,9 +15,10 @@ from gidd.common.files import read_json, write_json
 from gidd.common.urls import without_credentials
 from gidd.data import corpora, tokenizers
 from gidd.data.batch import Batch
+from gidd.data.chat import chat_texts
 from gidd.data.loading.loader import Loader, LoaderConfig, import_grain, open_split
 from gidd.data.loading.shards import ShardSet
-from gidd.data.manifest import DataManifest
+from gidd.data.manifest import DATA_MANIFEST, DataManifest
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError, GiddError
@@ -49,6 +51,14 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
     return folder
 
 
+def with_format(run: RunConfig) -> RunConfig:
+    """Return the run with the format of a folder that is prepared already."""
+    folder = run.data.folder
+    if folder is None or not (folder / DATA_MANIFEST).is_file():
+        return run
+    return replace(run, data=replace(run.data, format=DataManifest.read(folder).format))
+
+
 def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object]) -> None:
     """Call `work`, which writes `folder`, on rank 0; other ranks wait, and raise if it fails."""
     done = "data/prepared"
@@ -69,16 +79,8 @@ def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object])
     world.store.set(done, "")
 
 
-class ClosableBatches(Protocol):
+class ClosableBatches(Iterator[Batch], Protocol):
     """An iterator over batches that is closed when training ends."""
-
-    def __next__(self) -> Batch:
-        """Return the next batch."""
-        ...
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Return itself."""
-        ...
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -113,8 +115,7 @@ class PreparedData:
             return []
         return [
             "no validation split: validation metrics are computed on training text. Hold out N "
-            "documents with --data.validation N (for a --data.folder: `gidd data prepare "
-            "--validation N`)"
+            "documents with --data.validation N, or `gidd data prepare --validation N`"
         ]
 
 
@@ -122,16 +123,22 @@ class PreparedData:
 class TokenStream:
     """Batches of tokens from Python, without a validation split."""
 
-    def __init__(self, batches: Iterable[Tensor], tokenizer: Tokenizer) -> None:
-        """`batches` are int64 [global batch, length], the same on all ranks in the same order."""
+    def __init__(
+        self, batches: Iterable[Tensor | tuple[Tensor, Tensor]], tokenizer: Tokenizer
+    ) -> None:
+        """`batches` are int64 [global batch, length], the same on all ranks in the same order.
+
+        A pair also has the tokens that are given: bool, of the same shape.
+        """
         self._batches, self.tokenizer = batches, tokenizer
 
     def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
         """Yield this rank's rows of each batch; the first `start` batches are skipped."""
         expected, size = [run.train.global_batch, run.data.length], self.tokenizer.vocab.size
-        for step, tokens in enumerate(self._batches):
+        for step, batch in enumerate(self._batches):
             if step < start:
                 continue
+            tokens, given = (batch, None) if isinstance(batch, Tensor) else batch
             if tokens.dtype != torch.int64 or list(tokens.shape) != expected:
                 raise DataError(
                     f"batch {step} must be int64 of shape {expected} (global batch, length), got "
@@ -141,8 +148,10 @@ class TokenStream:
                 raise DataError(f"batch {step} has token ids outside [0, {size}).")
             index = step * len(tokens) + torch.arange(len(tokens))
             valid = torch.ones_like(tokens, dtype=torch.bool)
-            whole = Batch(tokens.cpu(), valid, index)
-            yield Batch(*(part[world.rank :: world.size] for part in whole))
+            if given is not None and (given.dtype, given.shape) != (torch.bool, tokens.shape):
+                raise DataError(f"batch {step}: given must be bool of shape {expected}.")
+            whole = Batch(tokens.cpu(), valid, index, None if given is None else given.cpu())
+            yield whole.map(lambda part: part[world.rank :: world.size])
         raise DataError(
             f"the data has ended before step {run.train.steps}. Give more batches, or fewer steps."
         )
@@ -164,12 +173,14 @@ def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
         pad_id=tokenizer.end_id if vocab.pad_id is None else vocab.pad_id,
         vocab_size=vocab.size,
         seed=run.train.seed,
+        packing=run.data.packing,
     )
 
 
 def _data_settings(data: DataConfig) -> dict[str, Any]:
     sources = [without_credentials(corpus.name) for corpus in corpora.corpora_of(data.sources)]
-    return {"sources": sources, "tokenizer": data.tokenizer, "validation": data.validation}
+    settings = {"sources": sources, "tokenizer": data.tokenizer, "validation": data.validation}
+    return settings | {"format": data.format}
 
 
 def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoints: bool) -> None:
@@ -181,25 +192,20 @@ def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoin
     if not has_checkpoints:
         remedy = f"delete {folder} to prepare again, or {remedy}"
     prepared = read_json(folder / DATA_SETTINGS, f"Restore the file, or {remedy}.", DataError)
-    if changed := [
-        f"data.{name}: {_format(prepared.get(name))} -> {_format(value)}"
+    prepared = {"format": "text"} | prepared  # older versions had no other
+    if changed := "".join(
+        f"\n  data.{name}: {prepared.get(name)} -> {value}"
         for name, value in settings.items()
         if prepared.get(name) != value and value is not None  # not given: as it was prepared
-    ]:
-        raise DataError(
-            f"{folder} was prepared with other settings:\n  "
-            + "\n  ".join(changed)
-            + f"\nUse the same settings, or {remedy}."
-        )
-
-
-def _format(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    ):
+        what = f"{folder} was prepared with other settings:{changed}"
+        raise DataError(f"{what}\nUse the same settings, or {remedy}.")
 
 
 def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
     choice, tokenizer = data.tokenizer, corpora.corpora_of(data.sources)[-1].tokenizer()
     if tokenizer is None:  # only exact sources have their own
-        tokenizer = tokenizers.tokenizer_for(corpora.texts(data.sources), choice)
+        texts = chat_texts if data.format == "chat" else corpora.texts
+        tokenizer = tokenizers.tokenizer_for(texts(data.sources), choice)
     validation = "auto" if data.validation is None else data.validation
-    prepare(data.sources, tokenizer, folder, validation=validation, quiet=quiet)
+    prepare(data.sources, tokenizer, folder, validation=validation, format=data.format, quiet=quiet)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +15,12 @@ from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.shards import ShardSet, invalid_tokens
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.runs.data import loader_config
-from gidd.sampling import Engine, Request, blanks, sampling_plan
+from gidd.sampling import Request, Session, blanks, sampling_plan
 from gidd.training.config import RunConfig
 from gidd.training.loop import Evaluation
-from gidd.training.objective import (
-    DiffusionObjective,
-    Metrics,
-    Objective,
-    num_bytes,
-    per_unit,
-)
+from gidd.training.objective import DiffusionObjective, Metrics, Objective, per_unit
 from gidd.training.parallel import is_sharded, unsharded
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
@@ -44,18 +37,16 @@ _ENDS_EVERY = 8
 
 
 def build_evaluation(
-    run: RunConfig,
-    shards: ShardSet | None,
-    tokenizer: Tokenizer,
-    world: World,
-    watchdog: Watchdog,
+    run: RunConfig, shards: ShardSet | None, tokenizer: Tokenizer, world: World, watchdog: Watchdog
 ) -> Callable[[TrainState], Evaluation]:
     """Return the function that evaluates a state on held-out text. All ranks call it.
 
     Without shards it generates samples only.
     """
     if shards is None:
-        return lambda state: Evaluation({}, _samples(run, state, tokenizer, world, watchdog))
+        return lambda state: Evaluation(
+            {}, generate_samples(run, state, tokenizer, world, watchdog)
+        )
     config, train = loader_config(run, tokenizer), run.train
     baseline = unigram_entropy(shards, tokenizer.vocab.size)
     batch_size = max(1, config.global_batch // world.size // train.accumulate)
@@ -71,20 +62,10 @@ def build_evaluation(
                 autocast=bool(train.autocast),
                 on_batch=lambda: watchdog.phase(state.step, "evaluation"),
             )
-        texts = _samples(run, state, tokenizer, world, watchdog)
+        texts = generate_samples(run, state, tokenizer, world, watchdog)
         return Evaluation(metrics | {"unigram_entropy": baseline}, texts)
 
     return evaluate
-
-
-def _samples(
-    run: RunConfig, state: TrainState, tokenizer: Tokenizer, world: World, watchdog: Watchdog
-) -> list[str]:
-    state.objective.eval()
-    with state.ema_weights():
-        samples = generate_samples(run, state, tokenizer, world, watchdog)
-    state.objective.train()
-    return samples
 
 
 @torch.no_grad()
@@ -106,7 +87,7 @@ def validate(
     objective.eval()
     device = world.device
     if is_sharded(objective):  # FSDP2 must run the whole module once before parts of it
-        objective(Batch(*(part[:1] for part in samples)).to(device), 0, 1, 1.0)
+        objective(samples.map(lambda part: part[:1]).to(device), 0, 1, 1.0)
     with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         if isinstance(objective, DiffusionObjective):
             metrics = _validate_diffusion(objective, samples, world, batch_size, on_batch)
@@ -124,24 +105,20 @@ def _validate_diffusion(
     on_batch: Callable[[], None],
 ) -> Metrics:
     """Estimate the NELBO with one time per sample; the times of all samples are evenly spaced."""
-    texts = [
-        ScoredText(tokens, number, valid=valid)
-        for number, (tokens, valid) in enumerate(zip(samples.tokens, samples.valid, strict=True))
-    ]
+    texts = [_scored_text(samples, n, objective.hides_padding) for n in range(len(samples.tokens))]
     estimator = NelboEstimator(
         objective.denoiser,
         objective.schedule,
         nodes=1,
         seed=objective.seed,
-        tokens_per_call=batch_size * samples.tokens.shape[1],
+        tokens_per_batch=batch_size * samples.tokens.shape[1],
         ranks=world,
         device=world.device,
         strata=len(texts),
     )
-    sizes = samples.valid.sum(-1).double()
+    sizes = samples.scored.sum(-1).double()
 
-    def count(calls: int) -> None:
-        del calls
+    def count(_: int) -> None:
         on_batch()
 
     some = slice(None, None, _ENDS_EVERY)
@@ -150,12 +127,24 @@ def _validate_diffusion(
         _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some]),
         _ratio(estimator.prior(texts[some], count), sizes[some]),
     ]
-    nelbo = sum(part.value for part in parts)
-    metrics = {"nelbo": nelbo, "reconstruction": parts[1].value, "prior": parts[2].value}
-    if parts[0].standard_error is not None:
-        errors = (part.standard_error or 0.0 for part in parts)
-        metrics["nelbo_se"] = math.hypot(*errors)
-    return metrics | _per_unit(objective, samples, nelbo)
+    nelbo = sum(value for value, _ in parts)
+    metrics = {"nelbo": nelbo, "reconstruction": parts[1][0], "prior": parts[2][0]}
+    if parts[0][1] is not None:
+        metrics["nelbo_se"] = math.hypot(*(error or 0.0 for _, error in parts))
+    tokens = float(samples.scored.sum())
+    size = float((objective.bytes_of(samples.tokens) * samples.scored).sum())
+    return metrics | per_unit(nelbo * tokens, tokens, size)
+
+
+def _scored_text(samples: Batch, number: int, hides_padding: bool) -> ScoredText:
+    """Return a sample as a text to score, without padding if the network does not read it."""
+    tokens, valid = samples.tokens[number], samples.valid[number]
+    given = None if samples.given is None else samples.given[number]
+    if hides_padding:
+        length = int(valid.sum())
+        tokens, valid = tokens[:length], None
+        given = None if given is None else given[:length]
+    return ScoredText(tokens, number, given, valid)
 
 
 def _validate_autoregressive(
@@ -181,30 +170,19 @@ def _validate_autoregressive(
     table = torch.tensor(total, dtype=torch.float64).view_as(found)
     column = dict(zip(objective.names, table.unbind(-1), strict=True))
     metrics = objective.summary({name: float(values.sum()) for name, values in column.items()})
-    error = _ratio(column["nll"], column["valid"]).standard_error
+    _, error = _ratio(column["nll"], column["valid"])
     return metrics | ({} if error is None else {"nll_se": error})
 
 
-class _Ratio(NamedTuple):
-    value: float
-    standard_error: float | None
-
-
-def _ratio(values: Tensor, sizes: Tensor) -> _Ratio:
-    """Return sum(values) / sum(sizes) over independent samples; the error by the delta method."""
+def _ratio(values: Tensor, sizes: Tensor) -> tuple[float, float | None]:
+    """Return sum(values) / sum(sizes) over independent samples; its error by the delta method."""
     count, total = len(values), math.fsum(sizes.tolist())
     if not total:
-        return _Ratio(math.nan, None)
+        return math.nan, None
     ratio = math.fsum(values.tolist()) / total
     pairs = zip(values.tolist(), sizes.tolist(), strict=True)
     squares = math.fsum((y - ratio * x) ** 2 for y, x in pairs)
-    return _Ratio(ratio, math.sqrt(squares * count / (count - 1)) / total if count > 1 else None)
-
-
-def _per_unit(objective: DiffusionObjective, samples: Batch, nats_per_token: float) -> Metrics:
-    tokens = float(samples.valid.sum())
-    size = float(num_bytes(objective.token_bytes, samples.tokens, samples.valid))
-    return per_unit(nats_per_token * tokens, tokens, size)
+    return ratio, math.sqrt(squares * count / (count - 1)) / total if count > 1 else None
 
 
 def generate_samples(
@@ -215,7 +193,7 @@ def generate_samples(
     if not isinstance(objective, DiffusionObjective) or not run.train.generate_samples:
         return []
     length = min(run.data.length, SAMPLE_LENGTH)
-    plan, stop = sampling_plan(even_mesh(SAMPLE_STEPS)), tuple(sorted(tokenizer.terminator_ids))
+    plan, stop = sampling_plan(even_times(SAMPLE_STEPS)), tuple(sorted(tokenizer.terminator_ids))
     requests = [
         Request(tokens=blanks(length), plan=plan, sample_index=i, stop=stop)
         for i in range(run.train.generate_samples)
@@ -223,22 +201,25 @@ def generate_samples(
     # a GPU computes all of them at once
     rows = 1 if world.device.type == "cpu" else run.train.generate_samples
     parts = objective.denoiser, objective.schedule
-    engine = Engine(*parts, rows_per_call=rows, device=world.device)
+    objective.eval()
     with (
+        state.ema_weights(),
         unsharded(objective),
         torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)),
     ):
-        samples = engine.sample(
+        session = Session(*parts, batch_size=rows, device=world.device)
+        samples = session.sample(
             requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")
         )
+    objective.train()
     return [tokenizer.decode(sample.text) for sample in samples]
 
 
 def validation_samples(shards: ShardSet, config: LoaderConfig, num_samples: int) -> Batch:
-    """Return the first samples of a split, the same on all ranks."""
-    everything = replace(config, global_batch=num_samples)
+    """Return the first samples of a split, one document in each, the same on all ranks."""
+    everything = replace(config, global_batch=num_samples, packing=False)
     arrays = BatchSource(shards, everything, 0, 1)[0]
-    return Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
+    return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def unigram_entropy(shards: ShardSet, vocab_size: int, max_tokens: int = 1 << 24) -> float:

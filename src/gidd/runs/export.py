@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from gidd.common.codec import to_plain
+from gidd.common.config.codec import to_plain
 from gidd.common.files import explain_damage, read_regular
 from gidd.common.limits import CONTEXT_TOKENS, YAML_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import CheckpointError, GiddError, PartNotInstalled
+from gidd.errors import CheckpointError, ComponentNotInstalled, GiddError
 from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
@@ -32,34 +32,19 @@ RUN_FILE = "run.yaml"
 _REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
 
 
-class _Trained(NamedTuple):
-    run: RunConfig
-    tokenizer: Tokenizer
-    objective: Objective
-    source: Any
-    """Of the initial weights, as recorded; None if they were random."""
-
-
 def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> ValidCheckpoint:
     """Write the newest valid checkpoint as safetensors, a record and the tokenizer's files.
 
-    With `bf16`, weights are rounded to bfloat16: half the size.
-
-    Exports the EMA of the weights if the run has one. `gidd.from_pretrained` loads a diffusion
-    model, `transformers` an autoregressive one (a Llama). The world must have one process: the
-    model is not sharded. The run may be training: if it deletes the checkpoint that is being read,
-    the newest one is read instead.
-
-    Returns:
-        The checkpoint, and notes on newer checkpoints that were skipped because of damage.
+    Exports the EMA of the weights if the run has one; with `bf16`, rounded to bfloat16.
+    `gidd.from_pretrained` loads a diffusion model, `transformers` an autoregressive one (a Llama).
+    The world must have one process. The run may be training: if it deletes the checkpoint that is
+    being read, the newest one is read instead. Returns the checkpoint, with notes on damage.
     """
     checkpoints = Checkpoints(run_folder / "checkpoints", world, read_only=True)
     found = checkpoints.read_latest(lambda step: _read(checkpoints, step))
     if found is None:
-        raise CheckpointError(
-            f"{checkpoints.folder} contains no checkpoint. Use the folder of a run (--out of "
-            "`gidd train`) that has saved at least once."
-        )
+        what = f"{checkpoints.folder} contains no checkpoint"
+        raise CheckpointError(f"{what}. Use --out of a `gidd train` that has saved.")
     checkpoint, (run, tokenizer, objective, source) = found
     summary = training_summary(run, checkpoint.step, source)
     if bf16:
@@ -79,8 +64,11 @@ def training_summary(run: RunConfig, step: int, source: Any) -> dict[str, Any]:
     return summary if source is None else summary | {"init_from": source}
 
 
-def _read(checkpoints: Checkpoints, step: int) -> _Trained:
-    """Read a checkpoint; it is not trusted, and its run may delete it meanwhile."""
+def _read(checkpoints: Checkpoints, step: int) -> tuple[RunConfig, Tokenizer, Objective, Any]:
+    """Read a checkpoint; it is not trusted, and its run may delete it meanwhile.
+
+    Returns configuration, tokenizer, model, and the source of the initial weights, if any.
+    """
     folder = checkpoints.path(step)
     try:
         with explain_damage(str(folder), _REMEDY, CheckpointError):
@@ -103,11 +91,11 @@ def _read(checkpoints: Checkpoints, step: int) -> _Trained:
                 merge_lora(objective.network)
     except CheckpointError:
         raise
-    except PartNotInstalled as error:
+    except ComponentNotInstalled as error:
         raise CheckpointError(f"{folder / RUN_FILE}: {error}") from error
     except GiddError as error:  # of run.yaml or of the tokenizer
         raise CheckpointError(f"{folder}: {error} {_REMEDY}") from error
-    return _Trained(run, tokenizer, objective, source)
+    return run, tokenizer, objective, source
 
 
 def _weights(run: RunConfig, objective: Objective) -> Mapping[str, Tensor]:
@@ -121,8 +109,7 @@ def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:
     most = len(read_manifest(folder, step).tensors)
     num_layers: object = run.backbone.options.get("num_layers")
     if isinstance(num_layers, int) and num_layers > most:
-        raise CheckpointError(
-            f"{folder / RUN_FILE}: backbone.num_layers must be at most {most}, the number of "
-            f"tensors, got {shorten(num_layers)}. {_REMEDY}"
-        )
+        what = f"backbone.num_layers must be at most {most}, the number of tensors"
+        got = shorten(num_layers)
+        raise CheckpointError(f"{folder / RUN_FILE}: {what}, got {got}. {_REMEDY}")
     CONTEXT_TOKENS.require(run.data.length, f"{folder / RUN_FILE}: data.length", CheckpointError)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from gidd.common.codec import to_yaml
+from gidd.common.config.codec import to_yaml
 from gidd.common.devices import has_bf16
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, DataError
-from gidd.runs.data import PreparedData, TokenStream, ensure_prepared
+from gidd.runs.data import PreparedData, TokenStream, ensure_prepared, with_format
 from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import RUN_FILE
 from gidd.runs.init_from import with_source
-from gidd.training.build import GivenParts, build_state, with_precision
+from gidd.training.build import GivenComponents, build_state, with_precision
 from gidd.training.checkpoints.folder import RECORD
 from gidd.training.checkpoints.manager import Checkpoints
 from gidd.training.config import Diffusion, RunConfig
@@ -63,28 +63,23 @@ def fit(
     *,
     quiet: bool = False,
     trackers: Callable[[int], Trackers] = lambda start: ((), ()),
-    given: GivenParts | None = None,
+    given: GivenComponents | None = None,
     stream: TokenStream | None = None,
 ) -> FitResult:
     """Train, resuming from the newest checkpoint in `out` if there is one. All ranks call this.
 
-    Args:
-        run: The configuration.
-        out: Folder of the run, on a file system that all ranks share.
-        world: The processes.
-        quiet: Print nothing; `metrics.jsonl` is still written.
-        trackers: Returns more trackers, given the first step of this process.
-        given: Network, noise or weighting as Python objects.
-        stream: Batches of tokens, in place of the data of the configuration.
+    `out` is on a file system that all ranks share. `quiet` prints nothing; `metrics.jsonl` is still
+    written. `trackers` returns more trackers, given the first step of this process. `stream` is
+    used in place of the data of the configuration.
     """
-    run, source = with_source(run, out)
+    run, source = with_source(with_format(run), out)
     saved = newest_run(out / "checkpoints")
     if saved is not None and run.train.autocast is None:  # as on the machine that started the run
         run = replace(run, train=replace(run.train, autocast=saved.train.autocast))
     run = with_precision(run, sum(world.sum([has_bf16(world.device)])) == world.size)
     run.check(world.size)
-    given = given or GivenParts()
-    check_parts(run, given)  # before any data is prepared
+    given = given or GivenComponents()
+    check_components(run, given)  # before any data is prepared
     if saved is not None:
         require_same_training(saved, run)
     data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
@@ -125,7 +120,7 @@ def fit(
     return FitResult(complete, run, state, tokenizer)
 
 
-def check_parts(run: RunConfig, given: GivenParts) -> None:
+def check_components(run: RunConfig, given: GivenComponents) -> None:
     """Build noise and weighting once, over a tiny vocabulary: their constructors check them."""
     objective = run.objective
     if isinstance(objective, Diffusion):
@@ -139,8 +134,7 @@ def warnings_of(run: RunConfig, device: torch.device) -> list[str]:
     found: list[str] = []
     if run.train.autocast and not has_bf16(device):
         found.append(
-            f"this {device.type} has no fast bfloat16: a new run without --train.autocast is "
-            "faster, in float32"
+            f"no fast bfloat16 on {device.type}: a new run without --train.autocast is faster"
         )
     if run.train.steps < run.optim.warmup:
         found.append(
@@ -174,11 +168,9 @@ def require_valid_progress(path: Path, step: int, record: Mapping[str, Any]) -> 
         for value in cast("dict[str, Any]", sums).values()
     )
     if record.get("step") != step or not are_sums:
-        raise CheckpointError(
-            f"{path}: step must be {step} and pending an object of finite numbers, got "
-            f"{shorten(record.get('step'))} and {shorten(sums)}. Copy the checkpoint from a "
-            "backup, or use another --out to start a new run."
-        )
+        got = f"{shorten(record.get('step'))} and {shorten(sums)}"
+        what = f"step must be {step} and pending an object of finite numbers, got {got}"
+        raise CheckpointError(f"{path}: {what}. Copy the checkpoint from a backup.")
 
 
 def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
@@ -187,8 +179,8 @@ def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
     if (saved.fingerprint, saved.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
         raise DataError(
             f"the data was prepared with the tokenizer {tokenizer.fingerprint[:12]}, but "
-            f"{checkpoint} was trained with {saved.fingerprint[:12]}. Prepare the data with the "
-            f"{TOKENIZER_FILE} of the checkpoint, or use another --out to start a new run."
+            f"{checkpoint} was trained with {saved.fingerprint[:12]}. Use its "
+            f"{TOKENIZER_FILE}, or another --out to start a new run."
         )
 
 

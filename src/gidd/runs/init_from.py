@@ -14,9 +14,9 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from gidd.common.codec import to_plain
-from gidd.common.parts import Part
-from gidd.common.registry import name_of
+from gidd.common.config.codec import to_plain
+from gidd.common.config.components import Component
+from gidd.common.config.registry import name_of
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.hub import NetworkSource, load_network
@@ -53,15 +53,15 @@ class InitialWeights:
                 tensor = tensors[key]
                 if id(parameter) in tables:
                     tensor = _with_rows(tensor, parameter.shape[0], known)
-                _require_shape(name, tensor, parameter.shape)
+                if tensor.shape != parameter.shape:
+                    shapes = f"{list(parameter.shape)}, got {list(tensor.shape)} in the source"
+                    raise ConfigError(f"{name} must have shape {shapes}. Is data.length too long?")
                 copy_full(parameter, tensor)
             elif id(parameter) not in added:
                 missing.append(name)
         if missing:
-            raise CheckpointError(
-                f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network. Use "
-                "the network of the source: leave out --backbone."
-            )
+            what = f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network"
+            raise CheckpointError(f"{what}. Leave out --backbone.")
         if state.ema:
             for name, parameter in state.objective.named_parameters():
                 state.ema.values[name].copy_(parameter.detach())
@@ -79,10 +79,8 @@ class InitialWeights:
             own = Tokenizer.load(self.name)
             is_same = (own.fingerprint, own.vocab) == (tokenizer.fingerprint, tokenizer.vocab)
         else:
-            is_same = tokenizer.vocab.size >= known and self.source.mask_id in (
-                None,
-                tokenizer.vocab.mask_id,
-            )
+            masks = (None, tokenizer.vocab.mask_id)
+            is_same = tokenizer.vocab.size >= known and self.source.mask_id in masks
         if not is_same:
             raise DataError(
                 f"the data has a tokenizer of {tokenizer.vocab.size:,} tokens that is not that of "
@@ -114,13 +112,13 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     }
     if "predicts_first" in options:
         options["predicts_first"] = True  # training includes the first token
-    backbone, data = _with_own(run.backbone, Part("backbone", found[1], options)), run.data
+    backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
     if data.folder is None and (Path(run.init_from) / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=run.init_from)
     return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
 
 
-def _with_own(run: Part, source: Part) -> Part:
+def _with_own(run: Component, source: Component) -> Component:
     """Return the source's network with those options of the run's that have no weights."""
     own = {k: v for k, v in run.options.items() if k in _OF_THE_RUN and k in source.options}
     return source.changed(**own)
@@ -145,11 +143,3 @@ def _with_rows(table: Tensor, num_rows: int, num_tokens: int) -> Tensor:
         return kept
     mean = kept.float().mean(0, keepdim=True).to(kept.dtype)
     return torch.cat([kept, mean.expand(num_rows - len(kept), *kept.shape[1:])])
-
-
-def _require_shape(name: str, tensor: Tensor, shape: torch.Size) -> None:
-    if tensor.shape != shape:
-        raise ConfigError(
-            f"{name} must have shape {list(shape)}, got {list(tensor.shape)} in the source. Use a "
-            "data.length within the context of the source."
-        )

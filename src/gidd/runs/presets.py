@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gidd.common.parts import Part, part
+from gidd.common.config.components import Component, component
 from gidd.diffusion.constants import PAPER_CEILING
 from gidd.models.backbones.dit_config import SIZES
 from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
@@ -19,18 +19,18 @@ STEPS_131B = 500_000
 WEB = "hf:HuggingFaceFW/fineweb"
 """FineWeb has 15T tokens: prepare the part you need and pass it as --data.folder."""
 
-PAPER_ELBO = part("weighting", "clamp", w_max=PAPER_CEILING)
+PAPER_ELBO = component("weighting", "clamp", w_max=PAPER_CEILING)
 """The weights of the paper's plain GIDD: the ELBO's, clamped for stability."""
 
 
-def dit(size: str) -> Part:
+def dit(size: str) -> Component:
     """Return the diffusion transformer of a named size."""
-    return part("backbone", "dit", **SIZES[size]._asdict())
+    return component("backbone", "dit", **SIZES[size]._asdict())
 
 
-def hybrid(p_uniform: float) -> Part:
+def hybrid(p_uniform: float) -> Component:
     """Return masking mixed with uniform noise."""
-    return part("schedule", "hybrid", p_uniform=p_uniform)
+    return component("schedule", "hybrid", p_uniform=p_uniform)
 
 
 def paper(
@@ -107,7 +107,7 @@ def _paper_rows() -> dict[str, RunConfig]:
     for p in (0.0, 0.1, 0.2):
         noise = hybrid(p)
         rows[f"small-gidd-{p}"] = paper("small", Diffusion(noise=noise, weighting=PAPER_ELBO))
-        clipped = Diffusion(noise=noise, weighting=part("weighting", "clamp", w_max=1.0))
+        clipped = Diffusion(noise=noise, weighting=component("weighting", "clamp", w_max=1.0))
         rows[f"small-gidd-clip-{p}"] = paper("small", clipped)
         rows[f"small-gidd-dynamic-{p}"] = paper("small", Diffusion(noise=noise))
     for size in ("tiny", "small", "base"):

@@ -1,10 +1,10 @@
-"""`gidd.train`: a run from Python, with parts by name or as objects."""
+"""`gidd.train`: a run from Python, with components by name or as objects."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gidd.common.codec import to_plain
-from gidd.common.parts import UNREGISTERED, Part, part_of
-from gidd.common.registry import KINDS
+from gidd.common.config.codec import to_plain
+from gidd.common.config.components import UNREGISTERED, Component, component_of
+from gidd.common.config.registry import KINDS
 from gidd.data.corpora import Corpus, texts
 from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.preparation.prepare import prepare
@@ -34,7 +34,7 @@ from gidd.runs.data import TokenStream, prepare_on_rank_zero
 from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
-from gidd.training.build import GivenParts, build_objective
+from gidd.training.build import GivenComponents, build_objective
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import DDP, FSDP, Parallel, is_sharded
@@ -44,16 +44,16 @@ from gidd.training.world import World, open_world
 _NEVER = 1e9
 """Seconds."""
 
-Batches = Iterable[Tensor]
-"""Batches of tokens, int64 [global batch, length]."""
+Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
+"""Batches of tokens, int64 [global batch, length], or pairs with the given tokens, bool."""
 
 
 def train(
     out: str | Path,
     *,
-    model: str | Part | nn.Module | Any = None,
-    schedule: str | Part | MixingSchedule | None = None,
-    weighting: str | Part | Weighting | None = None,
+    model: str | Component | nn.Module | Any = None,
+    schedule: str | Component | MixingSchedule | None = None,
+    weighting: str | Component | Weighting | None = None,
     data: str | Path | Corpus | Sequence[str | Path] | Batches | None = None,
     tokenizer: int | str | Path | Tokenizer | FastTokenizer | None = None,
     steps: int | None = None,
@@ -71,13 +71,13 @@ def train(
 
     Args:
         out: Folder of the run.
-        model: Network: the name of a registered backbone, `gidd.part("backbone", NAME, ...)`, the
+        model: Network: the name of a backbone, `gidd.component("backbone", NAME, ...)`, the
             configuration of one, or an `nn.Module` with `hidden(z, t)` and a linear `head`. Its
             weights are then the initial ones.
-        schedule: Noise: a name, a `gidd.part`, or a `MixingSchedule`.
-        weighting: Weights of the loss: a name, a `gidd.part`, or a `Weighting`.
+        schedule: Noise: a name, a `gidd.component`, or a `MixingSchedule`.
+        weighting: Weights of the loss: a name, a `gidd.component`, or a `Weighting`.
         data: A folder written by `gidd data prepare`; corpora, files or URLs; a `Corpus`; or an
-            iterable of batches of tokens, which needs a `tokenizer`.
+            iterable of batches of tokens, or of pairs (tokens, given), which needs a `tokenizer`.
         tokenizer: As for `gidd data prepare`, or an object; a number trains one of that size.
         steps: Number of steps; warmup, evaluations and checkpoints are scaled with it.
         init_from: Model whose weights are the initial ones: fine-tuning.
@@ -90,17 +90,21 @@ def train(
             have the name: `optim={"eps": 1e-8}`. Also `lora=16` or `lora={"rank": 16, "alpha": 8}`,
             and `parallel="fsdp"` or `parallel=FSDP(shard_size=8)`.
     """
-    out, base = Path(out), _preset(preset)
+    if isinstance(preset, str) and preset not in PRESETS:
+        near = get_close_matches(preset, PRESETS, 1, 0.3)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"there is no preset {preset!r}.{hint} `gidd train --help` lists all.")
+    out, base = Path(out), PRESETS[preset] if isinstance(preset, str) else preset
     if not isinstance(base.objective, Diffusion):
         raise ConfigError("preset must be a diffusion model. Use `gidd train` for others.")
     objective = replace(
         base.objective,
-        noise=_part(schedule, base.objective.noise),
-        weighting=_part(weighting, base.objective.weighting),
+        noise=_component(schedule, base.objective.noise),
+        weighting=_component(weighting, base.objective.weighting),
     )
     run = replace(
         _with_steps(base, steps),
-        backbone=_part(model, base.backbone),
+        backbone=_component(model, base.backbone),
         objective=objective,
         init_from=None if init_from is None else str(init_from),
     )
@@ -109,11 +113,8 @@ def train(
         settings = {"timeout": _NEVER} | settings
     run = _with_settings(run, settings)
     if isinstance(run.parallel, FSDP) and run.backbone.name == UNREGISTERED:
-        raise ConfigError(
-            "parallel must be ddp for a network that is not registered: it cannot be built again "
-            "to gather its shards. Register its configuration with gidd.register."
-        )
-    given = GivenParts(
+        raise ConfigError("parallel must be ddp for a network that is not registered.")
+    given = GivenComponents(
         network=model if isinstance(model, nn.Module) else None,
         schedule=schedule if isinstance(schedule, MixingSchedule) else None,
         weighting=weighting if isinstance(weighting, Weighting) else None,
@@ -129,39 +130,20 @@ def train(
 
 
 def _with_steps(run: RunConfig, steps: int | None) -> RunConfig:
-    """Return the run with another number of steps; intervals keep their share of it."""
     if steps is None:
         return run
 
     def scaled(interval: int) -> int:
         return max(1, round(interval * steps / run.train.steps))
 
-    train, optim = run.train, run.optim
-    return replace(
-        run,
-        optim=replace(optim, warmup=scaled(optim.warmup)),
-        train=replace(
-            train,
-            steps=steps,
-            evaluate_every=scaled(train.evaluate_every),
-            save_every=scaled(train.save_every),
-        ),
-    )
+    names = ("evaluate_every", "save_every")
+    intervals = {name: scaled(getattr(run.train, name)) for name in names}
+    optim = replace(run.optim, warmup=scaled(run.optim.warmup))
+    return replace(run, optim=optim, train=replace(run.train, steps=steps, **intervals))
 
 
-def _preset(preset: str | RunConfig) -> RunConfig:
-    if not isinstance(preset, str):
-        return preset
-    if preset not in PRESETS:
-        near = get_close_matches(preset, PRESETS, 1, 0.3)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"there is no preset {preset!r}.{hint} `gidd train --help` lists all.")
-    return PRESETS[preset]
-
-
-def _part(value: Any, before: Part) -> Part:
-    """Return the part that a name, a part, a configuration or an object stands for."""
-    if value is None or isinstance(value, Part):
+def _component(value: Any, before: Component) -> Component:
+    if value is None or isinstance(value, Component):
         return value or before
     if isinstance(value, str):
         return before.renamed(value)
@@ -175,12 +157,11 @@ def _part(value: Any, before: Part) -> Part:
     try:
         json.dumps(to_plain(tuple(options.values())))
     except TypeError:  # e.g. the distributions of a mixture
-        return Part(kind, UNREGISTERED, {"class": type(config).__name__})
-    return part_of(kind, config, options)
+        return Component(kind, UNREGISTERED, {"class": type(config).__name__})
+    return component_of(kind, config, options)
 
 
 def _with_settings(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """Return the run with other values of the fields of its groups."""
     groups = {name: getattr(run, name) for name in ("data", "optim", "train", "objective")}
     owners = {name: {field.name for field in fields(group)} for name, group in groups.items()}
     groups |= {"lora": run.lora, "parallel": run.parallel}
@@ -199,7 +180,6 @@ def _with_settings(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _changed_group(name: str, group: Any, value: Any) -> Any:
-    """Return a group of settings with some changed, or replaced by `value`."""
     if name == "lora" and isinstance(value, int):
         value = {"rank": value}
     if name == "parallel" and isinstance(value, str):
@@ -230,7 +210,8 @@ def _with_data(
     All ranks enter; rank 0 writes.
     """
     if isinstance(tokenizer, str | Path | int):
-        run = replace(run, data=replace(run.data, tokenizer=_plain(tokenizer)))
+        choice = tokenizer if isinstance(tokenizer, int) else str(tokenizer)
+        run = replace(run, data=replace(run.data, tokenizer=choice))
         tokenizer = None
     elif tokenizer is not None:
         tokenizer = as_tokenizer(tokenizer)
@@ -242,14 +223,17 @@ def _with_data(
     if isinstance(data, str | Path) and (Path(data) / DATA_MANIFEST).is_file():
         return replace(run, data=replace(run.data, folder=Path(data), sources=())), None
     if isinstance(data, Corpus):
-        folder = out / "data"
-        choice = run.data.tokenizer
-        prepare_on_rank_zero(
-            world, folder, lambda: prepare(data, _tokenizer(choice, data), folder, quiet=True)
-        )
+        folder, choice = out / "data", run.data.tokenizer
+
+        def work() -> None:
+            own = data.tokenizer() or tokenizer_for(texts(data), choice)
+            prepare(data, own, folder, quiet=True)
+
+        prepare_on_rank_zero(world, folder, work)
         return replace(run, data=replace(run.data, folder=folder, sources=())), None
-    if _is_sources(data):
-        names = [data] if isinstance(data, str | Path) else data
+    names: list[Any] = [data] if isinstance(data, str | Path) else []
+    names = list(cast("Sequence[Any]", data)) if isinstance(data, list | tuple) else names
+    if names and all(isinstance(name, str | Path) for name in names):
         sources = tuple(map(str, names))
         return replace(run, data=replace(run.data, folder=None, sources=sources)), None
     if tokenizer is None:
@@ -257,41 +241,22 @@ def _with_data(
             "tokenizer must be an object if data is an iterable of batches: the tokenizer that "
             "encoded them."
         )
-    first, batches = _first(cast(Batches, data))
-    sizes = {"global_batch": len(first)}
-    shape = replace(run.data, folder=None, sources=("batches",), length=first.shape[1])
-    run = replace(run, data=shape, train=replace(run.train, **sizes))
-    return run, TokenStream(batches, tokenizer)
-
-
-def _plain(tokenizer: int | str | Path) -> int | str:
-    return tokenizer if isinstance(tokenizer, int) else str(tokenizer)
-
-
-def _is_sources(data: Any) -> bool:
-    """Whether data are names of sources rather than batches of tokens."""
-    return isinstance(data, str | Path) or (
-        isinstance(data, Sequence)
-        and all(isinstance(name, str | Path) for name in cast("Sequence[object]", data))
-    )
-
-
-def _tokenizer(choice: int | str, corpus: Corpus) -> Tokenizer:
-    if (own := corpus.tokenizer()) is not None:
-        return own
-    return tokenizer_for(texts(corpus), choice)
-
-
-def _first(batches: Batches) -> tuple[Tensor, Iterator[Tensor]]:
-    """Return the first batch, and an iterator over all."""
-    iterator = iter(batches)
-    first = next(iterator, None)
-    if not isinstance(first, Tensor) or first.ndim != 2:
+    batches = iter(cast("Iterable[Any]", data))
+    first = next(batches, None)
+    tokens = first[0] if isinstance(first, tuple) else first
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         raise ConfigError(
-            "data must yield batches of tokens, int64 tensors of shape [global batch, length], got "
-            f"{type(first).__name__}."
+            "data must yield batches of tokens, int64 tensors of shape [global batch, length], or "
+            f"pairs of them and the given tokens, got {type(first).__name__}."
         )
-    return first, chain([first], iterator)
+    if run.data.packing:
+        raise ConfigError(
+            "data.packing must be false if data is an iterable of batches, got true: they are used "
+            "as they are. Give texts, or a folder of `gidd data prepare`."
+        )
+    shape = replace(run.data, folder=None, sources=("batches",), length=tokens.shape[1])
+    run = replace(run, data=shape, train=replace(run.train, global_batch=len(tokens)))
+    return run, TokenStream(chain([first], batches), tokenizer)
 
 
 @torch.no_grad()

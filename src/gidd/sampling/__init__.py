@@ -1,10 +1,11 @@
 """Sampling, infilling and self-correction.
 
-Reading order: `network` and `prediction` (x_theta at the positions that need it), `canvas` (the
-state), `steps/` and `correctors/` (functions that change it), `plan` (the sequence of steps),
-`request` (what to sample, and the result), `ticket` (a request in progress), `length_bucket`
-(requests that share forward passes), `session` (one step at a time), `jobs` (several rounds),
-`windows` (long texts). Names are imported on first use.
+Reading order: `network` and `prediction` (x_theta at the positions that need it), `guidance` (with
+and without a condition), `choices` (one of several texts), `canvas` (the state), `steps/` and
+`correctors/` (functions that change it), `plan` (the sequence of steps), `request` (what to sample,
+and the result), `ticket` (a request in progress), `length_bucket` (requests that share forward
+passes), `session` (one step at a time), `jobs` (several rounds), `windows` (long texts). Names are
+imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         Canvas as Canvas,
         StepOutput as StepOutput,
     )
+    from gidd.sampling.choices import Choices as Choices
     from gidd.sampling.correctors import (
         Gibbs as Gibbs,
         GibbsSweep as GibbsSweep,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         gain as gain,
         likelihood as likelihood,
     )
+    from gidd.sampling.guidance import Guidance as Guidance
     from gidd.sampling.jobs import (
         Jobs as Jobs,
         StartedJob as StartedJob,
@@ -46,13 +49,10 @@ if TYPE_CHECKING:
         posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
-    from gidd.sampling.prediction import (
-        Observation as Observation,
-        Prediction as Prediction,
-    )
+    from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction
     from gidd.sampling.processors import (
         Ban as Ban,
-        CutOff as CutOff,
+        EpsilonCutoff as EpsilonCutoff,
         MinP as MinP,
         Processor as Processor,
         Require as Require,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         parse_template as parse_template,
         prompt as prompt,
     )
-    from gidd.sampling.session import Engine as Engine, OnStep as OnStep, Session as Session
+    from gidd.sampling.session import OnStep as OnStep, Session as Session
     from gidd.sampling.steps import (
         Confidence as Confidence,
         Greedy as Greedy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -11,14 +11,11 @@ from torch import Tensor
 from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import MixingSchedule, Times as Times
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
-Times: TypeAlias = 'Float[Tensor, " B"]'
-"""One time per sequence."""
 
 
 class BestState(NamedTuple):
@@ -114,8 +111,7 @@ class Canvas:
     best: BestState
 
     times_on_host: Float[Tensor, "2 B"] | None = None
-    """s and t of the step, for a GPU: schedules are functions of few numbers and many operations,
-    each of which would be a launch."""
+    """s and t of the step, for a GPU: each operation of a schedule would be a launch."""
 
     @classmethod
     def start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from gidd.sampling.processors import Processor
 from gidd.sampling.row_sampler import KernelSampler, RowSampler
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Int
 
 
 GPU_TILE_ENTRIES = 103_000_000
@@ -49,10 +49,6 @@ class SampleRead(NamedTuple):
     function: SampleFunction
 
 
-class _LogitNetwork(Protocol):
-    def logit_head(self) -> Callable[[Float[Tensor, "K D"]], Float[Tensor, "K W"]]: ...
-
-
 @final
 class FixedShapeReader:
     """Reads in tiles of one size; their number follows from the expected number of positions.
@@ -71,7 +67,7 @@ class FixedShapeReader:
         capacity: int | None,
     ) -> None:
         """Read for some rows of a forward pass; `capacity` is all positions by default."""
-        self._forward, self._rows, self._shape = forward, rows, z.shape
+        self._forward, self._rows = forward, rows
         self._tile = tile_of(GPU_TILE_ENTRIES, vocab_size, z.numel())
         num = z.numel() if capacity is None else min(capacity, z.numel())
         self._size = max(1, -(-num // self._tile)) * self._tile
@@ -95,7 +91,7 @@ class FixedShapeReader:
         """Return values [B, L], 0 elsewhere.
 
         `sets` are the sequences of each different tuple of processors. Sequences without processors
-        are sampled by a kernel if `samples` is given.
+        and guidance are sampled by a kernel if `samples` is given.
         """
         if len(sets) == 1:
             return self._read(where, next(iter(sets)), of_rows, samples)
@@ -113,24 +109,29 @@ class FixedShapeReader:
         of_rows: RowFunction,
         samples: SampleRead | None,
     ) -> tuple[Tensor, ...]:
-        compacted = _compact(where.flatten(), self._size)
-        self.num_read = self.num_read.maximum(compacted.number)
-        index = compacted.position
-        hidden = self._forward.features.flatten(0, 1)[self._in_forward(index)]
-        if samples is not None and not processors and hasattr(self._forward.network, "logit_head"):
-            is_nan, *values = self._sample(samples, index, hidden)
+        index, place, number = _compact(where.flatten(), self._size)
+        self.num_read = self.num_read.maximum(number)
+        length, in_forward = where.shape[1], index
+        if self._rows is not None:
+            in_forward = self._rows[index // length] * length + index % length
+        is_plain = not processors and self._forward.guidance is None
+        if samples is not None and is_plain and hasattr(self._forward.network, "logit_head"):
+            found = self._sample(samples, index, in_forward)
         else:
-            is_nan, *values = self._apply(of_rows, index, hidden, processors)
-        failed, *values = (
-            compacted.scatter(value, where.numel()).unflatten(0, self._shape)
-            for value in (is_nan, *values)
-        )
+            found = self._apply(of_rows, index, in_forward, processors)
+
+        def scatter(values: Tensor) -> Tensor:
+            everywhere = values.new_zeros(where.numel() + 1, *values.shape[1:])
+            return everywhere.index_copy(0, place, values)[:-1].unflatten(0, where.shape)
+
+        failed, *values = map(scatter, found)
         self.is_finite = self.is_finite & ~failed.any(-1)
         return tuple(values)
 
-    def _sample(self, read: SampleRead, index: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+    def _sample(self, read: SampleRead, index: Tensor, in_forward: Tensor) -> tuple[Tensor, ...]:
         """Sample by a kernel; return whether x_theta is NaN, then the values."""
-        logits = cast(_LogitNetwork, self._forward.network).logit_head()
+        hidden = self._forward.features.flatten(0, 1)[in_forward]
+        logits = cast(Any, self._forward.network).logit_head()
         sampler = KernelSampler(read.z[index], read.u[index], read.temperature, read.with_odds)
         for start in range(0, len(index), self._tile):
             rows = slice(start, start + self._tile)
@@ -141,26 +142,24 @@ class FixedShapeReader:
         self,
         function: RowFunction,
         index: Tensor,
-        hidden: Tensor,
+        in_forward: Tensor,
         processors: tuple[Processor, ...],
     ) -> tuple[Tensor, ...]:
         """Compute rows of x_theta; return whether they are NaN, then the values."""
-        parts: list[tuple[Tensor, ...]] = []
+        forward, parts = self._forward, list[tuple[Tensor, ...]]()
+        head, features = forward.network.distribution, forward.features.flatten(0, 1)
         for start in range(0, len(index), self._tile):
             tile = slice(start, start + self._tile)
-            rows = self._forward.network.distribution(hidden[tile])
+            place = in_forward[tile]
+            rows = head(features[place])
+            if forward.guidance is not None:
+                without = head(features[place + forward.z.numel()])
+                rows = forward.guidance.combine(rows, without, place // forward.z.shape[1])
             for processor in processors:
                 rows = processor(rows)
             # of a softmax either all entries are NaN or none
             parts.append((rows[:, 0].isnan(), *function(rows, index[tile])))
         return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-
-    def _in_forward(self, index: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
-        """Return the same positions in the forward pass."""
-        if self._rows is None:
-            return index
-        length = self._shape[1]
-        return self._rows[index // length] * length + index % length
 
 
 def _sum(values: tuple[Tensor, ...]) -> Tensor:
@@ -170,29 +169,15 @@ def _sum(values: tuple[Tensor, ...]) -> Tensor:
     return total
 
 
-class _Compacted(NamedTuple):
-    """The first K chosen positions, then others."""
+def _compact(where: Bool[Tensor, " P"], size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `size` positions, the chosen ones first and in order: `nonzero` with a fixed size.
 
-    position: Int[Tensor, " K"]
-    """Positions to compute."""
-
-    place: Int[Tensor, " K"]
-    """Where results belong; one behind the end, P, for positions that were not chosen."""
-
-    number: Int[Tensor, ""]
-    """Number of chosen positions; if it exceeds K, some are missing."""
-
-    def scatter(self, values: Tensor, length: int) -> Tensor:
-        """Return values at their positions [length, ...], 0 elsewhere."""
-        everywhere = values.new_zeros(length + 1, *values.shape[1:])
-        return everywhere.index_copy(0, self.place, values)[:-1]
-
-
-def _compact(where: Bool[Tensor, " P"], size: int) -> _Compacted:
-    """Return `size` positions, the chosen ones first and in order: `nonzero` with a fixed size."""
+    Also where their results belong, P for positions that were not chosen, and the number of chosen
+    positions; if it exceeds `size`, some are missing.
+    """
     order = where.to(torch.uint8).argsort(descending=True, stable=True)[:size]
     if size > len(where):
         order = F.pad(order, (0, size - len(where)))
     number = where.sum()
     is_other = positions(size, where.device) >= number
-    return _Compacted(order, order.masked_fill(is_other, len(where)), number)
+    return order, order.masked_fill(is_other, len(where)), number

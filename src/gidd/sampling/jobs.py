@@ -1,8 +1,8 @@
 """Jobs: coroutines that sample, evaluate the samples, and sample again.
 
     async def job(jobs: Jobs) -> Sample:
-        (draft,) = await jobs.sample(engine, [request])
-        (final,) = await jobs.sample(engine, [correction_of(draft)])
+        (draft,) = await jobs.sample(session, [request])
+        (final,) = await jobs.sample(session, [correction_of(draft)])
         return final
 
     jobs = Jobs()
@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, TypeVar, final
 
 from gidd.errors import ConfigError, GiddError
 from gidd.sampling.request import Edit, Limits, Request, Sample
-from gidd.sampling.session import Engine, OnStep, Session
+from gidd.sampling.session import OnStep, Session
 from gidd.sampling.ticket import Event, Ticket
 
 _T = TypeVar("_T")
@@ -119,10 +119,10 @@ class StartedJob(Generic[_T]):
 
 @final
 class Jobs:
-    """Jobs in progress, and one session for each engine that they use."""
+    """Jobs in progress, and a session for each network that they use."""
 
     def __init__(self) -> None:
-        self._sessions: dict[Engine, Session] = {}
+        self._sessions: dict[Session, Session] = {}
         self._started: list[StartedJob[Any]] = []
         self._watched: dict[Ticket, OnStep] = {}
 
@@ -148,7 +148,7 @@ class Jobs:
 
     async def sample(
         self,
-        engine: Engine,
+        session: Session,
         requests: Sequence[Request],
         limits: Limits = _NO_LIMITS,
         *,
@@ -157,15 +157,16 @@ class Jobs:
     ) -> list[Sample]:
         """Sample requests; the first that fails raises, and ends those that were not done.
 
-        `on_step` is called with the events of these requests.
+        All jobs with the same session share a new one like it. `on_step` is called with the events
+        of these requests.
         """
-        if engine not in self._sessions:
-            self._sessions[engine] = engine.session()
-        session = self._sessions[engine]
-        found = _Samples(session, [])
+        if session not in self._sessions:
+            self._sessions[session] = session.new()
+        shared = self._sessions[session]
+        found = _Samples(shared, [])
         try:
             for request in requests:
-                ticket = session.submit(request, limits, record_frames=record_frames)
+                ticket = shared.submit(request, limits, record_frames=record_frames)
                 found.tickets.append(ticket)
         except Exception:
             found.cancel()
@@ -236,37 +237,46 @@ def _raise_errors(jobs: Iterable[StartedJob[Any]]) -> None:
 
 async def sample_blocks(
     jobs: Jobs,
-    engine: Engine,
+    session: Session,
     request: Request,
     block_length: int,
     *,
     on_step: OnStep | None = None,
     on_tokens: OnTokens | None = None,
+    is_end: Callable[[tuple[int, ...]], bool] | None = None,
 ) -> Sample:
     """Sample the blanks of a request in blocks, left to right, each with all steps of its plan.
 
-    A finished block does not change, so text can be shown in order while it is sampled. A block is
-    conditioned on the tokens to its left only. After a stop token no other block is sampled, and
-    the sequence is shorter than requested.
+    A finished block does not change. A block is conditioned on the tokens to its left only. After a
+    stop token, or tokens for which `is_end` is true, no other block is sampled, and the sequence is
+    shorter than requested.
     """
     if request.protected is not None:
         raise ConfigError(
-            "request.protected must be None for block-wise sampling, which fills blanks and keeps "
-            "given tokens. Use a corrector for tokens that were given."
+            "request.protected must be None for block-wise sampling, which keeps given tokens. "
+            "Use a corrector for tokens that were given."
         )
+    if request.choices:
+        raise ConfigError("request.choices must be () for block-wise sampling.")
     blank = [i for i, token in enumerate(request.tokens) if token is None]
     tokens: tuple[int, ...] = ()
-    text, edits, calls, num_steps = tokens, list[Edit](), 0, 0
+    text, edits, forward_passes, num_steps = tokens, list[Edit](), 0, 0
     while len(tokens) < len(request.tokens) and len(text) == len(tokens):
         start = next((i for i in blank if i >= len(tokens)), len(request.tokens))
         end = min(start + block_length, len(request.tokens))
-        part = replace(request, tokens=request.tokens[:end])
-        given = replace(request, tokens=(*tokens, *request.tokens[len(tokens) : end]))
-        (sample,) = await jobs.sample(engine, [given], on_step=on_step)
+        part = request.first(end)
+        given = replace(part, tokens=(*tokens, *request.tokens[len(tokens) : end]))
+        (sample,) = await jobs.sample(session, [given], on_step=on_step)
         edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
-        calls, num_steps, done = calls + sample.calls, num_steps + len(request.plan), len(text)
+        forward_passes, num_steps, done = (
+            forward_passes + sample.forward_passes,
+            num_steps + len(request.plan),
+            len(text),
+        )
         tokens, text = sample.tokens, part.truncate_at_stop(sample.tokens)
         if on_tokens is not None:
             on_tokens(text[done:])
+        if is_end is not None and is_end(text):
+            break
     protected = request.are_protected[: len(tokens)]
-    return Sample(tokens, text, protected, calls, tuple(edits))
+    return Sample(tokens, text, protected, forward_passes, tuple(edits))

@@ -16,6 +16,8 @@ from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import BestState, Canvas, time_dtype
+from gidd.sampling.choices import BatchChoices
+from gidd.sampling.guidance import BatchGuidance
 from gidd.sampling.network import DenoisingNetwork, ForwardPass, unusable_predictions
 from gidd.sampling.plan import Step
 from gidd.sampling.prediction import Prediction
@@ -23,7 +25,7 @@ from gidd.sampling.request import Edit, Frame
 from gidd.sampling.ticket import Event, Ticket, limit_reached
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Int
     from numpy.typing import NDArray
 
 
@@ -48,6 +50,8 @@ class LengthBucket:
         self._waiting: deque[Ticket] = deque()
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
+        self._guidance: BatchGuidance | None = None
+        """Of a bucket of guided requests, whose forward passes have `2 * rows` sequences."""
         self._tokens = np.zeros((rows, length), dtype=np.int64)
         self._capacity: int | None = None
 
@@ -70,7 +74,7 @@ class LengthBucket:
     @torch.no_grad()
     def step(self) -> list[Event]:
         """Fill free rows from the queue, and make the next step of every row."""
-        events = self._admit() + self._limit_calls()
+        events = self._admit() + self._limit_forward_passes()
         active = [row for row, ticket in enumerate(self._slots) if ticket is not None]
         return events + self._advance(active) if active else events
 
@@ -80,12 +84,12 @@ class LengthBucket:
         tokens = self._canvas.best.tokens[self._slots.index(ticket), : len(ticket.request.tokens)]
         return tuple(tokens.tolist())
 
-    def _limit_calls(self) -> list[Event]:
+    def _limit_forward_passes(self) -> list[Event]:
         """End sequences that have used their forward passes, or let the next step be the last."""
         events: list[Event] = []
         for row, ticket in enumerate(self._slots):
-            if ticket is not None and ticket.reaches_calls():
-                if ticket.limits.then == "finish":
+            if ticket is not None and ticket.reaches_limit():
+                if ticket.limits.on_limit == "finish":
                     ticket.expire()
                 else:
                     events.append(self._fail(row, limit_reached(ticket)))
@@ -136,10 +140,18 @@ class LengthBucket:
             self._integers([ticket.request.seed for ticket in tickets]),
             self._integers([ticket.request.sample_index for ticket in tickets]),
         )
+        guidances = [t.request.guidance for t in tickets if t.request.guidance is not None]
+        guidance = None
+        if tickets[0].request.is_guided:  # and so are the others
+            guidance = BatchGuidance.of(guidances, self._length, self._device)
         if self._canvas is None:
             # rows without a sequence hold copies, which no step reads
-            self._canvas = canvas.rows(self._integers([0] * self._num_rows))
+            copies = self._integers([0] * self._num_rows)
+            self._canvas = canvas.rows(copies)
+            self._guidance = guidance and guidance.rows(copies)
         self._canvas.put(self._integers(rows), canvas)
+        if guidance is not None and self._guidance is not None:
+            self._guidance.put(self._integers(rows), guidance)
         self._tokens[rows] = canvas.tokens.cpu().numpy()
 
     def _advance(self, rows: list[int]) -> list[Event]:
@@ -147,11 +159,15 @@ class LengthBucket:
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
         try:
-            batch = StepBatch.of(self._network, self._schedule, self._canvas, rows, tickets)
+            states = self._canvas, self._guidance
+            batch = StepBatch.of(self._network, self._schedule, *states, rows, tickets)
+            groups: dict[Step, list[int]] = {}
+            for k, ticket in enumerate(tickets):
+                groups.setdefault(ticket.next_step.step, []).append(k)
             changes: list[Change] = []
             for capacity in (self._capacity, None):  # None: if more was read than expected
-                changes.clear()
-                for step, members in batch.groups.items():
+                changes = []
+                for step, members in groups.items():
                     changes.append(batch.call(step, members, capacity))
                 changes = _copy_to_host(changes)
                 if not any(change.overflows for change in changes):
@@ -160,17 +176,16 @@ class LengthBucket:
             if len(rows) > 1:
                 return [event for row in rows for event in self._advance([row])]
             return [self._fail(rows[0], error)]
-        self._capacity = _next_capacity(changes)
+        # twice the positions read in this step (None on a CPU)
+        read = [2 * change.num_read for change in changes if change.num_read is not None]
+        self._capacity = max(read, default=None)
         return [event for change in changes for event in self._apply(change)]
 
     def _apply(self, change: Change) -> list[Event]:
         """Write the result of a step, on the device and on the host."""
         assert self._canvas is not None
-        best = change.best
-        if change.rows == list(range(self._num_rows)):
-            index = slice(None)
-        else:
-            index = self._integers(change.rows)
+        best, is_full = change.best, change.rows == list(range(self._num_rows))
+        index = slice(None) if is_full else self._integers(change.rows)
         self._canvas.tokens[index] = change.tokens
         if best is not None:
             for stored, updated in zip(self._canvas.best, best, strict=True):
@@ -185,8 +200,11 @@ class LengthBucket:
         for k, (row, (ends_phase, was_read, is_finite), is_valid, frame) in enumerate(rows):
             ticket, own = self._ticket(row), edits.get(k, [])
             if not (is_finite and is_valid):
-                error = unusable_predictions() if is_valid else _unknown_tokens(ticket)
-                events.append(self._fail(row, error))
+                unknown = ConfigError(
+                    f"the step {ticket.next_step.name} must return ids of the vocabulary at "
+                    "positions that may change, got other numbers. Correct its function."
+                )
+                events.append(self._fail(row, unusable_predictions() if is_valid else unknown))
                 continue
             ticket.add(own, frame, bool(was_read))
             if values:
@@ -226,13 +244,6 @@ class LengthBucket:
 
     def _integers(self, values: list[int]) -> Int[Tensor, " K"]:
         return upload(values, torch.int64, self._device)
-
-
-def _unknown_tokens(ticket: Ticket) -> ConfigError:
-    return ConfigError(
-        f"the step {ticket.next_step.name} must return ids of the vocabulary at positions that may "
-        "change, got other numbers. Correct the function of the step."
-    )
 
 
 class Change(NamedTuple):
@@ -308,12 +319,6 @@ def _copy_to_host(changes: list[Change]) -> list[Change]:
     ]
 
 
-def _next_capacity(changes: Sequence[Change]) -> int | None:
-    """Return the next capacity: twice the positions read in this step (None on a CPU)."""
-    numbers = [change.num_read for change in changes if change.num_read is not None]
-    return 2 * max(numbers) if numbers else None
-
-
 @final
 @dataclass(frozen=True)
 class StepBatch:
@@ -335,6 +340,7 @@ class StepBatch:
         network: DenoisingNetwork,
         schedule: MixingSchedule,
         canvas: Canvas,
+        guidance: BatchGuidance | None,
         rows: list[int],
         tickets: list[Ticket],
     ) -> Self:
@@ -357,16 +363,10 @@ class StepBatch:
         part = replace(part, step_index=step_index, times_on_host=on_host)
         length = canvas.tokens.shape[1]
         is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
-        forward = ForwardPass(network, part.tokens, t, part.valid if is_padded else None)
+        valid = part.valid if is_padded else None
+        guidance = guidance and guidance.rows(index)
+        forward = ForwardPass(network, part.tokens, t, valid, guidance)
         return cls(schedule, rows, tickets, part, t, s, forward)
-
-    @property
-    def groups(self) -> dict[Step, list[int]]:
-        """Sequences by their next step."""
-        groups: dict[Step, list[int]] = {}
-        for k, ticket in enumerate(self.tickets):
-            groups.setdefault(ticket.next_step.step, []).append(k)
-        return groups
 
     def call(self, step: Step, members: list[int], capacity: int | None) -> Change:
         """Call a step with the sequences that make it."""
@@ -379,6 +379,7 @@ class StepBatch:
             times = None if canvas.times_on_host is None else canvas.times_on_host[:, copied]
             canvas = replace(canvas.rows(index), times_on_host=times)
             t, s = t[index], s[index]
+        choices = [ticket.request.choices for ticket in tickets]
         prediction = Prediction(
             self.forward,
             self.schedule.vocab.size,
@@ -386,9 +387,12 @@ class StepBatch:
             rows=index,
             num_rows=num,
             capacity=capacity,
+            choices=BatchChoices(self.schedule, s, t, canvas, choices) if any(choices) else None,
         )
         output = step(self.schedule, s, t, canvas, prediction)
         output.check(canvas, tickets[0].next_step.name)
+        if any(ticket.next_step.s == 0 for ticket in tickets):
+            output = output._replace(tokens=prediction.with_choices(output.tokens))
         output = output.first(num)
         was_read, static = prediction.was_read[:num], prediction.static
         counts = [] if static is None else [static.num_read, static.overflows]
@@ -402,8 +406,10 @@ class StepBatch:
             best = canvas.best.rows(slice(num))
         if best is not None:
             ends = finished | upload(is_last, torch.bool, t.device)
-            restored, best = _restore(written[0], best, ends)
-            written.append(restored)
+            is_restored = ends & (best.score >= 0)  # with no score from then on
+            written.append(torch.where(is_restored[:, None], best.tokens, written[0]))
+            score = torch.where(is_restored, -1, best.score)
+            best = BestState(best.tokens, score, torch.where(is_restored, 0, best.age))
         probability = output.probability
         bits = torch.zeros_like(written[0], dtype=torch.int32)
         if probability is not None:
@@ -420,18 +426,6 @@ class StepBatch:
             frames,
             output.values,
         )
-
-
-def _restore(
-    tokens: Int[Tensor, "K L"], best: BestState, ends: Bool[Tensor, " K"]
-) -> tuple[Int[Tensor, "K L"], BestState]:
-    """Return the best state of sequences whose phase ends, with no score from then on."""
-    is_restored = ends & (best.score >= 0)
-    return torch.where(is_restored[:, None], best.tokens, tokens), BestState(
-        best.tokens,
-        torch.where(is_restored, -1, best.score),
-        torch.where(is_restored, 0, best.age),
-    )
 
 
 def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:

@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
 from gidd.errors import CheckpointError, ConfigError
+from gidd.sampling.guidance import BatchGuidance
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -71,8 +72,8 @@ class FunctionNetwork:
         """Return x_theta(z, t) of rows without padding."""
         if valid is not None:
             raise ConfigError(
-                "a FunctionNetwork does not accept padding (accepts_padding = False): its function "
-                "has no argument for it. Call it with sequences of one length, and valid=None."
+                "a FunctionNetwork does not accept padding (accepts_padding = False). "
+                "Call it with sequences of one length, and valid=None."
             )
         return self.x_theta(z, t)
 
@@ -81,29 +82,20 @@ class FunctionNetwork:
         return hidden
 
 
-class _Row(NamedTuple):
-    """Key of cached features, which depend on the tokens of a row and where its padding begins."""
-
-    tokens: bytes
-    num_valid: int
-
-
 @final
 class CachedFeatures:
     """A cache of features for networks that do not depend on t.
 
     Keeps the features of the last `capacity` sequences: no forward pass is needed if the step
-    before changed nothing. Use it only for a network whose features do not depend on t: the
-    network always gets t = 0.
-
-    Threads can share it: a lock protects the cache, and forward passes run outside the lock. Two
-    threads that need the same features at the same time both compute them.
+    before changed nothing. The network always gets t = 0. Threads can share the cache: a lock
+    protects it, and forward passes run outside the lock.
     """
 
     def __init__(self, network: DenoisingNetwork, capacity: int = 64) -> None:
         self.network = network
         self.capacity = capacity
-        self._cache: OrderedDict[_Row, Tensor] = OrderedDict()
+        self._cache: OrderedDict[tuple[bytes, int, int], Tensor] = OrderedDict()
+        """By the tokens of a row, where its padding begins, and the batch size."""
         self._lock = threading.Lock()
 
     @property
@@ -114,18 +106,21 @@ class CachedFeatures:
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return cached features if all sequences are in the cache, else compute them."""
         num_valid = [z.shape[1]] * len(z) if valid is None else valid.sum(-1).tolist()
-        rows = [row.tobytes() for row in z.cpu().numpy()]
-        keys = [_Row(row, num) for row, num in zip(rows, num_valid, strict=True)]
-        cached = self._find(keys)
-        if cached is not None:
-            return torch.stack(cached)
-        zeros = torch.zeros_like(t)
-        features = (
-            self.network.hidden(z, zeros)  # networks that do not accept padding have two arguments
-            if valid is None
-            else self.network.hidden(z, zeros, valid)
-        )
-        self._add(keys, features)
+        rows = zip(z.cpu().numpy(), num_valid, strict=True)
+        keys = [(row.tobytes(), num, len(z)) for row, num in rows]
+        with self._lock:
+            if all(key in self._cache for key in keys):
+                for key in keys:
+                    self._cache.move_to_end(key)
+                return torch.stack([self._cache[key] for key in keys])
+        # networks that do not accept padding have two arguments
+        features = self.network.hidden(z, torch.zeros_like(t), *(() if valid is None else (valid,)))
+        with self._lock:
+            for key, row in zip(keys, features.unbind(), strict=True):
+                self._cache[key] = row
+                self._cache.move_to_end(key)
+            while len(self._cache) > self.capacity:
+                self._cache.popitem(last=False)
         return features
 
     def distribution(self, hidden: Tensor) -> Tensor:
@@ -136,24 +131,6 @@ class CachedFeatures:
     def logit_head(self) -> Any:
         """The logit head of the wrapped network, if it has one."""
         return cast(Any, self.network).logit_head
-
-    def _find(self, keys: list[_Row]) -> list[Tensor] | None:
-        """Return the features of all rows, now the last used, or None if one is missing."""
-        with self._lock:
-            if not all(key in self._cache for key in keys):
-                return None
-            for key in keys:
-                self._cache.move_to_end(key)
-            return [self._cache[key] for key in keys]
-
-    def _add(self, keys: list[_Row], features: Tensor) -> None:
-        """Keep features of rows, and drop those that were not used for the longest time."""
-        with self._lock:
-            for key, row in zip(keys, features.unbind(), strict=True):
-                self._cache[key] = row
-                self._cache.move_to_end(key)
-            while len(self._cache) > self.capacity:
-                self._cache.popitem(last=False)
 
 
 @final
@@ -172,9 +149,13 @@ class ForwardPass:
     valid: Bool[Tensor, "B L"] | None = None
     """False at padding; None if no sequence is padded."""
 
+    guidance: BatchGuidance | None = None
+
     @cached_property
-    def features(self) -> Float[Tensor, "B L D"]:
-        """What enters the output head."""
-        if self.valid is None:
-            return self.network.hidden(self.z, self.t)
-        return self.network.hidden(self.z, self.t, self.valid)
+    def features(self) -> Float[Tensor, "N L D"]:
+        """What enters the output head; with guidance also of all sequences without condition."""
+        z, t, valid = self.z, self.t, self.valid
+        if self.guidance is not None:
+            z, t = torch.cat([z, self.guidance.without_condition(z)]), t.repeat(2)
+            valid = None if valid is None else valid.repeat(2, 1)
+        return self.network.hidden(z, t) if valid is None else self.network.hidden(z, t, valid)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 from torch import Tensor
 
-from gidd.common.registry import name_of
+from gidd.common.config.registry import name_of
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.times import even_mesh
+from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
@@ -30,7 +30,7 @@ A step without options is a plain function. One with options is a frozen datacla
 such steps are called together. Two optional attributes are read before a request is admitted:
 
 - `check(schedule, t)` raises `ConfigError` if the step cannot begin at time t with this schedule;
-- `least_calls`, 1 by default, is the number of consecutive calls that a phase needs.
+- `min_steps`, 1 by default, is the number of consecutive steps that a phase needs.
 """
 
 
@@ -71,7 +71,7 @@ class Plan:
             if not 0 <= s <= t <= 1:
                 raise ConfigError(
                     f"step {i} of a plan must go from t to s with 0 <= s <= t <= 1, got t = {t} "
-                    f"and s = {s}. gidd.diffusion.times.even_mesh makes a valid mesh."
+                    f"and s = {s}. gidd.diffusion.times.even_times makes valid times."
                 )
             if step is not checked and not is_hashable_function(step):
                 raise ConfigError(
@@ -95,21 +95,16 @@ class Plan:
         return tuple(phase.stop for phase in self.phases for _ in phase)
 
     def check(self, schedule: MixingSchedule) -> None:
-        """Raise `ConfigError` if a step cannot be made with a schedule.
-
-        A step may have a method `check(schedule, t)`, which is called with the time at which its
-        phase begins, and `least_calls`, the number of calls that its phase must have.
-        """
+        """Raise `ConfigError` if a step cannot be made with a schedule (see `Step`)."""
         for phase in self.phases:
             first = self.steps[phase.start]
             if (check := getattr(first.step, "check", None)) is not None:
                 check(schedule, first.t)
-            least: int = getattr(first.step, "least_calls", 1)
+            least: int = getattr(first.step, "min_steps", 1)
             if len(phase) < least:
                 raise ConfigError(
-                    f"{first.name} needs at least {least} consecutive calls, got {len(phase)}: "
-                    "each call scores the change made by the call before. Use "
-                    f"corrector_plan(corrector, calls) with calls >= {least}."
+                    f"{first.name} needs at least {least} consecutive steps, got {len(phase)}. "
+                    f"Use corrector_plan(corrector, num_steps) with num_steps >= {least}."
                 )
 
     def __add__(self, other: Plan) -> Plan:
@@ -125,12 +120,11 @@ def is_hashable_function(value: object) -> bool:
 
 
 def sampling_plan(
-    mesh: Float[Tensor, " T+1"], step: Step = ancestral, correctors: Sequence[Step] = ()
+    times: Float[Tensor, " T+1"], step: Step = ancestral, correctors: Sequence[Step] = ()
 ) -> Plan:
-    """Step from the first time of `mesh` to its last; each step is followed by `correctors`."""
-    times: list[float] = mesh.tolist()
+    """Step from the first of `times` to the last; each step is followed by `correctors`."""
     steps: list[PlannedStep] = []
-    for t, s in zip(times[:-1], times[1:], strict=True):
+    for t, s in pairwise(times.tolist()):
         steps.append(PlannedStep(step, t, s))
         for corrector in correctors:
             steps.append(PlannedStep(corrector, s, s))
@@ -141,22 +135,20 @@ def posterior_sampling_plan(t: float, num_steps: int, step: Step = ancestral) ->
     """Step from the noise level t of a given text to 0: samples of what the text may have been.
 
     A text with wrong tokens is a sample of Z_t, t = `time_at_error_rate`. The reverse chain from
-    there samples all its tokens jointly, given the text; `PosteriorCorrection` takes the most
-    likely token at each position instead. The steps are shorter towards 0: the noise of
-    the paper's schedule decreases like sqrt(t).
+    there samples all its tokens jointly, given the text. The steps are shorter towards 0: the noise
+    of the paper's schedule decreases like sqrt(t).
     """
-    mesh = t * even_mesh(num_steps).square()
-    return sampling_plan(mesh, step)
+    return sampling_plan(t * even_times(num_steps).square(), step)
 
 
-def corrector_plan(corrector: Step, calls: int, t: float = 0.0) -> Plan:
-    """Call a corrector at time `t`, at most `calls` times."""
-    if calls < 0:
+def corrector_plan(corrector: Step, num_steps: int, t: float = 0.0) -> Plan:
+    """Call a corrector at time `t`, at most `num_steps` times."""
+    if num_steps < 0:
         raise ConfigError(
-            f"calls of a corrector must be at least 0, got {calls}. "
-            "Each call is one forward pass; 0 disables the corrector."
+            f"num_steps of a corrector must be at least 0, got {num_steps}. Each is one forward "
+            "pass; 0 disables the corrector."
         )
-    return Plan((PlannedStep(corrector, t, t),) * calls)
+    return Plan((PlannedStep(corrector, t, t),) * num_steps)
 
 
 def no_op(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gidd.common.devices import has_kernels, kind_of
+from gidd.diffusion.categorical import at
+from gidd.sampling.choices import BatchChoices, with_tokens
 from gidd.sampling.fixed_shapes import (
     FixedShapeReader,
     RowFunction,
@@ -46,17 +48,13 @@ class Observation(NamedTuple):
     """x_theta of the most likely token."""
 
 
-class _Run(NamedTuple):
-    """Positions that follow each other in a read, and the processors of their rows."""
-
-    start: int
-    stop: int
-    processors: tuple[Processor, ...]
+_Run = tuple[range, tuple[Processor, ...]]
+"""Positions that follow each other in a read, and the processors of their rows."""
 
 
 @final
 class Prediction:
-    """x_theta(z, t) after the processors. Nothing is computed before the first `read`.
+    """x_theta(z, t) after guidance and processors. Nothing is computed before the first `read`.
 
     Results must not depend on the rest of the batch, but the last bits of a matrix product depend
     on its shape. So shapes are fixed: every batch has the same number of sequences, and the head
@@ -72,18 +70,14 @@ class Prediction:
         rows: Int[Tensor, " B"] | None = None,
         num_rows: int | None = None,
         capacity: int | None = None,
+        choices: BatchChoices | None = None,
     ) -> None:
-        """Predict for some sequences of a forward pass.
+        """Predict for some sequences of a forward pass: `rows`, by default all.
 
-        Args:
-            forward: The forward pass.
-            vocab_size: Number of tokens.
-            processors: Processors of each sequence; none by default.
-            rows: Sequences of the forward pass; all by default.
-            num_rows: Only the first of them are predicted: the others pad the batch.
-            capacity: On a GPU, the largest number of positions that a read is expected to choose;
-                all by default. If there are more, `static.overflows` is set, and results are
-                incomplete.
+        Only the first `num_rows` of them are predicted: the others pad the batch. `processors` are
+        the processors of each sequence. On a GPU, `capacity` is the largest number of positions
+        that a read is expected to choose; if there are more, `static.overflows` is set, and results
+        are incomplete.
         """
         self.vocab_size = vocab_size
         self.z = forward.z if rows is None else forward.z[rows]
@@ -93,11 +87,13 @@ class Prediction:
         """Sequences for which a prediction was requested; if none, the network is not called."""
         self.is_finite = ~self.was_read
         """Whether all that was read of a sequence is finite; no step waits for a GPU to know."""
-        self._forward, self._rows = forward, rows
+        self._forward, self._rows, self._choices = forward, rows, choices
         self._is_predicted = None
         if num_rows < len(self.z):
             self._is_predicted = torch.arange(len(self.z), device=self.z.device) < num_rows
-        self._sets = _processor_sets(processors[:num_rows] or [()] * num_rows)
+        self._sets: dict[tuple[Processor, ...], list[int]] = {}
+        for row, own in enumerate(processors[:num_rows] or [()] * num_rows):
+            self._sets.setdefault(own, []).append(row)
         self.static = None
         """The reader of a GPU; a CPU reads the chosen positions alone."""
         if kind_of(self.z) != "cpu":
@@ -110,7 +106,7 @@ class Prediction:
         positions is not known without a synchronization. There, rows that were not chosen are
         passed to `function` as well, and their values are dropped.
         """
-        return self._read(where, function, None)
+        return self._read(where, function, None, self._choices)
 
     def read_samples(
         self,
@@ -120,23 +116,18 @@ class Prediction:
         temperature: float = 1.0,
         with_odds: bool = False,
     ) -> tuple[Tensor, ...]:
-        """As `read`, for functions of a token sampled from each row.
+        """As `read`, for functions of a token sampled from each row, with fixed-point uniforms `u`.
 
         Without processors, a kernel samples on CUDA, and x_theta itself is never in memory.
-
-        Args:
-            where: Chosen positions.
-            u: Fixed-point uniforms of the tokens.
-            function: Applied to the samplers of the chosen rows.
-            temperature: Of the sampled tokens.
-            with_odds: Whether `function` calls `RowSampler.log_odds`.
+        `with_odds`: whether `function` calls `RowSampler.log_odds`.
         """
         z, u = self.z.flatten(), u.flatten()
 
         def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
             return function(DenseSampler(rows, z[i], u[i], temperature), i)
 
-        return self._read(where, of_rows, SampleRead(z, u, temperature, with_odds, function))
+        samples = SampleRead(z, u, temperature, with_odds, function)
+        return self._read(where, of_rows, samples, self._choices)
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
@@ -149,19 +140,29 @@ class Prediction:
         def statistics(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
             top_probability, top = rows.max(-1)
             entropy = torch.special.entr(rows).sum(-1)
-            return rows.gather(-1, z[i, None]).squeeze(-1), entropy, top, top_probability
+            return at(rows, z[i]), entropy, top, top_probability
 
         everywhere = torch.ones_like(self.z, dtype=torch.bool)
-        return Observation(*self._read(everywhere, statistics, None))
+        return Observation(*self.read(everywhere, statistics))
 
     @property
     def _tile(self) -> int:
         """Positions per pass of the head: a multiple of 32, so that vector loops have no tail."""
         return tile_of(TILE_ENTRIES, self.vocab_size, self.z.numel())
 
+    def with_choices(self, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """Return the result of a step to s = 0 with one of the options in every slot."""
+        return tokens if self._choices is None else self._choices.finish(tokens, self._read)
+
     def _read(
-        self, where: Bool[Tensor, "B L"], of_rows: RowFunction, samples: SampleRead | None
+        self,
+        where: Bool[Tensor, "B L"],
+        of_rows: RowFunction,
+        samples: SampleRead | None = None,
+        choices: BatchChoices | None = None,
     ) -> tuple[Tensor, ...]:
+        if choices is not None:
+            of_rows, samples = with_tokens(choices.draw(where, self._read), of_rows), None
         if self._is_predicted is not None:  # without the padding of the batch
             where = where & self._is_predicted[:, None]
         self.was_read = self.was_read | where.any(-1)
@@ -182,20 +183,18 @@ class Prediction:
         """Return the chosen positions, grouped by processors."""
         if len(self._sets) == 1:
             index = where.flatten().nonzero().squeeze(-1)
-            return index, [_Run(0, len(index), next(iter(self._sets)))]
-        parts: list[Tensor] = []
-        runs: list[_Run] = []
-        start = 0
+            return index, [(range(len(index)), next(iter(self._sets)))]
+        parts, runs, start = list[Tensor](), list[_Run](), 0
         for processors, rows in self._sets.items():
             chosen = torch.zeros_like(where)
             chosen[rows] = where[rows]
             parts.append(chosen.flatten().nonzero().squeeze(-1))
-            runs.append(_Run(start, start + len(parts[-1]), processors))
-            start = runs[-1].stop
+            runs.append((range(start, start + len(parts[-1])), processors))
+            start += len(parts[-1])
         return torch.cat(parts), runs
 
     def _blocks(
-        self, features: Float[Tensor, "B L D"], index: Int[Tensor, " K"], runs: Sequence[_Run]
+        self, features: Float[Tensor, "N L D"], index: Int[Tensor, " K"], runs: Sequence[_Run]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows of x_theta and their indices, block by block."""
         block = max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
@@ -203,7 +202,7 @@ class Prediction:
             indices = index[tile : tile + self._tile]
             rows = self._head(features, indices)
             size = min(block, len(rows))
-            for run in runs:
+            for run, processors in runs:
                 begin, end = max(run.start - tile, 0), min(run.stop - tile, len(indices))
                 for start in range(begin, end, block):
                     stop = min(start + block, end)
@@ -212,7 +211,7 @@ class Prediction:
                         part = rows[first : first + size]
                     else:
                         first, part = start, rows[start:stop]
-                    for processor in run.processors:
+                    for processor in processors:
                         part = processor(part)
                     yield part[start - first : stop - first], indices[start:stop]
 
@@ -220,26 +219,23 @@ class Prediction:
         """Return x_theta at some positions, then x_theta of padding."""
         row, position = index // self.z.shape[1], index % self.z.shape[1]
         in_forward = row if self._rows is None else self._rows[row]
-        hidden = features[in_forward, position]
-        if len(self.z) > 1:
-            hidden = torch.cat([hidden, hidden.new_zeros(self._tile - len(index), hidden.shape[1])])
-        rows = self._forward.network.distribution(hidden)
+        rows = self._distribution(features[in_forward, position])
+        if (guidance := self._forward.guidance) is not None:
+            without = features[in_forward + len(self._forward.z), position]
+            rows = guidance.combine(rows, self._distribution(without), in_forward)
         # of a softmax either all entries are NaN or none
         is_nan = ~rows[: len(index), 0].isfinite()
         failures = torch.zeros_like(row[:1]).expand(len(self.z)).index_add(0, row, is_nan.to(row))
         self.is_finite = self.is_finite & (failures == 0)
         return rows
 
+    def _distribution(self, hidden: Float[Tensor, "K D"]) -> Float[Tensor, "T V"]:
+        """Run the head on features and padding."""
+        if len(self.z) > 1:
+            padding = hidden.new_zeros(self._tile - len(hidden), hidden.shape[1])
+            hidden = torch.cat([hidden, padding])
+        return self._forward.network.distribution(hidden)
+
     def _scatter(self, index: Tensor, values: Tensor) -> Tensor:
         everywhere = values.new_zeros(self.z.numel(), *values.shape[1:])
         return everywhere.index_copy(0, index, values).unflatten(0, self.z.shape)
-
-
-def _processor_sets(
-    processors: Sequence[tuple[Processor, ...]],
-) -> dict[tuple[Processor, ...], list[int]]:
-    """Return the rows of each different tuple of processors."""
-    sets: dict[tuple[Processor, ...], list[int]] = {}
-    for row, own in enumerate(processors):
-        sets.setdefault(own, []).append(row)
-    return sets

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.allowed import integer, number, require_arguments
+from gidd.common.config.allowed import integer, number, require_arguments
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
 from gidd.diffusion.constants import MAX_TEMPERATURE
 from gidd.diffusion.schedule import TINY
@@ -43,11 +43,7 @@ TEMPERATURE = number(
 """Allowed temperatures: not negative, and float32 can represent them."""
 
 _TOP_K = integer(1, fix="1 is greedy; omit the processor to keep all tokens.")
-_TOP_P = number(
-    lambda p: 0 < p <= 1,
-    "in (0, 1]",
-    "It is the probability mass to keep; 0.9 is common, 1 keeps all tokens.",
-)
+_TOP_P = number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common, 1 keeps all tokens.")
 _KEPT_MASKS = 256
 """Number of sets of tokens whose masks are kept, on each device."""
 
@@ -120,7 +116,7 @@ class TopP:
 
 @final
 @dataclass(frozen=True)
-class CutOff:
+class EpsilonCutoff:
     """Drop tokens with a probability below `minimum`; called min-p in the paper's App. G."""
 
     minimum: float
@@ -148,76 +144,66 @@ class MinP:
         return cut_below_max(p, self.ratio)
 
 
-@final
 @dataclass(frozen=True)
-class Require:
-    """Allow only these tokens; uniform over them if all have probability 0."""
+class _TokenSet:
+    """Allow or ban a set of tokens; uniform over the allowed ones if all have probability 0."""
 
     vocab: Vocab
     tokens: frozenset[int]
+    are_allowed: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        known = range(self.vocab.size)
-        wrong = [v for v in self.tokens if v not in known or v == self.vocab.mask_id]
-        if wrong or not self.tokens:
+        which, size, mask = self._which, self.vocab.size, self.vocab.mask_id
+        wrong = [v for v in self.tokens if v not in range(size) or self.are_allowed and v == mask]
+        if wrong or self.num_allowed < 1:
             raise ConfigError(
-                f"required tokens must be at least one token id in [0, {self.vocab.size}), without "
-                f"the mask ({self.vocab.mask_id}), got {wrong[:10]}. Encode the text with the "
-                "model's own tokenizer."
+                f"{which} tokens must be token ids in [0, {size}) and allow at least one token, "
+                f"not the mask ({mask}), got {(wrong or sorted(self.tokens))[:10]}. Encode the "
+                "text with the model's own tokenizer."
             )
 
     @property
-    def num_allowed(self) -> int:
-        """Number of tokens that may be predicted."""
-        return len(self.tokens)
-
-    def check(self, vocab: Vocab) -> None:
-        """Raise `ConfigError` if the tokens belong to another vocabulary."""
-        _require_vocab("required", self.vocab, vocab)
-
-    def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
-        """Return the tokens that may be predicted; the same tensor for equal processors."""
-        return _mask(self.vocab, self.tokens, True, device)
-
-    def __call__(self, p: Tensor) -> Tensor:
-        """Truncate and normalise."""
-        return _keep(p, self.allowed(p.device))
-
-
-@final
-@dataclass(frozen=True)
-class Ban:
-    """Never predict these tokens; uniform over all others if those have probability 0."""
-
-    vocab: Vocab
-    tokens: frozenset[int]
-
-    def __post_init__(self) -> None:
-        known = range(self.vocab.size)
-        wrong = [v for v in self.tokens if v not in known]
-        if wrong or self.num_allowed < 1:
-            raise ConfigError(
-                f"banned tokens must be token ids in [0, {self.vocab.size}) and leave at least one "
-                f"token, got {len(self.tokens)} ids such as {(wrong or sorted(self.tokens))[:10]}. "
-                "Encode the text with the model's own tokenizer."
-            )
+    def _which(self) -> str:
+        return "required" if self.are_allowed else "banned"
 
     @property
     def num_allowed(self) -> int:
         """Number of tokens that may be predicted; the mask never is."""
-        return self.vocab.num_data_tokens - len(self.tokens - {self.vocab.mask_id})
+        number = len(self.tokens - {self.vocab.mask_id})
+        return number if self.are_allowed else self.vocab.num_data_tokens - number
 
     def check(self, vocab: Vocab) -> None:
         """Raise `ConfigError` if the tokens belong to another vocabulary."""
-        _require_vocab("banned", self.vocab, vocab)
+        if (self.vocab.size, self.vocab.mask_id) != (vocab.size, vocab.mask_id):
+            raise ConfigError(
+                f"{self._which} tokens must belong to the model's vocabulary, {vocab}, got tokens "
+                f"of {self.vocab}. Encode the text with the model's own tokenizer."
+            )
 
     def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
         """Return the tokens that may be predicted; the same tensor for equal processors."""
-        return _mask(self.vocab, self.tokens, False, device)
+        return _mask(self.vocab, self.tokens, self.are_allowed, device)
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
-        return _keep(p, self.allowed(p.device))
+        allowed = self.allowed(p.device)
+        kept = torch.where(allowed, p, 0)
+        is_empty = kept.sum(-1, keepdim=True) == 0
+        return _normalise(torch.where(is_empty & allowed, 1, kept))
+
+
+@final
+class Require(_TokenSet):
+    """Allow only these tokens; uniform over them if all have probability 0."""
+
+    are_allowed = True
+
+
+@final
+class Ban(_TokenSet):
+    """Never predict these tokens; uniform over all others if those have probability 0."""
+
+    are_allowed = False
 
 
 def ban(vocab: Vocab, tokens: Iterable[int]) -> Ban:
@@ -234,10 +220,7 @@ def _kept_ban(vocab: Vocab, tokens: frozenset[int]) -> Ban:
 def _mask(
     vocab: Vocab, tokens: frozenset[int], are_allowed: bool, device: torch.device
 ) -> Bool[Tensor, " V"]:
-    """Return the tokens that may be predicted, on a device; kept, so that a call uploads nothing.
-
-    `tokens` are all that may be, or all that may not; the mask never may.
-    """
+    """Return the tokens that may be predicted, never the mask; kept: a call uploads nothing."""
     with torch.inference_mode(False):  # used outside of it as well
         allowed = torch.full((vocab.size,), not are_allowed)
         allowed[sorted(tokens)] = are_allowed
@@ -246,32 +229,18 @@ def _mask(
         return allowed.to(device)
 
 
-def _keep(p: Tensor, allowed: Bool[Tensor, " V"]) -> Tensor:
-    kept = torch.where(allowed, p, 0)
-    is_empty = kept.sum(-1, keepdim=True) == 0
-    return _normalise(torch.where(is_empty & allowed, 1, kept))
-
-
 def require_tokens_left(processors: Sequence[Processor]) -> None:
     """Raise `ConfigError` if required and banned tokens leave no token that may be predicted."""
-    sets = [p for p in processors if isinstance(p, Require | Ban)]
+    sets = [p for p in processors if isinstance(p, _TokenSet)]
     if len(sets) < 2:  # each set alone leaves a token
         return
     left = set(range(sets[0].vocab.size)) - {sets[0].vocab.mask_id}
     for processor in sets:
-        left = left - processor.tokens if isinstance(processor, Ban) else left & processor.tokens
+        left = left & processor.tokens if processor.are_allowed else left - processor.tokens
     if not left:
         raise ConfigError(
             f"request.processors must leave at least one token, but the {len(sets)} sets of banned "
             "and required tokens together leave no token. Remove one of them."
-        )
-
-
-def _require_vocab(which: str, own: Vocab, vocab: Vocab) -> None:
-    if (own.size, own.mask_id) != (vocab.size, vocab.mask_id):
-        raise ConfigError(
-            f"{which} tokens must belong to the model's vocabulary, {vocab}, got tokens of {own}. "
-            "Encode the text with the model's own tokenizer."
         )
 
 

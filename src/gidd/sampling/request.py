@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, final
 
 from torch import Tensor
 
-from gidd.common.allowed import (
+from gidd.common.config.allowed import (
     SEED,
     Allowed,
     choice,
@@ -23,6 +23,8 @@ from gidd.common.allowed import (
 )
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
+from gidd.sampling.choices import Choices
+from gidd.sampling.guidance import Guidance
 from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor, require_tokens_left
 from gidd.vocab import Vocab
@@ -46,15 +48,15 @@ _MAX_BLANKS = 1_000_000
 class Request:
     """One sequence to sample, to infill or to correct.
 
-    Given tokens condition masked diffusion exactly. Under other noise the network treats them as
-    possibly noisy while t is large; Gibbs steps at t = 0 after sampling condition exactly.
+    Given tokens condition masked diffusion exactly. Under other noise they are taken as possibly
+    noisy while t is large; Gibbs steps at t = 0 after sampling condition exactly.
     """
 
     tokens: Tokens
     """The sequence, made by `prompt`, `blanks` or `parse_template`."""
 
     plan: Plan
-    """Steps to take, e.g. `sampling_plan(even_mesh(128))`; a plan from t < 1 edits given tokens."""
+    """Steps, e.g. `sampling_plan(even_times(128))`; a plan from t < 1 edits given tokens."""
 
     seed: int = 0
 
@@ -70,6 +72,12 @@ class Request:
     stop: tuple[int, ...] = ()
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
 
+    guidance: Guidance | None = None
+    """Classifier-free guidance; a forward pass then has a second row, without the condition."""
+
+    choices: tuple[Choices, ...] = ()
+    """Slots of blanks that become one of several sequences each."""
+
     def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:
         """Raise if a field is invalid, also given a schedule and the context of a model."""
         for problem in field_problems(self, "request.", **_FIELDS):
@@ -80,12 +88,23 @@ class Request:
                 f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
                 f"got {len(self.protected)}. Omit it to protect all given tokens."
             )
+        if self.guidance is not None and len(self.guidance.tokens) != len(self.tokens):
+            raise ConfigError(
+                f"request.guidance must have one entry for each of the {len(self.tokens)} tokens, "
+                f"got {len(self.guidance.tokens)}. None is a token of the sequence itself."
+            )
         positions = enumerate(zip(self.tokens, self.are_protected, strict=True))
         if blank := [i for i, (v, is_protected) in positions if v is None and is_protected]:
             raise ConfigError(
                 f"request.protected must not include blanks, got positions {blank[:10]}. "
                 "Give a token there, or leave the position unprotected."
             )
+        blank = [token is None for token in self.tokens]
+        for choices in self.choices:
+            choices.check(blank, schedule.vocab.mask_id)
+            blank[choices.slot] = [False] * len(choices.options[0])
+        if self.choices and all(step.s > 0 for step in self.plan.steps):
+            raise ConfigError("request.plan must reach time 0 for choices. Add a step to s = 0.")
         for processor in self.processors:
             if (check := getattr(processor, "check", None)) is not None:
                 check(schedule.vocab)
@@ -102,7 +121,10 @@ class Request:
                 f"a request must fit into the model's context of {max_length} tokens, got "
                 f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
             )
-        given = [v for v in (*self.tokens, *self.stop) if v is not None]
+        unconditional = () if self.guidance is None else self.guidance.tokens
+        options = (v for each in self.choices for option in each.options for v in option)
+        tokens = (*self.tokens, *self.stop, *unconditional, *options)
+        given = [v for v in tokens if v is not None]
         if unknown := [v for v in given if not 0 <= v < vocab.size]:
             raise DataError(
                 f"token ids must be in [0, {vocab.size}), the vocabulary size, got "
@@ -113,6 +135,21 @@ class Request:
     def are_protected(self) -> tuple[bool, ...]:
         """Whether each position must not change."""
         return self.protected or tuple(v is not None for v in self.tokens)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether guidance changes its predictions."""
+        return self.guidance is not None and self.guidance.scale != 1
+
+    def first(self, num: int) -> Request:
+        """Return the request of the first `num` tokens."""
+        guidance = self.guidance and self.guidance.first(num)
+        return replace(self, tokens=self.tokens[:num], guidance=guidance)
+
+    @property
+    def first_blank(self) -> int:
+        """Position of the first blank; the number of tokens if there is none."""
+        return self.tokens.index(None) if None in self.tokens else len(self.tokens)
 
     def truncate_at_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens before the first unprotected stop token."""
@@ -129,46 +166,35 @@ def _is_token(value: object) -> bool:
     return type(value) is int or _INTEGER.contains(value)  # the first is faster
 
 
-def _are_tokens(value: object) -> bool:
-    return isinstance(value, tuple) and all(
-        v is None or _is_token(v) for v in cast("tuple[object, ...]", value)
-    )
+def _is_a(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
 
 
-def _are_stops(value: object) -> bool:
-    return _are_tokens(value) and None not in cast("tuple[object, ...]", value)
+def _tuple_of(is_item: Callable[[Any], bool], values: str, fix: str) -> Allowed:
+    def contains(value: Any) -> bool:
+        return isinstance(value, tuple) and all(map(is_item, cast("tuple[Any, ...]", value)))
 
-
-def _are_flags(value: object) -> bool:
-    return isinstance(value, tuple) and all(
-        type(v) is bool for v in cast("tuple[object, ...]", value)
-    )
-
-
-def _are_processors(value: object) -> bool:
-    return isinstance(value, tuple) and all(
-        map(is_hashable_function, cast("tuple[object, ...]", value))
-    )
-
-
-def _is_plan(value: object) -> bool:
-    return isinstance(value, Plan)
+    return Allowed(contains, f"a tuple of {values}", fix)
 
 
 _FIELDS: Final = {
-    "tokens": Allowed(
-        _are_tokens, "a tuple of token ids and None for blanks", "prompt() and blanks() make one."
+    "tokens": _tuple_of(
+        lambda v: v is None or _is_token(v),
+        "token ids and None for blanks",
+        "prompt() and blanks() make one.",
     ),
-    "plan": Allowed(_is_plan, "a Plan", "sampling_plan(even_mesh(128)) makes one."),
+    "plan": Allowed(_is_a(Plan), "a Plan", "sampling_plan(even_times(128)) makes one."),
     "seed": SEED,
     "sample_index": SEED,
     "protected": optional(
-        Allowed(_are_flags, "a tuple of True and False, one for each token", "Or omit it.")
+        _tuple_of(lambda v: type(v) is bool, "True and False, one for each token", "Or omit it.")
     ),
-    "processors": Allowed(
-        _are_processors, "a tuple of processors", "A processor is a function or frozen dataclass."
+    "processors": _tuple_of(
+        is_hashable_function, "processors", "A processor is a function or frozen dataclass."
     ),
-    "stop": Allowed(_are_stops, "a tuple of token ids", "() keeps the whole sequence."),
+    "stop": _tuple_of(_is_token, "token ids", "() keeps the whole sequence."),
+    "guidance": optional(Allowed(_is_a(Guidance), "a Guidance", "None is no guidance.")),
+    "choices": _tuple_of(_is_a(Choices), "Choices", "() leaves all blanks free."),
 }
 """Values that a field may have, whatever the model."""
 
@@ -178,25 +204,25 @@ _FIELDS: Final = {
 class Limits:
     """When a request ends before its plan does, and what happens then."""
 
-    calls: int | None = None
+    forward_passes: int | None = None
     """Maximum forward passes."""
 
     seconds: float | None = None
     """Maximum time since it was submitted."""
 
-    then: Literal["finish", "abort"] = "finish"
+    on_limit: Literal["finish", "abort"] = "finish"
     """finish: one last step takes the most likely token at each position (`PosteriorCorrection`);
-    it is one of `calls`, and comes after `seconds`. abort: the request fails (`LimitReached`)."""
+    it is one of `forward_passes`, and comes after `seconds`. abort: `LimitReached`."""
 
     def check(self) -> None:
         """Raise `ConfigError` if a limit is invalid."""
         require_arguments(
-            calls=(self.calls, optional(integer(1, fix="None is no limit."))),
+            forward_passes=(self.forward_passes, optional(integer(1, fix="None is no limit."))),
             seconds=(
                 self.seconds,
                 optional(number(lambda x: 0 <= x < math.inf, "of at least 0", "None is no limit.")),
             ),
-            then=(self.then, choice(("finish", "abort"))),
+            on_limit=(self.on_limit, choice(("finish", "abort"))),
         )
 
 
@@ -213,7 +239,7 @@ class Sample:
 
     protected: tuple[bool, ...]
 
-    calls: int
+    forward_passes: int
     """Forward passes that this sequence needed."""
 
     edits: tuple[Edit, ...]
@@ -245,8 +271,7 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
     if num_blanks < 1:
         raise DataError(
             f"prompt and suffix must leave room for at least one token in a length of {length} "
-            f"tokens, got {len(prefix)} and {len(suffix)} tokens. Shorten them, or increase the "
-            "length within the model's context."
+            f"tokens, got {len(prefix)} and {len(suffix)} tokens. Shorten them."
         )
     return (*prefix, *(None,) * num_blanks, *suffix)
 

@@ -145,12 +145,7 @@ def scaled_log_odds(
 
 
 def _draw_rows(
-    logits: Tensor,
-    tokens: Tensor,
-    u: Tensor,
-    temperature: float,
-    with_odds: bool,
-    *outputs: Tensor,
+    logits: Tensor, tokens: Tensor, u: Tensor, temperature: float, with_odds: bool, *outputs: Tensor
 ) -> None:
     """Compute by definition, for few rows at a time to bound memory."""
     for start in range(0, len(logits), 64):

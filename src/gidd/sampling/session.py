@@ -6,13 +6,12 @@ import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
-from typing import Any, final
+from typing import final
 
 import torch
 
-from gidd.common.allowed import integer, require_arguments
+from gidd.common.config.allowed import integer, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.length_bucket import LengthBucket
@@ -34,20 +33,20 @@ _SPARE_DEADLINES = 64
 class Session:
     """Samples requests one step at a time.
 
-        session = Session(network, schedule, rows=16, lengths=64)
+        session = Session(network, schedule, batch_size=16, pad_to_multiple_of=64)
         ticket = session.submit(request)
         while session.pending:
             for event in session.step():
                 ...
 
-    Each call of `step` makes at most one forward pass, of at most `rows` requests whose lengths are
-    padded to the same number of tokens. Up to `rows` requests of a padded length are active, in the
-    order in which they were submitted; the others wait. Padded lengths take turns. Plans, steps,
-    correctors, times and processors may all differ.
+    Each call of `step` makes at most one forward pass, of at most `batch_size` requests whose
+    lengths are padded to the same number of tokens. That many requests of a padded length are
+    active, in the order in which they were submitted; the others wait. Padded lengths take turns.
+    Plans, steps, correctors, times and processors may all differ.
 
     Samples are bit-identical regardless of which other requests share the batch: shapes depend on
-    the request, `rows` and `lengths` alone, and random numbers on its seed. A request that fails
-    ends with `Event.error`; other requests are not affected.
+    the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. A
+    request that fails ends with `Event.error`; other requests are not affected.
 
     `submit` and `cancel` may be called from any thread, `step` from one at a time.
     """
@@ -57,8 +56,8 @@ class Session:
         network: DenoisingNetwork,
         schedule: MixingSchedule,
         *,
-        rows: int = 1,
-        lengths: int = 1,
+        batch_size: int = 1,
+        pad_to_multiple_of: int = 1,
         max_length: int | None = None,
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.monotonic,
@@ -68,32 +67,45 @@ class Session:
         Args:
             network: Predicts x_theta.
             schedule: Its noise.
-            rows: Sequences in a forward pass. With 1, as on a CPU, nothing is padded.
-            lengths: Sequences are padded to a multiple of this many tokens; 1 pads none.
+            batch_size: Sequences in a forward pass; incomplete batches are padded with copies,
+                because the last bits of a matrix product depend on its shape. 1 is best on a CPU.
+            pad_to_multiple_of: Sequences are padded to a multiple of this many tokens; 1 pads none.
             max_length: The context of the network: the longest sequence, padding included.
             device: Where the network is.
             clock: Returns the time in seconds, for `Limits.seconds`.
         """
         require_arguments(
-            rows=(rows, integer(1, fix="It is the number of sequences in a forward pass.")),
-            lengths=(lengths, integer(1, fix="64 is common; 1 pads nothing.")),
+            batch_size=(batch_size, integer(1, fix="It counts sequences in a forward pass.")),
+            pad_to_multiple_of=(pad_to_multiple_of, integer(1, fix="64 is common; 1 pads none.")),
         )
-        if lengths > 1 and not getattr(network, "accepts_padding", False):
+        if pad_to_multiple_of > 1 and not getattr(network, "accepts_padding", False):
             raise ConfigError(
-                f"lengths must be 1 for a network that does not accept padding, got {lengths}. "
-                "Such a network has no parameter `valid`; see accepts_padding in docs/extending.md."
+                "pad_to_multiple_of must be 1 for a network that does not accept padding, got "
+                f"{pad_to_multiple_of}. See accepts_padding in docs/extending.md."
             )
         self.network, self.schedule = network, schedule
-        self.rows, self.max_length = rows, max_length
-        self.lengths = lengths if rows > 1 else 1
+        self.batch_size, self.max_length = batch_size, max_length
+        self.pad_to_multiple_of = pad_to_multiple_of if batch_size > 1 else 1
         self.device = torch.device(device)
         self._clock = clock
         self._numbers = count()
         self._inbox: deque[Ticket] = deque()
-        self._buckets: OrderedDict[tuple[int, bool], LengthBucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[int, bool, bool, bool], LengthBucket] = OrderedDict()
         self._open: set[Ticket] = set()
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._checked: OrderedDict[int, Plan] = OrderedDict()
+
+    def new(self) -> Session:
+        """Return a session of the same network and shapes, without requests."""
+        return Session(
+            self.network,
+            self.schedule,
+            batch_size=self.batch_size,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            max_length=self.max_length,
+            device=self.device,
+            clock=self._clock,
+        )
 
     @property
     def pending(self) -> int:
@@ -103,15 +115,10 @@ class Session:
     def submit(
         self, request: Request, limits: Limits = _NO_LIMITS, *, record_frames: bool = False
     ) -> Ticket:
-        """Validate and enqueue a request.
+        """Validate and enqueue a request; raise if it is invalid.
 
-        Raises if it is invalid; requests already queued are unaffected.
-
-        Args:
-            request: What to sample.
-            limits: When to end before the plan does.
-            record_frames: Record state and prediction before every step. Costs a pass of the head
-                per step, and a forward pass where the step would have needed none.
+        `record_frames` records state and prediction before every step. It costs a pass of the head
+        per step, and a forward pass where the step would have needed none.
         """
         request.check(self.schedule, self.max_length)
         self._check_plan(request.plan)
@@ -143,6 +150,29 @@ class Session:
                 self._open.discard(event.ticket)
         return events
 
+    def sample(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_step: OnStep | None = None,
+        record_frames: bool = False,
+    ) -> list[Sample]:
+        """Sample all requests, in a session of their own: several threads may do so at once.
+
+        The first request that fails raises its error. Use `submit` to continue with the others.
+        `on_step` is called after each step of the session; for `record_frames` see `submit`.
+        """
+        session = self.new()
+        tickets = [session.submit(request, record_frames=record_frames) for request in requests]
+        while session.pending:
+            events = session.step()
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+            if on_step is not None:
+                on_step(events)
+        return [ticket.sample for ticket in tickets if ticket.sample is not None]
+
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
         """Return how an active request would end, were this the last step of its phase.
 
@@ -152,7 +182,7 @@ class Session:
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the length to which a sequence is padded: a rule that depends on it alone."""
-        padded = -(-num_tokens // self.lengths) * self.lengths
+        padded = -(-num_tokens // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
 
     def _check_plan(self, plan: Plan) -> None:
@@ -181,7 +211,7 @@ class Session:
             ticket = heapq.heappop(self._deadlines)[2]
             if ticket.is_done:
                 continue
-            if ticket.limits.then == "finish":
+            if ticket.limits.on_limit == "finish":
                 ticket.expire()
                 self._bucket(ticket).move_to_front(ticket)
             else:
@@ -193,74 +223,14 @@ class Session:
         """Return the bucket of a request.
 
         Attention without a mask may have other bits than attention with one, except on a CPU: on
-        other devices, sequences that fill their padded length have a bucket of their own.
+        other devices, sequences that fill their padded length have a bucket of their own. So have
+        guided sequences, whose forward passes have twice as many rows, and sequences with choices.
         """
         num_tokens = len(ticket.request.tokens)
         length = self.padded_length(num_tokens)
-        key = length, self.device.type == "cpu" or num_tokens == length
+        is_full = self.device.type == "cpu" or num_tokens == length
+        key = length, is_full, ticket.request.is_guided, bool(ticket.request.choices)
         if key not in self._buckets:
-            shape = self.rows, length, self.device
+            shape = self.batch_size, length, self.device
             self._buckets[key] = LengthBucket(self.network, self.schedule, *shape)
         return self._buckets[key]
-
-
-@final
-class Engine:
-    """A network, its schedule, and the shape of a forward pass: makes sessions.
-
-    Every forward pass has exactly `rows_per_call` sequences, padded to one length; an incomplete
-    batch is padded with copies. The last bits of a matrix product depend on its shape, so the fixed
-    shape makes a sequence bit-identical alone and in a batch. `rows_per_call=1` wastes nothing and
-    is as fast as any on a CPU. On a GPU choose the batch size that saturates it; then a row must
-    also have the same bits at every place in the batch. Kernels usually guarantee that for one
-    shape, and the tests check it.
-
-    An engine has no state: it may be used from several threads at once. Each call of `sample` has a
-    session of its own.
-    """
-
-    def __init__(
-        self,
-        network: DenoisingNetwork,
-        schedule: MixingSchedule,
-        *,
-        rows_per_call: int = 1,
-        lengths: int = 1,
-        max_length: int | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        """Take the arguments of `Session`; `rows_per_call` is its `rows`."""
-        shape: dict[str, Any] = {"lengths": lengths, "max_length": max_length, "device": device}
-        self.session = partial(Session, network, schedule, rows=rows_per_call, **shape)
-        """Start a session without requests."""
-        self.session()  # checks the arguments
-        self.network, self.schedule, self.device = network, schedule, torch.device(device)
-        self.rows_per_call, self.lengths, self.max_length = rows_per_call, lengths, max_length
-
-    def sample(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_step: OnStep | None = None,
-        record_frames: bool = False,
-    ) -> list[Sample]:
-        """Sample all requests; the result of each does not depend on the others.
-
-        The first request that fails raises its error. Use a session to continue with the others.
-
-        Args:
-            requests: Sequences of any lengths, with plans of any lengths.
-            on_step: Called after each step of the session.
-            record_frames: Record state and predictions before every step. Costs a pass of the head
-                per step, and a forward pass where the step would have needed none.
-        """
-        session = self.session()
-        tickets = [session.submit(request, record_frames=record_frames) for request in requests]
-        while session.pending:
-            events = session.step()
-            for event in events:
-                if event.error is not None:
-                    raise event.error
-            if on_step is not None:
-                on_step(events)
-        return [ticket.sample for ticket in tickets if ticket.sample is not None]

@@ -27,7 +27,7 @@ class Event(NamedTuple):
     steps_done: int = 0
     """Steps of the plan so far, skipped ones included."""
 
-    calls: int = 0
+    forward_passes: int = 0
     """Forward passes so far."""
 
     frame: Frame | None = None
@@ -54,12 +54,9 @@ class Ticket:
         """Steps to take; a limit may replace the remaining steps."""
         self.steps_done = 0
         """Steps of the plan so far, skipped ones included."""
-        self.calls = 0
-        """Forward passes so far."""
+        self.forward_passes = 0
         self.sample: Sample | None = None
-        """The result, once there is one."""
         self.error: Exception | None = None
-        """Why it failed, if it did."""
         self.is_cancelled = False
         self.deadline: float | None = None
         """Time of the session's clock after which its limits apply."""
@@ -113,15 +110,10 @@ class Ticket:
         if self._row is not None:
             self._row = self._row.copy()
 
-    def add(
-        self,
-        edits: list[Edit],
-        frame: Frame | None,
-        was_read: bool,
-    ) -> None:
+    def add(self, edits: list[Edit], frame: Frame | None, was_read: bool) -> None:
         """Record the result of a step."""
         self._edits += edits
-        self.calls += was_read
+        self.forward_passes += was_read
         if frame is not None:
             self._frames.append(frame)
 
@@ -138,7 +130,7 @@ class Ticket:
             tokens=tokens,
             text=self.request.truncate_at_stop(tokens),
             protected=self.request.are_protected,
-            calls=self.calls,
+            forward_passes=self.forward_passes,
             edits=tuple(self._edits),
             frames=tuple(self._frames),
             values=self.values,
@@ -149,20 +141,19 @@ class Ticket:
     def event(self, edits: list[Edit], frame: Frame | None = None) -> Event:
         """Return what happened, given the edits of the step."""
         return Event(
-            self, tuple(edits), self.steps_done, self.calls, frame, self.sample, self.error
+            self, tuple(edits), self.steps_done, self.forward_passes, frame, self.sample, self.error
         )
 
-    def reaches_calls(self) -> bool:
+    def reaches_limit(self) -> bool:
         """Whether its limit of forward passes allows no other step, or only the last one."""
-        if self.limits.calls is None or self._is_expired or self.steps_done >= self.num_steps:
+        steps_left = self.num_steps - self.steps_done
+        if self.limits.forward_passes is None or self._is_expired or steps_left <= 0:
             return False
-        left = self.limits.calls - self.calls
-        if self.limits.then == "abort":
-            return left < 1
-        return left < 2 and self.num_steps - self.steps_done > 1
+        left = self.limits.forward_passes - self.forward_passes
+        return left < 1 if self.limits.on_limit == "abort" else left < 2 and steps_left > 1
 
     def expire(self) -> None:
-        """Replace the rest of the plan by one step, as `Limits.then` = "finish" asks.
+        """Replace the rest of the plan by one step, as `Limits.on_limit` = "finish" asks.
 
         While sampling, the step takes the most likely token at each position, given the sequence as
         noise of its time. In the phase of a corrector, its best state is the result.
@@ -178,11 +169,10 @@ class Ticket:
 
 def limit_reached(ticket: Ticket) -> LimitReached:
     """Return the error of a request that is aborted by its limits."""
-    limits = ticket.limits
-    texts = {"calls": limits.calls, "seconds": limits.seconds}
-    allowed = " and ".join(f"{value} {name}" for name, value in texts.items() if value is not None)
+    limits = (ticket.limits.forward_passes, "forward_passes"), (ticket.limits.seconds, "seconds")
+    allowed = " and ".join(f"{value} {name}" for value, name in limits if value is not None)
     return LimitReached(
-        f"a request must be finished within its limits, {allowed}, got {ticket.calls} calls and "
-        f"{ticket.steps_done} of {ticket.num_steps} steps. Use a plan with fewer steps, raise the "
-        'limits, or set then="finish".'
+        f"a request must be finished within its limits, {allowed}, got {ticket.forward_passes} "
+        f"forward passes and {ticket.steps_done} of {ticket.num_steps} steps. Use a plan with "
+        'fewer steps, raise the limits, or set on_limit="finish".'
     )

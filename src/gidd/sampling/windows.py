@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, final, overload
 
 import torch
 from torch import Tensor
 
+from gidd.diffusion.categorical import at
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.error_rate import time_at_error_rate
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, StepOutput, Times, time_dtype
+from gidd.diffusion.schedule import MixingSchedule, Times
+from gidd.sampling.canvas import Canvas, StepOutput, time_dtype
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
 from gidd.sampling.jobs import Jobs
 from gidd.sampling.network import ForwardPass
@@ -26,7 +28,7 @@ from gidd.sampling.plan import Plan, corrector_plan
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import Processor
 from gidd.sampling.request import Request
-from gidd.sampling.session import Engine
+from gidd.sampling.session import Session
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -37,7 +39,6 @@ class Window(NamedTuple):
 
     start: int
     stop: int
-
     own_start: int
     own_stop: int
     """Every token of the text is owned by exactly one window."""
@@ -78,7 +79,6 @@ class WindowTokens(NamedTuple):
     """A section of a text that fits into the context, and the positions in it to read."""
 
     tokens: tuple[int, ...]
-
     editable: tuple[bool, ...]
     """Positions to read. The other tokens are context, and their values are 0."""
 
@@ -137,18 +137,14 @@ class ReadValues:
 @final
 @dataclass(frozen=True)
 class WindowReader:
-    """A network, and the times it was trained with.
+    """A network, and the smallest and largest times it was trained with.
 
     The values of a window are bit-identical regardless of which windows share its forward pass.
     """
 
-    engine: Engine
-
+    session: Session
     min_time: float = TRAINING_EPS
-    """The smallest time the network was trained with."""
-
     max_time: float = 1 - TRAINING_EPS
-    """The largest time the network was trained with."""
 
     processors: tuple[Processor, ...] = ()
     """Processors of x_theta, e.g. a ban on tokens that are never written."""
@@ -156,7 +152,7 @@ class WindowReader:
     @property
     def dtype(self) -> torch.dtype:
         """Type of times and posteriors: float64 where the device has it."""
-        return time_dtype(self.engine.device)
+        return time_dtype(self.session.device)
 
     async def read(
         self,
@@ -185,7 +181,7 @@ class WindowReader:
                 for window, t in chunk
                 if any(window.editable)
             ]
-            samples = iter(await jobs.sample(self.engine, requests))
+            samples = iter(await jobs.sample(self.session, requests))
             for window, t in chunk:
                 is_read = any(window.editable)
                 found.append(next(samples).values if is_read else self._empty(window, t, function))
@@ -197,11 +193,13 @@ class WindowReader:
         self, windows: Iterable[tuple[WindowTokens, float]]
     ) -> Iterator[list[tuple[WindowTokens, float]]]:
         """Yield windows to submit together; windows of the last length fill complete passes."""
-        rows, chunk = self.engine.rows_per_call, list[tuple[WindowTokens, float]]()
+        rows, chunk = self.session.batch_size, list[tuple[WindowTokens, float]]()
         for item in windows:
             chunk.append(item)
             if len(chunk) >= PASSES_AT_ONCE * rows:
-                ready = len(chunk) - _num_last_length(chunk) % rows
+                lengths = [len(window.tokens) for window, _ in reversed(chunk)]
+                num_last = len(list(takewhile(lengths[0].__eq__, lengths)))
+                ready = len(chunk) - num_last % rows
                 yield chunk[:ready]
                 chunk = chunk[ready:]
         if chunk:
@@ -210,19 +208,12 @@ class WindowReader:
     @torch.no_grad()
     def _empty(self, window: WindowTokens, t: float, function: ReadFunction) -> tuple[Tensor, ...]:
         """Return the values of a window without editable positions; no forward pass is needed."""
-        z = torch.tensor([window.tokens], dtype=torch.int64, device=self.engine.device)
-        times = torch.tensor([t], dtype=self.dtype, device=self.engine.device)
-        forward = ForwardPass(self.engine.network, z, times)
-        prediction = Prediction(forward, self.engine.schedule.vocab.size)
+        z = torch.tensor([window.tokens], dtype=torch.int64, device=self.session.device)
+        times = torch.tensor([t], dtype=self.dtype, device=self.session.device)
+        forward = ForwardPass(self.session.network, z, times)
+        prediction = Prediction(forward, self.session.schedule.vocab.size)
         values = function(prediction, torch.zeros_like(z, dtype=torch.bool))
         return tuple(value[0].cpu() for value in values)
-
-
-def _num_last_length(chunk: Sequence[tuple[WindowTokens, float]]) -> int:
-    """Return the number of windows at the end that are as long as the last one."""
-    length = len(chunk[-1][0].tokens)
-    others = (len(window.tokens) != length for window, _ in reversed(chunk))
-    return next((number for number, is_other in enumerate(others) if is_other), len(chunk))
 
 
 class WindowPosterior(NamedTuple):
@@ -241,11 +232,7 @@ class WindowPosterior(NamedTuple):
     """Their posterior probabilities."""
 
     def replaced(self, min_confidence: float | None = None) -> Bool[Tensor, " L"]:
-        """Return where the best other token replaces the token of the text.
-
-        By default it does if it is more likely, which minimises the expected number of wrong
-        tokens. With `min_confidence`, it must also be right with at least that probability.
-        """
+        """Return where the best other token replaces the token of the text: `is_replaced`."""
         return is_replaced(self.found, self.probabilities[:, 0], min_confidence)
 
 
@@ -269,9 +256,8 @@ class PosteriorPass:
 
     def time(self, error_rate: float) -> float:
         """Return the time of the network for this fraction of wrong tokens."""
-        reader = self.reader
-        schedule = reader.engine.schedule
-        return float(time_at_error_rate(schedule, error_rate, reader.min_time, reader.max_time))
+        ends = self.reader.min_time, self.reader.max_time
+        return float(time_at_error_rate(self.reader.session.schedule, error_rate, *ends))
 
     async def __call__(
         self,
@@ -297,20 +283,12 @@ class _ReadPosteriors:
 
     def __call__(self, prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
         settings, z, t = self.settings, prediction.z, prediction.t
-        schedule = settings.reader.engine.schedule
+        schedule = settings.reader.session.schedule
         likelihood = likelihood_of(schedule, t, z, self.error_rate, settings.channel)
-        found, x_theta, *others = read_posterior(
-            prediction, editable, likelihood, settings.num_alternatives
-        )
-        tokens, probabilities = (other.movedim(0, -1) for other in others)
-        return found, x_theta, tokens, probabilities
+        return read_posterior(prediction, editable, likelihood, settings.num_alternatives)
 
 
 def read_own_probability(prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
     """Read x_theta of the tokens of the text: a function for `WindowReader.read`."""
     z = prediction.z.flatten()
-
-    def own(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        return (rows.gather(-1, z[i, None]).squeeze(-1),)
-
-    return prediction.read(editable, own)
+    return prediction.read(editable, lambda rows, i: (at(rows, z[i]),))

@@ -40,6 +40,8 @@ class SmallWorld:
     source: Source
     schedule: MixingSchedule
     length: int
+    given: tuple[int, ...] = ()
+    """Positions of the condition, which are never noised and not scored."""
 
     @cached_property
     def clean(self) -> Int[Tensor, "X L"]:
@@ -65,8 +67,14 @@ class SmallWorld:
 
     @property
     def entropy(self) -> float:
-        """Entropy of the clean sequences, in nats."""
-        return float(torch.special.entr(self.clean_distribution).sum())
+        """Entropy of the clean sequences given the tokens at `given`, in nats."""
+        condition, which = self.clean[:, list(self.given)], torch.zeros(len(self.clean)).long()
+        for column in condition.unbind(-1):  # the number of each condition
+            which = which * self.source.num_tokens + column
+        of_condition = torch.zeros_like(self.clean_distribution)
+        of_condition.index_add_(0, which, self.clean_distribution)
+        joint, marginal = (torch.special.entr(p) for p in (self.clean_distribution, of_condition))
+        return float(joint.sum() - marginal.sum())
 
     def times(self, t: float | Tensor) -> Float[Tensor, " Z"]:
         """The same time for each noisy sequence."""
@@ -121,15 +129,16 @@ class SmallWorld:
             for v in range(self.source.num_tokens):
                 terms = elbo_terms(self.schedule, t, torch.full_like(z, v), z, x_theta)
                 cost = mass[..., v] * terms.weight * terms.divergence
+                mass[:, list(self.given), v] = 0
                 total += float(node_weight * cost[mass[..., v] > 0].sum())
         return total
 
     def reverse_distribution(
-        self, denoiser: DenoiserFunction, mesh: Float[Tensor, " T+1"]
+        self, denoiser: DenoiserFunction, times: Float[Tensor, " T+1"]
     ) -> Float[Tensor, " Z"]:
-        """Distribution of the result of ancestral sampling on `mesh`, starting from the prior."""
+        """Distribution of the result of ancestral sampling at `times`, starting from the prior."""
         distribution = prior(self.schedule, self.clean_distribution)[self.noisy].prod(-1)
-        for t, s in zip(mesh[:-1], mesh[1:], strict=True):
+        for t, s in zip(times[:-1], times[1:], strict=True):
             distribution = distribution @ self.reverse_kernel(denoiser, s, t)
         return distribution
 
@@ -156,7 +165,9 @@ class SmallWorld:
     def _token_noising(self, z: Tensor, t: Tensor) -> Float[Tensor, "X Z L"]:
         """q_t(z_i | x_i) for each pair of a clean sequence and a row of z."""
         keeps = (self.clean[:, None, :] == z).to(self.clean_distribution)
-        return marginal_at(self.schedule, t, z, keeps)
+        noising = marginal_at(self.schedule, t, z, keeps)
+        noising[..., list(self.given)] = keeps[..., list(self.given)]
+        return noising
 
     def _token_mass(self, evidence: Float[Tensor, "X Z L"]) -> Float[Tensor, "Z L V"]:
         """Sum of p(x) evidence(x, z, i) over the sequences with token v at i. L may be 1."""

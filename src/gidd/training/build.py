@@ -25,7 +25,7 @@ from gidd.vocab import Vocab
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GivenParts:
+class GivenComponents:
     """Objects that a run uses in place of those that its configuration describes."""
 
     network: nn.Module | None = None
@@ -35,11 +35,11 @@ class GivenParts:
     weighting: Weighting | None = None
 
 
-_NONE = GivenParts()
+_NONE = GivenComponents()
 
 
 def build_objective(
-    run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None, given: GivenParts = _NONE
+    run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None, given: GivenComponents = _NONE
 ) -> Objective:
     """Build model and objective on the meta device: shapes without memory."""
     objective = run.objective
@@ -51,12 +51,20 @@ def build_objective(
         require_no_buffers(network)
         if run.lora.rank:
             add_lora(network, run.lora)
+    if run.data.padding == "ignored" and not getattr(network, "accepts_padding", False):
+        raise ConfigError(
+            "data.padding must be learned for a network that does not accept padding, got "
+            "ignored. See accepts_padding in docs/extending.md."
+        )
+    if run.data.packing and not getattr(network, "accepts_segments", False):
+        raise ConfigError(
+            f"data.packing must be false for this {type(network).__name__}, got true: it cannot "
+            "keep the documents of a row apart. Use a dit without mixing_width, or see "
+            "accepts_segments in docs/extending.md."
+        )
     schedule = given.schedule or objective.noise.build(vocab=vocab)
     if schedule.vocab != vocab:
-        raise ConfigError(
-            f"schedule.vocab must be that of the tokenizer, {vocab}, got {schedule.vocab}. Build "
-            "the schedule with tokenizer.vocab, or give its name."
-        )
+        raise ConfigError(f"schedule.vocab must be tokenizer.vocab, {vocab}, got {schedule.vocab}.")
     return DiffusionObjective(
         Denoiser(cast(Backbone, network), vocab),
         schedule,
@@ -67,6 +75,7 @@ def build_objective(
         compiled=bool(run.train.compile),
         p_uniform_warmup=objective.p_uniform_warmup,
         time_power=objective.time_power,
+        hides_padding=run.data.padding == "ignored",
     )
 
 
@@ -89,7 +98,7 @@ def build_state(
     vocab: Vocab,
     world: World,
     token_bytes: Tensor | None = None,
-    given: GivenParts = _NONE,
+    given: GivenComponents = _NONE,
 ) -> TrainState:
     """Build the state at step 0. All ranks enter.
 

@@ -1,6 +1,6 @@
 """Configuration of a training run as typed dataclasses; imports no torch.
 
-Noise, weighting and network are parts of the registry, by name. `RunConfig.check` reports all
+Noise, weighting and network are components of the registry, by name. `RunConfig.check` reports all
 problems of a run at once.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
-from gidd.common.codec import RECORDED_AS
-from gidd.common.parts import PART_OF, Part, part
-from gidd.common.registry import UNREGISTERED
+from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
+from gidd.common.config.components import COMPONENT_KIND, Component, component
+from gidd.common.config.registry import UNREGISTERED
 from gidd.common.urls import without_credentials
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
@@ -27,12 +27,13 @@ from gidd.training.parallel import DDP, Parallel
 class Diffusion:
     """Train a denoiser with the (reweighted) NELBO."""
 
-    noise: Part = field(
-        default_factory=lambda: part("schedule", "hybrid", p_uniform=0.0),
-        metadata={PART_OF: "schedule"},
+    noise: Component = field(
+        default_factory=lambda: component("schedule", "hybrid", p_uniform=0.0),
+        metadata={COMPONENT_KIND: "schedule"},
     )
-    weighting: Part = field(
-        default_factory=lambda: part("weighting", "dynamic"), metadata={PART_OF: "weighting"}
+    weighting: Component = field(
+        default_factory=lambda: component("weighting", "dynamic"),
+        metadata={COMPONENT_KIND: "weighting"},
     )
     eps: float = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
@@ -54,11 +55,8 @@ class Diffusion:
             yield f"objective.time_power must be in [1, 10], got {self.time_power}. 1 is uniform."
         if self.p_uniform_warmup < 0:
             yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
-        if self.p_uniform_warmup and self.noise.name != "hybrid":
-            yield (
-                f"objective.p_uniform_warmup must be 0 with {self.noise.name} noise, got "
-                f"{self.p_uniform_warmup}: only hybrid noise has p_uniform."
-            )
+        if (warmup := self.p_uniform_warmup) and self.noise.name != "hybrid":
+            yield f"objective.p_uniform_warmup must be 0 without hybrid noise, got {warmup}."
 
 
 @final
@@ -88,6 +86,10 @@ class DataConfig:
     )
     """Corpora, files or URLs to prepare, as for `gidd data prepare`."""
 
+    format: Literal["text", "chat"] = field(default="text", metadata={ADDED_LATER: True})
+    """text, or chat: JSON lines with "messages", or with "prompt" and "response". Answers are
+    learned, and all else is given."""
+
     tokenizer: int | str = "gpt2"
     """gpt2, bytes, chars, or another as for `gidd data prepare`; a number trains a BPE of that
     vocabulary size."""
@@ -99,6 +101,14 @@ class DataConfig:
     length: int = 512
     """Context length in tokens."""
 
+    padding: Literal["learned", "ignored"] = field(default="learned", metadata={ADDED_LATER: True})
+    """After the end of a text: learned (part of the loss, so that a model learns to end texts that
+    are shorter than its context), or ignored (not part of the loss, hidden from the network)."""
+
+    packing: bool = field(default=False, metadata={ADDED_LATER: True})
+    """Pack short documents into one row; attention stays inside each document. Padding must be
+    ignored, and the network must accept segments."""
+
     workers: int = 0
     """Number of data loading processes, besides one thread."""
 
@@ -109,6 +119,11 @@ class DataConfig:
         for name, minimum in (("length", 2), ("workers", 0)):
             if getattr(self, name) < minimum:
                 yield f"data.{name} must be at least {minimum}, got {getattr(self, name)}."
+        if self.packing and self.padding != "ignored":
+            yield (
+                f"data.padding must be ignored with data.packing, got {self.padding}: other "
+                "documents follow the end of a text."
+            )
 
 
 @final
@@ -188,7 +203,7 @@ class TrainConfig:
 class RunConfig:
     """Everything that determines a run. Saved as run.yaml with every checkpoint."""
 
-    backbone: Part = field(metadata={PART_OF: "backbone"})
+    backbone: Component = field(metadata={COMPONENT_KIND: "backbone"})
     objective: Diffusion | Autoregressive = field(default_factory=Diffusion)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -204,17 +219,21 @@ class RunConfig:
         groups = (self.data, self.optim, self.train, self.objective, self.lora)
         problems = [problem for group in groups for problem in group.problems()]
         problems += self._backbone_problems()
-        samples_per_rank = self.train.global_batch // num_ranks
-        if samples_per_rank < self.train.accumulate:
+        if self.data.packing and isinstance(self.objective, Autoregressive):
             problems.append(
-                f"train.global_batch = {self.train.global_batch} gives {samples_per_rank} samples "
-                f"to each of {num_ranks} ranks, fewer than train.accumulate = "
-                f"{self.train.accumulate}. Use a larger batch, fewer ranks or fewer micro-batches."
+                "data.packing must be false for the autoregressive objective, got true: its "
+                "attention reads all earlier documents of a row."
             )
-        if self.train.evaluate_samples < num_ranks:
+        train, own = self.train, self.train.global_batch // num_ranks
+        if own < train.accumulate:
             problems.append(
-                f"train.evaluate_samples = {self.train.evaluate_samples} leaves some of "
-                f"{num_ranks} ranks without a sample. Use at least {num_ranks}, or fewer ranks."
+                f"train.global_batch = {train.global_batch} gives {own} samples to each of "
+                f"{num_ranks} ranks, fewer than train.accumulate = {train.accumulate}."
+            )
+        if train.evaluate_samples < num_ranks:
+            problems.append(
+                f"train.evaluate_samples = {train.evaluate_samples} must be at least one for each "
+                f"of {num_ranks} ranks."
             )
         if problems:
             raise ConfigError("\n".join(problems))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gidd.common.codec import to_plain
+from gidd.common.config.codec import to_plain
 from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training.checkpoints import Checkpoints
@@ -79,7 +79,10 @@ def training_loop(
         return True
     watchdog.phase(state.step, "dry run")
     batch = next(batches).to(world.device)
-    _dry_run(run, world, state, batch)
+    # discarded: out-of-memory and compile errors surface now
+    scale = _scale(run, world, state, batch)
+    _forward(run, world, state, batch.split(config.accumulate)[0], scale).loss.backward()
+    state.optimizer.zero_grad(set_to_none=True)
 
     unread: deque[Gradients] = deque()
     while state.step < config.steps:
@@ -140,19 +143,6 @@ def _read(state: TrainState, unread: deque[Gradients], leave: int) -> tuple[floa
     return norm, stop
 
 
-class StepResult(NamedTuple):
-    """Statistics of a step on the host."""
-
-    sums: dict[str, float]
-    """Sums of the objective over the global batch."""
-
-    norm: float
-    """Gradient norm before clipping."""
-
-    stop: bool
-    """Whether any rank received a stop signal."""
-
-
 class Gradients(NamedTuple):
     """Statistics of a step before its update; the gradients themselves are in the module."""
 
@@ -168,11 +158,10 @@ class Gradients(NamedTuple):
         loss = self.stats.sums[self.names.index("loss")]
         return (loss + self.stats.norm).isfinite().logical_not().float()
 
-    def read(self) -> StepResult:
-        """Wait for the statistics.
+    def read(self) -> tuple[dict[str, float], float, bool]:
+        """Wait for the sums, the norm before clipping, and whether a rank got a stop signal.
 
-        Raises:
-            TrainingDiverged: The loss or the gradient norm is not finite.
+        Raises `TrainingDiverged` if the loss or the gradient norm is not finite.
         """
         totals, norm, stop = self.stats.read()
         sums = dict(zip(self.names, totals, strict=True))
@@ -182,7 +171,7 @@ class Gradients(NamedTuple):
                 "The weights were not updated. Resume from the last checkpoint with a lower "
                 "optim.learning_rate or a longer optim.warmup."
             )
-        return StepResult(sums, norm, stop)
+        return sums, norm, stop
 
 
 def gradients(
@@ -192,10 +181,10 @@ def gradients(
     torch.manual_seed(dropout_seed(run.train.seed, state.step, world.rank))
     names = state.objective.names
     sums = torch.zeros(len(names), device=world.device)
-    micros = batch.split(run.train.accumulate)
+    micros, scale = batch.split(run.train.accumulate), _scale(run, world, state, batch)
     for k, micro in enumerate(micros):
         with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
-            outcome = _forward(run, world, state, micro)
+            outcome = _forward(run, world, state, micro, scale)
             outcome.loss.backward()
         sums += outcome.sums
 
@@ -234,20 +223,21 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _forward(run: RunConfig, world: World, state: TrainState, micro: Batch) -> ObjectiveOutput:
-    """Return loss and sums of a micro-batch.
+def _scale(run: RunConfig, world: World, state: TrainState, batch: Batch) -> float | Tensor:
+    """Return the scale of losses for a mean over the targets of the global batch.
 
-    The loss is scaled for a mean over the global batch. DDP and FSDP average gradients over ranks;
-    the factor `world.size` turns that average into a sum.
+    DDP and FSDP average gradients over ranks; the factor `world.size` turns that average into a
+    sum. If tokens are given, the targets of all ranks are counted, without waiting for the device.
     """
-    num_targets = state.objective.num_targets(micro.tokens.shape[1])
-    scale = world.size / (run.train.global_batch * num_targets)
+    found = state.objective.num_targets(batch)
+    if isinstance(found, Tensor):
+        return world.size / world.add(found.to(torch.float32)).clamp_min(1)
+    return world.size * len(batch.tokens) / (run.train.global_batch * found)
+
+
+def _forward(
+    run: RunConfig, world: World, state: TrainState, micro: Batch, scale: float | Tensor
+) -> ObjectiveOutput:
+    """Return loss and sums of a micro-batch."""
     with torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)):
         return state.module(micro, state.step, run.train.global_batch, scale)
-
-
-def _dry_run(run: RunConfig, world: World, state: TrainState, batch: Batch) -> None:
-    """Run one discarded forward and backward pass, so that OOM and compile errors surface now."""
-    outcome = _forward(run, world, state, batch.split(run.train.accumulate)[0])
-    outcome.loss.backward()
-    state.optimizer.zero_grad(set_to_none=True)

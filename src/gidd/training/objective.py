@@ -67,11 +67,13 @@ class Objective(nn.Module, ABC):
         """The network whose blocks are sharded over ranks."""
 
     @abstractmethod
-    def num_targets(self, length: int) -> int:
-        """Return the number of tokens with a loss in a sample of this length."""
+    def num_targets(self, batch: Batch) -> int | Int[Tensor, ""]:
+        """Return the number of tokens with a loss; on the device if some tokens are given."""
 
     @abstractmethod
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
+    def forward(
+        self, batch: Batch, step: int, num_samples: int, scale: float | Tensor
+    ) -> ObjectiveOutput:
         """Return the loss times `scale`, and the sums, of some samples of batch number `step`.
 
         `num_samples` is the size of the global batch, over all ranks.
@@ -81,7 +83,7 @@ class Objective(nn.Module, ABC):
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute means and fractions from sums over any number of tokens."""
 
-    def _bytes_of(self, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    def bytes_of(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Return the UTF-8 bytes of each token; 0 if the tokenizer does not define them."""
         if self.token_bytes is None:
             return torch.zeros_like(tokens)
@@ -109,24 +111,19 @@ class DiffusionObjective(Objective):
         compiled: bool = False,
         p_uniform_warmup: int = 0,
         time_power: float = 1.0,
+        hides_padding: bool = False,
     ) -> None:
-        """Take a model, its noise and its weights.
+        """Take a model, its noise and its weights; for other settings see `Diffusion`.
 
-        Args:
-            denoiser: The model.
-            schedule: The noise.
-            weighting: The weights of the loss.
-            seed: Of times and noise.
-            eps: Times are in [eps, 1 - eps].
-            token_bytes: UTF-8 bytes of each token.
-            compiled: As in `fused_loss`.
-            p_uniform_warmup: Training steps in which p_uniform of hybrid noise grows from 0.
-            time_power: As `power` in `stratify`.
+        `token_bytes` are the UTF-8 bytes of each token, `compiled` is as in `fused_loss`. With
+        `hides_padding`, padding is neither part of the loss nor read by the network, which must
+        accept padding; without, it is learned like text (App. E).
         """
         super().__init__(token_bytes)
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
         self.seed, self.eps, self.compiled = seed, eps, compiled
         self.p_uniform_warmup, self.time_power = p_uniform_warmup, time_power
+        self.hides_padding = hides_padding
         self._noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = {}
 
     @property
@@ -134,11 +131,14 @@ class DiffusionObjective(Objective):
         """The denoiser's backbone."""
         return cast(nn.Module, self.denoiser.backbone)
 
-    def num_targets(self, length: int) -> int:
-        """Return `length`: padding is part of the loss, but not of the NELBO (App. E)."""
-        return length
+    def num_targets(self, batch: Batch) -> int | Int[Tensor, ""]:
+        """Count all tokens but given ones: padding is in the loss, not in the NELBO (App. E)."""
+        given = self._fixed(batch)
+        return batch.tokens.numel() if given is None else (~given).sum()
 
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
+    def forward(
+        self, batch: Batch, step: int, num_samples: int, scale: float | Tensor
+    ) -> ObjectiveOutput:
         """Draw t and z_t from (seed, sample) and compute the loss of the prediction (Eq. 14)."""
         x = batch.tokens
         schedule, weighting = self._noise_at(step)
@@ -146,22 +146,45 @@ class DiffusionObjective(Objective):
         t = stratified_times(self.seed, step, slot, num_samples, self.eps, power=self.time_power)
         position = positions(x.shape[1], x.device)
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
+        given = self._fixed(batch)
         z, (loss, weight, kl, itakura_saito) = loss_at(
-            self, schedule, weighting, t, x, u, scale, compiled=self.compiled
+            self,
+            schedule,
+            weighting,
+            t,
+            x,
+            u,
+            scale,
+            compiled=self.compiled,
+            given=given,
+            valid=batch.valid if self.hides_padding else None,
+            segments=batch.segments,
         )
         with torch.no_grad():
-            valid = batch.valid.to(weight.dtype)
+            valid = batch.scored.to(weight.dtype)
             weight = weight * valid
             if self.time_power != 1:  # the density of times changes the loss, not the NELBO
                 weight = weight * time_weights(t, self.eps, self.time_power)[:, None]
             nelbo, kinds = weight * (kl + itakura_saito), self._kinds(x, z)
-            per_token = [nelbo, valid, self._bytes_of(x) * valid, weight * kl]
+            per_token = [nelbo, valid, self.bytes_of(x) * valid, weight * kl]
             per_token += [weight * itakura_saito, *(nelbo * kinds), *(valid * kinds)]
-            return ObjectiveOutput(loss, _sums(loss / scale, per_token))
+            return ObjectiveOutput(loss, _sums(loss / scale, self.num_targets(batch), per_token))
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
+    def _fixed(self, batch: Batch) -> Bool[Tensor, "B L"] | None:
+        """Return the tokens that are neither noised nor scored, or None if there are none."""
+        if not self.hides_padding:
+            return batch.given
+        return ~batch.valid if batch.given is None else batch.given | ~batch.valid
+
+    def hidden(
+        self,
+        z: Int[Tensor, "B L"],
+        t: Float[Tensor, " B"],
+        valid: Bool[Tensor, "B L"] | None = None,
+        segments: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
         """Compute the hidden states of the denoiser."""
-        return self.denoiser.hidden(z, t)
+        return self.denoiser.hidden(z, t, valid, segments)
 
     def head(self) -> Head:
         """Return the head of the denoiser, gathered from all ranks if it is sharded."""
@@ -169,7 +192,6 @@ class DiffusionObjective(Objective):
         return self.denoiser.head()
 
     def _kinds(self, x: Int[Tensor, "B L"], z: Int[Tensor, "B L"]) -> Bool[Tensor, "3 B L"]:
-        """Return which noisy tokens are of each kind in `_KINDS`."""
         mask_id, kept = self.schedule.vocab.mask_id, z == x
         masked = torch.zeros_like(kept) if mask_id is None else z == mask_id
         return torch.stack([masked, ~(masked | kept), kept])
@@ -218,15 +240,21 @@ class AutoregressiveObjective(Objective):
         """The model itself."""
         return self.model
 
-    def num_targets(self, length: int) -> int:
-        """Return the number of tokens after the first."""
-        return length - 1
+    def num_targets(self, batch: Batch) -> int | Int[Tensor, ""]:
+        """Count the tokens after the first that are not given."""
+        later = batch.tokens[:, 1:]
+        return later.numel() if batch.given is None else (~batch.given[:, 1:]).sum()
 
-    def forward(self, batch: Batch, step: int, num_samples: int, scale: float) -> ObjectiveOutput:
+    def forward(
+        self, batch: Batch, step: int, num_samples: int, scale: float | Tensor
+    ) -> ObjectiveOutput:
         """Compute the next-token cross-entropy; nothing is random, so `step` is not used."""
         del step, num_samples
         hidden = self.model.hidden(batch.tokens)[:, :-1].flatten(0, 1)
-        labels, valid = batch.tokens[:, 1:], batch.valid[:, 1:]
+        labels, valid = batch.tokens[:, 1:], batch.scored[:, 1:]
+        if batch.given is not None:  # the head reads what is scored
+            rows = ~batch.given[:, 1:]
+            hidden, labels, valid = hidden[rows.flatten()], labels[rows], valid[rows]
         head = self.model.head
         gather(head)
         bias = cast("Tensor | None", head.bias)
@@ -235,8 +263,8 @@ class AutoregressiveObjective(Objective):
         )
         with torch.no_grad():
             nll, valid = nll.view_as(labels), valid.to(nll.dtype)
-            sums = _sums(nll.sum(), [nll * valid, valid, self._bytes_of(labels) * valid])
-        return ObjectiveOutput(loss, sums)
+            per_token = [nll * valid, valid, self.bytes_of(labels) * valid]
+            return ObjectiveOutput(loss, _sums(nll.sum(), labels.numel(), per_token))
 
     def summary(self, sums: Mapping[str, float]) -> Metrics:
         """Compute metrics per non-padding token."""
@@ -245,17 +273,13 @@ class AutoregressiveObjective(Objective):
         return metrics | per_unit(sums["nll"], valid, sums["bytes"])
 
 
-def _sums(loss: Float[Tensor, ""], per_token: list[Tensor]) -> Tensor:
+def _sums(
+    loss: Float[Tensor, ""], num_tokens: int | Int[Tensor, ""], per_token: list[Tensor]
+) -> Tensor:
     """Return the loss, the number of tokens and sums over tokens, in few operators."""
-    num_tokens = loss.new_full((1,), per_token[0].numel())
-    return torch.cat([loss.detach().view(1), num_tokens, torch.stack(per_token).sum((1, 2))])
-
-
-def num_bytes(token_bytes: Tensor | None, tokens: Tensor, valid: Tensor) -> Tensor:
-    """Return the UTF-8 bytes of the valid tokens; 0 if the tokenizer does not define them."""
-    if token_bytes is None:
-        return torch.zeros((), device=tokens.device)
-    return (token_bytes.to(tokens.device)[tokens] * valid).sum()
+    is_known = isinstance(num_tokens, int)
+    count = loss.new_full((1,), num_tokens) if is_known else num_tokens.to(loss.dtype).view(1)
+    return torch.cat([loss.detach().view(1), count, torch.stack(per_token).flatten(1).sum(1)])
 
 
 def per_unit(nats: float, tokens: float, num_bytes: float) -> Metrics:

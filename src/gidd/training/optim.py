@@ -51,13 +51,9 @@ class OptimConfig:
         for field in ("beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 yield f"optim.{field} must be in [0, 1), got {getattr(self, field)}."
-        if not self.max_grad_norm > 0:
-            yield (
-                f"optim.max_grad_norm must be positive, got {self.max_grad_norm}. The paper uses "
-                "1; inf disables clipping."
-            )
-        if not self.eps > 0:
-            yield f"optim.eps must be positive, got {self.eps}. The paper uses 1e-9."
+        for field in ("max_grad_norm", "eps"):
+            if not getattr(self, field) > 0:
+                yield f"optim.{field} must be positive, got {getattr(self, field)}."
 
     def learning_rate_at(self, step: int, num_steps: int) -> float:
         """Return the learning rate of the update from `step` to `step + 1`."""

@@ -74,11 +74,9 @@ class FSDP:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         if world.device.type == "mps":
-            raise ConfigError(
-                "--parallel fsdp does not work on an Apple GPU (mps). Use --parallel ddp, or "
-                "--device cpu."
-            )
-        mesh = world.mesh if self.shard_size in (None, world.size) else world.grid(self.shard_size)
+            raise ConfigError("--parallel fsdp does not work on mps. Use ddp, or --device cpu.")
+        is_flat = self.shard_size in (None, world.size)
+        mesh = world.mesh if is_flat else world.device_mesh_2d(self.shard_size or 0)
         # parameters are gathered in the precision of matrix products, gradients reduced in float32
         policy = MixedPrecisionPolicy(
             param_dtype=None if precision == torch.float32 else precision,
@@ -122,7 +120,6 @@ def _head_of(objective: nn.Module) -> nn.Module | None:
 
 
 def _untied_head(objective: nn.Module) -> nn.Module | None:
-    """Return the head of the network, unless another module uses its parameters."""
     head = _head_of(objective)
     if head is None:
         return None

@@ -6,36 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gidd.common.codec import KIND, from_plain, plain_from_yaml, to_plain
-from gidd.errors import ConfigError, PartNotInstalled
+from gidd.common.config.codec import KIND, from_plain, plain_from_yaml, to_plain
+from gidd.errors import ComponentNotInstalled, ConfigError
 from gidd.models.lora import LoraConfig
 from gidd.training.config import RunConfig
 
+_REPORTS = ("report_every", "evaluate_every", "evaluate_samples", "generate_samples")
+_SAVES = ("save_every", "max_steps_ahead_of_save", "keep", "keep_every")
+_TRAIN = ("steps", "accumulate", "compile", *_REPORTS, *_SAVES)
+_OPTIM = ("learning_rate", "warmup", "final_lr_ratio", "max_grad_norm")
+"""To recover a run that has diverged."""
+
 MAY_CHANGE_ON_RESUME = frozenset(
-    {
-        "train.steps",
-        "train.accumulate",
-        "train.compile",
-        "train.report_every",
-        "train.evaluate_every",
-        "train.evaluate_samples",
-        "train.generate_samples",
-        "train.save_every",
-        "train.max_steps_ahead_of_save",
-        "train.keep",
-        "train.keep_every",
-        "train.timeout",
-        "data.folder",
-        "data.workers",
-        "backbone.checkpoint_activations",
-        # to recover a run that has diverged
-        "optim.learning_rate",
-        "optim.warmup",
-        "optim.final_lr_ratio",
-        "optim.max_grad_norm",
-    }
+    {f"train.{name}" for name in (*_TRAIN, "timeout")}
+    | {f"optim.{name}" for name in _OPTIM}
+    | {"data.folder", "data.workers", "backbone.checkpoint_activations"}
 )
-"""Settings that may change on resume, besides those of `parallel`."""
+"""Settings that may change on resume, besides the settings of `parallel`."""
 
 _VALIDATION = "data.validation"
 _NAMES = {
@@ -54,7 +41,11 @@ def run_from_yaml(text: str) -> RunConfig:
 
 def run_from_plain(plain: Any, where: str = "run") -> RunConfig:
     """Return the configuration in plain data, which is not trusted."""
-    return from_plain(RunConfig, _with_time_power(_with_names(plain)), where)
+    plain = _with_names(plain)
+    objective = _fields(_fields(plain).get("objective"))
+    if objective.get(KIND) == "Diffusion" and "time_power" not in objective:  # of older versions
+        plain = {**plain, "objective": {**objective, "time_power": 1.0}}
+    return from_plain(RunConfig, plain, where)
 
 
 def newest_run(folder: Path) -> RunConfig | None:
@@ -65,7 +56,7 @@ def newest_run(folder: Path) -> RunConfig | None:
         path = folder / folder_name(step)
         try:
             return run_from_plain(read_record(path).get("run"), f"{path / RECORD}: run")
-        except PartNotInstalled:
+        except ComponentNotInstalled:
             raise
         except (OSError, ValueError):
             continue  # damaged: reported when the run is restored
@@ -84,12 +75,10 @@ def require_same_training(before: Any, now: Any) -> list[str]:
     }
     # with a prepared folder, sources are not read
     allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new["data"]["folder"] else set())
-    refused = [line for name, line in lines.items() if name not in allowed]
-    if refused:
+    if refused := "\n  ".join(line for name, line in lines.items() if name not in allowed):
         raise ConfigError(
-            "the checkpoint belongs to a run with other settings:\n  "
-            + "\n  ".join(refused)
-            + "\nUse the same settings to resume it, or another --out to start a new run."
+            f"the checkpoint belongs to a run with other settings:\n  {refused}\n"
+            "Use the same settings to resume it, or another --out to start a new run."
         )
     return list(lines.values())
 
@@ -109,17 +98,7 @@ def changed_settings(
     return changed
 
 
-def _with_time_power(plain: Any) -> Any:
-    """Return the configuration with uniform training times if it is older than that setting."""
-    run = _fields(plain)
-    objective = _fields(run.get("objective"))
-    if objective.get(KIND) != "Diffusion" or "time_power" in objective:
-        return plain
-    return {**run, "objective": {**objective, "time_power": 1.0}}
-
-
 def _with_names(plain: Any) -> Any:
-    """Return the configuration with the names of its parts in place of their classes."""
     run = {**_fields(plain)}
     model = _fields(run.pop("model", None))
     if model.get(KIND) != "ModelConfig" or "backbone" in run:
@@ -135,9 +114,11 @@ def _with_names(plain: Any) -> Any:
     return run
 
 
-def _renamed(part: Any) -> Any:
-    kind = _fields(part).get(KIND)
-    return {**part, KIND: _NAMES[kind]} if isinstance(kind, str) and kind in _NAMES else part
+def _renamed(component: Any) -> Any:
+    kind = _fields(component).get(KIND)
+    return (
+        {**component, KIND: _NAMES[kind]} if isinstance(kind, str) and kind in _NAMES else component
+    )
 
 
 def _fields(plain: Any) -> dict[str, Any]:

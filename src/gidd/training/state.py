@@ -118,5 +118,4 @@ class EMA:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return the shard of this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

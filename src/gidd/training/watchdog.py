@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from gidd.training.world import World
 
@@ -25,25 +25,6 @@ HUNG = 76
 _HEARTBEAT_SECONDS = 1.0
 _PHASES = ("start", "checkpoint", "evaluation", "dry run", "data", "step", "writing")
 """Phases between two step numbers, in order: a rank in an earlier phase is behind."""
-
-
-class RankStatus(NamedTuple):
-    """Last heartbeat of a rank."""
-
-    rank: int
-    step: int
-    phase: str
-    since: float
-    """Seconds in this phase."""
-
-    silent: float
-    """Seconds since the heartbeat."""
-
-    def __str__(self) -> str:
-        return (
-            f"rank {self.rank}: step {self.step}, {self.phase} for {self.since:.0f} s, "
-            f"last heartbeat {self.silent:.0f} s ago"
-        )
 
 
 @final
@@ -95,10 +76,18 @@ class Watchdog:
 
     def _exit_hung(self, idle: float) -> None:
         """Name the rank that is most likely stuck and exit without running any handlers."""
-        ranks = sorted(
-            self._other_ranks(),
-            key=lambda status: (-(status.silent // 5), status.step, _PHASES.index(status.phase)),
-        )
+        found: list[tuple[float, int, int, str]] = []  # the most likely culprit is smallest
+        for rank in range(self._world.size):
+            name = f"watch/{rank}"
+            if rank != self._world.rank and self._world.store.check([name]):
+                beat: dict[str, Any] = json.loads(self._world.store.get(name))
+                step, phase, silent = beat["step"], beat["phase"], time.time() - beat["at"]
+                text = (
+                    f"rank {rank}: step {step}, {phase} for {beat['since']:.0f} s, last heartbeat "
+                    f"{silent:.0f} s ago"
+                )
+                found.append((-(silent // 5), step, _PHASES.index(phase), text))
+        ranks = [text for *_, text in sorted(found, key=lambda status: status[:3])]
         print(
             f"gidd: rank {self._world.rank} has been in phase {self._phase} of step {self._step} "
             f"for {idle:.0f} s, longer than train.timeout = {self._timeout:.0f}.\n"
@@ -111,11 +100,3 @@ class Watchdog:
         )
         faulthandler.dump_traceback(file=sys.stderr)
         os._exit(HUNG)
-
-    def _other_ranks(self) -> Iterator[RankStatus]:
-        for rank in range(self._world.size):
-            name = f"watch/{rank}"
-            if rank != self._world.rank and self._world.store.check([name]):
-                beat: dict[str, Any] = json.loads(self._world.store.get(name))
-                silent = time.time() - beat["at"]
-                yield RankStatus(rank, beat["step"], beat["phase"], beat["since"], silent)

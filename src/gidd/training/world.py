@@ -78,12 +78,11 @@ class World:
         """Whether this is rank 0, which writes the files that only one rank may write."""
         return self.rank == 0
 
-    def grid(self, columns: int) -> DeviceMesh:
+    def device_mesh_2d(self, columns: int) -> DeviceMesh:
         """Build a 2D mesh of all ranks, with `columns` neighbouring ranks in a row."""
         if columns < 1 or self.size % columns:
             raise ConfigError(
-                f"parallel.shard_size must divide the number of ranks, {self.size}, got {columns}. "
-                "It is the number of neighbouring ranks that share one copy of the model."
+                f"parallel.shard_size must divide the number of ranks, {self.size}, got {columns}."
             )
         return self._mesh((self.size // columns, columns), ("replicate", "shard"))
 
@@ -103,6 +102,12 @@ class World:
         if self.size > 1:
             dist.all_reduce(shared)
         return StepStats(shared[:-1], norm.to(exact), shared[-1])
+
+    def add(self, value: Tensor) -> Tensor:
+        """Return a tensor on the device, added over all ranks, without waiting. All ranks enter."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return each number summed over all ranks in float64. All ranks enter."""
@@ -148,17 +153,13 @@ def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> G
 def _device(name: str | None, local_rank: int, size: int) -> torch.device:
     device = choose(name)
     if device.type == "mps" and size > 1:
-        raise ConfigError(
-            f"an Apple GPU supports one process only, got {size}. Start the run without torchrun, "
-            "or give --device cpu."
-        )
+        raise ConfigError(f"an Apple GPU supports one process, got {size}. Give --device cpu.")
     if device.type != "cuda":
         return device
-    if local_rank >= torch.cuda.device_count():
+    if local_rank >= (number := torch.cuda.device_count()):
         raise ConfigError(
             f"every process on a machine needs its own GPU, got local rank {local_rank} on a "
-            f"machine with {torch.cuda.device_count()}. Give torchrun a smaller --nproc-per-node, "
-            "or give --device cpu."
+            f"machine with {number}. Give torchrun a smaller --nproc-per-node."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

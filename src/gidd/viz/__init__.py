@@ -1,9 +1,8 @@
 """Views of samples and runs: terminal, HTML, plots.
 
-Reading order: `terminal` (the live view of sampling), `html` (a page that replays it), `diff`
-(corrections as coloured lines or as a patch), `figure` (what figures share), `run_log` and
-`run_plot` (training curves), `result_plot` (results of evaluations), `noise_plot`. Names are
-imported on first use.
+`terminal` (the live view of sampling), `html` (a page that replays it), `diff` (corrections as
+coloured lines or as a patch), `figure` (what figures share), `run_plot`,
+`result_plot`, `noise_plot`.
 """
 
 from typing import TYPE_CHECKING
@@ -13,18 +12,18 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.viz.diff import TextChange as TextChange, readable as readable, unified as unified
     from gidd.viz.html import Replay as Replay, write_page as write_page
-    from gidd.viz.noise_plot import NamedSchedule as NamedSchedule, plot_noise as plot_noise
+    from gidd.viz.noise_plot import plot_noise as plot_noise
     from gidd.viz.result_plot import (
         Panel as Panel,
         ResultTable as ResultTable,
         plot_results as plot_results,
     )
-    from gidd.viz.run_log import (
+    from gidd.viz.run_plot import (
         MetricSeries as MetricSeries,
         RunGroup as RunGroup,
         RunLog as RunLog,
+        plot_runs as plot_runs,
     )
-    from gidd.viz.run_plot import plot_runs as plot_runs
     from gidd.viz.terminal import CanvasView as CanvasView
 
 __getattr__, __dir__ = lazy_exports(__name__)

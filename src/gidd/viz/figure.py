@@ -21,33 +21,20 @@ FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The Okabe-Ito palette: distinguishable with every kind of colour vision."""
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", ":", "-.")
 DPI = 150
-_LEGEND_CHARACTERS = 70
-_LEGEND_ENTRIES = 24
-_WIDE = 8.0
-"""Positive values that differ by this factor have a log scale."""
-
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": "medium",
-    "axes.titleweight": "bold",
-    "font.size": 10.0,
-    "grid.alpha": 0.25,
+_LEGEND_CHARACTERS, _LEGEND_ENTRIES = 70, 24
+_STYLE: dict[str, Any] = {
+    **{f"axes.spines.{side}": False for side in ("right", "top")},
+    **{"axes.axisbelow": True, "axes.grid": True, "font.size": 10.0, "grid.alpha": 0.25},
+    **{"axes.titlelocation": "left", "axes.titlesize": "medium", "axes.titleweight": "bold"},
 }
 
 
 def require_format(out: Path) -> None:
     """Refuse a file whose suffix is not a format that can be written."""
-    if out.is_dir() or out.suffix.lower().removeprefix(".") not in FORMATS:
-        raise ConfigError(
-            f"--out must be a file that ends in .{', .'.join(FORMATS)}, got {printable(str(out))}."
-        )
+    if out.is_dir() or out.suffix.lower()[1:] not in FORMATS:
+        names = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError(f"--out must be a file that ends in {names}, got {printable(str(out))}.")
 
 
 @contextmanager
@@ -61,25 +48,13 @@ def drawing(out: Path, inches: tuple[float, float]) -> Generator[Any]:
         yield figure
         out.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(out) as file:
-            figure.savefig(file, format=out.suffix.lower().removeprefix("."), dpi=DPI)
+            figure.savefig(file, format=out.suffix.lower()[1:], dpi=DPI)
 
 
 def require_few(num: int, what: str) -> None:
     """Refuse a plot with more curves than there are colours."""
     if not 1 <= num <= len(COLOURS):
-        raise ConfigError(
-            f"a plot must have 1 to {len(COLOURS)} {what}, got {num}. "
-            "Plot the others to another file."
-        )
-
-
-def curve_style(number: int, colour: int | None = None) -> dict[str, Any]:
-    """Return colour, marker and line of a curve; a new line style after each round of markers."""
-    return {
-        "color": COLOURS[(number if colour is None else colour) % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number // len(MARKERS) % len(LINES)],
-    }
+        raise ConfigError(f"a plot must have 1 to {len(COLOURS)} {what}, got {num}.")
 
 
 def finish(axes: Any, x: str, y: str) -> None:
@@ -88,21 +63,9 @@ def finish(axes: Any, x: str, y: str) -> None:
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="grey")
         axes.set(xticks=[], yticks=[])
         return
-    axes.set_xlabel(x, parse_math=False)
-    axes.set_ylabel(y, parse_math=False)
-    plain_ticks(axes.xaxis)
-    plain_ticks(axes.yaxis)
-
-
-def choose_scale(axis: Any, values: Values) -> None:
-    """Use a log scale if positive values differ widely; zero then has a place of its own."""
-    finite = values[np.isfinite(values)]
-    positive, set_scale = finite[finite > 0], getattr(axis.axes, f"set_{axis.axis_name}scale")
-    if len(positive) and positive.max() >= _WIDE * positive.min():
-        if (finite <= 0).any():
-            set_scale("symlog", linthresh=positive.min(), linscale=0.5)
-        else:
-            set_scale("log")
+    for axis, label in ((axes.xaxis, x), (axes.yaxis, y)):
+        axis.set_label_text(label, parse_math=False)
+        plain_ticks(axis)
 
 
 def plain_ticks(axis: Any) -> None:
@@ -123,8 +86,8 @@ def add_legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **plac
     """Add a legend to a figure or axes, without formulas in its labels."""
     # a label that begins with _ would not be shown
     shown = [f" {printable(label)[:_LEGEND_CHARACTERS]}" for label in labels[:_LEGEND_ENTRIES]]
-    handles = handles[:_LEGEND_ENTRIES]
-    legend = owner.legend(handles, shown, frameon=False, fontsize="small", **place)
+    style = {"frameon": False, "fontsize": "small"} | place
+    legend = owner.legend(handles[:_LEGEND_ENTRIES], shown, **style)
     for text in legend.get_texts():
         text.set_parse_math(False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,17 +12,9 @@ import numpy as np
 from gidd.common.files import explain_damage
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
-from gidd.viz.figure import (
-    Values,
-    add_legend,
-    choose_scale,
-    curve_style,
-    drawing,
-    finish,
-    line_handle,
-    require_few,
-)
+from gidd.viz.figure import COLOURS, Values, add_legend, drawing, finish, line_handle, require_few
 
+_MARKERS, _LINES = ("o", "s", "^", "D", "v", "P", "X"), ("-", "--", ":", "-.")
 Row = Mapping[str, Any]
 
 
@@ -31,9 +23,7 @@ class ResultTable(NamedTuple):
 
     label: str
     rows: Sequence[Row]
-    measurements: Mapping[str, tuple[float, float | None]] = {}
-    """Values and their standard errors."""
-
+    measurements: Mapping[str, tuple[Any, ...]] = {}  # values, standard errors, ...
     manifest: Mapping[str, Any] = {}
 
 
@@ -42,15 +32,12 @@ class Panel(NamedTuple):
 
     x: str
     y: str
-    group: tuple[str, ...] = ()
-    """A curve for every combination of the values of these columns."""
-
-    along: tuple[str, ...] | None = None
-    """Points are connected along the first of these columns that varies; by default along x."""
+    group: tuple[str, ...] = ()  # a curve for every combination of the values of these columns
+    along: tuple[str, ...] | None = None  # connect points along the first that varies, or along x
 
 
 _LABELS = {
-    "calls": "forward passes",
+    "forward_passes": "forward passes",
     "entropy": "unigram entropy, nats",
     "flops": "training FLOPs",
     "gen_ppl": "generative perplexity",
@@ -60,27 +47,20 @@ _LABELS = {
     "self_accuracy": "self-accuracy",
     "steps": "denoising steps",
     "tokens": "tokens of the document",
-    "wer": "word error rate after correction",
-    "wer_before": "word error rate before",
+    **{"wer": "word error rate after correction", "wer_before": "word error rate before"},
 }
+_SETTINGS = ("steps", "temperature", "min_p", "corrector", "corrector_steps")
 _PANELS: dict[str, tuple[Panel, ...]] = {
     "correction": (Panel("wer_before", "wer", ("noise", "method")),),
-    "frontier": (
-        Panel(
-            "entropy",
-            "gen_ppl",
-            ("steps", "temperature", "min_p", "corrector", "corrector_calls"),
-            along=("temperature", "steps", "min_p"),
-        ),
-    ),
+    "frontier": (Panel("entropy", "gen_ppl", _SETTINGS, ("temperature", "steps", "min_p")),),
     "ppl": (Panel("tokens", "nelbo", along=()),),
     "samples": (Panel("entropy", "gen_ppl", along=()),),
     "scaling": (Panel("flops", "nelbo", ("series",), along=()),),
     "self_correction": (
-        Panel("temperature", "num_changed", ("calls",)),
-        Panel("num_changed", "gen_ppl", ("calls",), ("temperature",)),
-        Panel("num_changed", "entropy", ("calls",), ("temperature",)),
-        Panel("gen_ppl", "self_accuracy", ("calls",), ("temperature",)),
+        Panel("temperature", "num_changed", ("forward_passes",)),
+        Panel("num_changed", "gen_ppl", ("forward_passes",), ("temperature",)),
+        Panel("num_changed", "entropy", ("forward_passes",), ("temperature",)),
+        Panel("gen_ppl", "self_accuracy", ("forward_passes",), ("temperature",)),
     ),
 }
 """Kind of a result -> its panels; results of other kinds show their measurements."""
@@ -100,47 +80,41 @@ def plot_results(
         columns = sorted({name for row in rows for name in row})
         for name in () if panel is None else (panel.x, panel.y, *panel.group):
             if name not in columns:
-                raise ConfigError(
-                    f"--x, --y and --group must be columns of the rows, got {printable(name)}. "
-                    f"They have {', '.join(map(printable, columns))}."
-                )
+                allowed = ", ".join(map(printable, columns))
+                raise ConfigError(f"{printable(name)} must be a column of the rows: {allowed}.")
         default = _PANELS.get(kind, (Panel("measurement", "value", along=()),))
-        panels = [_varying(each, rows) for each in ((panel,) if panel else default)]
-        width = min(len(panels), 2)
-        height = -(-len(panels) // width)
+        varying = {name for name in columns if len({str(row.get(name)) for row in rows}) > 1}
+        panels: list[Panel] = []
+        for each in (panel,) if panel else default:
+            along = (each.x,) if each.along is None else each.along
+            along = tuple(name for name in along if name in varying)[:1]
+            group = tuple(name for name in each.group if name in varying and name not in along)
+            panels.append(each._replace(group=group, along=along))
+        width, height = min(len(panels), 2), (len(panels) + 1) // 2
         with drawing(out, (5.5 * width + 1.5, 4.0 * height + 1.0)) as figure:
             grid = figure.subplots(height, width, squeeze=False).flat
-            legends = [_draw_panel(*pair, results) for pair in zip(grid, panels, strict=True)]
-            legend = legends[0]
+            legend, *_ = [_draw_panel(*pair, results) for pair in zip(grid, panels, strict=True)]
             place = {"loc": "outside lower center", "ncols": 2 * width}
             add_legend(figure, [*legend.values()], [*legend], **place)
 
 
-def _table(kind: str, result: ResultTable) -> list[Row]:
-    """Return the rows with the columns of the panels of a kind."""
+def _table(kind: str, result: ResultTable) -> Sequence[Row]:
     if kind not in _PANELS:
-        found = {n: v for n, v in result.measurements.items() if not n.endswith("_change")}
+        found = {n: v[:2] for n, v in result.measurements.items() if not n.endswith("_change")}
         tested = {name: value for name, value in found.items() if value[1] is not None}
         shown = (tested or found).items()  # counts and p-values have another scale
         return [{"measurement": name, "value": v, "value_se": error} for name, (v, error) in shown]
-    compute = _COLUMNS.get(kind, lambda _: {})
-    return [{**row, **compute(row)} for row in result.rows]
-
-
-def _per_token(row: Row) -> dict[str, Any]:
-    """Return the NELBO of a document, in nats, and its error divided by its tokens."""
-    nelbo, error, tokens = (_number(row.get(n)) for n in ("nelbo", "standard_error", "tokens"))
-    per = tokens if tokens > 0 else np.nan
-    return {"nelbo": nelbo / per, "nelbo_se": error / per}
-
-
-def _varying(panel: Panel, rows: Sequence[Row]) -> Panel:
-    """Return a panel with the columns that vary."""
-    varying = {n for row in rows for n in row if len({str(each.get(n)) for each in rows}) > 1}
-    along = (panel.x,) if panel.along is None else panel.along
-    along = tuple(name for name in along if name in varying)[:1]
-    group = tuple(name for name in panel.group if name in varying and name not in along)
-    return panel._replace(group=group, along=along)
+    rows = [dict(row) for row in result.rows]
+    for row in rows:
+        if kind == "ppl":  # nats of a document -> per token
+            nelbo, error, per = (_number(row.get(n)) for n in ("nelbo", "standard_error", "tokens"))
+            per = per if per > 0 else np.nan
+            row |= {"nelbo": nelbo / per, "nelbo_se": error / per}
+        elif kind == "samples":
+            row |= {"gen_ppl": np.exp(min(_number(row.get("gen_nll")), 700.0))}
+        elif kind == "scaling":
+            row |= {"nelbo_se": row.get("nelbo_se", row.get("standard_error"))}
+    return rows
 
 
 def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict[str, Any]:
@@ -155,35 +129,42 @@ def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict
         points = [row for row in result.rows if _group(row, panel) == group]
         if not points:
             continue
-        style = curve_style(place, number if len(results) > 1 else None)
+        colour = number if len(results) > 1 else place
+        style = {
+            "color": COLOURS[colour % len(COLOURS)],
+            "marker": _MARKERS[place % len(_MARKERS)],
+            "linestyle": _LINES[place // len(_MARKERS) % len(_LINES)] if panel.along else "",
+        }
         if is_text:  # points of several curves stand beside each other
             curve = (number * len(groups) + place + 0.5) / (len(results) * len(groups))
             shift = 0.6 * (curve - 0.5)
             points = [{**p, panel.x: names.index(str(p.get(panel.x))) + shift} for p in points]
-        style["linestyle"] = style["linestyle"] if panel.along else ""
         _draw_curve(axes, points, panel, style)
-        _draw_fit(axes, points, result.manifest, style)
+        fit = (result.manifest.get("fits") or {}).get(str(points[0].get("series")))
+        if fit and np.isfinite(flops := _column(points, "flops")).any():
+            x = np.geomspace(np.nanmin(flops), np.nanmax(flops), 50)
+            power_law = np.exp(fit["log_coefficient"] + fit["exponent"] * np.log(x))
+            axes.plot(x, power_law, color=style["color"], linewidth=1.5)
+            axes.set(xscale="log", yscale="log")
         label = ", ".join(([result.label] if len(results) > 1 else []) + ([group] if group else []))
         legend[label or result.label] = line_handle(**style)
-    choose_scale(axes.yaxis, _column(rows, panel.y))
+    _choose_scale(axes.yaxis, _column(rows, panel.y))
     if is_text:
         axes.set_xticks(range(len(names)), [printable(name) for name in names])
         for tick in axes.get_xticklabels():
             tick.set(parse_math=False, **{"rotation": 30, "ha": "right"} if len(names) > 5 else {})
     else:
-        choose_scale(axes.xaxis, _column(rows, panel.x))
+        _choose_scale(axes.xaxis, _column(rows, panel.x))
     finish(axes, *(_LABELS.get(name, name) for name in (panel.x, panel.y)))
     return legend
 
 
 def _group(row: Row, panel: Panel) -> str:
-    """Return the values of the columns that group rows, such as "steps 32, min-p 0.1"."""
     shown = {_LABELS.get(name, name): row.get(name) for name in panel.group}
     return ", ".join(v if isinstance(v, str) else f"{n} {v}" for n, v in shown.items())
 
 
 def _draw_curve(axes: Any, rows: Sequence[Row], panel: Panel, style: dict[str, Any]) -> None:
-    """Draw points with error bars; those that are not on a frontier are hollow."""
     for name in panel.along or ():
         rows = [rows[i] for i in np.argsort(_column(rows, name), kind="stable")]
     x, y = _column(rows, panel.x), _column(rows, panel.y)
@@ -197,27 +178,14 @@ def _draw_curve(axes: Any, rows: Sequence[Row], panel: Panel, style: dict[str, A
     }
     bars = {"capsize": 2.5, "elinewidth": 1.0, "markersize": 6}
     is_best = np.array([row.get("on_frontier") is not False for row in rows])[keep]
-    if not is_best.all():
+    if not is_best.all():  # hollow
         bars |= {"markerfacecolor": "white"}
         filled = style | {"linestyle": "", "zorder": 4}
         axes.plot(x[keep][is_best], y[keep][is_best], **filled)
     axes.errorbar(x[keep], y[keep], **errors, **bars, **style)
 
 
-def _draw_fit(
-    axes: Any, rows: Sequence[Row], manifest: Mapping[str, Any], style: dict[str, Any]
-) -> None:
-    """Draw the power law of a series of training runs."""
-    fit = (manifest.get("fits") or {}).get(str(rows[0].get("series")))
-    if fit and np.isfinite(flops := _column(rows, "flops")).any():
-        x = np.geomspace(np.nanmin(flops), np.nanmax(flops), 50)
-        y = np.exp(fit["log_coefficient"] + fit["exponent"] * np.log(x))
-        axes.plot(x, y, color=style["color"], linewidth=1.5)
-        axes.set(xscale="log", yscale="log")
-
-
 def _column(rows: Iterable[Row], name: str) -> Values:
-    """Return the numbers of a column; NaN where a row has none."""
     return np.array([_number(row.get(name)) for row in rows], dtype=np.float64)
 
 
@@ -225,9 +193,12 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else np.nan
 
 
-_COLUMNS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "ppl": _per_token,
-    "samples": lambda row: {"gen_ppl": np.exp(min(_number(row.get("gen_nll")), 700.0))},
-    "scaling": lambda row: {"nelbo_se": row.get("nelbo_se", row.get("standard_error"))},
-}
-"""Kind of a result -> columns that are computed from a row."""
+def _choose_scale(axis: Any, values: Values) -> None:
+    """Use a log scale if positive values differ widely; zero then has a place of its own."""
+    finite = values[np.isfinite(values)]
+    positive, set_scale = finite[finite > 0], getattr(axis.axes, f"set_{axis.axis_name}scale")
+    if len(positive) and positive.max() >= 8 * positive.min():
+        if (finite <= 0).any():
+            set_scale("symlog", linthresh=positive.min(), linscale=0.5)
+        else:
+            set_scale("log")

@@ -35,7 +35,6 @@ _STYLES = {
 """State of a token -> its name in the legend, and its style."""
 
 
-@final
 class CanvasView:
     """Shows one sequence at a time: the first active one.
 
@@ -57,6 +56,8 @@ class CanvasView:
         self._member = -1
         self._tokens: list[int] = []
         self._given: list[bool] = []
+        self._start = 0
+        """First position that is shown."""
         self._since: dict[int, tuple[int, str]] = {}
         """Position -> the step that changed it last, and how."""
         self._step_index = self._num_steps = 0
@@ -119,6 +120,8 @@ class CanvasView:
         text = Text()
         newest, newest_step = 0, -1
         for i, token_text in enumerate(self._token_texts(self._tokens)):
+            if i < self._start:
+                continue
             step_index, how = self._since.get(i, (-_FRESH_STEPS, ""))
             if step_index > newest_step:
                 newest, newest_step = len(text), step_index
@@ -140,3 +143,37 @@ class CanvasView:
         if self._given[i]:
             return "given"
         return how if self._step_index - step_index < _FRESH_STEPS else "settled"
+
+
+@final
+class AnswerView(CanvasView):
+    """Shows the answer of a chat while it forms: no given tokens, nothing after its end."""
+
+    def __init__(
+        self,
+        console: Console,
+        token_texts: Callable[[Sequence[int]], list[str]],
+        mask_id: int | None,
+    ) -> None:
+        super().__init__(console, token_texts, mask_id, 1)
+        self._is_first = True
+
+    def _update(self, event: Event) -> None:
+        super()._update(event)
+        request = event.ticket.request
+        if self._is_first:  # blocks that are finished are given in the requests of later ones
+            self._is_first, self._start = False, request.first_blank
+        self._tokens = list(request.truncate_at_stop(event.ticket.tokens))
+        self._given = [False] * len(self._tokens)
+
+    def render(self) -> RenderableType:
+        """Return the answer and the number of steps."""
+        steps = f"step {self._step_index} of {self._num_steps}   {self._status}"
+        status = Text(steps, "dim", no_wrap=True, overflow="ellipsis")
+        return Group(self._visible_lines(), status)
+
+    @property
+    def text(self) -> str:
+        """The answer as it is now, without blanks."""
+        shown = [token for token in self._tokens[self._start :] if token != self._mask_id]
+        return "".join(self._token_texts(shown))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import gidd
-from gidd.common.parts import require_options
+from gidd.common.config.components import require_options
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
     console.print(
         f"\n{counts.fixed} of {counts.wrong} wrong words fixed, {counts.spoiled} good words "
         f"changed, {len(correction.suggestions)} doubtful places left for you; estimated error "
-        f"rate {correction.noise_level}; {correction.calls:,} forward passes, "
+        f"rate {correction.noise_level}; {correction.forward_passes:,} forward passes, "
         f"{time.perf_counter() - start:.0f} s.\n"
     )
     console.print(_NEXT)

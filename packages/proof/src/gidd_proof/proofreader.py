@@ -128,11 +128,11 @@ class Proofreader:
         start, spans = time.perf_counter(), [*protected_spans(text), *protected]
         noise = self.estimate(text, spans) if error_rate is None else None
         rate = noise.error_rate if noise is not None else error_rate or 0.0
-        edits, calls = list[TextEdit](), 0 if noise is None else noise.calls
+        edits, forward_passes = list[TextEdit](), 0 if noise is None else noise.forward_passes
         for chunk in chunks_of(text, CHUNK_CHARACTERS):
             found = self.correct_chunk(text, chunk, rate, spans, min_confidence)
             edits += found.edits
-            calls += found.calls
+            forward_passes += found.forward_passes
             if on_progress is not None:
                 on_progress(chunk.stop, len(text))
         task = {
@@ -150,8 +150,8 @@ class Proofreader:
             edits=tuple(edits),
             error_rate=rate,
             noise_level=noise,
-            calls=calls,
-            manifest=self.pipe.manifest(start, task, calls),
+            forward_passes=forward_passes,
+            manifest=self.pipe.manifest(start, task, forward_passes),
         )
 
     def correct_chunk(
@@ -177,7 +177,9 @@ class Proofreader:
                 min_confidence=min_confidence,
             )
         )
-        return ProofreadText([e.moved(chunk.context_start) for e in found.edits], found.calls)
+        return ProofreadText(
+            [e.moved(chunk.context_start) for e in found.edits], found.forward_passes
+        )
 
     def estimate(self, text: str, protected: Sequence[Span] = ()) -> NoiseLevel | None:
         """Estimate the mistakes per character; None if no character may be changed.
@@ -197,7 +199,7 @@ class Proofreader:
         cut = TextWindows(given.tokens, fixed, pipe.context)
         level = await estimate_noise(jobs, pipe.window_reader(), cut, max_windows=_ESTIMATE_WINDOWS)
         rate = min(max(level.error_rate, _FIRST_RATES[0]), _FIRST_RATES[1])
-        edits, calls = EditModel(rate, self.error_model), level.calls
+        edits, forward_passes = EditModel(rate, self.error_model), level.forward_passes
         counted: list[CountedChunk] = []
         for chunk in chunks:
             part, kept = self._given(text, chunk, protected)
@@ -206,10 +208,10 @@ class Proofreader:
                     jobs, "".join(part.texts), part.tokens, kept, edits
                 )
                 counted.append(CountedChunk(tuple(places), chunk.stop - chunk.start))
-                calls += passes
+                forward_passes += passes
         found, error = estimate_mistakes(counted, Mistakes(rate, tuple(edits.kinds.values())))
         low, high = max(0.0, found - 1.96 * error), min(1.0, found + 1.96 * error)
-        return level._replace(error_rate=found, low=low, high=high, calls=calls)
+        return level._replace(error_rate=found, low=low, high=high, forward_passes=forward_passes)
 
     def _given(
         self, text: str, chunk: TextChunk, protected: Sequence[Span]

@@ -41,7 +41,7 @@ class ProofreadText(NamedTuple):
     """The doubtful places of a text, and the number of forward passes that found them."""
 
     edits: list[TextEdit]
-    calls: int
+    forward_passes: int
 
 
 @final
@@ -76,14 +76,14 @@ class WordProofreader:
             edits: Probabilities of mistakes.
             min_confidence: Least probability of a change; None for the most likely text.
         """
-        places, calls = await self.score(jobs, text, tokens, fixed, edits)
+        places, forward_passes = await self.score(jobs, text, tokens, fixed, edits)
         first = Mistakes(edits.error_rate, tuple(edits.kinds.values()))
         shifts = fit_mistakes(places, first).shifts_from(first)  # the kinds of this writer
         decided = (
             decide(place.start, place.texts[0], place.alternatives(shifts), min_confidence)
             for place in places
         )
-        return ProofreadText([edit for edit in decided if is_doubtful(edit)], calls)
+        return ProofreadText([edit for edit in decided if is_doubtful(edit)], forward_passes)
 
     async def score(
         self, jobs: Jobs, text: str, tokens: Sequence[int], fixed: Sequence[bool], edits: EditModel

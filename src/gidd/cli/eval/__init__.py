@@ -16,7 +16,6 @@ EVALUATIONS = {
     "judge": "grades of samples by a language model behind an OpenAI-compatible API",
     "scaling": "compute-efficient frontier and power law over training runs",
 }
-"""Module of this package: what it measures."""
 
 
 def main(arguments: Sequence[str]) -> None:

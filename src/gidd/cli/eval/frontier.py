@@ -9,7 +9,7 @@
 Examples:
   gidd eval frontier models/nano --out frontier.json
   gidd eval frontier models/nano --steps 16,64,256 --temperature 0.7,0.9,1.0 --out frontier.json
-  gidd eval frontier models/nano --corrector none,self_correction --corrector-calls 32,128
+  gidd eval frontier models/nano --corrector none,self_correction --corrector-steps 32,128
   gidd eval frontier models/nano --min-p none,0.05 --num-samples 256 --grader gpt2-large
 """
 
@@ -21,19 +21,13 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.eval.report import (
-    Column,
-    ResultOptions,
-    parse_evaluation,
-    report_rows,
-    with_error,
-)
+from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report_rows, with_error
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.progress import show_actions
-from gidd.common.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.messages import show_actions
 from gidd.errors import ConfigError
 from gidd.evaluation.options import FrontierGrid, FrontierSetting, GraderOptions
-from gidd.pipeline.options import CorrectionOptions, MeshName, SamplingOptions
+from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions, TimestepSpacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,33 +36,24 @@ class FrontierCommand:
 
     model: ModelName
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
     grid: Flat[FrontierGrid] = field(default_factory=FrontierGrid)
 
     num_samples: int = 64
     """Number of samples of each setting."""
-
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Length of a sample in tokens; by default the model's context, at most 2048."""
-
     seed: int = 0
     """Random seed; all settings use the same."""
-
     sampler: str = "ancestral"
     """Denoising step."""
-
-    mesh: MeshName = "even"
+    timestep_spacing: TimestepSpacing = "even"
     """Spacing of the steps in time."""
-
     top_k: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Top-k: sample from the k most likely tokens."""
-
     top_p: Annotated[float | None, tyro.conf.DisallowNone] = None
     """Nucleus sampling: sample from the fewest tokens that have this total probability."""
-
     correction_temperature: float = 0.1
     """Temperature of self_correction."""
-
     grading: Flat[GraderOptions] = field(default_factory=lambda: GraderOptions(grader="smollm2"))
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
@@ -85,14 +70,14 @@ class FrontierCommand:
         """The options that all settings share."""
         return SamplingOptions(
             sampler=self.sampler,
-            mesh=self.mesh,
+            timestep_spacing=self.timestep_spacing,
             top_k=self.top_k,
             top_p=self.top_p,
-            correction=CorrectionOptions(calls=0, temperature=self.correction_temperature),
+            self_correction=SelfCorrectionOptions(
+                forward_passes=0, temperature=self.correction_temperature
+            ),
         )
 
-
-_LISTS = tuple(f"--{name.replace('_', '-')}" for name in FrontierSetting._fields)
 
 _COLUMNS: dict[str, Column] = {
     "": lambda row: "*" if row["on_frontier"] else "",
@@ -106,8 +91,9 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sweep, report."""
+    lists = [f"--{name.replace('_', '-')}" for name in FrontierSetting._fields]
     options = parse_evaluation(
-        FrontierCommand, "gidd eval frontier", __doc__, arguments, lists=_LISTS
+        FrontierCommand, "gidd eval frontier", __doc__, arguments, lists=lists
     )
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.frontier import evaluate_frontier

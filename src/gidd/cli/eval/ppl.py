@@ -1,18 +1,15 @@
 """Measure the likelihood of texts: NELBO, perplexity, bits per token and per byte.
 
 - MODEL is a diffusion model, whose NELBO is estimated, or an autoregressive one (a folder of
-  transformers, as `gidd export` writes for the baseline, a GGUF file, a hub name), whose negative
-  log-likelihood is exact. With one tokenizer, --length and --stride, both score the same tokens;
-  compare models with different tokenizers by bits_per_byte, at equal --length.
+  transformers, a GGUF file, a hub name), whose negative log-likelihood is exact. Compare models
+  with different tokenizers by bits_per_byte, at equal --length.
 - Documents are split into disjoint windows of --length tokens, scored independently. With --stride
   each window is given the LENGTH - STRIDE tokens before it. Every token is scored once.
-- Autoregressive models: the first token of a window without context is scored after the BOS or
-  end-of-text token, and left out if the tokenizer has neither.
-- End-of-text is scored with --end-of-text only. A corpus with held-out documents, and a folder of
-  `gidd data prepare`, give their validation documents.
+- A corpus with held-out documents, and a folder of `gidd data prepare`, give their validation
+  documents.
 - nelbo, ppl and bits have the Monte Carlo error of the estimate for these texts. *_corpus have the
   standard error over documents, or windows of a single one, as a sample of a corpus.
-- --nodes, --repeats, --max-se, --max-calls, --grid and --seed are of the estimate of the NELBO.
+- --nodes, --repeats, --max-se, --max-forward-passes, --grid and --seed set the NELBO estimator.
 
 Examples:
   gidd eval ppl models/nano sotu
@@ -34,22 +31,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gidd.cli.console import CliConsole, plain
 from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report, report_rows
-from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.progress import show_counts
+from gidd.cli.output import CliConsole, plain
 from gidd.common.actors import ActorOptions
+from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.options import PerplexityOptions
 
 if TYPE_CHECKING:
+    from gidd.diffusion.likelihood import ScoredText
     from gidd.evaluation.results import EvaluationResult
-    from gidd.evaluation.window_scores import CausalModel, ModelSource
-    from gidd.pipeline import Pipeline
+    from gidd.evaluation.window_scores import OnForwardPasses, WindowScores
 
-_TIMEOUT_SECONDS = 86_400.0
-"""Ranks wait for each other at the end of a repeat only, which may take hours."""
+_TIMEOUT_SECONDS = 86_400.0  # ranks wait for each other at the end of a repeat only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +53,14 @@ class PerplexityCommand:
 
     model: ModelName
     """Folder written by `gidd export`, a causal language model, or a name on the hub."""
-
     sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
     """Files, folders, URLs, corpora (`gidd data list`), or folders of `gidd data prepare`."""
-
     by: Literal["corpus", "document"] = "corpus"
     """Print one line for all documents, or a line per document as well."""
-
     executor: Literal["local", "ray"] = "local"
     """Score on this machine (under torchrun: on its ranks), or on actors of a Ray cluster."""
-
     ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
-
     perplexity: Flat[PerplexityOptions] = field(default_factory=PerplexityOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
@@ -100,56 +90,36 @@ def main(arguments: Sequence[str]) -> None:
     options = parse_evaluation(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
     if not options.sources:
         raise ConfigError(
-            "SOURCE must be at least one file, folder, URL or corpus, got none. "
-            "`gidd data list` shows the corpora."
+            "SOURCE must be at least one file, folder, URL or corpus (see `gidd data list`)."
         )
-    if options.executor == "ray":
-        _report(_evaluate_on_ray(options), options)
-        return
     from gidd.evaluation.perplexity import evaluate_perplexity
+    from gidd.evaluation.window_scores import ModelSource, score_on_ray
     from gidd.training.world import open_world
 
-    with open_world(options.runtime.device, _TIMEOUT_SECONDS) as world:
-        model = _source(options).load()
-        if world.is_rank_zero:
-            _print_notes(model)
+    runtime, is_ray = options.runtime, options.executor == "ray"
+    source = ModelSource(options.model, runtime.device, runtime.precision, runtime.tokenizer)
+    # on Ray only for its tokenizer and context: the actors compute, in their precision
+    local = source._replace(device="cpu", precision=None) if is_ray else source
+    with open_world(local.device, _TIMEOUT_SECONDS) as world:
+        model = local.load()
+        for note in getattr(model, "notes", ()) if world.is_rank_zero else ():
+            print_message(note)
+
+        def on_ray(texts: Sequence[ScoredText], done: OnForwardPasses | None) -> WindowScores:
+            return score_on_ray(source, texts, options.perplexity, options.ray, done)
+
         shown = show_counts("scoring windows") if world.is_rank_zero else nullcontext()
-        with shown as on_calls:
+        with shown as on_forward_passes:
             result = evaluate_perplexity(
-                model, options.sources, options.perplexity, ranks=world, on_calls=on_calls
+                model,
+                options.sources,
+                options.perplexity,
+                ranks=world,
+                score=on_ray if is_ray else None,
+                on_forward_passes=on_forward_passes,
             )
         if world.is_rank_zero:
             _report(result, options)
-
-
-def _evaluate_on_ray(options: PerplexityCommand) -> EvaluationResult:
-    from gidd.evaluation.perplexity import evaluate_perplexity
-    from gidd.evaluation.window_scores import score_on_ray
-
-    source, settings = _source(options), options.perplexity
-    # only for its tokenizer and context: the actors compute, in their precision
-    model = source._replace(device="cpu", precision=None).load()
-    _print_notes(model)
-    with show_counts("scoring windows") as on_windows:
-        return evaluate_perplexity(
-            model,
-            options.sources,
-            settings,
-            score=lambda texts, done: score_on_ray(source, texts, settings, options.ray, done),
-            on_calls=on_windows,
-        )
-
-
-def _source(options: PerplexityCommand) -> ModelSource:
-    from gidd.evaluation.window_scores import ModelSource
-
-    runtime = options.runtime
-    return ModelSource(options.model, runtime.device, runtime.precision, runtime.tokenizer)
-
-
-def _print_notes(model: Pipeline | CausalModel) -> None:
-    for note in getattr(model, "notes", ()):
-        print_message(note)
 
 
 def _report(result: EvaluationResult, options: PerplexityCommand) -> None:
@@ -164,7 +134,7 @@ def _report(result: EvaluationResult, options: PerplexityCommand) -> None:
         line = (
             f"{found['num_documents']:,} documents, {found['tokens']:,} tokens, "
             f"{found['bytes']:,} bytes; {found['num_windows']:,} windows of at most "
-            f"{found['length']:,} tokens, {found['calls']:,} forward passes of a window"
+            f"{found['length']:,} tokens, {found['forward_passes']:,} forward passes of a window"
             + (f"; {skipped:,} documents without a scored token" if skipped else "")
         )
         CliConsole(highlight=False).print(plain(line), soft_wrap=True)

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.table import Table
 
-from gidd.cli.console import CliConsole, plain
-from gidd.cli.messages import print_message
 from gidd.cli.model_options import parse_checked
-from gidd.cli.output import require_writable
+from gidd.cli.output import CliConsole, plain, require_writable
+from gidd.common.messages import print_message
 
 if TYPE_CHECKING:
     from gidd.evaluation.results import EvaluationResult
-
-_WIDTH = 120
-"""Characters of a line that a table may have."""
 
 Column = Callable[[Mapping[str, Any]], str]
 """The text of a cell, given its row."""
@@ -31,14 +27,8 @@ class ResultOptions:
 
     out: Path | None = None
     """Save the result with its manifest as JSON."""
-
     json: bool = False
     """Print the result with its manifest as JSON instead of a table."""
-
-    def check(self) -> None:
-        """Raise `ConfigError` if the file could not be written, before any work is done."""
-        if self.out is not None:
-            require_writable(self.out, "--out")
 
 
 class EvaluationOptions(Protocol):
@@ -66,13 +56,10 @@ def parse_evaluation(
     lists: Collection[str] = (),
     default: _T | None = None,
 ) -> _T:
-    """Parse and check options, and that the result can be written.
-
-    Values of the flags `lists` may be separated by commas. `default` has the values of options that
-    are not given.
-    """
+    """Parse and check options, and that the result can be written; split `lists` at commas."""
     options = parse_checked(kind, prog, doc, split_commas(arguments, lists), default)
-    options.result.check()
+    if options.result.out is not None:
+        require_writable(options.result.out, "--out")
     return options
 
 
@@ -81,18 +68,13 @@ def split_commas(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
     words: list[str] = []
     is_list = False
     for argument in arguments:
-        flag, equals, value = argument.partition("=")
+        flag, _, value = argument.partition("=")
         if flag.replace("_", "-") in flags:
-            is_list = True
-            words += [flag, *_parts(value)] if equals else [argument]
+            words, is_list, argument = [*words, flag], True, value
         else:
             is_list = is_list and not argument.startswith("--")
-            words += _parts(argument) if is_list else [argument]
+        words += filter(None, argument.split(",")) if is_list else [argument]
     return words
-
-
-def _parts(value: str) -> list[str]:
-    return [part for part in value.split(",") if part]
 
 
 def report(
@@ -105,17 +87,14 @@ def report(
         result.save(options.out)
     if options.json:
         print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
+    elif show is not None:
+        show(result)
     else:
-        (show or _show_measurements)(result)
+        console, width = CliConsole(highlight=False), max(map(len, result.measurements), default=0)
+        for name, value in result.measurements.items():
+            console.print(plain(f"{name:{width}}  {value}"))
     if options.out is not None:
         print_message(f"wrote {options.out}.")
-
-
-def _show_measurements(result: EvaluationResult) -> None:
-    console = CliConsole(highlight=False)
-    width = max(map(len, result.measurements), default=0)
-    for name, value in result.measurements.items():
-        console.print(plain(f"{name:{width}}  {value}"))
 
 
 def with_error(name: str, *, percent: bool = False, digits: int = 2) -> Column:
@@ -140,16 +119,12 @@ def report_rows(
     def show(shown: EvaluationResult) -> None:
         console = CliConsole(highlight=False)
         # a narrow terminal breaks lines; numbers must not be cut
-        console.width = max(console.width, _WIDTH)
-        console.print(_table(shown.rows, columns))
+        console.width = max(console.width, 120)
+        table = Table(box=None, pad_edge=False)
+        for name in columns:
+            table.add_column(name, no_wrap=True)
+        for row in shown.rows:
+            table.add_row(*(plain(cell(row)) for cell in columns.values()))
+        console.print(table)
 
     report(result, options, show)
-
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*(plain(cell(row)) for cell in columns.values()))
-    return table

@@ -18,24 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat, ModelOptions
-from gidd.cli.progress import show_actions
-from gidd.common.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.messages import print_message, show_actions
 from gidd.errors import ConfigError
 from gidd.evaluation.options import GraderOptions
 from gidd.evaluation.sample_files import has_samples, read_text_samples
 from gidd.pipeline.options import SamplingOptions
-
-if TYPE_CHECKING:
-    from gidd.evaluation.graders import CausalScorer
-    from gidd.evaluation.results import EvaluationResult
 
 _NUM_SAMPLES = 64
 
@@ -46,19 +42,14 @@ class SamplesCommand:
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Model (folder or hub name), or samples (.jsonl, .txt, or a folder of .txt files)."""
-
     num_samples: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of samples; by default 64 of a model, and all of a file."""
-
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Length of a sample in tokens; by default the model's context, at most 2048."""
-
     seed: int = 0
     """Random seed; the same seed gives the same samples."""
-
     reference: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """Human texts (.jsonl, .txt or a folder): measure MAUVE with features of the grader."""
-
     grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
@@ -78,54 +69,36 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, generate or read samples, measure, report."""
     options = parse_evaluation(SamplesCommand, "gidd eval samples", __doc__, arguments)
     reference = [] if options.reference is None else read_text_samples(options.reference)
-    measure = _measure_files if has_samples(Path(options.source)) else _measure_model
-    report(measure(options, [sample.text for sample in reference]), options.result)
+    path, texts = Path(options.source), [sample.text for sample in reference]
+    if not has_samples(path):
+        pipe = options.runtime.load(options.source)
+        from gidd.evaluation.samples import evaluate_model_samples
 
-
-def _measure_model(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
-    pipe = options.runtime.load(options.source)
-    from gidd.evaluation.samples import evaluate_model_samples
-
-    grader = _grader(options)
-    with show_actions() as on_progress:
-        return evaluate_model_samples(
+        measure = partial(
+            evaluate_model_samples,
             pipe,
             options.num_samples or _NUM_SAMPLES,
             length=options.length,
             seed=options.seed,
-            grader=grader,
-            reference=reference,
             options=options.sampling,
-            on_progress=on_progress,
         )
+    else:
+        samples, name = read_text_samples(path)[: options.num_samples], options.runtime.tokenizer
+        from gidd.data.tokenizers import Tokenizer
+        from gidd.evaluation.samples import evaluate_samples
 
-
-def _measure_files(options: SamplesCommand, reference: Sequence[str]) -> EvaluationResult:
-    samples = read_text_samples(Path(options.source))[: options.num_samples]
-    from gidd.data.tokenizers import tokenizer_by_name
-    from gidd.evaluation.samples import evaluate_samples
-
-    name = options.runtime.tokenizer
-    if name is None and options.grading.grader is None and any(s.tokens is None for s in samples):
-        raise ConfigError(
-            f"{options.source} has samples without tokens, which entropy is computed from. Name a "
-            "tokenizer, e.g. --tokenizer gpt2, or a grader, e.g. --grader smollm2."
-        )
-    tokenizer = None if name is None else tokenizer_by_name(name)
-    grader = _grader(options)
-    with show_actions() as on_progress:
-        return evaluate_samples(
-            samples,
-            grader=grader,
-            tokenizer=tokenizer,
-            reference=reference,
-            manifest={"source": options.source},
-            on_progress=on_progress,
-        )
-
-
-def _grader(options: SamplesCommand) -> CausalScorer | None:
+        needs_tokens = name is None and options.grading.grader is None
+        if needs_tokens and any(sample.tokens is None for sample in samples):
+            raise ConfigError(
+                f"{path} has samples without tokens, which entropy is computed from. Name a "
+                "tokenizer, e.g. --tokenizer gpt2, or a grader, e.g. --grader smollm2."
+            )
+        tokenizer = None if name is None else Tokenizer.load(name)
+        manifest = {"source": options.source}
+        measure = partial(evaluate_samples, samples, tokenizer=tokenizer, manifest=manifest)
     grader = options.grading.load(options.runtime.device)
     if grader is None:
         print_message("generative perplexity is omitted: it needs --grader, e.g. smollm2.")
-    return grader
+    with show_actions() as on_progress:
+        result = measure(grader=grader, reference=texts, on_progress=on_progress)
+    report(result, options.result)

@@ -3,8 +3,6 @@
 Examples:
   gidd eval scaling runs/tiny-p0 runs/small-p0 runs/tiny-p0.2 runs/small-p0.2 --out scaling.json
   gidd eval scaling runs/* --group-by objective
-
-`gidd plot scaling.json` draws the result.
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.messages import print_message
 from gidd.cli.model_options import Flat
-from gidd.common.allowed import SEED, field_problems, integer, number
-from gidd.errors import ConfigError
+from gidd.common.config.allowed import SEED, field_problems, integer, number
+from gidd.common.messages import print_message
 
 if TYPE_CHECKING:
     from gidd.evaluation.scaling import TrainingRun
@@ -32,36 +29,29 @@ class ScalingOptions:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
     """Folders of runs (`--out` of `gidd train`)."""
-
     group_by: str = "p_uniform"
-    """Setting whose values are the series: p_uniform, noise, objective, weighting, or a path in
-    run.yaml such as backbone.width."""
-
+    """Setting whose values are the series: p_uniform, noise, objective, weighting or a path."""
     points: Literal["all", "last"] = "all"
     """Validations to use: all of a run or its last one, when the learning rate has decayed."""
-
     min_flops: float = 0.0
     """Leave out points with fewer training FLOPs: early training follows no power law."""
-
     bootstrap: int = 1000
     """Number of resamples of the runs, for intervals."""
-
     seed: int = 0
     """Seed of the resamples."""
-
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         flops = number(lambda x: 0 <= x < float("inf"), "of at least 0")
+        if not self.runs:
+            yield "RUN must be at least one folder of `gidd train`, got none."
         yield from field_problems(self, bootstrap=integer(1, 100_000), seed=SEED, min_flops=flops)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, read the runs, fit and report."""
     options = parse_evaluation(ScalingOptions, "gidd eval scaling", __doc__, arguments)
-    if not options.runs:
-        raise ConfigError("RUN must be at least one folder of `gidd train`, got none.")
     from gidd.evaluation.scaling import evaluate_scaling, read_training_run
 
     series: dict[str, list[TrainingRun]] = {}
@@ -78,9 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     for found in result.manifest["crossings"]:
         ends = found["interval"]
         between = f" (95% interval {ends[0]:.2e} to {ends[1]:.2e})" if ends else ""
-        print_message(
-            f"{found['steep']} is lower than {found['flat']} above {found['flops']:.2e} FLOPs"
-            f"{between}."
-        )
+        above = f"{found['flat']} above {found['flops']:.2e} FLOPs{between}"
+        print_message(f"{found['steep']} is lower than {above}.")
     if few := [name for name, runs in series.items() if len(runs) < 5]:
         print_message(f"the intervals of {', '.join(few)} are rough: fewer than 5 runs.")

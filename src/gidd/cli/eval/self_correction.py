@@ -1,13 +1,13 @@
 """Correct a model's own samples, and measure quality and diversity against changed tokens.
 
 - Samples are corrected by Algorithm 1 of the paper (App. C) at each temperature.
-- They are measured before (0 calls) and after each number of forward passes.
+- They are measured before (0) and after each number of forward passes.
 - Generative perplexity needs a grader, a causal language model; it is omitted without one.
 - A model trained with masking alone is not able to correct itself (Sec. 5.4); it can be measured.
 
 Examples:
   gidd eval self-correction models/nano --grader smollm2
-  gidd eval self-correction models/nano --num-samples 16 --temperatures 0.1,0.5 --calls 8,32,128
+  gidd eval self-correction models/nano --temperatures 0.1,0.5 --forward-passes 8,32,128
   gidd eval self-correction models/nano --steps 64 --grader gpt2-large --out self-correction.json
 """
 
@@ -16,15 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gidd.cli.eval.report import (
-    Column,
-    ResultOptions,
-    parse_evaluation,
-    report_rows,
-    with_error,
-)
+from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report_rows, with_error
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.progress import show_counts
+from gidd.common.messages import show_counts
 from gidd.evaluation.options import CurveOptions, GraderOptions
 from gidd.pipeline.options import SamplingOptions
 
@@ -35,10 +29,8 @@ class CurveCommand:
 
     model: ModelName
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
     curve: Flat[CurveOptions] = field(default_factory=CurveOptions)
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
-
     grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
@@ -50,11 +42,9 @@ class CurveCommand:
         yield from self.grading.problems()
 
 
-_LISTS = ("--temperatures", "--calls")
-
 _COLUMNS: dict[str, Column] = {
     "temperature": lambda row: f"{row['temperature']:g}",
-    "calls": lambda row: f"{row['calls']}",
+    "forward_passes": lambda row: f"{row['forward_passes']}",
     "changed": with_error("changed_tokens", percent=True, digits=1),
     "gen. PPL": with_error("gen_ppl", digits=1),
     "entropy": with_error("entropy", digits=3),
@@ -65,8 +55,9 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, correct, report."""
+    lists = ("--temperatures", "--forward-passes")
     options = parse_evaluation(
-        CurveCommand, "gidd eval self-correction", __doc__, arguments, lists=_LISTS
+        CurveCommand, "gidd eval self-correction", __doc__, arguments, lists=lists
     )
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.self_correction import correction_curve

@@ -1,15 +1,13 @@
 """Measure accuracy on tasks of lm-evaluation-harness and on local multiple-choice questions.
 
-- The log-likelihood of a choice is -NELBO; all choices of a question share times and noise.
 - A question stops when the ranking of its choices is decided, unless --no-early-stop.
 - --rule paper scores context and choice together at 128 times, as in the paper; the default scores
   the choice, given the context.
-- The tasks of the paper: arc_easy, arc_challenge, boolq, hellaswag, piqa, openbookqa, winogrande,
-  or `paper` for all of them. Their data are downloaded from the Hugging Face hub.
+- `paper` is arc_easy, arc_challenge, boolq, hellaswag, piqa, openbookqa and winogrande.
 - Local questions: one JSON object per line of a .jsonl file, with the number of the right choice:
   {"question": "The sky is", "choices": ["blue.", "loud."], "answer": 0}
 - A .yaml file is a task of lm_eval, which runs the Python functions that it names (!function): use
-  files of people you trust. Paths of data are relative to the current folder.
+  files of people you trust.
 
 Examples:
   gidd eval tasks models/nano arc_easy piqa --limit 200
@@ -30,8 +28,8 @@ import tyro
 
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.cli.progress import show_counts
-from gidd.common.allowed import field_problems, integer, optional
+from gidd.common.config.allowed import field_problems, integer, optional
+from gidd.common.messages import show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.options import TaskOptions
 
@@ -42,25 +40,20 @@ class TasksCommand:
 
     model: ModelName
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TASK...")]
     """Tasks of lm_eval, `paper`, .jsonl or .yaml files, or folders of them."""
-
     limit: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of questions of each task; by default all."""
-
     num_fewshot: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of examples before each question; by default the number of the task, or 0."""
-
     scoring: Flat[TaskOptions] = field(default_factory=TaskOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(
-            self, limit=optional(integer(1)), num_fewshot=optional(integer(0))
-        )
+        limit, num_fewshot = optional(integer(1)), optional(integer(0))
+        yield from field_problems(self, limit=limit, num_fewshot=num_fewshot)
         yield from self.scoring.problems()
 
 
@@ -71,21 +64,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.scoring.rule == "paper":  # which has other defaults
         options = parse(default=replace(options, scoring=TaskOptions.of_rule("paper")))
     if not options.tasks:
-        raise ConfigError(
-            "TASK must be at least one task, file or folder, got none. "
-            "`gidd eval tasks MODEL paper` runs the tasks of the paper."
-        )
+        raise ConfigError("TASK must be at least one task, file or folder, such as paper.")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.harness.tasks import evaluate_tasks
 
     with show_counts("scoring") as on_passes:
-        result = evaluate_tasks(
-            pipe,
-            options.tasks,
-            options.scoring,
-            limit=options.limit,
-            num_fewshot=options.num_fewshot,
-            on_passes=on_passes,
-        )
+        limits = {"limit": options.limit, "num_fewshot": options.num_fewshot}
+        result = evaluate_tasks(pipe, options.tasks, options.scoring, on_passes=on_passes, **limits)
     report(result, options.result)

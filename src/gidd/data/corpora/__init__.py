@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gidd.common.registry import find_part, part_names
+from gidd.common.config.registry import component_names, find_component
 from gidd.common.urls import is_url
-from gidd.data.corpora.documents import Corpus, Documents
-from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus
-from gidd.data.corpora.formats import Files
-from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus
-from gidd.data.corpora.named import HUB_CORPORA, SOTU
+from gidd.data.corpora.documents import Corpus as Corpus, Documents as Documents
+from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus as ExactCorpus
+from gidd.data.corpora.formats import Files as Files
+from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus as HubCorpus
+from gidd.data.corpora.named import HUB_CORPORA, SOTU as SOTU
 from gidd.errors import ConfigError
 
 CorpusSource = str | Path | Corpus
@@ -29,12 +29,12 @@ CORPORA = {corpus.name: corpus for corpus in _ALL}
 
 def named_corpora() -> dict[str, Corpus]:
     """Return all corpora by name, those that others registered too."""
-    return {name: named_corpus(name) for name in part_names("corpus")}
+    return {name: named_corpus(name) for name in component_names("corpus")}
 
 
 def named_corpus(name: str) -> Corpus:
     """Return a corpus by its registered name."""
-    corpus = find_part("corpus", name).make
+    corpus = find_component("corpus", name).make
     return corpus() if isinstance(corpus, type) else corpus
 
 
@@ -51,7 +51,7 @@ def corpora_of(sources: CorpusSource | Sequence[CorpusSource]) -> list[Corpus]:
         if len(corpora) > 1 and isinstance(corpus, ExactCorpus):
             raise ConfigError(
                 f"sources must be {corpus.name} alone, got {len(corpora)} sources: it has its own "
-                "tokenizer. Prepare it into a folder of its own."
+                "tokenizer."
             )
     return corpora
 
@@ -63,7 +63,7 @@ def _corpus(source: CorpusSource) -> Corpus:
         return Files(str(source))
     if source.startswith(PREFIX):
         return HubCorpus.from_source(source)
-    return named_corpus(source) if source in part_names("corpus") else Files(source)
+    return named_corpus(source) if source in component_names("corpus") else Files(source)
 
 
 def resolve(sources: CorpusSource | Sequence[CorpusSource]) -> list[Documents]:
@@ -75,20 +75,3 @@ def texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     """Yield the text of every document."""
     for source in resolve(sources):
         yield from source.read(0, source.count())
-
-
-__all__ = [
-    "CORPORA",
-    "SOTU",
-    "Corpus",
-    "Documents",
-    "ExactCorpus",
-    "Files",
-    "HubCorpus",
-    "CorpusSource",
-    "corpora_of",
-    "named_corpora",
-    "named_corpus",
-    "resolve",
-    "texts",
-]

@@ -1,7 +1,6 @@
 """`Documents`: a list of documents with a length, of which any range can be read; `Corpus`: a name.
 
-Tasks and splits are ranges of it. datatrove's readers are not used: they skip unreadable documents
-with a warning and empty ones silently, and each missing document shifts all later ones.
+Not datatrove's readers: they skip unreadable documents, which shifts all later ones.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def require_document_size(num_bytes: int, place: str) -> None:
     if num_bytes > DOCUMENT_BYTES.value:
         raise DataError(
             f"{place}: a document must have at most {DOCUMENT_BYTES.value:,} bytes, got more. "
-            "Split it into several, for example lines of a .jsonl file, or raise the limit: "
-            f"{DOCUMENT_BYTES.variable}=N."
+            f"Split it, or raise the limit: {DOCUMENT_BYTES.variable}=N."
         )
 
 

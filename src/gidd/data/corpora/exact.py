@@ -1,9 +1,7 @@
 """Samples of `gidd.sources`, whose entropy is known: a lower bound on the loss of any model.
 
-    gidd data prepare markov --out data/markov
-
-Token id i on disk is token i of the source, followed by end-of-text (also the padding) and [MASK].
-In documents each token is one character, so that they are text like those of other corpora.
+Token id i on disk is token i of the source, then end-of-text (also the padding) and [MASK]. In
+documents each token is one character.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ class ExactCorpus(Corpus):
     def known(self) -> dict[str, float]:
         """Return the entropy of a token given all previous ones, in nats, and its standard error.
 
-        It is exact from the second token on for Markov text, and in the limit for hidden-Markov
-        text. End-of-text adds no entropy: it has the same position in every document.
+        It is exact from the second token on for Markov text, in the limit for hidden-Markov text.
         """
         rate = self.make().entropy_rate()
         return {"entropy_rate": rate.nats, "entropy_rate_standard_error": rate.standard_error}

@@ -32,17 +32,12 @@ from gidd.errors import DataError
 _JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", ".gz", ".zst"))
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
 _TEXT_TYPES = ("string", "large_string", "string_view")
-"""Arrow's types of strings."""
-
-_BATCH_BYTES = 1 << 24
-_BATCH_ROWS = 1024
+_BATCH_BYTES, _BATCH_ROWS, _BLOCK = 1 << 24, 1024, 1 << 16
 _ROW_BYTES = 8
 """What a document adds to a shard's index, whatever its length."""
 
 _EXPANSION, _SMALL = 100, 8 << 20
 """A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
-
-_BLOCK = 1 << 16
 
 
 @final
@@ -90,7 +85,13 @@ class _File(Documents):
     def _open(self, *, from_start: bool) -> Generator[Any]:
         """Open the file, decompressed; any error of the block is raised as a `DataError`."""
         with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
-            yield _decompressed(file, self.name)
+            if self.name.endswith(".gz"):
+                yield GzipFile(fileobj=file)
+            elif self.name.endswith(".zst"):
+                stream = optional_package("pyarrow", "data").CompressedInputStream(file, "zstd")
+                yield BufferedReader(stream, _BLOCK)  # decompressed in small blocks
+            else:
+                yield file
 
     def _raw(self, from_start: bool) -> Any:
         _require_regular_file(self.path)  # again: it may have been replaced since it was found
@@ -114,7 +115,6 @@ class _TextFile(_File):
                 yield _decode(data, self.name, 1)
 
 
-@final
 class _JsonLines(_File):
     """JSON lines: one object with a text field per line; empty lines are skipped."""
 
@@ -129,10 +129,8 @@ class _JsonLines(_File):
             text = _decode(line, self.name, number)
             try:
                 value: object = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # nested too deeply
                 raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
-            except RecursionError as error:
-                raise DataError(f"{place}: nested too deeply. {FIX_FILE}") from error
             yield text_of(value, self.column, place)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
@@ -140,10 +138,18 @@ class _JsonLines(_File):
             longest = DOCUMENT_BYTES.value
             lines = iter(partial(file.readline, longest + 1), b"")
             for number, line in enumerate(lines, start=1):
-                if len(line) > longest:
-                    require_document_size(len(line), f"{self.name}, line {number}")
+                require_document_size(len(line), f"{self.name}, line {number}")
                 if line.strip():
                     yield number, line
+
+
+@final
+class _WholeLines(_JsonLines):
+    """JSON lines, each read as it is."""
+
+    def read(self, start: int, stop: int) -> Iterator[str]:
+        for number, line in islice(self._lines(), start, stop):
+            yield _decode(line, self.name, number)
 
 
 @final
@@ -175,7 +181,6 @@ class ParquetFile(_File):
                 row += rows
 
     def _kind_of_text(self, schema: Any) -> Any:
-        """Return the type of the text column; raise if it does not hold strings."""
         types = optional_package("pyarrow.types", "data")
         if schema.names.count(self.column) != 1:
             raise no_column(self.name, self.column, schema.names)
@@ -191,9 +196,8 @@ class ParquetFile(_File):
     def _values(self, table: Any, group: int, kind: Any, file: Any) -> Iterator[Any]:
         """Yield the strings of a row group as Arrow scalars.
 
-        The sizes are those that the footer states; pages that contradict it are not noticed. Each
-        row may hold the longest string, which is stored once: hence batches of few rows. Arrays
-        with a dictionary do not repeat it, but copy the dictionary for every batch.
+        Sizes are as the footer states. Each row may hold the longest string, which is stored once:
+        hence batches of few rows. With a dictionary, every batch copies it.
         """
         about = table.metadata.row_group(group)
         columns = [about.column(number) for number in range(about.num_columns)]
@@ -210,27 +214,19 @@ class ParquetFile(_File):
 
 
 def find_documents(path: str | Path) -> list[Documents]:
-    """Return the documents of a file, or of all files of a folder sorted by name.
-
-    `path` may be the URL of either; `*` in a URL matches any name.
-    """
+    """Return the documents of a path or URL: a file, or all files of a folder sorted by name."""
     if isinstance(path, str) and is_url(path):
         return [reader(file) for file in remote.list_files(path, _ENDINGS)]
     path = Path(path)
     if path.is_dir():
-        files = [file for file in path.rglob("*") if _is_named_like_documents(file)]
+        named = (file for file in path.rglob("*") if file.name.endswith(_ENDINGS))
+        files = [file for file in named if file.is_symlink() or not file.is_dir()]
         files.sort(key=lambda file: file.relative_to(path).parts)
         if not files:
-            raise DataError(
-                f"{path} has no documents: no file name in it ends in {', '.join(_ENDINGS)}. "
-                "Check the folder."
-            )
+            raise DataError(f"{path} has no documents: no name ends in {', '.join(_ENDINGS)}.")
         return [reader(str(file)) for file in files]
     if not path.exists() and not path.is_symlink():
-        raise DataError(
-            f"{path} is neither a file, nor a folder, nor a corpus of `gidd data list`. "
-            "Check the spelling."
-        )
+        raise DataError(f"{path} is neither a file, nor a folder, nor in `gidd data list`.")
     return [reader(str(path))]
 
 
@@ -251,15 +247,17 @@ def reader(path: str, column: str = "text") -> Documents:
         return ParquetFile(path, column)
     if name.endswith(".txt"):
         return _TextFile(path)
-    raise DataError(
-        f"{name}: the name of a source must end in {', '.join(_ENDINGS)}. "
-        "Rename the file, or convert it to JSON lines."
-    )
+    raise DataError(f"{name}: the name of a source must end in {', '.join(_ENDINGS)}.")
 
 
-def _is_named_like_documents(path: Path) -> bool:
-    """Return whether a file, or anything else but a folder, has the name of a source."""
-    return path.name.endswith(_ENDINGS) and (path.is_symlink() or not path.is_dir())
+def whole_lines(documents: Documents) -> Documents:
+    """Return JSON lines as documents of their own; documents of other files raise `DataError`."""
+    if not isinstance(documents, _JsonLines):
+        raise DataError(
+            f"{documents.name}: chats are read from JSON lines, a file that ends in "
+            f"{', '.join(_JSON_LINES)}. Convert it, or leave --format chat out."
+        )
+    return _WholeLines(documents.path)
 
 
 def _require_regular_file(name: str) -> None:
@@ -269,10 +267,7 @@ def _require_regular_file(name: str) -> None:
         return
     path = Path(rest if mark else name)
     if (path.is_symlink() or path.exists()) and not path.is_file():
-        raise DataError(
-            f"{path} is a {file_kind(path)}, not a file. Leave it out, or write the documents to "
-            "a file and use that."
-        )
+        raise DataError(f"{path} is a {file_kind(path)}, not a file. Leave it out.")
 
 
 def _require_expansion(num_bytes: int, file: Any, place: str) -> None:
@@ -284,16 +279,6 @@ def _require_expansion(num_bytes: int, file: Any, place: str) -> None:
             f"{place}: a file of {file.tell():,} bytes must expand to at most {most:,} bytes, got "
             f"{num_bytes:,}. If you trust the file, write it again without compression."
         )
-
-
-def _decompressed(file: Any, name: str) -> Any:
-    """Return the contents of a file, decompressed in small blocks; `name` gives the format."""
-    if name.endswith(".gz"):
-        return GzipFile(fileobj=file)
-    if name.endswith(".zst"):
-        stream = optional_package("pyarrow", "data").CompressedInputStream(file, "zstd")
-        return BufferedReader(stream, _BLOCK)
-    return file
 
 
 def _decode(data: bytes, path: str, line: int) -> str:

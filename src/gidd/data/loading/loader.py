@@ -1,8 +1,9 @@
 """Batches: the same samples at the same step for any number of ranks and workers.
 
-Sample k is a document and a window of it, both pure functions of (seed, k). Global step s has the
-samples s * global_batch to (s + 1) * global_batch - 1, of which every rank takes a slice. The step
-is the complete state of the loader: to resume, also on another number of ranks, start at the next.
+Sample k is a document, or with packing a row of documents, and a window of it: pure functions of
+(seed, k). Global step s has the samples s * global_batch to (s + 1) * global_batch - 1, of which
+every rank takes a slice. The step is the complete state of the loader: to resume, also on another
+number of ranks, start at the next.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gidd.common.config.allowed import field_problems, integer
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
 from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
@@ -50,7 +52,8 @@ def open_split(folder: str | Path, split: str = "train") -> ShardSet:
         )
     shards: list[TokenShard] = []
     for record in manifest.splits[split].shards:
-        shard = open_shard(folder / record.file, np.dtype(manifest.dtype).type)
+        has_given = record.given_sha256 is not None
+        shard = open_shard(folder / record.file, np.dtype(manifest.dtype).type, has_given)
         if (len(shard), len(shard.tokens)) != (record.documents, record.tokens):
             raise DataError(
                 f"{shard.file} has {len(shard)} documents and {len(shard.tokens)} tokens, but "
@@ -69,7 +72,8 @@ class LoaderConfig:
     """Samples per optimiser step, over all ranks."""
 
     length: int = 512
-    """Tokens per sample. Longer documents are cropped at random, shorter ones padded."""
+    """Tokens per sample. Longer documents are cropped, texts at random and chats to the last
+    tokens; shorter ones are padded."""
 
     pad_id: int
     """Id of the padding token."""
@@ -83,19 +87,15 @@ class LoaderConfig:
     shuffle: bool = True
     """Whether to shuffle the documents every epoch; False: order of the files."""
 
+    packing: bool = False
+    """Whether a sample has as many consecutive documents as fit; longer ones are cropped alone."""
+
     def __post_init__(self) -> None:
         limits = {"global_batch": 1, "length": 1, "pad_id": 0, "vocab_size": 2, "seed": 0}
-        problems = [
-            f"data.{field} must be at least {least}, got {getattr(self, field)}."
-            for field, least in limits.items()
-            if getattr(self, field) < least
-        ]
-        if self.pad_id >= self.vocab_size:
-            problems.append(
-                f"data.pad_id must be below data.vocab_size = {self.vocab_size}, got {self.pad_id}."
-            )
-        if problems:
-            raise ConfigError(" ".join(problems))
+        fields = {name: integer(least) for name, least in limits.items()}
+        fields["pad_id"] = integer(0, self.vocab_size - 1)
+        if problems := list(field_problems(self, "data.", **fields)):
+            raise ConfigError("\n".join(problems))
 
 
 @final
@@ -114,6 +114,7 @@ class BatchSource:
         self.shards, self.config = shards, config
         first, stop = (config.global_batch * at // num_ranks for at in (rank, rank + 1))
         self._slots = np.arange(first, stop)
+        self._packed = packed_rows(shards, config.length) if config.packing else None
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -123,23 +124,34 @@ class BatchSource:
         config = self.config
         sample = int(step) * config.global_batch + self._slots
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
-        lengths = np.empty(len(sample), dtype=np.int64)
-        documents, windows = self._documents(sample), self._windows(sample)
-        for row, (document, where) in enumerate(zip(documents, windows, strict=True)):
-            lengths[row] = self._fill(tokens[row], int(document), float(where))
-        self._require_valid_tokens(tokens, documents)
-        valid = np.arange(config.length) < lengths[:, None]
-        return {"tokens": tokens, "valid": valid, "sample_index": sample}
+        given = np.zeros(tokens.shape if self.shards.has_given else 0, dtype=np.bool_)
+        segments = np.full(tokens.shape, -1, dtype=np.int32)
+        (firsts, ends), windows = self._documents(sample), self._windows(sample)
+        for row, (first, end, where) in enumerate(zip(firsts, ends, windows, strict=True)):
+            at = 0
+            for document in range(first, end):
+                shard, start, stop = self._window(document, float(where))
+                own = slice(at, at := at + stop - start)
+                tokens[row, own] = shard.tokens[start:stop]
+                segments[row, own] = document - first
+                if shard.given is not None:
+                    given[row, own] = shard.given[start:stop]
+        self._require_valid_tokens(tokens, firsts[:, None] + segments)
+        arrays = {"tokens": tokens, "valid": segments >= 0, "sample_index": sample}
+        arrays |= {"given": given} if self.shards.has_given else {}
+        return arrays | ({"segments": segments} if config.packing else {})
 
-    def _documents(self, sample: Array) -> Array:
-        epochs, places = np.divmod(sample, len(self.shards))
-        if not self.config.shuffle:
-            return places
-        documents = np.empty_like(places)
-        for epoch in np.unique(epochs):  # a step may contain the end of an epoch
-            mine = epochs == epoch
-            documents[mine] = shuffled(places[mine], len(self.shards), self.config.seed, int(epoch))
-        return documents
+    def _documents(self, sample: Array) -> tuple[Array, Array]:
+        """Return the first document of each sample, and one past its last."""
+        size = len(self.shards) if self._packed is None else len(self._packed) - 1
+        epochs, rows = np.divmod(sample, size)
+        if self.config.shuffle:
+            for epoch in np.unique(epochs):  # a step may contain the end of an epoch
+                mine = epochs == epoch
+                rows[mine] = shuffled(rows[mine], size, self.config.seed, int(epoch))
+        if self._packed is None:
+            return rows, rows + 1
+        return self._packed[rows], self._packed[rows + 1]
 
     def _windows(self, sample: Array) -> Array:
         """Return the start of each sample's window, as a fraction in [0, 1) of all starts."""
@@ -147,23 +159,39 @@ class BatchSource:
         u = random_integers(self.config.seed, Stream.CROP, 0, torch.from_numpy(sample), position)
         return u[:, 0].numpy() / 2.0**UNIT_BITS
 
-    def _fill(self, row: Array, document: int, where: float) -> int:
-        """Copy the window of a document into `row` and return its length."""
+    def _window(self, document: int, where: float) -> tuple[TokenShard, int, int]:
+        """Return the shard of a document, and start and end of the window of a sample in it."""
         shard, number = self.shards.locate(document)
         start, stop = shard.bounds(number)
-        spare = stop - start - len(row)
+        spare = stop - start - self.config.length
         if spare > 0:
-            start += min(int(where * (spare + 1)), spare)
-            stop = start + len(row)
-        row[: stop - start] = shard.tokens[start:stop]
-        return stop - start
+            is_chat = shard.given is not None  # a chat without its last answer is of no use
+            start += spare if is_chat else min(int(where * (spare + 1)), spare)
+            stop = start + self.config.length
+        return shard, start, stop
 
     def _require_valid_tokens(self, tokens: Array, documents: Array) -> None:
         if tokens.min() >= 0 and tokens.max() < self.config.vocab_size:
             return
         bad = (tokens < 0) | (tokens >= self.config.vocab_size)
-        shard, number = self.shards.locate(int(documents[bad.any(-1).argmax()]))
+        shard, number = self.shards.locate(int(documents[bad][0]))
         raise invalid_tokens(f"{shard.file}: document {number}", self.config.vocab_size)
+
+
+def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
+    """Return the first document of each packed row, and at the end the number of documents.
+
+    A row has as many consecutive documents, in the order of the files, as have at most `length`
+    tokens together; a longer document is a row of its own.
+    """
+    ends = np.cumsum(np.concatenate([shard.sizes() for shard in shards.shards]))
+    # the first document that no longer fits, for rows that start at each document
+    after = np.searchsorted(ends, np.concatenate([[0], ends[:-1]]) + length, side="right")
+    after = np.maximum(after, np.arange(1, len(ends) + 1))
+    rows = [0]
+    while rows[-1] < len(ends):
+        rows.append(after.item(rows[-1]))
+    return np.array(rows)
 
 
 @final
@@ -202,14 +230,12 @@ class Loader:
         """Return the batch of `self.step` and increment it."""
         arrays = next(self._batches)
         self.step += 1
-        batch = Batch(*(torch.from_numpy(arrays[name]) for name in Batch._fields))
+        batch = Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
         return batch.pin_memory() if torch.cuda.is_available() else batch
 
     def close(self) -> None:
         """Stop reading ahead; worker processes exit."""
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
+        getattr(self._batches, "close", lambda: None)()
         self._batches = iter(())
 
 
@@ -230,12 +256,9 @@ def _read_in_thread(
 
 def import_grain() -> Any:
     """Import Grain without its warning that jax, which is not needed, is not installed."""
-    logging.getLogger("absl").addFilter(_is_not_about_jax)
+    note = "Failed to load jax profiler"
+    logging.getLogger("absl").addFilter(lambda record: note not in record.getMessage())
     return optional_package("grain", "data")
-
-
-def _is_not_about_jax(record: logging.LogRecord) -> bool:
-    return "Failed to load jax profiler" not in record.getMessage()
 
 
 def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -247,9 +270,7 @@ def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDAr
     fewer than two iterations on average.
     """
     if not 1 <= size < _LARGEST:
-        raise ConfigError(
-            f"size must be between 1 and 2**62 samples, got {size}. Prepare some data first."
-        )
+        raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
     bits = max(2, (size - 1).bit_length())
     keys = _round_keys(seed, epoch)
     result = _feistel(place.astype(np.uint64), bits, keys)

@@ -1,13 +1,7 @@
-"""Memory-mapped token shards in three formats.
+"""Memory-mapped token shards; remote ones (any `fsspec` URL) are read by byte ranges.
 
-| files | format |
-| --- | --- |
-| `NAME.ds`, `NAME.ds.index` | datatrove: tokens, and the end of each document |
-| `NAME.bin`, `NAME.idx` | Megatron: tokens, and sizes and offsets of sequences |
-| `NAME.npy` | one array of tokens: one long document |
-
-Opening a shard reads a few hundred bytes, independent of its size. Remote shards (any `fsspec` URL)
-are read by byte ranges.
+Formats: `NAME.ds` with `NAME.ds.index` of datatrove (tokens; the end of each document), `NAME.bin`
+with `NAME.idx` of Megatron (tokens; sizes and offsets of sequences), and `NAME.npy` (one document).
 """
 
 from __future__ import annotations
@@ -47,6 +41,9 @@ class TokenShard:
     ends: Sliceable
     """End of each document: one past its last token."""
 
+    given: Sliceable | None = None
+    """1 for each token of the condition of a chat; None if there is no condition."""
+
     def __len__(self) -> int:
         """Number of documents."""
         return len(self.ends)
@@ -61,6 +58,13 @@ class TokenShard:
                 f"{len(self.tokens)}: the index is damaged. {_FIX}"
             )
         return start, stop
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the number of tokens of every document."""
+        sizes = np.diff(self.ends[:].astype(np.int64), prepend=0)
+        if (sizes < 0).any():
+            raise DataError(f"{self.file}: ends of documents decrease: damaged index. {_FIX}")
+        return sizes
 
 
 def invalid_tokens(place: str, vocab_size: int) -> DataError:
@@ -80,6 +84,8 @@ class ShardSet:
             raise DataError(f"there is no document in the {len(shards)} shards. {_FIX}")
         self.shards = tuple(shards)
         self._first = np.cumsum([0, *map(len, shards)])
+        self.has_given = any(shard.given is not None for shard in shards)
+        """Whether documents have a condition."""
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -91,28 +97,27 @@ class ShardSet:
         return self.shards[number], document - int(self._first[number])
 
 
-def open_shard(file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint16) -> TokenShard:
+def open_shard(
+    file: str | Path,
+    dtype: type[np.unsignedinteger[Any]] = np.uint16,
+    has_given: bool = False,
+) -> TokenShard:
     """Open a shard by its token file, a local path or an fsspec URL; the ending gives the format.
 
-    `dtype` is the type of the tokens of a `.ds` file, from the manifest.
+    `dtype` is the type of the tokens of a `.ds` file, from the manifest; `has_given` says whether
+    it has a condition.
     """
     name = str(file)
-    if name.endswith(".ds"):
-        ends = _open(name + ".index", np.uint64)
-        return _checked(TokenShard(name, _open(name, dtype), ends))
-    if name.endswith(".bin"):
-        return _checked(_megatron(name))
     if name.endswith(".npy"):
         tokens = _load_npy(name)
         return TokenShard(name, tokens, np.array([len(tokens)], dtype=np.uint64))
-    raise DataError(
-        f"{name}: a token file must end in .ds, .bin or .npy. "
-        "Convert other formats with `gidd data prepare`."
-    )
-
-
-def _checked(shard: TokenShard) -> TokenShard:
-    """Raise if the last document does not end at the last token."""
+    if name.endswith(".bin"):
+        shard = _megatron(name)
+    elif name.endswith(".ds"):
+        given = _open(name + ".given", np.uint8) if has_given else None
+        shard = TokenShard(name, _open(name, dtype), _open(name + ".index", np.uint64), given)
+    else:
+        raise DataError(f"{name}: a token file must end in .ds, .bin or .npy.")
     if not len(shard):
         raise DataError(f"{shard.file} has no documents. {_FIX}")
     last = int(shard.ends[len(shard) - 1 :][0])
@@ -133,8 +138,8 @@ def _megatron(name: str) -> TokenShard:
     version, code, num_sequences, _ = struct.unpack("<QBQQ", header[9:])
     if version != 1 or code not in _MEGATRON_TYPES:
         raise DataError(
-            f"{index} must have version 1 and token type {sorted(_MEGATRON_TYPES)} (int32, int64, "
-            f"uint16), got version {version}, type {code}. Write it with those."
+            f"{index} must have version 1 and token type 4, 5 or 8 (int32, int64, uint16), got "
+            f"version {version}, type {code}."
         )
     sizes = _open(index, np.int32, skip=34, count=num_sequences)[:]
     if (sizes < 0).any():
@@ -149,7 +154,7 @@ def _load_npy(name: str) -> Sliceable:
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         raise DataError(
             f"{name} must be a one-dimensional array of integers, got {str(tokens.dtype)[:80]} of "
-            f"shape {tokens.shape}. Save the token ids as such an array."
+            f"shape {tokens.shape}."
         )
     return tokens
 
@@ -158,10 +163,7 @@ def _open(name: str, dtype: Any, skip: int = 0, count: int | None = None) -> _En
     """Return the entries of a file or fsspec URL from byte `skip` on; by default all."""
     dtype, size = np.dtype(dtype), _size(name) - skip
     if size % dtype.itemsize if count is None else size < count * dtype.itemsize:
-        raise DataError(
-            f"{name} has {size} bytes, which does not fit its {dtype} entries: it is truncated. "
-            f"{_FIX}"
-        )
+        raise DataError(f"{name} is truncated: {size} bytes do not fit its {dtype} entries. {_FIX}")
     return _Entries(name, dtype, skip, size // dtype.itemsize if count is None else count)
 
 
@@ -178,9 +180,8 @@ def _size(name: str) -> int:
 class _Entries:
     """Integers of a file from byte `skip` on: memory-mapped, or read by byte ranges for a URL.
 
-    A map holds an open file, whose number is limited per process; a corpus may have more shards.
-    Therefore files are mapped on access, and the most recently used maps stay open. Worker
-    processes are sent the file name, not the map.
+    Files are mapped on access, and the most recently used maps stay open: the number of open files
+    is limited, and worker processes are sent the name.
     """
 
     name: str

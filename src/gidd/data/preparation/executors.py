@@ -1,11 +1,7 @@
 """Run a preparation on a Slurm or Ray cluster with a shared file system, by datatrove's executors.
 
-    with start_preparation(["pages/"], tokenizer, "data/pages") as preparation:
-        run_on_ray(preparation, RayOptions(address="auto"))
-        submit_to_slurm(preparation, SlurmOptions(partition="cpu"))
-
-datatrove distributes the tasks; each runs `write_shards`, as on one machine, so the bytes are the
-same. A task is finished if its record is valid; datatrove's own completion markers are not used.
+Each task runs `write_shards`, as on one machine, so the bytes are the same. A task is finished if
+its record is valid; datatrove's own completion markers are not used.
 """
 
 from __future__ import annotations
@@ -32,14 +28,8 @@ from gidd.data.preparation.work_plan import plan_digest, read_plan
 from gidd.errors import ConfigError, DataError, GiddError
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
-class RayOptions:
-    """Resources of a Ray cluster."""
-
-    address: str | None = None
-    """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
-
+class _Resources:
     cpus_per_task: int = 1
     """CPU cores per task."""
 
@@ -52,7 +42,16 @@ class RayOptions:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
+class RayOptions(_Resources):
+    """Resources of a Ray cluster."""
+
+    address: str | None = None
+    """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(_Resources):
     """Options of the Slurm jobs."""
 
     partition: str = ""
@@ -60,15 +59,6 @@ class SlurmOptions:
 
     time: str = "12:00:00"
     """Time limit of one task."""
-
-    cpus_per_task: int = 1
-    """CPU cores per task."""
-
-    memory_per_cpu_gb: int = 2
-    """Memory per core, in GB."""
-
-    tasks_at_once: int | None = None
-    """Maximum number of tasks to run at once. None: no limit."""
 
     tasks_per_job: int = 1
     """Tasks that each job runs in sequence; increase it for many short tasks."""
@@ -89,8 +79,7 @@ class SlurmOptions:
 def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
     """Run the unfinished tasks on a Ray cluster, wait for them and write the manifest."""
     remove_leftovers(preparation.out)
-    left = preparation.unfinished()
-    if left:
+    if left := preparation.unfinished():
         executors = optional_package("datatrove.executor.ray", "cluster")
         with ray_session(options.address):
             executors.RayPipelineExecutor(
@@ -99,22 +88,22 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
                 workers=options.tasks_at_once or -1,
                 cpus_per_task=options.cpus_per_task,
                 mem_per_cpu_gb=options.memory_per_cpu_gb,
-                logging_dir=str(_logs(preparation, "ray")),
+                logging_dir=_logs(preparation, "ray"),
                 skip_completed=False,
             ).run()
     return preparation.finish()
 
 
 def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataManifest | None:
-    """Submit the unfinished tasks as an array of jobs, followed by a job that writes the manifest.
+    """Submit the unfinished tasks as an array of jobs, then a job that writes the manifest.
 
-    Returns:
-        None if jobs were submitted; the manifest if all tasks were finished.
+    Returns None if jobs were submitted; the manifest if all tasks were finished.
     """
     left = preparation.unfinished()
     if not left:
         return preparation.finish()
-    require_submittable(_locations(preparation), preparation.out, options)
+    opened = {part[0].location for work in left for parts in work.parts.values() for part in parts}
+    require_submittable(opened, preparation.out, options)
     executors = optional_package("datatrove.executor.slurm", "cluster")
     remove_leftovers(preparation.out)
     commands = shlex.quote(str(Path(sys.executable).parent))  # folder of datatrove's commands
@@ -139,7 +128,7 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
         workers=options.tasks_at_once or -1,
         tasks_per_job=options.tasks_per_job,
         max_array_size=options.max_array_size,
-        logging_dir=str(_logs(preparation, "slurm")),
+        logging_dir=_logs(preparation, "slurm"),
         **common,
     )
     finish = executors.SlurmPipelineExecutor(
@@ -147,15 +136,14 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
         tasks=1,
         depends=tasks,
         run_on_dependency_fail=True,  # to log the unfinished tasks
-        logging_dir=str(_logs(preparation, "slurm-finish")),
+        logging_dir=_logs(preparation, "slurm-finish"),
         **common,
     )
     try:
         finish.run()  # submits the tasks first
     except subprocess.CalledProcessError as error:
         raise ConfigError(
-            f"sbatch rejected the jobs with exit code {error.returncode}; its output is above. "
-            "Correct the --slurm options (partition, time, account) and run the command again."
+            f"sbatch rejected the jobs with exit code {error.returncode}; its output is above."
         ) from error
     return None
 
@@ -170,53 +158,33 @@ def require_submittable(sources: Iterable[str], out: Path, options: SlurmOptions
     for source in filter(has_inline_secrets, sources):
         raise ConfigError(
             f"{without_credentials(source)}: user, password and query of a URL must be references "
-            "on Slurm, because jobs are written to files. Write ${NAME} for an environment "
-            "variable or ${/path/of/a/file} for a file, in single quotes, for example "
-            "'https://${NAME}:${/path}@host/pages.jsonl?signature=${SIGNATURE}'."
+            "on Slurm, '${NAME}' to an environment variable or '${/path/of/a/file}'."
         )
     if not options.partition:
-        raise ConfigError(
-            "slurm.partition must be given, got none. `sinfo` lists the partitions: "
-            "--slurm.partition NAME."
-        )
+        raise ConfigError("--slurm.partition must be given, got none. `sinfo` lists them.")
+    login = "Run the command on a login node of the cluster"
     if "SLURM_ARRAY_TASK_ID" in os.environ:
-        raise ConfigError(
-            "jobs cannot be submitted from within a task of a Slurm array. "
-            "Run the command on a login node."
-        )
+        raise ConfigError(f"a task of a Slurm array cannot submit jobs. {login}.")
     name = job_name(out)
     try:
         words = ["squeue", "--noheader", "--name", name]
         queued = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as error:
-        raise ConfigError(
-            "squeue is not on the PATH, so Slurm cannot be used from this machine. "
-            "Run the command on a login node of the cluster."
-        ) from error
+        raise ConfigError(f"squeue is not on the PATH. {login}.") from error
     except subprocess.CalledProcessError as error:
-        raise ConfigError(
-            f"squeue failed: {error.stderr.strip()}. Run the command on a login node of the "
-            "cluster, and check there that `squeue` works."
-        ) from error
+        raise ConfigError(f"squeue failed: {error.stderr.strip()}. {login}.") from error
     if queued.strip():
         raise DataError(
             f"jobs of this folder are still in the queue (`squeue --name {name}`). Wait for them, "
-            f"or cancel them with `scancel --name {name}` and run the command again."
+            f"or cancel them with `scancel --name {name}`."
         )
 
 
-def _locations(preparation: Preparation) -> set[str]:
-    """Return what the tasks open."""
-    parts = (part for work in preparation.work for split in work.parts.values() for part in split)
-    return {documents.location for documents, _, _ in parts}
-
-
-def _logs(preparation: Preparation, name: str) -> Path:
-    """Create a private folder for logs and pickled jobs."""
+def _logs(preparation: Preparation, name: str) -> str:
     folder = preparation.out.resolve() / LOGS / name
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    return folder
+    return str(folder)
 
 
 @final
@@ -242,16 +210,12 @@ class _Step:
 
 
 def _run_task(unfinished: Sequence[Work], threads: int, rank: int) -> None:
-    """Run task i of the unfinished tasks on rank i."""
     work = unfinished[rank]
     if plan_digest(read_plan(work.out)) != work.plan:
-        raise DataError(
-            f"{work.out} has a newer plan than this job, which is obsolete. "
-            "Nothing to do: the newer command writes the shards."
-        )
+        raise DataError(f"{work.out} has a newer plan than this job, which is obsolete.")
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer
     if finished(work) is None:
-        write_shards(work, lambda documents, tokens: None)
+        write_shards(work, lambda documents: None)
 
 
 def _finish(preparation: Preparation, rank: int) -> None:

@@ -1,39 +1,32 @@
 """Tokenize documents into shards on all cores; an interrupted preparation can be resumed.
 
-    prepare(["speeches/", "news.jsonl.zst"], gpt2(), "data/mine", validation=1000, workers=8)
-
-The output folder has `manifest.json` (all shards, with checksums; written last), `tokenizer.json`,
-the shards of each split (`train/00000.ds`, `train/00000.ds.index`), the plan and a record of each
-finished task (`tasks/plan.json`, `tasks/00000.json`), and `logs/` of cluster jobs. Shards are
-written atomically, and the task's record after them; the bytes do not depend on the number of
-workers or on interruptions. (docs/scaling/data.md: why not datatrove's `DocumentTokenizer`.)
+Shards (`train/00000.ds`, ...) are written atomically, then the record of their task (`tasks/`),
+last `manifest.json`; the bytes depend neither on the workers nor on interruptions.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import final
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TimeRemainingColumn
+from typing import Any, final
 
 from gidd.common.files import file_lock, remove_leftovers
+from gidd.common.messages import show_counts
 from gidd.common.urls import without_credentials
 from gidd.data.corpora import CorpusSource, corpora_of, resolve
 from gidd.data.corpora.documents import Documents
+from gidd.data.corpora.formats import whole_lines
 from gidd.data.manifest import DataManifest, Split
 from gidd.data.preparation.tasks import Work, finished, make_work, tokenizer_of, write_shards
 from gidd.data.preparation.work_plan import (
     TASKS,
     TRAIN,
     VALIDATION,
+    DataFormat,
     Validation,
     ValidationOrder,
     load_or_create_plan,
@@ -48,7 +41,6 @@ LOGS = "logs"
 """Folder for the logs of cluster jobs."""
 
 _SAMPLED, _SAMPLED_CHARACTERS = 4, 1000
-_SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +51,7 @@ def prepare(
     *,
     validation: Validation | None = None,
     validation_order: ValidationOrder = "last",
+    format: DataFormat = "text",
     tasks: int | None = None,
     workers: int = 1,
     quiet: bool = False,
@@ -74,28 +67,32 @@ def prepare(
             documents, at least one, spaced evenly.
         validation_order: Which documents to hold out: the last ones, or the last ones of every
             task, which are spaced evenly over all documents.
+        format: "text", or "chat": JSON lines with "messages", or with "prompt" and "response", of
+            which the answers are generated and all else is given (`gidd.data.chat`).
         tasks: Number of tasks, each of at most one shard per split; by default 8, or one per 256 MB
             above 2 GB. The shards depend on it, unlike on `workers`.
         workers: Number of processes. Scripts need `if __name__ == "__main__":` if it is not 1.
         quiet: Show no progress.
     """
-    with start_preparation(
-        sources,
-        tokenizer,
-        out,
-        validation=validation,
-        validation_order=validation_order,
-        tasks=tasks,
-        workers=workers,
-    ) as preparation:
-        return run_locally(preparation, workers, quiet=quiet)
+    options: dict[str, Any] = {"validation_order": validation_order, "tasks": tasks}
+    options |= {"validation": validation, "workers": workers, "format": format}
+    with start_preparation(sources, tokenizer, out, **options) as started:
+        return run_locally(started, workers, quiet=quiet)
 
 
 def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) -> DataManifest:
     """Run the unfinished tasks on `workers` processes of this machine; write the manifest."""
     remove_leftovers(preparation.out)
     left = preparation.unfinished()
-    with _show_progress(sum(one.documents for one in left), quiet=quiet) as advance:
+    total, done = sum(one.documents(split) for one in left for split in one.parts), 0
+    with nullcontext() if quiet else show_counts("preparing documents") as show:
+
+        def advance(documents: int) -> None:
+            nonlocal done
+            done += documents
+            if show is not None:
+                show(done, total)
+
         run_tasks(write_shards, left, workers, advance)
     return preparation.finish()
 
@@ -115,15 +112,14 @@ class Preparation:
     def finish(self) -> DataManifest:
         """Write the manifest; raise `DataError` if a task is not finished."""
         records = {one.name: finished(one) for one in self.work}
-        missing = [name for name, record in records.items() if record is None]
-        if missing:
+        if missing := [name for name, record in records.items() if record is None]:
             names = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
             raise DataError(
                 f"{self.out}: {len(missing)} of {len(self.work)} tasks are not finished ({names}). "
                 f"See {self.out / LOGS}. Run the same command again: finished tasks are kept."
             )
         shards = {
-            name: tuple(record[name] for record in records.values() if record and name in record)
+            name: [record[name] for record in records.values() if record and name in record]
             for name in (TRAIN, VALIDATION)
         }
         plan = read_plan(self.out)
@@ -133,7 +129,7 @@ class Preparation:
             vocab=tokenizer.vocab,
             end_id=tokenizer.end_id,
             dtype=self.work[0].dtype,
-            splits={name: Split(shards=found) for name, found in shards.items() if found},
+            splits={name: Split.of(found) for name, found in shards.items() if found},
             sources=tuple(plan["sources"]),
             command=plan["command"],
             known=plan["known"],
@@ -151,6 +147,7 @@ def start_preparation(
     *,
     validation: Validation | None = None,
     validation_order: ValidationOrder = "last",
+    format: DataFormat = "text",
     tasks: int | None = None,
     workers: int = 1,
     command: str = "",
@@ -162,6 +159,8 @@ def start_preparation(
     """
     out, tokenizer = Path(out), as_tokenizer(tokenizer)
     corpora, documents = corpora_of(sources), resolve(sources)
+    if format == "chat":
+        documents = [whole_lines(source) for source in documents]
     last, names = corpora[-1], [without_credentials(corpus.name) for corpus in corpora]
     if (fixed := last.tokenizer()) and fixed.fingerprint != tokenizer.fingerprint:
         raise ConfigError(
@@ -177,7 +176,7 @@ def start_preparation(
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."
     with file_lock(out / TASKS / "lock", DataError(busy)):
-        settings = plan_settings(documents, tokenizer, validation, validation_order, tasks)
+        settings = plan_settings(documents, tokenizer, validation, validation_order, tasks, format)
         written = command.encode(errors="backslashreplace").decode()  # names may not be UTF-8
         notes = {"sources": names, "command": written, "known": last.known()}
         plan = load_or_create_plan(out, documents, settings, notes, workers)
@@ -185,7 +184,7 @@ def start_preparation(
         work = make_work(out, plan, documents, tokenizer)
         for folder in {out / split for one in work for split in one.parts}:
             folder.mkdir(exist_ok=True)
-        if not any((out / TASKS).glob("[0-9]*.json")):
+        if format == "text" and not any((out / TASKS).glob("[0-9]*.json")):
             _warn_if_lossy(tokenizer, documents)
         yield Preparation(out=out, work=work)
 
@@ -201,50 +200,8 @@ def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None
                 if decoded != text:
                     start = len(commonprefix([text, decoded]))
                     _log.warning(
-                        "warning: the tokenizer is lossy: %r in %s becomes %r. A model trained on "
-                        "these tokens cannot reproduce the text. Use a byte-level tokenizer, such "
-                        "as gpt2, if this is not intended.",
+                        "warning: the tokenizer is lossy: %r in %s becomes %r. Use a byte-level "
+                        "tokenizer, such as gpt2, if this is not intended.",
                         *(text[start:][:40], source.name, decoded[start:][:40]),
                     )
                     return
-
-
-@contextmanager
-def _show_progress(total: int, *, quiet: bool = False) -> Generator[Callable[[int, int], None]]:
-    """Show documents, tokens, their rates and the time left on standard error.
-
-    Yields a function to call with the number of documents and tokens that were just processed.
-    """
-    console = Console(file=sys.stderr)
-    is_plain = not quiet and not console.is_terminal
-    rates = "documents, {task.fields[rates]}, left"
-    columns = ("preparing", BarColumn(), MofNCompleteColumn(), rates, TimeRemainingColumn())
-    bar = Progress(*columns, console=console, disable=quiet or is_plain)
-    bar.add_task("", total=total, tokens=0, rates="")
-    (task,) = bar.tasks
-    last_line = time.monotonic()
-
-    def advance(documents: int, tokens: int) -> None:
-        nonlocal last_line
-        bar.update(task.id, advance=documents, tokens=task.fields["tokens"] + tokens)
-        bar.update(task.id, rates=_rates(task))
-        if is_plain and time.monotonic() - last_line > _SECONDS_BETWEEN_LINES:
-            _print_line(task)
-            last_line = time.monotonic()
-
-    with bar:
-        yield advance
-    if is_plain and task.completed:
-        _print_line(task)
-
-
-def _rates(task: Task) -> str:
-    seconds = max(task.elapsed or 0, 1e-3)
-    documents, tokens = task.completed / seconds, task.fields["tokens"] / seconds
-    return f"{documents:,.0f} documents/s, {tokens:,.0f} tokens/s"
-
-
-def _print_line(task: Task) -> None:
-    left = (task.elapsed or 0) * (task.remaining or 0) / max(task.completed, 1)
-    counts = f"{task.completed:,.0f} of {task.total:,} documents, {task.fields['tokens']:,} tokens"
-    print(f"{counts}; {_rates(task)}; {left:,.0f} s left", file=sys.stderr, flush=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
+from gidd.common.config.codec import from_plain
 from gidd.common.files import atomic_write, read_json, write_json
 from gidd.common.limits import PIECE_CHARACTERS
+from gidd.data.chat import encode_chat, parse_chat
 from gidd.data.corpora.documents import Documents, read_ranges
-from gidd.data.manifest import INDEX, ShardRecord
-from gidd.data.preparation.work_plan import TASKS, plan_digest, tasks_of
+from gidd.data.manifest import GIVEN, INDEX, ShardRecord
+from gidd.data.preparation.work_plan import TASKS, DataFormat, plan_digest, tasks_of
 from gidd.data.processes import ReportProgress
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.tokenizers.encoding import cut
@@ -35,19 +38,16 @@ class Work:
     name: str
     """Name of the shards and of the record."""
 
-    dtype: str
+    dtype: Literal["uint16", "uint32"]
     plan: str
     """Digest of the plan that the task belongs to."""
+
+    format: DataFormat
 
     parts: dict[str, list[tuple[Documents, int, int]]]
     """By split: sources and ranges start .. stop of their documents."""
 
-    @property
-    def documents(self) -> int:
-        """Number of documents."""
-        return sum(self.documents_of(split) for split in self.parts)
-
-    def documents_of(self, split: str) -> int:
+    def documents(self, split: str) -> int:
         """Return the number of documents of a split."""
         return sum(stop - start for _, start, stop in self.parts[split])
 
@@ -72,7 +72,8 @@ def make_work(
             split: [(documents[source], start, stop) for source, start, stop in ranges]
             for split, ranges in task.items()
         }
-        work.append(Work(out=out, name=f"{number:05d}", dtype=dtype, plan=digest, parts=parts))
+        name, form = f"{number:05d}", plan.get("format", "text")
+        work.append(Work(out=out, name=name, dtype=dtype, plan=digest, format=form, parts=parts))
     return tuple(work)
 
 
@@ -81,8 +82,12 @@ def write_shards(work: Work, report: ReportProgress) -> None:
     tokenizer = tokenizer_of(work.out, work.plan)
     shards: dict[str, Any] = {}
     for split, parts in work.parts.items():
-        pieces = _pieces(read_ranges(parts), tokenizer)
-        shards[split] = asdict(_write_shard(work, work.file(split), pieces, tokenizer, report))
+        documents = read_ranges(parts)
+        if work.format == "chat":
+            encoded = _encode_chats(documents, tokenizer)
+        else:
+            encoded = _encode_texts(_pieces(documents, tokenizer), tokenizer)
+        shards[split] = _write_shard(work, work.file(split), encoded, report).to_json()
     write_json(work.record, {"plan": work.plan, "shards": shards})
 
 
@@ -90,8 +95,10 @@ def finished(work: Work) -> dict[str, ShardRecord] | None:
     """Return the shards of a task, or None if a record or shard is missing or incomplete."""
     try:
         record = read_json(work.record, "", DataError)
-        records: dict[str, Any] = record["shards"]
-        shards = {split: ShardRecord.parse(records[split], split, split) for split in work.parts}
+        shards = {
+            split: from_plain(ShardRecord, record["shards"][split], split, has_kinds=False)
+            for split in work.parts
+        }
     except (GiddError, KeyError, TypeError):
         return None
     files = {shard.file for shard in shards.values()}
@@ -100,11 +107,13 @@ def finished(work: Work) -> dict[str, ShardRecord] | None:
     for split, shard in shards.items():
         item_size = np.dtype(work.dtype).itemsize
         sizes = {shard.file: shard.tokens * item_size, shard.file + INDEX: shard.documents * 8}
+        if shard.given_sha256 is not None:
+            sizes[shard.file + GIVEN] = shard.tokens
         is_complete = all(
             (work.out / file).is_file() and (work.out / file).stat().st_size == size
             for file, size in sizes.items()
         )
-        if not is_complete or shard.documents != work.documents_of(split):
+        if not is_complete or shard.documents != work.documents(split):
             return None
     return shards
 
@@ -115,41 +124,69 @@ def tokenizer_of(out: Path, plan: str) -> Tokenizer:
     return Tokenizer.load(out)
 
 
-class _Piece(NamedTuple):
-    text: str
+_Piece = tuple[str, bool]
+"""A text, and whether it is the last piece of its document."""
+
+
+class _Encoded(NamedTuple):
+    """Tokens of a document or of a piece of it."""
+
+    tokens: list[int]
     is_last: bool
-    """Whether it is the last piece of its document."""
+    given: list[bool] | None = None
 
 
 def _write_shard(
-    work: Work, file: str, pieces: Iterable[_Piece], tokenizer: Tokenizer, report: ReportProgress
+    work: Work, file: str, batches: Iterable[list[_Encoded]], report: ReportProgress
 ) -> ShardRecord:
     dtype = np.dtype(work.dtype).newbyteorder("<")
-    path, index_path = work.out / file, work.out / (file + INDEX)
-    checksum, tokens, ends = hashlib.sha256(), 0, array("Q")
-    with atomic_write(path) as token_file, atomic_write(index_path) as index_file:
-        for batch in _batches(pieces):
-            before = tokens
-            encoded = tokenizer.encode_batch([piece.text for piece in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
-                if piece.is_last:
-                    ids.append(tokenizer.end_id)
-                tokens += len(ids)
+    names = [file, file + INDEX] + [file + GIVEN] * (work.format == "chat")
+    sums, tokens, ends = [hashlib.sha256() for _ in names], 0, array("Q")
+    with ExitStack() as stack:
+        files = [stack.enter_context(atomic_write(work.out / name)) for name in names]
+
+        def write(number: int, values: Any, dtype: Any) -> None:
+            data = np.array(values, dtype=dtype).tobytes()
+            sums[number].update(data)
+            files[number].write(data)
+
+        for batch in batches:
+            for piece in batch:
+                tokens += len(piece.tokens)
                 if piece.is_last:
                     ends.append(tokens)
-                data = np.array(ids, dtype=dtype).tobytes()
-                checksum.update(data)
-                token_file.write(data)
-            report(sum(piece.is_last for piece in batch), tokens - before)
-        index = np.array(ends, dtype="<u8").tobytes()
-        index_file.write(index)
+                write(0, piece.tokens, dtype)
+                if piece.given is not None:
+                    write(2, piece.given, np.uint8)
+            report(sum(piece.is_last for piece in batch))
+        write(1, ends, "<u8")
+    digests = [checksum.hexdigest() for checksum in sums]
     return ShardRecord(
         file=file,
         documents=len(ends),
         tokens=tokens,
-        tokens_sha256=checksum.hexdigest(),
-        index_sha256=hashlib.sha256(index).hexdigest(),
+        tokens_sha256=digests[0],
+        index_sha256=digests[1],
+        given_sha256=digests[2] if len(digests) > 2 else None,
     )
+
+
+def _encode_texts(pieces: Iterable[_Piece], tokenizer: Tokenizer) -> Iterator[list[_Encoded]]:
+    """Yield batches of encoded pieces, with end-of-text after the last of each document."""
+    for batch in _batches(pieces):
+        encoded = tokenizer.encode_batch([text for text, _ in batch])
+        yield [
+            _Encoded([*ids, tokenizer.end_id] if is_last else ids, is_last)
+            for (_, is_last), ids in zip(batch, encoded, strict=True)
+        ]
+
+
+def _encode_chats(
+    documents: Iterable[tuple[str, str]], tokenizer: Tokenizer
+) -> Iterator[list[_Encoded]]:
+    for place, line in documents:
+        tokens, given = encode_chat(tokenizer, parse_chat(line, place), place)
+        yield [_Encoded(tokens, True, given)]
 
 
 def _pieces(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[_Piece]:
@@ -159,22 +196,10 @@ def _pieces(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Itera
         pieces = cut(text, longest) if tokenizer.encodes_pieces else [text]
         start = 0
         for piece in pieces:
-            _require_piece_size(len(piece), place, tokenizer.encodes_pieces)
             start += len(piece)
-            yield _Piece(piece, is_last=start == len(text))
-
-
-def _require_piece_size(num_characters: int, place: str, can_be_cut: bool) -> None:
-    """Raise if too long a text would have to be encoded at once."""
-    if num_characters > PIECE_CHARACTERS.value:
-        where = "between spaces or line breaks that follow a letter or digit" if can_be_cut else ""
-        reason = "" if can_be_cut else " with this tokenizer, which must see a whole document"
-        raise DataError(
-            f"{place} must have at most {PIECE_CHARACTERS.value:,} characters {where}".rstrip()
-            + f"{reason}, got {num_characters:,}. Split it into several documents, or raise the "
-            f"limit: {PIECE_CHARACTERS.variable}={num_characters} takes up to "
-            f"{num_characters * 300 / 2**30:.1f} GiB of memory."
-        )
+            where = "between words" if tokenizer.encodes_pieces else "to be encoded at once"
+            PIECE_CHARACTERS.require(len(piece), f"{place}, {where},", DataError)
+            yield piece, start == len(text)
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
@@ -182,10 +207,10 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     characters = 0
     for piece in pieces:
-        characters += len(piece.text)
+        characters += len(piece[0])
         if batch and (characters > _BATCH_CHARACTERS or len(batch) >= _BATCH_PIECES):
             yield batch
-            batch, characters = [], len(piece.text)
+            batch, characters = [], len(piece[0])
         batch.append(piece)
     if batch:
         yield batch

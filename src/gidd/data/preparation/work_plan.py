@@ -1,7 +1,6 @@
 """The plan of a preparation: the order of documents, the split and the tasks.
 
-It is a function of the sources and settings, not of the machine, and is written to
-`tasks/plan.json` before the first task starts, so that a resumed run follows the same plan.
+It depends on the sources and settings, not on the machine; `tasks/plan.json` keeps it for resuming.
 """
 
 from __future__ import annotations
@@ -10,16 +9,19 @@ import hashlib
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gidd.common.config.allowed import choice, require_arguments
+from gidd.common.config.codec import from_plain
 from gidd.common.files import read_json, write_json
 from gidd.common.limits import MANIFEST_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.corpora.documents import Documents
-from gidd.data.manifest import DATA_MANIFEST, NOTE_TYPES, require_notes, require_types
+from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.processes import ReportProgress, run_tasks
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
@@ -31,7 +33,6 @@ PLAN = "plan.json"
 TRAIN = "train"
 VALIDATION = "validation"
 _BYTES_PER_TASK = 256 << 20
-_PLAN_TYPES = NOTE_TYPES | {"counts": list}
 
 Range = tuple[int, int, int]
 """Index of a source, and a range start .. stop of its documents."""
@@ -42,8 +43,21 @@ Task = dict[str, list[Range]]
 ValidationOrder = Literal["last", "spaced"]
 """Documents to hold out: the last ones of all, or the last ones of every task."""
 
+DataFormat = Literal["text", "chat"]
+"""What a document is: a text, or a conversation of which the answers are generated."""
+
 Validation = float | Literal["auto"]
 """Number of documents to hold out, or a fraction below 1; "auto": a tenth, at least one."""
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """Fields of a plan besides its settings."""
+
+    sources: tuple[str, ...]
+    command: str
+    known: Mapping[str, float]
+    counts: tuple[int, ...]
 
 
 def make_tasks(
@@ -82,15 +96,13 @@ def num_held_out(validation: Validation, documents: int) -> int:
         return min(max(1, documents // 10), documents - 1)
     if not (validation >= 0 and (isinstance(validation, int) or validation < 1)):
         raise ConfigError(
-            f"validation must be a number of documents or a fraction in [0, 1), got {validation}. "
-            "Use 100 for a hundred documents, 0.01 for one in a hundred."
+            f"validation must be a number of documents or a fraction in [0, 1), got {validation}."
         )
     held_out = validation if isinstance(validation, int) else int(validation * documents)
     if held_out >= documents:
         raise DataError(
             f"validation must leave documents to train on, got {held_out} of {documents} "
-            "documents. Hold out fewer: --data.validation N of `gidd train`, --validation N of "
-            "`gidd data prepare`; or leave it out."
+            "documents. Hold out fewer: --data.validation N, or `gidd data prepare --validation N`."
         )
     return int(held_out)
 
@@ -101,14 +113,15 @@ def plan_settings(
     validation: Validation,
     validation_order: ValidationOrder,
     tasks: int | None,
+    format: DataFormat = "text",
 ) -> dict[str, Any]:
     """Return everything the shards depend on, as JSON; a run can be resumed if it is equal."""
-    if validation_order not in get_args(ValidationOrder):
-        raise ConfigError(
-            f"validation_order must be one of {', '.join(get_args(ValidationOrder))}, "
-            f"got {validation_order!r}."
-        )
-    return {
+    require_arguments(
+        validation_order=(validation_order, choice(get_args(ValidationOrder))),
+        format=(format, choice(get_args(DataFormat))),
+    )
+    chat = {"format": format, "chat_template": tokenizer.chat_template}
+    return ({} if format == "text" else chat) | {
         "tokenizer": tokenizer.fingerprint,
         "special tokens": [tokenizer.end, tokenizer.pad, tokenizer.mask],
         "validation": validation,
@@ -127,14 +140,10 @@ def read_plan(out: Path) -> dict[str, Any]:
     """Read the plan of a folder; its settings are compared with those of the run."""
     path, remedy = out / TASKS / PLAN, f"Delete the folder {out} and prepare again."
     plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
-    known = {name: plan[name] for name in plan.keys() & _PLAN_TYPES.keys()}
+    known = {field.name: plan.get(field.name) for field in fields(_Notes)}
     try:
-        require_types(known, "plan", _PLAN_TYPES)
-        require_notes(known, "plan")
-        if not all(type(count) is int and count >= 0 for count in known["counts"]):
-            raise ConfigError(
-                f"counts must be numbers of documents, got {shorten(plan['counts'])}."
-            )
+        if min(from_plain(_Notes, known, "plan", has_kinds=False).counts, default=0) < 0:
+            raise ConfigError(f"counts must not be negative, got {shorten(plan['counts'])}.")
     except ConfigError as error:
         raise DataError(f"{path} is not a valid plan: {error} {remedy}") from error
     return plan
@@ -162,13 +171,10 @@ def load_or_create_plan(
                 "Use the same sources and settings, delete the folder, or choose another --out."
             )  # without finished tasks, nothing is lost by starting again
     elif any(out.glob("*/*.ds")) or (out / DATA_MANIFEST).exists():
-        raise DataError(
-            f"{out} contains shards but no {TASKS}/{PLAN}: they are not of this preparation. "
-            "Choose another --out folder."
-        )
+        raise DataError(f"{out} has shards but no {TASKS}/{PLAN}. Choose another --out folder.")
     is_slow = sum(not source.quick_count for source in documents) > 1
     workers = workers if is_slow else min(workers, 1)  # `run_tasks` raises if it is below 1
-    counts = run_tasks(_count, documents, workers, lambda _documents, _tokens: None)
+    counts = run_tasks(_count, documents, workers, lambda _: None)
     plan = settings | notes | {"counts": counts}
     if not sum(counts) or not _size(plan):
         raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")
@@ -188,10 +194,9 @@ def tasks_of(plan: dict[str, Any]) -> list[Task]:
 
 
 def _size(plan: dict[str, Any]) -> int:
-    """Return the total bytes of all sources, from their stamps."""
     return sum(size for _, size, *_ in plan["documents"])
 
 
 def _count(documents: Documents, report: ReportProgress) -> int:
-    report(0, 0)
+    report(0)
     return documents.count()

@@ -1,36 +1,47 @@
-"""Tokenizer files, local or on the Hugging Face hub; checked before a library reads them."""
+"""Files of a tokenizer, local or on the Hugging Face hub, checked before a library reads them.
+
+Special tokens (end-of-text, padding, mask) are named by the files, found by name, or added.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from gidd.common.files import explain_damage, parse_json, read_regular
-from gidd.common.limits import TOKENIZER_BYTES
+from gidd.common.files import explain_damage, parse_json, read_json, read_regular
+from gidd.common.limits import RECORD_BYTES, TOKENIZER_BYTES
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
-from gidd.data.tokenizers.special import COPY_TOKENIZER, SETTINGS_FILES
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
 TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files of Hugging Face with the names of the special tokens; old models have the second."""
+
+TEMPLATE_FILE = "chat_template.jinja"
+"""File of Hugging Face with the chat template, which old models have in their settings."""
+
+END, PAD, MASK, UNKNOWN = "<|endoftext|>", "[PAD]", "[MASK]", "[UNK]"
+COPY_TOKENIZER = "Copy the tokenizer again, or train one with `gidd data tokenizer`."
+SPECIAL_FIELDS = {"end": "eos_token", "pad": "pad_token", "mask": "mask_token"}
+"""Special tokens, and their fields in the files of Hugging Face."""
+
+_COMMON = {
+    "end": (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]"),
+    "pad": (PAD, "<pad>", "<|pad|>", "<|padding|>"),
+    "mask": ("<|mdm_mask|>", MASK, "<mask>", "<|mask|>"),
+}
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w|\w[\w.-]*\w)(/(\w|\w[\w.-]*\w))?", re.ASCII)
 _log = logging.getLogger(__package__)
 
-_MAX_TOKENS = 1 << 20
-"""Tokens of a vocabulary; the largest of published tokenizers have 300,000."""
-
-_MAX_TOKEN = 4096
-"""Characters of a token; the longest of published tokenizers have a few hundred."""
-
-_MAX_STRING = 1 << 22
-"""Characters of other strings, such as a SentencePiece character map in base64."""
-
-_MAX_ENTRIES = 4096
-"""Entries of lists and objects outside the vocabulary."""
+# the largest of published tokenizers have 300,000 tokens, of at most a few hundred characters
+_MAX_TOKENS, _MAX_TOKEN = 1 << 20, 4096
+_MAX_STRING, _MAX_ENTRIES = 1 << 22, 4096
+"""Characters of strings and entries of lists outside the vocabulary."""
 
 _MAX_BYTES = {"model.vocab": 1 << 22, "added_tokens": 1 << 20}
 """Bytes of all tokens that the library keeps in tries, which take up to 340 times as many."""
@@ -40,108 +51,83 @@ def read_tokenizer(path: Path, model: Vocab | None = None) -> Any:
     """Read a `tokenizer.json`, which is not trusted; `model` is the vocabulary of its model."""
     from tokenizers import Tokenizer as Inner
 
-    name = str(path)
-    with explain_damage(name, COPY_TOKENIZER, DataError):
+    with explain_damage(str(path), COPY_TOKENIZER, DataError):
         data = read_regular(path, DataError, TOKENIZER_BYTES)
         most = _MAX_TOKENS if model is None else model.size + 1  # a model may have no mask
-        require_safe(parse_json(data, name), name, COPY_TOKENIZER, most)
+        _check_definition(parse_json(data, str(path)), most)
         return Inner.from_buffer(data)
 
 
-class _Unsafe(ValueError):
-    """What is wrong with a tokenizer, as part of a sentence."""
+def _check_definition(definition: Any, most: int) -> None:
+    """Raise `ValueError` for what could exhaust memory."""
+    if not isinstance(definition, dict) or not isinstance(definition.get("model"), dict):
+        raise ValueError("it must be a JSON object with an object `model`")
+    fields = cast("dict[str, Any]", definition)
+    added: Any = fields.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(t, dict) for t in added):
+        raise ValueError(f"added_tokens must be a list of objects, got {shorten(added)}")
+    tokens = cast("list[dict[str, Any]]", added)
+    check_vocabulary(fields["model"].get("vocab"), [token.get("id") for token in tokens], most)
+    _check_tokens([t.get("content") for t in tokens], "added_tokens", _MAX_BYTES["added_tokens"])
+    rest = {**fields, "added_tokens": None}
+    _check_rest(rest | {"model": {**fields["model"], "vocab": None, "merges": None}})
 
 
-def require_safe(definition: object, name: str, remedy: str, most: int = _MAX_TOKENS) -> None:
-    """Raise `DataError` for a `tokenizer.json` that could exhaust memory; `name` is the file.
-
-    `most` is the largest number of tokens.
-    """
-    try:
-        fields = _mapping(definition, "it")
-        model = _mapping(fields.get("model"), "model")
-        added = fields.get("added_tokens") or []
-        if not isinstance(added, list):
-            _refuse("added_tokens", added, "a list")
-        tokens = [_mapping(token, "added_tokens[...]") for token in cast("list[object]", added)]
-        _check_vocabulary(model.get("vocab"), [token.get("id") for token in tokens], most)
-        contents = [token.get("content") for token in tokens]
-        _check_tokens(contents, "added_tokens", _MAX_BYTES["added_tokens"])
-        _check_rest({"model": {**model, "vocab": None, "merges": None}})
-        _check_rest({key: fields[key] for key in fields if key not in ("model", "added_tokens")})
-    except _Unsafe as error:
-        raise DataError(f"{name} is not a valid tokenizer: {error}. {remedy}") from None
-
-
-def require_vocabulary(vocab: object, name: str, remedy: str) -> None:
-    """Raise `DataError` for a vocabulary with ids or tokens that are out of range."""
-    try:
-        _check_vocabulary(_mapping(vocab, "it"), [], _MAX_TOKENS)
-    except _Unsafe as error:
-        raise DataError(f"{name} is not a valid vocabulary: {error}. {remedy}") from None
-
-
-def _check_vocabulary(vocab: object, added: list[object], most: int) -> None:
-    """Check tokens and ids: a list of Unigram's [token, score], or token -> id."""
-    if isinstance(vocab, dict | list) and len(cast("list[object]", vocab)) > most:
-        raise _Unsafe(f"model.vocab must have at most {most:,} tokens, got {len(vocab):,}")
+def check_vocabulary(vocab: object, added: Iterable[object] = (), most: int = _MAX_TOKENS) -> None:
+    """Raise `ValueError` for invalid tokens or ids: token -> id, or Unigram's [token, score]."""
+    if not isinstance(vocab, dict | list):
+        raise ValueError(f"model.vocab must be an object or a list, got {shorten(vocab)}")
+    size = len(cast("list[Any]", vocab))
+    if size > most:
+        raise ValueError(f"model.vocab must have at most {most:,} tokens, got {size:,}")
     if isinstance(vocab, list):
-        entries = cast("list[object]", vocab)
+        entries = cast("list[Any]", vocab)
         tokens = [entry[0] if isinstance(entry, list) and entry else None for entry in entries]
-        _check_tokens(tokens, "model.vocab", _MAX_BYTES["model.vocab"])
-        ids: list[object] = list(range(len(tokens)))
+        _check_tokens(cast("list[object]", tokens), "model.vocab", _MAX_BYTES["model.vocab"])
+        ids: list[Any] = list(range(size))
     else:
-        table = _mapping(vocab, "model.vocab")
-        _check_tokens(table, "model.vocab")
-        ids = list(table.values())
-    what, largest = "ids of tokens", 2 * (len(ids) + len(added)) + 1023
-    if wrong := set(map(type, [*ids, *added])) - {int}:
-        raise _Unsafe(f"{what} must be integers, got {wrong.pop().__name__}")
-    for number in cast("list[int]", [*ids, *added]):  # lists as long as the largest id are made
-        if not 0 <= number <= largest:
-            _refuse(what, number, f"in [0, {largest}], as there are {len(ids) + len(added):,}")
-    if len(set(ids)) < len(ids):  # which of the tokens is decoded and saved would be random
-        raise _Unsafe(f"{what} must be distinct, got {len(set(ids)):,} for {len(ids):,} tokens")
+        _check_tokens(cast("dict[object, Any]", vocab), "model.vocab")
+        ids = list(cast("dict[object, Any]", vocab).values())
+    every: list[Any] = [*ids, *added]
+    largest = 2 * len(every) + 1023  # lists as long as the largest id are made
+    if wrong := set(map(type, every)) - {int}:
+        raise ValueError(f"ids of tokens must be integers, got {wrong.pop().__name__}")
+    if outside := [number for number in every if not 0 <= number <= largest]:
+        raise ValueError(f"ids of tokens must be in [0, {largest}], got {shorten(outside[0])}")
+    if len(set(ids)) < size:  # which of the tokens is decoded and saved would be random
+        raise ValueError(
+            f"ids of tokens must be distinct, got {len(set(ids)):,} for {size:,} tokens"
+        )
 
 
 def _check_tokens(tokens: Collection[object], what: str, most: int | None = None) -> None:
     if wrong := set(map(type, tokens)) - {str}:
-        raise _Unsafe(f"{what} must have strings as tokens, got {wrong.pop().__name__}")
+        raise ValueError(f"{what} must have strings as tokens, got {wrong.pop().__name__}")
     texts = cast("Collection[str]", tokens)
     if (longest := max(map(len, texts), default=0)) > _MAX_TOKEN:
-        raise _Unsafe(
-            f"{what} must have tokens of at most {_MAX_TOKEN:,} characters, not {longest:,}"
+        raise ValueError(
+            f"{what} must have at most {_MAX_TOKEN:,} characters a token, not {longest:,}"
         )
     total = len("".join(texts).encode("utf-8", "replace"))
     if most is not None and total > most:
-        raise _Unsafe(f"{what} must have at most {most:,} bytes of tokens, got {total:,}")
+        raise ValueError(f"{what} must have at most {most:,} bytes of tokens, got {total:,}")
 
 
 def _check_rest(value: object) -> None:
     """Check the sizes of everything but the vocabulary; the depth is limited already."""
     if isinstance(value, str) and len(value) > _MAX_STRING:
-        raise _Unsafe(
-            f"its strings must have at most {_MAX_STRING:,} characters, got {len(value):,}"
+        raise ValueError(
+            f"strings must have at most {_MAX_STRING:,} characters, got {len(value):,}"
         )
     if isinstance(value, dict | list):
         inside = value.values() if isinstance(value, dict) else value
         entries = cast("Collection[object]", inside)
         if len(entries) > _MAX_ENTRIES:
-            raise _Unsafe(
-                f"its parts must have at most {_MAX_ENTRIES:,} entries, got {len(entries):,}"
+            raise ValueError(
+                f"lists must have at most {_MAX_ENTRIES:,} entries, got {len(entries):,}"
             )
         for entry in entries:
             _check_rest(entry)
-
-
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        _refuse(what, value, "a JSON object")
-    return cast("dict[str, Any]", value)
-
-
-def _refuse(what: str, value: object, allowed: str) -> NoReturn:
-    raise _Unsafe(f"{what} must be {allowed}, got {shorten(value)}")
 
 
 def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:
@@ -156,8 +142,7 @@ def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:
         return download(str(name), revision)
     if revision is not None:
         raise ConfigError(
-            f"revision must be left out for local files, got {shorten(revision)} for {path}. "
-            "Only repositories on the Hugging Face hub have revisions."
+            f"revision must be left out for local files, got {shorten(revision)} for {path}."
         )
     return path
 
@@ -172,7 +157,7 @@ def download(name: str, revision: str | None = None) -> Path:
     if name != "gpt2":
         _log.warning("%s is not a file or folder here; trying the Hugging Face hub", name)
     hub = optional_package("huggingface_hub", "data")
-    files = [TOKENIZER_FILE, *SETTINGS_FILES]
+    files = [TOKENIZER_FILE, *SETTINGS_FILES, TEMPLATE_FILE]
     try:
         folder = hub.snapshot_download(name, revision=revision, allow_patterns=files)
         if (path := Path(folder) / TOKENIZER_FILE).is_file():
@@ -184,3 +169,87 @@ def download(name: str, revision: str | None = None) -> Path:
         f"{name} is not a local file or folder, and {TOKENIZER_FILE} could not be downloaded from "
         f"the Hugging Face hub: {reason}. Check the path or name and the connection."
     )
+
+
+def read_settings(path: Path) -> tuple[dict[str, str], str | None]:
+    """Return what the files beside a `tokenizer.json` say: special tokens and chat template."""
+    tokens: dict[str, str] = {}
+    template = None
+    for file in filter(Path.is_file, map(path.with_name, SETTINGS_FILES)):
+        settings = read_json(file, COPY_TOKENIZER, DataError)
+        for field, token in settings.items():
+            content = token.get("content", token) if isinstance(token, dict) else token
+            if field.endswith("_token") and isinstance(content, str):
+                tokens.setdefault(field, content)
+            elif field in SPECIAL_FIELDS.values() and content is not None:
+                raise DataError(
+                    f"{file}: {field} must be a string or an object with a string as content, got "
+                    f"{shorten(token)}. {COPY_TOKENIZER}"
+                )
+        template = template or _default_template(settings.get("chat_template"), file)
+    if (file := path.with_name(TEMPLATE_FILE)).is_file():
+        template = read_regular(file, DataError, RECORD_BYTES).decode(errors="replace")
+    return tokens, template
+
+
+def _default_template(template: Any, file: Path) -> str | None:
+    """Return a template, or of several with names the one named default."""
+    if isinstance(template, list):
+        named = [t for t in cast("list[Any]", template) if isinstance(t, dict)]
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise DataError(
+            f"{file}: chat_template must be a string, got {shorten(template)}. {COPY_TOKENIZER}"
+        )
+    return template
+
+
+def ensure_special_tokens(
+    inner: Any, names: Mapping[str, str], model: Vocab | None
+) -> tuple[str | None, str | None, str, tuple[str, ...]]:
+    """Find special tokens by the given names, otherwise by common names; add missing ones.
+
+    Return end-of-text (None if `model` has no row for it), padding, mask, and a note for each
+    missing one. Without a padding token, end-of-text is used.
+    """
+    end, pad, mask = (_find(inner, name, names.get(name)) for name in SPECIAL_FIELDS)
+    notes: list[str] = []
+    number = inner.get_vocab_size(with_added_tokens=True)
+    has_row = model is None or (
+        number < model.size and not (mask is None and number == model.mask_id)
+    )
+    if end is None and has_row:
+        end = END
+        notes.append(_add(inner, "end-of-text", "end", END))
+    elif end is None:
+        notes.append(
+            "the tokenizer has no end-of-text token and the model has no row for one: samples fill "
+            f"their whole length. If one ends a text, name it as eos_token in {SETTINGS_FILES[0]}."
+        )
+    if mask is None:
+        notes.append(_add(inner, "mask", "mask", MASK))
+    if pad == mask:  # padding is part of clean text, which has no masks
+        pad = None
+    return end, pad or end, mask or MASK, tuple(notes)
+
+
+def _add(inner: Any, what: str, name: str, token: str) -> str:
+    inner.add_special_tokens([token])
+    return (
+        f"the tokenizer has no {what} token; {token} was added as token "
+        f"{inner.token_to_id(token):,}, which a model trained before with this tokenizer has not "
+        f"learned. If another token is meant, name it as {SPECIAL_FIELDS[name]} in "
+        f"{SETTINGS_FILES[0]}, or load the tokenizer with Tokenizer.load(NAME, {name}=TOKEN)."
+    )
+
+
+def _find(inner: Any, name: str, token: str | None) -> str | None:
+    """Return the given token, which must exist, or the first of the common ones."""
+    if token is None:
+        return next((t for t in _COMMON[name] if inner.token_to_id(t) is not None), None)
+    if inner.token_to_id(token) is None:
+        raise ConfigError(
+            f"{SPECIAL_FIELDS[name]} must be a token of the tokenizer, got {shorten(token)}. "
+            f"Add it to the tokenizer first, or choose another with {name}=TOKEN."
+        )
+    return token

@@ -13,11 +13,17 @@ from gidd.common.files import explain_damage, read_json, read_regular
 from gidd.common.limits import TOKENIZER_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers.encoding import NUM_BYTES, byte_characters, cut
-from gidd.data.tokenizers.files import download, read_tokenizer, require_vocabulary
-from gidd.data.tokenizers.special import END, MASK, PAD, UNKNOWN, names_of
+from gidd.data.tokenizers.files import (
+    END,
+    MASK,
+    PAD,
+    UNKNOWN,
+    check_vocabulary,
+    download,
+    read_tokenizer,
+)
 from gidd.data.tokenizers.tokenizer import Tokenizer
 from gidd.errors import ConfigError, DataError
-from gidd.vocab import Vocab
 
 GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
 """GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
@@ -26,7 +32,7 @@ BYTES_VOCAB_SIZE = NUM_BYTES + 3
 """Bytes, end-of-text, [PAD] and [MASK]."""
 
 BUILT_KINDS = ("bytes", "chars")
-"""Tokenizers by name that need no file."""
+"""Tokenizers by name that need no file; `chars` needs texts."""
 
 _MAX_CHARACTERS = 4096
 """Tokens of the kind `chars`; of a corpus with more characters the most frequent ones are kept."""
@@ -37,49 +43,16 @@ _LONGEST = 1 << 20
 _log = logging.getLogger(__package__)
 
 
-def tokenizer_by_name(
-    name: str,
-    *,
-    texts: Iterable[str | Path] | None = None,
-    end: str | None = None,
-    pad: str | None = None,
-    mask: str | None = None,
-    revision: str | None = None,
-    model: Vocab | None = None,
-) -> Tokenizer:
-    """Load "gpt2" or "gpt2+pad", build "bytes" or "chars", or load what `Tokenizer.load` loads.
+def tokenizer_for(texts: Iterable[str | Path], choice: int | str, **names: Any) -> Tokenizer:
+    """Return the tokenizer of a corpus: a BPE of that vocabulary size, "chars", or one by name.
 
-    "chars" needs the texts whose characters it has; a folder of that name is "./chars". With `end`,
-    `pad`, `mask` or `revision`, "gpt2" is the repository on the Hugging Face hub.
-    """
-    is_plain = end is pad is mask is revision is None
-    if is_plain and name in GPT2_VOCAB_SIZES and not Path(name).exists():
-        return gpt2(own_padding=name == "gpt2+pad")
-    if name not in BUILT_KINDS:
-        return Tokenizer.load(name, end=end, pad=pad, mask=mask, revision=revision, model=model)
-    if not is_plain:
-        raise ConfigError(
-            f"end, pad, mask and revision must be left out for the tokenizer {name}, which has "
-            "special tokens of its own."
-        )
-    if name == "bytes":
-        return byte_level()
-    if texts is None:
-        raise ConfigError(
-            "the tokenizer chars is made from a corpus, and here is none. Use the folder of data "
-            "prepared with it, or of a model trained with it, which have a tokenizer.json."
-        )
-    return train_characters(texts)
-
-
-def tokenizer_for(texts: Iterable[str | Path], choice: int | str) -> Tokenizer:
-    """Return the tokenizer of a corpus: by name, or a BPE of that vocabulary size, trained on it.
-
-    `texts` are read once, and only by kinds that depend on them.
+    `names` are the names of special tokens and the revision, for `Tokenizer.load`.
     """
     if isinstance(choice, int):
         return train_tokenizer(texts, choice)
-    return tokenizer_by_name(choice, texts=texts)
+    if choice == "chars" and not any(names.values()):
+        return train_characters(texts)
+    return Tokenizer.load(choice, **names)
 
 
 def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Tokenizer:
@@ -95,7 +68,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
         folder = Path(str(installed.origin)).parent / "data"
     inner = read_tokenizer(download("gpt2")) if folder is None else _read_gpt2(Path(folder))
     inner.add_special_tokens([END, PAD, MASK] if own_padding else [END, MASK])
-    return Tokenizer.owning(inner, names_of(END, PAD if own_padding else END, MASK))
+    return Tokenizer(inner, end=END, pad=PAD if own_padding else END, mask=MASK, copy=False)
 
 
 def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
@@ -108,8 +81,7 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
 
     if vocab_size < BYTES_VOCAB_SIZE:
         raise ConfigError(
-            f"vocab_size must be at least 259 (256 bytes and 3 special tokens), got {vocab_size}. "
-            "Use a larger value, such as 4096."
+            f"vocab_size must be at least 259 (256 bytes and 3 special tokens), got {vocab_size}."
         )
     inner = _byte_level(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -131,22 +103,21 @@ def byte_level() -> Tokenizer:
     """Build the tokenizer `bytes`: one token per byte, end-of-text, [PAD] and [MASK]."""
     from tokenizers import models
 
-    vocab = _numbered(sorted(byte_characters()))  # the ids of a trained one without merges
+    symbols = sorted(byte_characters())  # the ids of a trained one without merges
+    vocab = {symbol: number for number, symbol in enumerate(symbols)}
     return _with_own_padding(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
 def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None) -> Tokenizer:
     """Build the tokenizer `chars`: the characters of texts and files, which are read once.
 
-    Tokens are the characters, sorted, then [UNK], end-of-text (also the padding) and [MASK]. If the
-    texts have more characters than fit into `vocab_size` (default: 4,096 of them), the most
-    frequent ones are kept. Others are encoded as one similar to them or as [UNK].
+    Tokens are the most frequent characters that fit into `vocab_size` (default: 4,096 of them),
+    sorted, then [UNK], end-of-text (also the padding) and [MASK].
     """
     limit = _MAX_CHARACTERS if vocab_size is None else vocab_size - 3
     if limit < 1:
         raise ConfigError(
-            "vocab_size must be at least 4 (a character and 3 special tokens), got "
-            f"{vocab_size}. Leave it out to keep up to {_MAX_CHARACTERS:,} characters."
+            f"vocab_size must be at least 4 (a character and 3 special tokens), got {vocab_size}."
         )
     counts: Counter[str] = Counter()
     for text in _read(texts):
@@ -167,21 +138,20 @@ def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None)
 def character_level(symbols: str, *, has_unknown: bool = False) -> Tokenizer:
     """Build a tokenizer whose token i is character i of `symbols`.
 
-    With `has_unknown`, the next token is [UNK], and another character is encoded as one similar to
-    it or as [UNK]; otherwise as nothing.
+    Other characters are encoded as a similar one or [UNK] with `has_unknown`, else as nothing.
     """
     from tokenizers import Tokenizer as Inner, decoders, models
 
     unknown = UNKNOWN if has_unknown else None
-    vocab = _numbered([*symbols, UNKNOWN] if has_unknown else symbols)
+    names = [*symbols, UNKNOWN] if has_unknown else symbols
+    vocab = {token: number for number, token in enumerate(names)}
     inner = Inner(models.BPE(vocab=vocab, merges=[], unk_token=unknown, fuse_unk=False))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([UNKNOWN, END, MASK] if has_unknown else [END, MASK])
-    return Tokenizer.owning(inner, names_of(END, END, MASK))
+    return Tokenizer(inner, end=END, pad=END, mask=MASK, copy=False)
 
 
 def _read_gpt2(folder: Path) -> Any:
-    """Read GPT-2's byte-level BPE from `encoder.json` and `vocab.bpe`, or their other names."""
     from tokenizers import models
 
     for names in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
@@ -195,15 +165,12 @@ def _read_gpt2(folder: Path) -> Any:
         )
     remedy = "Download GPT-2's files again."
     vocab = read_json(vocab_file, remedy, DataError)
-    require_vocabulary(vocab, str(vocab_file), remedy)
+    with explain_damage(str(vocab_file), remedy, DataError):
+        check_vocabulary(vocab)
     with explain_damage(str(merges_file), remedy, DataError):
         lines = read_regular(merges_file, DataError, TOKENIZER_BYTES).decode().split("\n")
         pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
         return _byte_level(models.BPE(vocab=vocab, merges=[(a, b) for a, _, b in pairs]))
-
-
-def _numbered(tokens: Iterable[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
 
 
 def _byte_level(model: Any) -> Any:
@@ -218,11 +185,10 @@ def _byte_level(model: Any) -> Any:
 
 def _with_own_padding(inner: Any) -> Tokenizer:
     inner.add_special_tokens([END, PAD, MASK])
-    return Tokenizer.owning(inner, names_of(END, PAD, MASK))
+    return Tokenizer(inner, end=END, pad=PAD, mask=MASK, copy=False)
 
 
 def _read(texts: Iterable[str | Path]) -> Iterator[str]:
-    """Yield texts and the texts of files, in pieces."""
     found = False
     for text in texts:
         found = True

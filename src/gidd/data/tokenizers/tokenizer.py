@@ -12,17 +12,22 @@ from typing import Any, Protocol, TypeVar, final
 
 from gidd.common.files import explain_damage, write_text
 from gidd.common.terminal import shorten
-from gidd.data.similar_characters import SimilarCharacters
-from gidd.data.tokenizers.encoding import can_cut, is_bytes, is_character_level, unit_encoder
-from gidd.data.tokenizers.files import TOKENIZER_FILE, find_tokenizer, read_tokenizer
-from gidd.data.tokenizers.special import (
+from gidd.data.tokenizers.encoding import (
+    SimilarCharacters,
+    can_cut,
+    is_bytes,
+    is_character_level,
+    unit_encoder,
+)
+from gidd.data.tokenizers.files import (
     COPY_TOKENIZER,
     SETTINGS_FILES,
     SPECIAL_FIELDS,
+    TOKENIZER_FILE,
     ensure_special_tokens,
-    names_of,
-    read_special_tokens,
-    settings_file,
+    find_tokenizer,
+    read_settings,
+    read_tokenizer,
 )
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
@@ -64,12 +69,10 @@ def _explain_failure(method: Callable[[Tokenizer, _A], _T]) -> Callable[[Tokeniz
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with the special tokens that diffusion needs.
 
-    `inner` is such a tokenizer, or a fast one of `transformers`; it is copied, never changed.
-    Special tokens are looked up by the given names, otherwise by common names. Missing end-of-text
-    and mask tokens are added, the mask last, with a warning that `notes` keeps; without a padding
-    token, end-of-text is used. If `model` is given, the vocabulary of the model that uses the
-    tokenizer, end-of-text is added only if the model has a row for it. Text that contains the name
-    of a special token ("[MASK]") is encoded as ordinary text.
+    `inner` is such a tokenizer, or a fast one of `transformers`; it is changed only without `copy`.
+    Special tokens are found by the given names or common ones; missing ones are added, the mask
+    last, with a warning that `notes` keeps. `model` is the vocabulary of the model that uses it:
+    it must have a row for an added end-of-text. Names of special tokens in text are just text.
     """
 
     def __init__(
@@ -80,22 +83,21 @@ class Tokenizer:
         pad: str | None = None,
         mask: str | None = None,
         model: Vocab | None = None,
+        chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
+        copy: bool = True,
     ) -> None:
-        copied, named = _copy_of(inner)
-        self._adopt(copied, named | names_of(end, pad, mask), model)
-
-    @classmethod
-    def owning(cls, inner: Any, names: Mapping[str, str], model: Vocab | None = None) -> Tokenizer:
-        """Build a tokenizer that takes over `inner`, without the 0.2 s of copying GPT-2."""
-        tokenizer = cls.__new__(cls)
-        tokenizer._adopt(inner, names, model)
-        return tokenizer
-
-    def _adopt(self, inner: Any, names: Mapping[str, str], model: Vocab | None) -> None:
+        self.chat_template = chat_template or getattr(inner, "chat_template", None)
+        """Jinja template of a conversation (`gidd.data.chat`); None: a plain one is used."""
+        tokens: Mapping[str, object] = getattr(inner, "special_tokens_map", {})
+        self._named_tokens = {name: str(token) for name, token in tokens.items()}
+        self._named_tokens |= named_tokens or {}
+        inner, named = _copy_of(inner) if copy else (inner, {})
         self._inner = inner
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # text must never encode to the mask token
+        names = named | _given(end=end, pad=pad, mask=mask)
         self.end, self.pad, self.mask, self.notes = ensure_special_tokens(inner, names, model)
         self._encode_units = unit_encoder(inner)
         for note in self.notes:
@@ -112,20 +114,46 @@ class Tokenizer:
         revision: str | None = None,
         model: Vocab | None = None,
     ) -> Tokenizer:
-        """Load a `tokenizer.json`, a folder with one, or a repository on the Hugging Face hub.
+        """Load a `tokenizer.json`, a folder with one, or a tokenizer by name.
 
         Args:
-            name: File, folder, or name on the hub.
-            end: End-of-text token; by default the `eos_token` of `tokenizer_config.json` or
-                `special_tokens_map.json`, otherwise one with a common name.
-            pad: Padding token, found in the same way.
-            mask: Mask token, found in the same way.
+            name: File; folder; "gpt2" (50,258 tokens), "gpt2+pad" or "bytes" (a folder of that name
+                is "./bytes"); or the name of a repository on the Hugging Face hub.
+            end: End-of-text token; by default as the settings beside the file name it, otherwise
+                one with a common name. `pad` and `mask` are found in the same way.
+            pad: Padding token.
+            mask: Mask token.
             revision: Branch, tag or commit on the hub; by default the newest.
             model: Vocabulary of the model that uses it; None: any.
         """
+        from gidd.data.tokenizers import kinds  # they build this class
+
+        given = _given(end=end, pad=pad, mask=mask)
+        is_plain = not given and revision is None
+        if is_plain and name in kinds.GPT2_VOCAB_SIZES and not Path(name).exists():
+            return kinds.gpt2(own_padding=name == "gpt2+pad")
+        if name in kinds.BUILT_KINDS and not is_plain:
+            raise ConfigError(
+                f"end, pad, mask and revision must be left out for the tokenizer {name}."
+            )
+        if name == "bytes":
+            return kinds.byte_level()
+        if name == "chars" and not Path(name).is_dir():
+            raise ConfigError(
+                "the tokenizer chars is made from a corpus, and here is none. Use the folder of "
+                "data prepared with it, or of a model trained with it."
+            )
         path = find_tokenizer(name, revision)
-        names = read_special_tokens(path) | names_of(end, pad, mask)
-        return cls.owning(read_tokenizer(path, model), names, model)
+        tokens, template = read_settings(path)
+        found = {name: tokens[field] for name, field in SPECIAL_FIELDS.items() if field in tokens}
+        return cls(
+            read_tokenizer(path, model),
+            **(found | given),
+            model=model,
+            chat_template=template,
+            named_tokens=tokens,
+            copy=False,
+        )
 
     @_explain_failure
     def encode(self, text: str) -> list[int]:
@@ -133,6 +161,38 @@ class Tokenizer:
         if self._encode_units is not None:
             return self._encode_units(text)
         return self._inner.encode(text, add_special_tokens=False).ids
+
+    @_explain_failure
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the token ids of a text in which names of special tokens stand for them."""
+        text = self.with_similar_characters(text)
+        return self._special_encoder.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _special_encoder(self) -> Any:
+        copied, _ = _copy_of(self._inner)
+        copied.encode_special_tokens = False
+        return copied
+
+    def special_name_in(self, text: str) -> str | None:
+        """Return the name of a special token that a text contains, or None."""
+        return next((name for name in self._special_names if name in text), None)
+
+    @cached_property
+    def _special_names(self) -> list[str]:
+        added = self._inner.get_added_tokens_decoder()
+        return [token.content for token in added.values() if token.special and token.content]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens, those of a chat template among them."""
+        return frozenset(map(self._id, self._special_names))
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """Special tokens by the names that chat templates use, such as eos_token."""
+        own = {field: getattr(self, name) for name, field in SPECIAL_FIELDS.items()}
+        return self._named_tokens | {field: token for field, token in own.items() if token}
 
     @_explain_failure
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -158,11 +218,7 @@ class Tokenizer:
         return bool(self.unknown_ids) and is_character_level(self._definition)
 
     def with_similar_characters(self, text: str) -> str:
-        """Return the text as it is encoded, if tokens are characters, with the same length.
-
-        Characters outside the vocabulary, such as curly quotes, long dashes and accented letters,
-        are replaced by similar ones in it, if there are any.
-        """
+        """Return the text, if tokens are characters, with similar ones for unknown ones."""
         return text.translate(self._similar) if self.is_character_level else text
 
     @cached_property
@@ -208,10 +264,7 @@ class Tokenizer:
 
     @cached_property
     def unknown_ids(self) -> frozenset[int]:
-        """Id of the special token for text outside the vocabulary, if there is one.
-
-        Like the mask, it stands for text that is not known: it is never sampled.
-        """
+        """Id of the special token for text outside the vocabulary, if any; it is never sampled."""
         name: str | None = getattr(self._inner.model, "unk_token", None)
         added = self._inner.get_added_tokens_decoder()
         return frozenset(i for i, t in added.items() if t.special and t.content == name)
@@ -223,7 +276,6 @@ class Tokenizer:
 
     @cached_property
     def _canonical(self) -> str:
-        """Compact JSON with sorted keys, independent of the layout of the file that was read."""
         return json.dumps(
             self._definition, sort_keys=True, ensure_ascii=False, separators=(",", ":")
         )
@@ -254,11 +306,22 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """Return the texts of the files of a saved tokenizer by name."""
-        names = dict(zip(SPECIAL_FIELDS, (self.end, self.pad, self.mask), strict=True))
-        return {TOKENIZER_FILE: self._canonical} | settings_file(names)
+        tokens = self.named_tokens
+        if self.chat_template is None:
+            tokens = {field: tokens[field] for field in SPECIAL_FIELDS.values() if field in tokens}
+        settings = dict(sorted(tokens.items()))
+        if self.chat_template is not None:
+            settings["chat_template"] = self.chat_template
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        return {TOKENIZER_FILE: self._canonical, SETTINGS_FILES[0]: text}
 
     def _id(self, token: str) -> int:
         return self._inner.token_to_id(token)
+
+
+def _given(**names: str | None) -> dict[str, str]:
+    return {name: token for name, token in names.items() if token is not None}
 
 
 def as_tokenizer(tokenizer: Tokenizer | FastTokenizer, model: Vocab | None = None) -> Tokenizer:
@@ -274,17 +337,15 @@ def _copy_of(tokenizer: Any) -> tuple[Any, dict[str, str]]:
     if not isinstance(inner, Inner):
         raise ConfigError(
             "tokenizer must be a gidd.data.Tokenizer, a tokenizers.Tokenizer or a fast tokenizer "
-            f"of transformers, got {type(tokenizer).__name__}. Load a fast one with "
-            "transformers.AutoTokenizer.from_pretrained, or convert a slow one with "
-            "transformers.convert_slow_tokenizer.convert_slow_tokenizer."
+            f"of transformers (AutoTokenizer.from_pretrained), got {type(tokenizer).__name__}."
         )
     try:
         copied = Inner.from_str(inner.to_str())
     except Exception as error:  # the library has no other class
         raise ConfigError(
-            f"tokenizer must be one that tokenizer.json can describe: {error}. Replace the parts "
-            "that are written in Python by those of the tokenizers library."
+            f"tokenizer must be one that tokenizer.json can describe, without parts written in "
+            f"Python: {error}."
         ) from error
     named: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
-    tokens = {field: named.get(field) for field in SPECIAL_FIELDS}
-    return copied, {field: str(token) for field, token in tokens.items() if token is not None}
+    found = {name: named.get(field) for name, field in SPECIAL_FIELDS.items()}
+    return copied, {name: str(token) for name, token in found.items() if token is not None}

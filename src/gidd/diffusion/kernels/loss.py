@@ -55,46 +55,29 @@ _MAX_RATIO = tl.constexpr(3e9)
 """Largest alpha / b in products of four, which are at most (1 + alpha / (4 b))^4: below 1e36."""
 
 
-def launch_loss_rows(
-    logits: Tensor,
-    x: Tensor,
-    z: Tensor | None,
-    alpha: Tensor,
-    noise_x: Tensor,
-    noise_z: Tensor,
-    loss_weight: Tensor,
-    noise: Tensor | None,
-    sample: Tensor | None,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor]:
+def launch_loss_rows(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return KL and IS [N] and overwrite logits [N, W] by the gradient of loss_weight (KL + IS).
 
+    The arguments are x, z, alpha, noise_x, noise_z, loss_weight, noise, sample and `with_gradient`.
     `noise` is None if no token that can be predicted has any (masks only), [N] if all of them have
     the same, else [B, W] with the row of each token in `sample` [N] and 0 in padding columns.
     Without `z` it is the cross-entropy at x, that is KL for alpha = 1 without noise, and IS is 0;
     alpha, noise_x and noise_z are then not read.
     """
-    kl, itakura_saito = torch.empty_like(loss_weight), torch.empty_like(loss_weight)
+    *tokens, with_gradient = arguments
+    terms = torch.empty_like(tokens[5]), torch.empty_like(tokens[5])
     backend = "cuda" if torch.version.hip is None else "hip"
     loss_kernel[(len(logits),)](
         logits,
-        x,
-        z,
-        alpha,
-        noise_x,
-        noise_z,
-        loss_weight,
-        noise,
-        sample,
-        kl,
-        itakura_saito,
+        *tokens,
+        *terms,
         logits.shape[1],
         GRADIENT=with_gradient,
         BLOCK=TILE_BYTES // logits.element_size(),
         FAST=logits.is_cuda and backend == "cuda",
         **LOSS_OPTIONS[backend],
     )
-    return kl, itakura_saito
+    return terms
 
 
 @triton.jit

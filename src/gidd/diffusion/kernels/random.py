@@ -17,7 +17,7 @@ _BLOCK = 512
 """Positions of one program."""
 
 RANDOM_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
-"""How `random_integers_kernel` is compiled; without the latter Triton 3.9 warns."""
+"""How these kernels are compiled; without the latter Triton 3.9 warns."""
 
 
 def launch_random_integers(
@@ -32,26 +32,13 @@ def launch_random_integers(
     integers = torch.empty(num_samples, length, dtype=torch.int64, device=sample.device)
     seeds, low, high = (seed, 0, 0) if isinstance(seed, Tensor) else (None, seed, seed >> 32)
     steps, step = (step, 0) if isinstance(step, Tensor) else (None, step)
+    # the signed numbers of the lowest 32 bits
+    low, high, step = ((n + (1 << 31)) % (1 << 32) - (1 << 31) for n in (low, high, step))
+    addresses = seeds, low, high, int(stream), steps, step, sample, position
     random_integers_kernel[(num_samples, triton.cdiv(length, _BLOCK))](
-        integers,
-        seeds,
-        _as_int32(low),
-        _as_int32(high),
-        int(stream),
-        steps,
-        _as_int32(step),
-        sample,
-        position,
-        length,
-        BLOCK=_BLOCK,
-        **RANDOM_OPTIONS,
+        integers, *addresses, length, BLOCK=_BLOCK, **RANDOM_OPTIONS
     )
     return integers
-
-
-def _as_int32(number: int) -> int:
-    """Return the signed number of the lowest 32 bits."""
-    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream", "step"])
@@ -138,17 +125,9 @@ def launch_draw_flat(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Ten
     u = u.contiguous()
     out = torch.empty_like(u)
     rows, length = u.shape
-    grid = rows, triton.cdiv(length, _BLOCK)
     stride = 0 if len(entries) == 1 else 1
-    _draw_flat_kernel[grid](
-        out,
-        entries.contiguous(),
-        u,
-        mask_id,
-        size,
-        length,
-        stride,
-        BLOCK=_BLOCK,
-        enable_fp_fusion=True,  # without it Triton 3.9 warns
+    arguments = out, entries.contiguous(), u, mask_id, size, length, stride
+    _draw_flat_kernel[(rows, triton.cdiv(length, _BLOCK))](
+        *arguments, BLOCK=_BLOCK, **RANDOM_OPTIONS
     )
     return out

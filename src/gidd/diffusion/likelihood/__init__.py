@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gidd.diffusion.likelihood.estimator import (
         NUM_NODES as NUM_NODES,
         NUM_REPEATS as NUM_REPEATS,
-        TOKENS_PER_CALL as TOKENS_PER_CALL,
+        TOKENS_PER_BATCH as TOKENS_PER_BATCH,
         NelboEstimate as NelboEstimate,
         NelboEstimator as NelboEstimator,
         RankGroup as RankGroup,

@@ -47,7 +47,7 @@ class NelboEstimate:
     prior: Float[Tensor, " B"]
     """Cost of the first step from the prior, computed once: less than eps of the NELBO."""
 
-    calls: int
+    forward_passes: int
     """Forward passes of single texts."""
 
     @property
@@ -77,54 +77,56 @@ def estimate_nelbo(
     *,
     repeats: int = NUM_REPEATS,
     max_se: float | None = None,
-    max_calls: int | None = None,
-    on_calls: Callable[[int, int], None] | None = None,
+    max_forward_passes: int | None = None,
+    on_forward_passes: Callable[[int, int], None] | None = None,
 ) -> NelboEstimate:
     """Estimate the NELBO of each text; under several ranks each gets the same result.
 
     Args:
         estimator: The model, its noise and the time grid.
-        texts: The texts; of any lengths that the model accepts.
+        texts: Texts of any lengths that the model accepts.
         repeats: Number of repeats; with `max_se`, the smallest number.
         max_se: Continue until the standard error of the total, per scored token, is at most this,
             or is not a number because predictions are not finite.
-        max_calls: With `max_se`: start no repeat that exceeds this number of forward passes.
-        on_calls: Called with the forward passes done and expected, as they are done.
+        max_forward_passes: With `max_se`: start no repeat that would exceed this number.
+        on_forward_passes: Called with the forward passes done and expected.
     """
     if repeats < 2:
         raise ConfigError(
             f"repeats must be at least 2, got {repeats}. The standard error is computed from them."
         )
     num_scored = sum(text.num_scored for text in texts)
-    per_repeat, calls, draws = estimator.calls_per_repeat(len(texts)), 0, list[Tensor]()
+    per_repeat = estimator.forward_passes_per_repeat(len(texts))
+    forward_passes, draws = 0, list[Tensor]()
 
     def count(number: int) -> None:
-        nonlocal calls
-        calls += number
-        if on_calls is not None:
-            on_calls(calls, first + max(repeats, len(draws) + 1) * per_repeat)
+        nonlocal forward_passes
+        forward_passes += number
+        if on_forward_passes is not None:
+            on_forward_passes(forward_passes, first + max(repeats, len(draws) + 1) * per_repeat)
 
-    first = len(texts) if estimator.has_ends else 0
+    first = len(texts) * estimator.has_ends
+    limit = math.inf if max_forward_passes is None else max_forward_passes
     prior = estimator.prior(texts, count)
     while True:
         draws.append(estimator.draw(texts, len(draws), count))
         if len(draws) >= repeats:
-            found = NelboEstimate(torch.stack(draws), prior, calls)
+            found = NelboEstimate(torch.stack(draws), prior, forward_passes)
             # the error of a prediction that is NaN never falls
             is_precise = max_se is None or not found.total_error > max_se * num_scored
-            if is_precise or (max_calls is not None and calls + per_repeat > max_calls):
+            if is_precise or forward_passes + per_repeat > limit:
                 return found
 
 
 NUM_NODES = 12
 """Default number of times per repeat."""
 
-TOKENS_PER_CALL = 2048
+TOKENS_PER_BATCH = 2048
 """Default number of tokens in a forward pass."""
 
 _WORD64 = 2**64 - 1
 
-OnCalls = Callable[[int], None]
+OnForwardPasses = Callable[[int], None] | None
 """Called with the number of forward passes of each batch."""
 
 
@@ -164,7 +166,7 @@ class NelboEstimator:
     seed: int = 0
     """Determines times and noise."""
 
-    tokens_per_call: int = TOKENS_PER_CALL
+    tokens_per_batch: int = TOKENS_PER_BATCH
     """Tokens in a forward pass."""
 
     ranks: RankGroup | None = None
@@ -178,10 +180,10 @@ class NelboEstimator:
     def __post_init__(self) -> None:
         if self.grid not in GRIDS:
             raise ConfigError(f"grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
-        if self.nodes < 1 or self.tokens_per_call < 1:
+        if self.nodes < 1 or self.tokens_per_batch < 1:
             raise ConfigError(
-                f"nodes and tokens_per_call must be at least 1, got {self.nodes} and "
-                f"{self.tokens_per_call}. The defaults are {NUM_NODES} and {TOKENS_PER_CALL}."
+                f"nodes and tokens_per_batch must be at least 1, got {self.nodes} and "
+                f"{self.tokens_per_batch}. The defaults are {NUM_NODES} and {TOKENS_PER_BATCH}."
             )
 
     @property
@@ -189,49 +191,43 @@ class NelboEstimator:
         """Whether reconstruction and prior are part of the estimate."""
         return GRIDS[self.grid].has_ends
 
-    def calls_per_repeat(self, num_texts: int) -> int:
+    def forward_passes_per_repeat(self, num_texts: int) -> int:
         """Return the number of forward passes of single texts in a repeat."""
         return num_texts * (self.nodes + self.has_ends)
 
     def draw(
-        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, "B 2"]:
         """Return one estimate of the integral and of the reconstruction of each text."""
         both = self.integral, self.reconstruction
-        return torch.stack([part(texts, repeat, on_calls) for part in both], dim=-1)
+        return torch.stack([part(texts, repeat, on_forward_passes) for part in both], dim=-1)
 
     def integral(
-        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the integral of Eq. 14 over [eps, 1 - eps]."""
         t, weight = self._times(texts, repeat)
-
-        def compute(rows: ScoringBatch) -> Tensor:
-            return self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight)
-
-        return self._run(texts, range(self.nodes), compute, on_calls)
+        return self._run(
+            texts,
+            range(self.nodes),
+            lambda rows: self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight),
+            on_forward_passes,
+        )
 
     def reconstruction(
-        self, texts: Sequence[ScoredText], repeat: int, on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the cost below eps; 0 if the grid has no ends."""
-        return self._end(texts, lambda rows: self._reconstruction(rows, repeat), on_calls)
+        nodes = range(self.has_ends)
+        return self._run(
+            texts, nodes, lambda rows: self._reconstruction(rows, repeat), on_forward_passes
+        )
 
     def prior(
-        self, texts: Sequence[ScoredText], on_calls: OnCalls | None = None
+        self, texts: Sequence[ScoredText], on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, " B"]:
         """Return the KL of the first step, from one sample of the prior; 0 without ends."""
-        return self._end(texts, self._prior_kl, on_calls)
-
-    def _end(
-        self,
-        texts: Sequence[ScoredText],
-        compute: Callable[[ScoringBatch], Tensor],
-        on_calls: OnCalls | None,
-    ) -> Tensor:
-        if not self.has_ends:
-            return torch.zeros(len(texts), dtype=torch.float64)
-        return self._run(texts, range(1), compute, on_calls)
+        return self._run(texts, range(self.has_ends), self._prior_kl, on_forward_passes)
 
     def _times(self, texts: Sequence[ScoredText], repeat: int) -> Nodes:
         """Return times and weights [B, T] in float64 on the CPU, in increasing order of t."""
@@ -250,7 +246,7 @@ class NelboEstimator:
         texts: Sequence[ScoredText],
         nodes: range,
         compute: Callable[[ScoringBatch], Tensor],
-        on_calls: OnCalls | None,
+        on_forward_passes: OnForwardPasses,
     ) -> Float[Tensor, " B"]:
         """Sum a number over the nodes of each text, in batches shared by all ranks.
 
@@ -260,7 +256,7 @@ class NelboEstimator:
         found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
         results: list[tuple[Tensor, Tensor, Tensor]] = []
-        batches = pair_batches(texts, nodes, self.tokens_per_call)
+        batches = pair_batches(texts, nodes, self.tokens_per_batch)
         for start in range(0, len(batches), size):
             mine = start + rank
             pairs = batches[min(mine, len(batches) - 1)]
@@ -268,18 +264,18 @@ class NelboEstimator:
             values = compute(rows)
             if mine < len(batches):
                 results.append((rows.text, rows.node, values))
-            if on_calls is not None:
-                on_calls(sum(map(len, batches[start : start + size])))
+            if on_forward_passes is not None:
+                on_forward_passes(sum(map(len, batches[start : start + size])))
         for text, node, values in results:  # at the end: one synchronization
             found[text, node] = values.double().cpu()
-        if self.ranks is not None:
+        if self.ranks is not None and batches:
             total = self.ranks.sum(found.flatten().tolist())
             found = torch.tensor(total, dtype=torch.float64).view_as(found)
         return found.sum(-1)
 
     def _integrand(self, rows: ScoringBatch, repeat: int, t: Tensor) -> Float[Tensor, " N"]:
         """Eq. 14 at one time and one noisy text for each row, summed over the text."""
-        place = rows.node_on_device + 1
+        place = rows.node.to(rows.x.device) + 1
         z = rows.keep_given(noise(self.schedule, t, rows.x, self._integers(rows, repeat, place)))
         terms = self._terms(rows, t, z, self.model.hidden(z, t))
         return (terms.weight * (terms.kl + terms.itakura_saito)).sum(-1)
@@ -293,15 +289,15 @@ class NelboEstimator:
         q_z = marginal_at(self.schedule, t, z, (z == rows.x).to(t.dtype))
         p_z = marginal_at(self.schedule, t, z, log_z.exp())
         cost = p_z.clamp_min(TINY).log() - q_z.clamp_min(TINY).log() - log_x
-        return rows.only_scored(cost).sum(-1)
+        return (cost if rows.scored is None else cost.masked_fill(~rows.scored, 0)).sum(-1)
 
     def _prior_kl(self, rows: ScoringBatch) -> Float[Tensor, " N"]:
         """`elbo.prior_kl`, summed over the text: the KL term at 1 - eps of a prediction at 1."""
         one = torch.ones(len(rows.x), device=self.device)
         u = random_integers(self.seed, Stream.PRIOR, 0, rows.index, rows.position)
         z = rows.keep_given(sample_prior(self.schedule, u))
-        late = one - TRAINING_EPS
-        return self._terms(rows, late, z, self.model.hidden(z, one), force=True).kl.sum(-1)
+        hidden = self.model.hidden(z, one)
+        return self._terms(rows, one - TRAINING_EPS, z, hidden, force=True).kl.sum(-1)
 
     def _terms(
         self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
@@ -331,9 +327,8 @@ class NelboEstimator:
 def _rotations(length: int) -> Int[Tensor, " L"]:
     """Return an irrational number for each position, in fixed point.
 
-    Its multiples are evenly spread on the circle, because its continued fraction has no other
-    entries than 1 and 2. Positions have different ones: with a common one, the difference between
-    the numbers of two positions would be the same at all times.
+    Its multiples are evenly spread on the circle, because its continued fraction has only entries 1
+    and 2. Positions have different ones, so that their numbers are independent at all times.
     """
     rotations: list[int] = []
     for position in range(length):

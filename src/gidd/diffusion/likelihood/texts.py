@@ -32,8 +32,7 @@ class ScoredText:
     @property
     def scored(self) -> Bool[Tensor, " L"]:
         """Tokens whose likelihood is estimated."""
-        everything = torch.ones(len(self.tokens), dtype=torch.bool)
-        valid = everything if self.valid is None else self.valid
+        valid = torch.ones(len(self.tokens), dtype=torch.bool) if self.valid is None else self.valid
         return valid if self.given is None else valid & ~self.given
 
     @property
@@ -87,11 +86,6 @@ class ScoringBatch:
         """Positions in a text."""
         return torch.arange(self.x.shape[1], device=self.x.device)
 
-    @property
-    def node_on_device(self) -> Int[Tensor, " N"]:
-        """Number of each node, on the device."""
-        return self.node.to(self.x.device)
-
     def pick(self, values: Float[Tensor, "B T"]) -> Float[Tensor, " N"]:
         """Return the value of each pair, in float32 on the device of the tokens."""
         return values[self.text, self.node].float().to(self.x.device)
@@ -100,19 +94,15 @@ class ScoringBatch:
         """Return noisy texts with the given tokens restored."""
         return z if self.given is None else torch.where(self.given, self.x, z)
 
-    def only_scored(self, values: Float[Tensor, "N L"]) -> Float[Tensor, "N L"]:
-        """Return values with 0 at tokens that are not scored."""
-        return values if self.scored is None else values.masked_fill(~self.scored, 0)
-
 
 def pair_batches(
-    texts: Sequence[ScoredText], nodes: range, tokens_per_call: int
+    texts: Sequence[ScoredText], nodes: range, tokens_per_batch: int
 ) -> list[list[tuple[int, int]]]:
     """Return all pairs (text, node), by their numbers, in batches of texts of equal length."""
     order = sorted(range(len(texts)), key=lambda b: len(texts[b].tokens))
     batches: list[list[tuple[int, int]]] = []
     for length, group in groupby(order, key=lambda b: len(texts[b].tokens)):
         pairs = [(b, node) for b in group for node in nodes]
-        size = max(1, tokens_per_call // max(length, 1))
+        size = max(1, tokens_per_batch // max(length, 1))
         batches += [pairs[start : start + size] for start in range(0, len(pairs), size)]
     return batches

@@ -8,7 +8,7 @@ for step, tokens in enumerate(batches):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ from gidd.diffusion.times import stratified_times
 from gidd.diffusion.weighting import TightWeighting, Weighting
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 
 class HiddenAndHead(Protocol):
     """x_theta in two parts, as in `gidd.models.Denoiser`."""
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Compute hidden states of noisy tokens."""
+        """Compute hidden states; networks for padding and packed rows have `valid`, `segments`."""
         ...
 
     def head(self) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"]]:
@@ -56,6 +56,9 @@ def diffusion_loss(
     seed: int = 0,
     step: int,
     eps: float = TRAINING_EPS,
+    given: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+    segments: Int[Tensor, "B L"] | None = None,
 ) -> DiffusionLoss:
     """Noise a batch at one random time per sequence and return its loss (Eq. 14).
 
@@ -72,17 +75,33 @@ def diffusion_loss(
         seed: Of times and noise.
         step: Number of the batch.
         eps: Times are in [eps, 1 - eps].
+        given: The condition, e.g. prompts: never noised, not scored. The loss is a bound of
+            -log p(other tokens | given ones).
+        valid: False at padding at the end of rows: not scored, and hidden from the network, which
+            must accept padding.
+        segments: Number of each token's document in a packed row; padding has a number of its own.
+            The network, which must accept segments, reads no other document.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     position = torch.arange(tokens.shape[1], device=tokens.device)
     t = stratified_times(seed, step, rows, len(tokens), eps)
     u = random_integers(seed, Stream.NOISE, step, rows, position)
     weighting = weighting or TightWeighting(schedule)
-    scale = 1 / tokens.numel()
+    fixed = given if valid is None else ~valid if given is None else given | ~valid
+    scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
     _, (loss, weight, kl, itakura_saito) = loss_at(
-        denoiser, schedule, weighting, t, tokens, u, scale
+        denoiser,
+        schedule,
+        weighting,
+        t,
+        tokens,
+        u,
+        scale,
+        given=fixed,
+        valid=valid,
+        segments=segments,
     )
-    return DiffusionLoss(loss, (weight * (kl + itakura_saito)).mean())
+    return DiffusionLoss(loss, (weight * (kl + itakura_saito)).sum() * scale)
 
 
 def loss_at(
@@ -92,12 +111,26 @@ def loss_at(
     t: Float[Tensor, " B"],
     x: Int[Tensor, "B L"],
     u: Int[Tensor, "B L"],
-    scale: float,
+    scale: float | Float[Tensor, ""],
     *,
     compiled: bool = False,
+    given: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+    segments: Int[Tensor, "B L"] | None = None,
 ) -> tuple[Int[Tensor, "B L"], FusedLoss]:
-    """Return z_t, made of x and random numbers u, and the loss of its prediction times `scale`."""
+    """Return z_t, made of x and random numbers u, and the loss of its prediction times `scale`.
+
+    Tokens that are `given` are not noised and not scored; tokens that are not `valid` are hidden
+    from the network, and so are tokens of other `segments`, which say where padding is as well.
+    """
     z = noise(schedule, t, x, u)
+    if given is not None:
+        z = torch.where(given, x, z)
     loss_weight = weighting(t, x, z)
-    hidden, head = denoiser.hidden(z, t), denoiser.head()
-    return z, fused_loss(schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=compiled)
+    visible = {"valid": valid} if segments is None else {"segments": segments}
+    visible = {name: value for name, value in visible.items() if value is not None}
+    hidden = cast(Any, denoiser).hidden(z, t, **visible)
+    head, scored = denoiser.head(), None if given is None else ~given
+    return z, fused_loss(
+        schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=compiled, scored=scored
+    )

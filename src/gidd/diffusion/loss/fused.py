@@ -47,7 +47,7 @@ class FusedLoss(NamedTuple):
     """Sum of loss_weight * (kl + itakura_saito) over all tokens."""
 
     weight: Float[Tensor, "B L"]
-    """The ELBO weight w_t(z_t, x) (Eq. 13), not the loss weight."""
+    """The ELBO weight w_t(z_t, x) (Eq. 13), not the loss weight; 0 at tokens not scored."""
 
     kl: Float[Tensor, "B L"]
     """D_KL of Eq. 14; 0 where both weights are 0, because the head is skipped there."""
@@ -86,10 +86,10 @@ def fused_loss(
         # all other tokens need no logits: under mask-only noise, visible tokens
         touched = (weight != 0) | (loss_weight != 0)
         if scored is not None:
-            touched &= scored
+            touched, weight = touched & scored, weight * scored
         flat = schedule.flat_beta_pi(t)
         masks_only = flat is not None and flat.other is None
-        row = select(touched, masks_only, kind_of(hidden))
+        row = select(touched, masks_only or scored is not None, kind_of(hidden))
         width = _width(schedule.vocab.size, hidden)
         tokens = LossTokens.of(schedule, t, x, z, loss_weight * touched, row, width)
         hidden = _in_autocast(hidden)
@@ -118,14 +118,17 @@ def fused_cross_entropy(
     hidden: Float[Tensor, "N D"],
     head_weight: Float[Tensor, "V D"],
     head_bias: Float[Tensor, " V"] | None,
-    scale: float,
+    scale: float | Float[Tensor, ""],
     chunk_tokens: int | None = None,
 ) -> FusedCrossEntropy:
     """Cross-entropy of softmax(hidden @ head_weight.T + head_bias), computed as `fused_loss` is."""
     with record_function(HEAD_AND_LOSS):
         states = _in_autocast(hidden)
         bias = head_weight.new_zeros(len(head_weight)) if head_bias is None else head_bias
-        weight = torch.full(labels.shape, scale, device=hidden.device)
+        if isinstance(scale, Tensor):
+            weight = scale.float().expand(labels.shape)
+        else:
+            weight = torch.full(labels.shape, scale, device=hidden.device)
         tokens = LossTokens.clean(labels, weight)
         with torch.autocast(hidden.device.type, enabled=False):
             options = _chunk_tokens(chunk_tokens, hidden), False, torch.is_grad_enabled()

@@ -250,17 +250,18 @@ def loss_rows(
     return _loss_rows_kernel(logits, *tokens[1:], with_gradient)
 
 
-def select(touched: Bool[Tensor, "B L"], masks_only: bool, kind: str) -> Int[Tensor, " N"]:
+def select(touched: Bool[Tensor, "B L"], few: bool, kind: str) -> Int[Tensor, " N"]:
     """Return the places of a batch whose logits are computed, all `touched` ones among them.
 
     A CPU computes these alone. A GPU computes all tokens rather than wait to know their number,
-    except if noise only masks: then about half are touched, and it waits once; their number is
-    rounded up to a multiple of 256, so that shapes, and memory with them, differ little.
+    except if only a `few` are touched, because noise only masks or tokens are given: then it waits
+    once; their number is rounded up to a multiple of 256, so that shapes, and memory with them,
+    differ little.
     """
     everywhere = touched.flatten()
     if kind == "cpu":
         return everywhere.nonzero().squeeze(-1)
-    if not masks_only:
+    if not few:
         return torch.arange(len(everywhere), device=everywhere.device)
     number = int(everywhere.sum())
     first = everywhere.to(torch.uint8).argsort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Noise schedules. Every test of schedules covers the classes that `PARTS` names.
+"""Noise schedules. Every test of schedules covers the classes that `COMPONENTS` names.
 
 The exports are imported on first use, and no module of this package imports torch until a schedule
 is built: help texts list the schedules and their options without it.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         PeakedAmount as PeakedAmount,
     )
 
-PARTS: dict[str, str] = {
+COMPONENTS: dict[str, str] = {
     "masked": "MaskedSchedule",
     "uniform": "UniformSchedule",
     "hybrid": "HybridSchedule",

@@ -194,12 +194,17 @@ class UniformSchedule(ConstantMixing):
 
 def mask_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:
     """Return the distribution with all mass on the mask token (m in the paper)."""
+    require_mask(vocab)
+    return _is_mask(vocab, like)
+
+
+def require_mask(vocab: Vocab) -> None:
+    """Raise `ScheduleError` for a vocabulary without a mask."""
     if vocab.mask_id is None:
         raise ScheduleError(
             "vocab.mask_id must be a token id for noise that masks, got None. "
             f"Use Vocab(size={vocab.size}, mask_id=...), or UniformSchedule, which needs no mask."
         )
-    return _is_mask(vocab, like)
 
 
 def uniform_noise(vocab: Vocab, like: Tensor | None = None) -> Float[Tensor, " V"]:

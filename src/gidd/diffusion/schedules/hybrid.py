@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
-from gidd.diffusion.schedules.curves import mask_noise, uniform_noise
+from gidd.diffusion.schedules.curves import require_mask
 from gidd.diffusion.schedules.mixture import PeakedAmount
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
@@ -41,6 +41,7 @@ class HybridSchedule(MixingSchedule):
             yield f"gamma must be in (0, 2], got {gamma}. The paper uses 1."
 
     def __post_init__(self) -> None:
+        require_mask(self.vocab)
         check(self)
 
     @property
@@ -54,13 +55,11 @@ class HybridSchedule(MixingSchedule):
 
     def beta_pi(self, t: Tensor) -> Tensor:
         """(t m + c_t u) / C_t."""
-        c = self.c.value(t)
-        return self._noise(t, mask=t / (1 + c), uniform=c / (1 + c))
+        return self.flat_beta_pi(t).rows(self.vocab)
 
     def inflow(self, t: Tensor) -> Tensor:
         """(m + (c + (1 - t) c') u) / (C_t (1 - t)), App. H.8."""
-        scale = (1 + self.c.value(t)) * (1 - t)
-        return self._noise(t, mask=1 / scale, uniform=self.c.derivative_term(t) / scale)
+        return self.flat_inflow(t).rows(self.vocab)
 
     def flat_beta_pi(self, t: Tensor) -> FlatNoise:
         """t / C_t on the mask, c_t / (C_t N) on each of the N other tokens."""
@@ -68,18 +67,13 @@ class HybridSchedule(MixingSchedule):
         return self._flat(mask=t / (1 + c), uniform=c / (1 + c))
 
     def flat_inflow(self, t: Tensor) -> FlatNoise:
-        """`inflow` in two numbers."""
+        """The two numbers of `inflow`."""
         scale = (1 + self.c.value(t)) * (1 - t)
         return self._flat(mask=1 / scale, uniform=self.c.derivative_term(t) / scale)
 
     def _flat(self, mask: Tensor, uniform: Tensor) -> FlatNoise:
         share = 1 / self.vocab.num_data_tokens
         return FlatNoise(self.vocab.mask_id, mask, uniform * share if self.p_uniform else None)
-
-    def _noise(self, t: Tensor, mask: Tensor, uniform: Tensor) -> Tensor:
-        """`mask` on the mask token, `uniform` spread evenly over all others."""
-        m, u = mask_noise(self.vocab, t), uniform_noise(self.vocab, t)
-        return mask[:, None] * m + uniform[:, None] * u
 
 
 _SMALLEST_LOG_B = -20.0
@@ -94,10 +88,9 @@ class FirstReleaseSchedule(MixingSchedule):
     and another normalisation. c_t is the amount on each single token, not on all tokens together,
     and the amount on the clean token is taken from the signal.
 
-    Use it with the published checkpoints only, and `HybridSchedule` for new models: p_uniform = 0
-    is not exactly masked diffusion here, and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists.
-    With 50258 tokens and p_uniform = 0.2 that is the last 1e-10 of time. S is not clamped, since
-    the probabilities would no longer sum to 1: use times up to 1 - 1e-6, or t = 1, which is valid.
+    Use it with the published checkpoints only: p_uniform = 0 is not exactly masked diffusion here,
+    and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists. That is about the last 1e-10 of time:
+    use times up to 1 - 1e-6, or t = 1, which is valid.
     """
 
     vocab: Vocab
@@ -110,6 +103,7 @@ class FirstReleaseSchedule(MixingSchedule):
                 f"p_uniform must be in [0, 1), got {self.p_uniform}. "
                 "The published checkpoints were trained with 0.0, 0.1 and 0.2."
             )
+        require_mask(self.vocab)
         check(self)
 
     @property
@@ -126,14 +120,14 @@ class FirstReleaseSchedule(MixingSchedule):
 
     def beta_pi(self, t: Tensor) -> Tensor:
         """t / C on the mask, c / C on every other token."""
-        return self._noise(t, self.flat_beta_pi(t))
+        return self.flat_beta_pi(t).rows(self.vocab)
 
     def inflow(self, t: Tensor) -> Tensor:
         """(a' S - a S') / (S C) with a = t on the mask and a = c elsewhere (App. H.8).
 
         With c' = c (1 - 2t) / (2 t (1 - t)) the numerators are 1 - c / (2 (1 - t)) and c / (2 t).
         """
-        return self._noise(t, self.flat_inflow(t))
+        return self.flat_inflow(t).rows(self.vocab)
 
     def flat_beta_pi(self, t: Tensor) -> FlatNoise:
         """The two numbers of `beta_pi`."""
@@ -156,9 +150,3 @@ class FirstReleaseSchedule(MixingSchedule):
     def _total(self, t: Tensor) -> Tensor:
         """C = 1 + (V - 2) c."""
         return 1 + (self.vocab.size - 2) * self._c(t)
-
-    def _noise(self, t: Tensor, flat: FlatNoise) -> Tensor:
-        """Rows over the vocabulary."""
-        is_mask = mask_noise(self.vocab, t).bool()
-        assert flat.other is not None
-        return flat.mask[:, None].where(is_mask, flat.other[:, None])

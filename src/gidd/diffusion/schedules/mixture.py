@@ -81,15 +81,13 @@ class PeakedAmount(NoiseAmount):
     def __post_init__(self) -> None:
         if not 0 <= self.peak < 1:
             raise ScheduleError(
-                f"p_uniform (the bump's peak) must be in [0, 1), got {self.peak}. It is the "
-                "fraction of random tokens at t = 1/2; the paper uses 0.0, 0.1 and 0.2. For noise "
-                "without a mask use UniformSchedule."
+                f"p_uniform (the bump's peak) must be in [0, 1), got {self.peak}. The paper uses "
+                "0.0, 0.1 and 0.2; for noise without a mask use UniformSchedule."
             )
         if not 0 < self.gamma <= 2:
             raise ScheduleError(
-                f"gamma must be in (0, 2], got {self.gamma}. Above 2 the uniform noise decreases "
-                "faster than tokens are masked, so no Markov chain has these marginals; at 0 the "
-                "noise at t = 0 would not be zero. The paper uses 1."
+                f"gamma must be in (0, 2], got {self.gamma}. Above 2 no Markov chain has these "
+                "marginals; at 0 the noise at t = 0 would not be zero. The paper uses 1."
             )
 
     @property

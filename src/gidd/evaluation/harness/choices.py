@@ -1,18 +1,16 @@
 """Log-likelihoods of the choices of questions, with early stop once the ranking is decided.
 
-All choices of a question share times and noise (common random numbers), so that differences
-between them vary less than the log-likelihoods. After each repeat, a one-sided paired t-test
-compares the best choice with every other one, in log-likelihoods and in length-normalised ones. A
-question whose ranking is decided draws no further repeats. Whether a question is stopped depends on
-its own draws only: other questions, batches and order have no effect.
+All choices of a question share times and noise (common random numbers). After each repeat, a
+one-sided paired t-test compares the best choice with every other one. Whether a question is stopped
+depends on its own draws only: other questions, batches and order have no effect.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,25 +28,17 @@ OnPasses = Callable[[int, int], None]
 class Choice(NamedTuple):
     """A continuation of a question."""
 
-    parts: tuple[ScoredText, ...]
-    """Its texts to score; more than one if it does not fit into the context."""
-
-    lengths: tuple[float, ...] = ()
-    """Lengths that its log-likelihood is divided by, for length-normalised rankings."""
+    parts: tuple[ScoredText, ...]  # more than one if it does not fit into the context
+    lengths: tuple[float, ...] = ()  # that its log-likelihood is divided by, for other rankings
 
 
-@final
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """Continuations that are compared with each other."""
 
     choices: tuple[Choice, ...]
-
-    can_stop: bool = True
-    """Whether only the ranking of the choices matters, not their log-likelihoods."""
+    can_stop: bool = True  # only the ranking of the choices matters, not their log-likelihoods
 
 
-@final
 @dataclass(frozen=True)
 class EarlyStop:
     """When the ranking of the choices of a question is decided."""
@@ -56,14 +46,17 @@ class EarlyStop:
     confidence: float = 0.99
     min_repeats: int = 3
 
-    def is_decided(
-        self, draws: Float[Tensor, "R C"], lengths: Sequence[Sequence[float]] = ()
-    ) -> bool:
-        """Whether the best choice is, for each list of lengths, significantly the best."""
-        if len(draws) < max(self.min_repeats, 2):
+    def is_decided(self, question: Question, draws: Sequence[Sequence[float]]) -> bool:
+        """Whether the best choice is significantly the best, also by each kind of length.
+
+        `draws` are the log-likelihoods of the choices in each repeat.
+        """
+        choices = question.choices
+        if not question.can_stop or len(choices) < 2 or len(draws) < max(self.min_repeats, 2):
             return False
-        scales = [torch.tensor(each, dtype=draws.dtype) for each in lengths]
-        return all(self._has_best(each) for each in [draws, *(draws / scale for scale in scales)])
+        drawn = torch.tensor(draws, dtype=torch.float64)
+        lengths = torch.tensor([[1.0, *each.lengths] for each in choices], dtype=torch.float64)
+        return all(self._has_best(drawn / scale) for scale in lengths.T)
 
     def _has_best(self, draws: Float[Tensor, "R C"]) -> bool:
         """Test the best mean against all others; equal draws of two choices decide nothing."""
@@ -74,66 +67,15 @@ class EarlyStop:
         return bool((t > limit)[torch.arange(draws.shape[1]) != best].all())
 
 
-@final
 @dataclass(frozen=True)
 class ChoiceScores:
     """Estimated log-likelihoods of the choices of a question."""
 
     loglikelihood: tuple[float, ...]
-    standard_error: tuple[float | None, ...]
-    """None after a single repeat."""
-
+    standard_error: tuple[float | None, ...]  # None after a single repeat
     repeats: int
-    is_decided: bool
-    """Whether the question was stopped early."""
-
-    calls: int
-    """Forward passes of single texts; a text that questions share counts for each."""
-
-
-class ScoredQuestions(NamedTuple):
-    """Scores of questions in their order, and the forward passes of single texts."""
-
-    scores: list[ChoiceScores]
-    calls: int
-
-
-@final
-@dataclass
-class _State:
-    """A question whose repeats are being drawn."""
-
-    question: Question
-    texts: list[list[int]]
-    """Number of the text of each part of each choice."""
-
-    draws: list[list[float]] = field(default_factory=list[list[float]])
-    """Minus the NELBO of each choice in each repeat."""
-
-    is_decided: bool = False
-
-    def decide(self, stop: EarlyStop) -> None:
-        """Test whether the ranking is decided."""
-        choices = self.question.choices
-        if self.question.can_stop and len(choices) > 1:
-            lengths = list(zip(*(choice.lengths for choice in choices), strict=True))
-            drawn = torch.tensor(self.draws, dtype=torch.float64)
-            self.is_decided = stop.is_decided(drawn, lengths)
-
-    def scores(self, estimator: NelboEstimator) -> ChoiceScores:
-        """Return means and standard errors."""
-        draws = torch.tensor(self.draws, dtype=torch.float64)
-        repeats, num_texts = len(draws), sum(map(len, self.texts))
-        errors: list[float | None] = [None] * len(self.texts)
-        if repeats > 1:
-            errors = (draws.std(0) / math.sqrt(repeats)).tolist()
-        return ChoiceScores(
-            loglikelihood=tuple(draws.mean(0).tolist()),
-            standard_error=tuple(errors),
-            repeats=repeats,
-            is_decided=self.is_decided,
-            calls=num_texts * estimator.has_ends + repeats * estimator.calls_per_repeat(num_texts),
-        )
+    is_decided: bool  # whether the question was stopped early
+    forward_passes: int  # of single texts; a text that questions share counts for each
 
 
 def score_questions(
@@ -143,18 +85,22 @@ def score_questions(
     repeats: int,
     stop: EarlyStop | None = None,
     on_passes: OnPasses | None = None,
-) -> ScoredQuestions:
+) -> tuple[list[ChoiceScores], int]:
     """Estimate the log-likelihoods of all choices; equal texts are computed once.
 
-    Args:
-        estimator: The model, its noise and the time grid.
-        questions: The questions.
-        repeats: Maximum number of repeats.
-        stop: When to stop a question early; without it, all have `repeats` repeats.
-        on_passes: Called with the forward passes done and expected, as they are done.
+    Questions that `stop` does not stop have all `repeats`. Returns the scores in the order of the
+    questions, and the forward passes of single texts.
     """
-    texts, states = _number_texts(questions)
-    done, expected = 0, len(texts) + repeats * estimator.calls_per_repeat(len(texts))
+    texts, place, numbers = list[ScoredText](), dict[object, int](), list[list[list[int]]]()
+    for question in questions:
+        numbers.append([[] for _ in question.choices])
+        for of_choice, choice in zip(numbers[-1], question.choices, strict=True):
+            for part in choice.parts:
+                given = None if part.given is None else tuple(part.given.tolist())
+                key = (tuple(part.tokens.tolist()), part.index, given)
+                of_choice.append(place.setdefault(key, len(texts)))
+                texts += [part] if of_choice[-1] == len(texts) else []
+    done, expected = 0, len(texts) + repeats * estimator.forward_passes_per_repeat(len(texts))
 
     def count(number: int) -> None:
         nonlocal done
@@ -163,37 +109,28 @@ def score_questions(
             on_passes(done, max(done, expected))
 
     prior = estimator.prior(texts, count).tolist()
-    undecided = states
+    draws: list[list[list[float]]] = [[] for _ in questions]
+    undecided = list(range(len(questions)))
     for repeat in range(repeats):
-        needed = sorted({i for state in undecided for parts in state.texts for i in parts})
-        expected = done + (repeats - repeat) * estimator.calls_per_repeat(len(needed))
+        needed = sorted({i for q in undecided for parts in numbers[q] for i in parts})
+        expected = done + (repeats - repeat) * estimator.forward_passes_per_repeat(len(needed))
         drawn = estimator.draw([texts[i] for i in needed], repeat, count).sum(-1).tolist()
         value = {i: -each - prior[i] for i, each in zip(needed, drawn, strict=True)}
-        for state in undecided:
-            state.draws.append([sum(value[text] for text in parts) for parts in state.texts])
-            if stop is not None and repeat + 1 < repeats:
-                state.decide(stop)
-        undecided = [state for state in undecided if not state.is_decided]
+        for q in undecided:
+            draws[q].append([sum(value[i] for i in parts) for parts in numbers[q]])
+        if stop is not None and repeat + 1 < repeats:
+            undecided = [q for q in undecided if not stop.is_decided(questions[q], draws[q])]
         if not undecided:
             break
-    return ScoredQuestions([state.scores(estimator) for state in states], done)
-
-
-def _number_texts(questions: Sequence[Question]) -> tuple[list[ScoredText], list[_State]]:
-    """Return the different texts, and the questions with the numbers of their texts."""
-    number: dict[object, int] = {}
-    texts: list[ScoredText] = []
-
-    def find(text: ScoredText) -> int:
-        given = None if text.given is None else tuple(text.given.tolist())
-        key = (tuple(text.tokens.tolist()), text.index, given)
-        if key not in number:
-            number[key] = len(texts)
-            texts.append(text)
-        return number[key]
-
-    states = [
-        _State(question, [[find(part) for part in choice.parts] for choice in question.choices])
-        for question in questions
-    ]
-    return texts, states
+    found: list[ChoiceScores] = []
+    for q, drawn in enumerate(draws):
+        table, num_texts = torch.tensor(drawn, dtype=torch.float64), sum(map(len, numbers[q]))
+        errors: list[float | None] = [None] * len(numbers[q])
+        if len(table) > 1:
+            errors = (table.std(0) / math.sqrt(len(table))).tolist()
+        passes = num_texts * estimator.has_ends
+        passes += len(table) * estimator.forward_passes_per_repeat(num_texts)
+        values = tuple(table.mean(0).tolist())
+        is_decided = len(table) < repeats
+        found.append(ChoiceScores(values, tuple(errors), len(table), is_decided, passes))
+    return found, done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,19 +18,15 @@ from gidd.pipeline.score import scoring_windows
 from gidd.pipeline.text import TokenDecoder
 from gidd.sampling import Request
 
-_INDEX_BITS = 62
-_MAX_GENERATED = 256
-"""Default number of blanks, as in lm-evaluation-harness; at most half the context."""
-
-_SAMPLING_FIELDS = ("steps", "temperature", "top_k", "top_p", "min_p", "sampler", "mesh")
+_MAX_GENERATED = 256  # default number of blanks, as in lm_eval; at most half the context
+_SAMPLING = {"steps", "temperature", "top_k", "top_p", "min_p", "sampler", "timestep_spacing"}
 
 
 class Continuation(NamedTuple):
     """Tokens of a context and of its continuation, encoded together."""
 
     tokens: tuple[int, ...]
-    start: int
-    """Number of tokens of the context."""
+    start: int  # number of tokens of the context
 
 
 def encode_continuation(texts: TokenDecoder, context: str, continuation: str) -> Continuation:
@@ -53,7 +49,7 @@ def stable_index(texts: Iterable[str], number: int = 0) -> int:
     for text in sorted(set(texts)):
         data = text.encode()
         digest.update(len(data).to_bytes(8, "big") + data)
-    return int.from_bytes(digest.digest()[:8], "big") >> (64 - _INDEX_BITS)
+    return int.from_bytes(digest.digest()[:8], "big") >> 2  # 62 bits
 
 
 def conditional_parts(
@@ -84,10 +80,7 @@ def joint_parts(
 
 @torch.no_grad()
 def is_greedy(estimator: NelboEstimator, text: ScoredText) -> bool:
-    """Whether x_theta at t = 1, where all scored tokens are noise, is highest at each of them.
-
-    One forward pass: all tokens are predicted at once.
-    """
+    """Whether x_theta at t = 1, where all scored tokens are noise, is highest at each of them."""
     x = text.tokens.to(estimator.device)
     given = torch.zeros_like(x, dtype=torch.bool)
     if text.given is not None:
@@ -102,33 +95,29 @@ def is_greedy(estimator: NelboEstimator, text: ScoredText) -> bool:
     return bool((predicted == x[~given]).all())
 
 
-class GeneratedTexts(NamedTuple):
-    """Generated texts in the order of the requests."""
-
-    texts: list[str]
-    calls: int
-    """Forward passes."""
-
-    truncated: int
-    """Requests whose context was truncated."""
-
-
 def generate_texts(
     pipe: Pipeline, requests: Sequence[tuple[Any, ...]], max_length: int, seed: int
-) -> GeneratedTexts:
+) -> tuple[list[str], int, int]:
     """Fill `max_gen_toks` blanks after each context; its last tokens are kept if it is too long.
 
-    A request is (context, settings) with `until`, `max_gen_toks` and sampling options. Without
-    `do_sample` the temperature is 0. The random numbers of a sample depend on its context.
+    A request is (context, settings) of lm_eval; without `do_sample` the temperature is 0. Returns
+    the texts, the number of forward passes, and of requests whose context was truncated.
     """
-    made: list[Request] = []
-    truncated = 0
+    made, truncated, texts = list[Request](), 0, list[str]()
     for context, settings in requests:
         tokens = pipe.token_texts.encode(context, "a context")
-        number = _num_blanks(settings, max_length)
+        wanted = settings.get("max_gen_toks", settings.get("max_new_tokens"))
+        if wanted is None:
+            wanted = min(_MAX_GENERATED, max_length // 2)
+        number = max(1, min(int(wanted), max_length - 1))
         kept = tokens[-(max_length - number) :]
         truncated += len(kept) < len(tokens)
-        options = _options(settings, number)
+        # by default a step per blank, at most the default of `generate`
+        values: dict[str, Any] = {"steps": min(SamplingOptions().steps, number)}
+        values |= {n: v for n, v in settings.items() if n in _SAMPLING and v is not None}
+        if not settings.get("do_sample", "temperature" in values):
+            values["temperature"] = 0.0
+        options = SamplingOptions(**values)
         made.append(
             Request(
                 tokens=(*kept, *[None] * number),
@@ -139,13 +128,12 @@ def generate_texts(
                 stop=tuple(sorted(pipe.tokenizer.terminator_ids)),
             )
         )
-    samples = pipe.engine.sample(made)
-    texts: list[str] = []
+    samples = pipe.session.sample(made)
     for (_, settings), request, sample in zip(requests, made, samples, strict=True):
         start = sum(token is not None for token in request.tokens)
         text = "".join(pipe.token_texts(sample.text[start:]))
         texts.append(cut_at(text, settings.get("until") or ()))
-    return GeneratedTexts(texts, sum(sample.calls for sample in samples), truncated)
+    return texts, sum(sample.forward_passes for sample in samples), truncated
 
 
 def cut_at(text: str, stops: str | Sequence[str]) -> str:
@@ -153,19 +141,3 @@ def cut_at(text: str, stops: str | Sequence[str]) -> str:
     stops = [stops] if isinstance(stops, str) else stops
     found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return text[: min(found, default=len(text))]
-
-
-def _num_blanks(settings: Mapping[str, Any], max_length: int) -> int:
-    wanted = settings.get("max_gen_toks", settings.get("max_new_tokens"))
-    if wanted is None:
-        return min(_MAX_GENERATED, max(1, max_length // 2))
-    return max(1, min(int(wanted), max_length - 1))
-
-
-def _options(settings: Mapping[str, Any], num_blanks: int) -> SamplingOptions:
-    """Return sampling options; by default a step per blank, at most the default of `generate`."""
-    values: dict[str, Any] = {"steps": min(SamplingOptions().steps, num_blanks)}
-    values |= {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
-    if not settings.get("do_sample", "temperature" in values):
-        values["temperature"] = 0.0
-    return SamplingOptions(**values)

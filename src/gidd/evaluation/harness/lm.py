@@ -1,12 +1,8 @@
 """The model class of lm-evaluation-harness: `--model gidd --model_args pretrained=models/nano`.
 
-    python -m gidd.evaluation.harness.lm --model gidd --model_args pretrained=models/nano \
-        --tasks arc_easy
-
-is the command `lm_eval` with this class registered. `lm_eval --model gidd` itself finds it by the
-entry point `lm_eval.models` in releases after 0.4.13; 0.4.13 reads no entry points and needs the
-path of `lm_eval.yaml` (next to this file) among its tasks. In Python, `import
-gidd.evaluation.harness.lm` registers it for `lm_eval.simple_evaluate`.
+`python -m gidd.evaluation.harness.lm` is the command `lm_eval` with this class registered, as
+importing this module does. `lm_eval` itself finds it by an entry point in releases after 0.4.13;
+0.4.13 needs the path of `lm_eval.yaml` (next to this file) among its tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gidd.common.allowed import integer, optional, require_arguments
+from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError
@@ -55,9 +51,6 @@ if not TYPE_CHECKING:
         optional_package("lm_eval.models", "eval")  # registers its own models, before ours is
         _register = optional_package("lm_eval.api.registry", "eval").register_model("gidd")
 
-_ROLLING_REPEATS = 2
-"""Repeats that a standard error needs at least."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -83,18 +76,10 @@ class GiddLM(_Base):
     ) -> None:
         """Load a model; the keywords are what `--model_args` accepts.
 
-        Args:
-            pretrained: A pipeline, or a model for `gidd.from_pretrained`, as `device`, `precision`
-                and `tokenizer` are.
-            device: "cpu", "cuda" or "mps"; by default the fastest available.
-            precision: "float32", "bf16" or "tf32".
-            tokenizer: Tokenizer of a model saved without one.
-            max_length: Tokens of a text, at most and by default the context of the model.
-            batch_size: Texts of `max_length` tokens in a forward pass; "auto" is the default of
-                `Pipeline.nelbo_estimator`. It does not change scores.
-            max_batch_size: Ignored; lm_eval passes it.
-            on_passes: Called with the forward passes done and expected.
-            **settings: Fields of `TaskOptions`: rule, nodes, repeats, grid, early_stop, seed, ...
+        `pretrained`, `device`, `precision` and `tokenizer` are those of `gidd.from_pretrained`, or
+        `pretrained` is a pipeline. `batch_size` is the number of texts of `max_length` tokens in a
+        forward pass, or "auto"; it does not change scores. `settings` are fields of `TaskOptions`.
+        `on_passes` is called with the forward passes done and expected.
         """
         optional_package("lm_eval.api.model", "eval")
         super().__init__()
@@ -106,18 +91,23 @@ class GiddLM(_Base):
         self.pipe = pretrained
         require_arguments(max_length=(max_length, optional(integer(2, self.pipe.context))))
         self.max_length: int = max_length or self.pipe.context
-        self.batch_size = batch_size
+        self.batch_size, tokens_per_batch = batch_size, None
+        if batch_size is not None and not str(batch_size).startswith("auto"):
+            number = int(batch_size) if str(batch_size).isdecimal() else batch_size
+            fix = "Use a number of texts, or auto."
+            require_arguments(batch_size=(number, integer(1, fix=fix)))
+            tokens_per_batch = int(number) * self.max_length
         self.estimator: NelboEstimator = self.pipe.nelbo_estimator(
             grid=self.options.grid,
             nodes=self.options.nodes,
             seed=self.options.seed,
-            tokens_per_call=_tokens_per_call(batch_size, self.max_length),
+            tokens_per_batch=tokens_per_batch,
         )
         self._stop = None
         if self.options.early_stop:
             self._stop = EarlyStop(self.options.confidence, self.options.min_repeats)
         self.on_passes = on_passes
-        self.calls = 0
+        self.forward_passes = 0
         """Forward passes of single texts so far."""
 
         self.truncated = 0
@@ -157,16 +147,21 @@ class GiddLM(_Base):
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return (-NELBO, is_greedy) of each request (context, continuation)."""
-        encoded = {request.args[:2]: self._encode(*request.args[:2]) for request in requests}
+        decoder = self.pipe.token_texts
+        encoded = {
+            pair: encode_continuation(decoder, *pair)
+            for pair in [request.args[:2] for request in requests]
+        }
+        self.truncated += sum(len(each.tokens) > self.max_length for each in encoded.values())
         questions = _group(requests)
-        found, calls = score_questions(
+        found, forward_passes = score_questions(
             self.estimator,
             [self._question(pairs, encoded) for pairs in questions.values()],
             repeats=self.options.repeats,
             stop=self._stop,
             on_passes=self.on_passes,
         )
-        self.calls += calls
+        self.forward_passes += forward_passes
         results: dict[tuple[QuestionKey, tuple[str, str]], tuple[float, bool]] = {}
         for (key, pairs), scores in zip(questions.items(), found, strict=True):
             require_finite_predictions(all(map(math.isfinite, scores.loglikelihood)))
@@ -188,11 +183,11 @@ class GiddLM(_Base):
             owners += [owner] * len(found)
         totals = torch.zeros(len(texts), dtype=torch.float64)
         if parts:
-            repeats = max(self.options.repeats, _ROLLING_REPEATS)
+            repeats = max(self.options.repeats, 2)  # which a standard error needs
             estimate = estimate_nelbo(
-                self.estimator, parts, repeats=repeats, on_calls=self.on_passes
+                self.estimator, parts, repeats=repeats, on_forward_passes=self.on_passes
             )
-            self.calls += estimate.calls
+            self.forward_passes += estimate.forward_passes
             require_finite_predictions(bool(estimate.nelbo.isfinite().all()))
             totals.index_add_(0, torch.tensor(owners), -estimate.nelbo)
         value = dict(zip(texts, totals.tolist(), strict=True))
@@ -200,47 +195,41 @@ class GiddLM(_Base):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return what fills the blanks after each context, up to the first stop string."""
-        found = generate_texts(
-            self.pipe, [request.args for request in requests], self.max_length, self.options.seed
-        )
-        self.calls += found.calls
-        self.truncated += found.truncated
-        return found.texts
+        contexts, seed = [request.args for request in requests], self.options.seed
+        texts, passes, truncated = generate_texts(self.pipe, contexts, self.max_length, seed)
+        self.forward_passes += passes
+        self.truncated += truncated
+        return texts
 
     def describe(self) -> dict[str, Any]:
         """Return the settings of scoring and generation as plain data."""
         return {
             **self.options.describe(),
             "max_length": self.max_length,
-            "tokens_per_call": self.estimator.tokens_per_call,
+            "tokens_per_batch": self.estimator.tokens_per_batch,
             "rolling": "windows of the context, each given up to half a context before it",
         }
-
-    def _encode(self, context: str, continuation: str) -> Continuation:
-        encoded = encode_continuation(self.pipe.token_texts, context, continuation)
-        self.truncated += len(encoded.tokens) > self.max_length
-        return encoded
 
     def _question(
         self, pairs: Sequence[tuple[str, str]], encoded: Mapping[tuple[str, str], Continuation]
     ) -> Question:
         """Return the question of some pairs; its contexts are the address of random numbers."""
         contexts = [context for context, _ in pairs]
-        choices = tuple(
-            Choice(self._parts(encoded[pair], contexts), _lengths(pair[1])) for pair in pairs
-        )
-        # continuations without their context are there to compute a difference (mutual information)
-        return Question(choices, can_stop=all(contexts) or not any(contexts))
-
-    def _parts(self, encoded: Continuation, contexts: Sequence[str]) -> tuple[Any, ...]:
         make = joint_parts if self.options.rule == "paper" else conditional_parts
-        return make(encoded.tokens, encoded.start, self.max_length, contexts)
+        choices = list[Choice]()
+        for pair in pairs:
+            parts = make(encoded[pair].tokens, encoded[pair].start, self.max_length, contexts)
+            # acc_norm and acc_bytes count the characters and bytes without the delimiter
+            text = pair[1].lstrip() or pair[1]
+            choices.append(Choice(parts, (float(len(text)), float(len(text.encode())))))
+        # continuations without their context are there to compute a difference (mutual information)
+        return Question(tuple(choices), can_stop=all(contexts) or not any(contexts))
 
     def _is_greedy(self, encoded: Continuation, context: str) -> bool:
         parts = conditional_parts(encoded.tokens, encoded.start, self.max_length, [context])
         if len(parts) != 1:
             return False
-        self.calls += 1
+        self.forward_passes += 1
         return is_greedy(self.estimator, *parts)
 
 
@@ -278,23 +267,6 @@ def _options(values: Mapping[str, Any]) -> TaskOptions:
     if found := list(options.problems()):
         raise ConfigError("\n".join(found))
     return options
-
-
-def _tokens_per_call(batch_size: int | str | None, max_length: int) -> int | None:
-    if batch_size is None or str(batch_size).startswith("auto"):
-        return None
-    try:
-        number = int(batch_size)
-    except ValueError:
-        number = 0
-    require_arguments(batch_size=(number, integer(1, fix="Use a number of texts, or auto.")))
-    return number * max_length
-
-
-def _lengths(continuation: str) -> tuple[float, ...]:
-    """Return characters and bytes without the delimiter, as acc_norm and acc_bytes count them."""
-    text = continuation.lstrip() or continuation
-    return float(len(text)), float(len(text.encode()))
 
 
 def main() -> None:

@@ -2,9 +2,7 @@
 
 result = evaluate_tasks(gidd.from_pretrained("models/nano"), ["arc_easy", "questions.jsonl"])
 
-A line of a .jsonl file is a question: {"question": ..., "choices": [...], "answer": 0}, with the
-number of the right choice; "context" may be used for "question". A .yaml file is a task of lm_eval,
-which runs the Python functions that it names.
+A line of a .jsonl file is a question: {"question": ..., "choices": [...], "answer": 0}.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.evaluation.harness.choices import ChoiceScores, OnPasses
-from gidd.evaluation.model_manifest import describe_pipeline
 from gidd.evaluation.options import TaskOptions
 from gidd.evaluation.ratios import ratio_of_sums
 from gidd.evaluation.results import EvaluationResult, Measurement
@@ -56,14 +53,9 @@ def evaluate_tasks(
 ) -> EvaluationResult:
     """Evaluate a model on tasks of lm_eval and of local files, in one process.
 
-    Args:
-        pipe: The model.
-        names: Tasks of lm_eval, "paper" for the seven tasks of the paper, `.yaml` and `.jsonl`
-            files, and folders of them.
-        options: How continuations are scored.
-        limit: Number of questions of each task; by default all.
-        num_fewshot: Number of examples before each question; by default as the task says.
-        on_passes: Called with the forward passes done and expected.
+    `names` are tasks of lm_eval, "paper" for the seven tasks of the paper, `.yaml` and `.jsonl`
+    files, and folders of them. `limit` is the number of questions of each task, `num_fewshot` of
+    examples before each question. `on_passes` is called with the forward passes done and expected.
     """
     lm_eval: Any = optional_package("lm_eval.evaluator", "eval")
     from gidd.evaluation.harness.lm import GiddLM  # imports lm_eval, which takes seconds
@@ -85,12 +77,12 @@ def evaluate_tasks(
         scores = {key[1]: each for key, each in model.scores.items() if key[0] == name}
         rows += _rows(name, samples[name], scores)
     manifest = {
-        **describe_pipeline(pipe),
+        **pipe.describe(),
         **model.describe(),
         "lm_eval": str(optional_package("lm_eval", "eval").__version__),
         "tasks": {n: _describe(task, found) for n, task in loaded["tasks"].items()},
         "limit": limit,
-        "calls": model.calls,
+        "forward_passes": model.forward_passes,
         "truncated_requests": model.truncated,
     }
     return EvaluationResult(kind="tasks", measurements=measurements, manifest=manifest, rows=rows)
@@ -143,21 +135,15 @@ def read_questions(path: Path) -> dict[str, Any]:
 
 
 def _question(record: dict[str, Any], where: str) -> dict[str, Any]:
-    text = record.get("question", record.get("context"))
-    choices: Any = record.get("choices")
-    answer: Any = record.get("answer")
+    text: Any = record.get("question", record.get("context"))
+    choices, answer = cast("list[Any]", record.get("choices")), record.get("answer")
     if not isinstance(text, str):
         raise DataError(f'{where} must have a text "question" or "context", got {shorten(text)}.')
-    are_texts = isinstance(choices, list) and all(
-        isinstance(each, str) and each for each in cast("list[object]", choices)
-    )
+    are_texts = type(choices) is list and all(isinstance(c, str) and c for c in choices)
     if not are_texts or len(choices) < 2:
         raise DataError(f'{where} must have "choices", 2 or more texts, got {shorten(choices)}.')
     if type(answer) is not int or not 0 <= answer < len(choices):
-        raise DataError(
-            f'{where} must have "answer", the number of a choice in [0, {len(choices)}), got '
-            f"{shorten(answer)}."
-        )
+        raise DataError(f'{where}: "answer" must be in [0, {len(choices)}), got {shorten(answer)}.')
     return {"question": text, "choices": choices, "answer": answer}
 
 
@@ -175,8 +161,8 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
     for name in names:
         if name not in files and name not in manager.task_index:
             raise ConfigError(
-                f"TASK must be a task of lm_eval, paper, or a .yaml or .jsonl file, got {name!r}. "
-                "`lm_eval ls tasks` lists its tasks."
+                f"TASK must be a task of lm_eval (`lm_eval ls tasks`), paper, or a .yaml or .jsonl "
+                f"file, got {name!r}."
             )
     specs = [read_questions(Path(n)) if n.endswith(".jsonl") else n for n in names]
     try:
@@ -187,8 +173,8 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"the tasks {', '.join(names)} could not be loaded: {type(error).__name__}: {reason} "
-            "Check the network and HF_HUB_OFFLINE. On a machine without network, run once where "
-            "there is one and copy the cache (HF_HOME), or name a local .jsonl or .yaml file."
+            "Check the network and HF_HUB_OFFLINE, copy the cache (HF_HOME) of a machine with "
+            "network, or name a local .jsonl or .yaml file."
         ) from error
 
 

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
         BidirectionalLMConfig as BidirectionalLMConfig,
         MaskedLMConfig as MaskedLMConfig,
     )
+    from gidd.models.backbones.scaled import ScaledConfig as ScaledConfig
 
-PARTS = {
+COMPONENTS = {
     "dit": "DiTConfig",
     "time_mapped_dit": "TimeMappedConfig",
     "bidirectional": "BidirectionalConfig",
+    "scaled": "ScaledConfig",
     "llama-bidirectional": "BidirectionalLMConfig",
     "masked-lm": "MaskedLMConfig",
 }

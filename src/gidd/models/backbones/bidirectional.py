@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import size_problems
-from gidd.models.backbones.layers import Rotation, mask_of_keys, require_length, rotate, rotation
+from gidd.models.backbones.layers import Rotation, attention_mask, require_length, rotate, rotation
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -77,9 +77,8 @@ class BidirectionalConfig:
             raise ConfigError("\n".join(problems))
         if self.width % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"the hidden size {self.width} must be an even multiple of the number of attention "
-                f"heads, {shorten(self.num_heads)}, and that a multiple of the number of heads of "
-                f"keys, {shorten(self.num_kv_heads)}."
+                f"width = {self.width} must be an even multiple of num_heads = "
+                f"{shorten(self.num_heads)}, a multiple of {shorten(self.num_kv_heads)} kv heads."
             )
 
     def build(self) -> BidirectionalTransformer:
@@ -97,6 +96,7 @@ class BidirectionalTransformer(nn.Module):
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
         self.config = config
+        self.accepts_segments = config.shifted_mask_id is None  # a shift crosses documents
         self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
         self.norm = _RMSNorm(config)
@@ -114,24 +114,24 @@ class BidirectionalTransformer(nn.Module):
         z: Int[Tensor, "B L"],
         t: Float[Tensor, " B"],
         valid: Bool[Tensor, "B L"] | None = None,
+        segments: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head, shifted to the position that they predict.
 
-        Those of valid tokens do not depend on padding.
+        They depend on valid tokens, or on those of their segment, only.
         """
         config = self.config
         length = require_length(z, config.max_length)
         is_refused = config.shifted_mask_id is not None and not config.predicts_first
         if is_refused and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(
-                "the first token must not be masked: this model predicts every token from the "
-                "output before it, so nothing predicts the first. Begin the prompt or template "
-                "with text; texts cannot be scored with this model."
+                "the first token must not be masked, as nothing predicts it. Begin the prompt or "
+                "template with text; texts cannot be scored with this model."
             )
         angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
-        x = self.embed_tokens(z)
+        x, mask = self.embed_tokens(z), attention_mask(valid, segments)
         for layer in self.layers:
-            x = layer(x, angles, valid)
+            x = layer(x, angles, mask)
         x = self.norm(x)
         return x if config.shifted_mask_id is None else torch.cat([x[:, :1], x[:, :-1]], dim=1)
 
@@ -168,16 +168,17 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None
+        self,
+        x: Float[Tensor, "B L D"],
+        angles: Rotation,
+        mask: Bool[Tensor, "B 1 queries L"] | None,
     ) -> Float[Tensor, "B L D"]:
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         k, v = (heads.repeat_interleave(self.shared, dim=1) for heads in (rotate(k, angles), v))
-        mixed = F.scaled_dot_product_attention(
-            rotate(q, angles), k, v, attn_mask=mask_of_keys(valid)
-        )
+        mixed = F.scaled_dot_product_attention(rotate(q, angles), k, v, attn_mask=mask)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -205,7 +206,10 @@ class _Layer(nn.Module):
         self.mlp = _MLP(config)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None
+        self,
+        x: Float[Tensor, "B L D"],
+        angles: Rotation,
+        mask: Bool[Tensor, "B 1 queries L"] | None,
     ) -> Float[Tensor, "B L D"]:
-        x = x + self.self_attn(self.input_layernorm(x), angles, valid)
+        x = x + self.self_attn(self.input_layernorm(x), angles, mask)
         return x + self.mlp(self.post_attention_layernorm(x))

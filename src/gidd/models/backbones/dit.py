@@ -13,6 +13,7 @@ from gidd.models.backbones.layers import (
     Block,
     LocalMixing,
     TimeEmbedding,
+    attention_mask,
     layer_norm,
     modulate,
     require_length,
@@ -41,6 +42,7 @@ class DiT(nn.Module):
         super().__init__()
         self.config = config
         self.uses_time = config.uses_time
+        self.accepts_segments = not config.mixing_width  # mixing reads across documents
         width, time_width = config.width, config.time_width
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.time = TimeEmbedding(time_width)
@@ -77,19 +79,18 @@ class DiT(nn.Module):
         z: Int[Tensor, "B L"],
         t: Float[Tensor, " B"],
         valid: Bool[Tensor, "B L"] | None = None,
+        segments: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head; those of valid tokens do not depend on padding."""
+        """Hidden states before the head; they depend on valid tokens, or on their segment, only."""
         length = require_length(z, self.config.max_length)
         angles = rotation(length, self.config.width // self.config.num_heads, z.device)
         condition = self.time(self.config.time_input(t))
-        x = self.embedding(z)
+        x, same = self.embedding(z), (condition, angles, valid, attention_mask(valid, segments))
         for block in self.blocks:
             if self.config.checkpoint_activations and self.training:
-                x = cast(
-                    Tensor, checkpoint(block, x, condition, angles, valid, use_reentrant=False)
-                )
+                x = cast(Tensor, checkpoint(block, x, *same, use_reentrant=False))
             else:
-                x = block(x, condition, angles, valid)
+                x = block(x, *same)
         shift, scale = self.final_modulation(condition)[:, None, :].chunk(2, dim=-1)
         return modulate(self.final_norm(x), shift, scale)
 

@@ -95,20 +95,13 @@ class DiTConfig:
             example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
             yield (
                 f"width must be an even multiple of num_heads = {shorten(self.num_heads)}, got "
-                f"{shorten(self.width)}. Rotary embedding needs an "
-                f"even head size, width / num_heads; use {shorten(example)}, for example."
+                f"{shorten(self.width)}. Use {shorten(example)}, for example."
             )
         mixing = self.mixing_width
         if type(mixing) is not int or mixing < 0 or (mixing and mixing % 2 == 0):
-            yield (
-                f"mixing_width must be 0 or an odd number, got {shorten(mixing)}. It is the width "
-                "of a convolution centred at each position, such as 7."
-            )
+            yield f"mixing_width must be 0 or an odd number, got {shorten(mixing)}. 7 is common."
         if not 0 <= self.dropout < 1:
-            yield (
-                f"dropout must be in [0, 1), got {self.dropout}. "
-                "It is the dropout rate in training; the paper uses 0."
-            )
+            yield f"dropout must be in [0, 1), got {self.dropout}. The paper uses 0."
 
     def build(self) -> DiT:
         """Build the network."""

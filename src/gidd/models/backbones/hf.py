@@ -1,8 +1,6 @@
-"""Networks of `transformers` as backbones: causal language models made bidirectional, encoders.
+"""Networks of `transformers` as backbones: encoders, and causal models made bidirectional.
 
-The configuration class, the layers and the weights are the library's own. A causal network is made
-bidirectional: its layers are called one by one, with a mask of padding only, and their attention is
-told not to be causal.
+The layers of a causal model are called one by one, with a mask of padding only.
 """
 
 from __future__ import annotations
@@ -18,56 +16,40 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
-from gidd.models.backbones.layers import TimeEmbedding, mask_of_keys, require_length
+from gidd.models.backbones.layers import TimeEmbedding, attention_mask, require_length
 from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-_TIME_WIDTH = 128
-"""Size of the time embedding, as in `DiTConfig`."""
-
 _TOKENS = {f"{token}_token_id" for token in ("bos", "cls", "eos", "pad", "sep")}
 """Tokens of another tokenizer by default; the embedding of a padding token would not be trained."""
 
-_SIZES = {
-    "hidden_size": "width",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "vocab_size": "vocab_size",
-}
-"""Fields of transformers that are options of their own."""
-
+_SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _WINDOWS = {"max_window_layers", "sliding_window", "use_sliding_window"}
 _WITHOUT_EFFECT = _TOKENS | _WINDOWS | {"add_cross_attention", "is_decoder", "use_cache"}
-_MULTIPLE = 32
-"""The default MLP size is rounded to a multiple of this, for efficient kernels."""
 
 
 def field_names(family: str) -> set[str]:
-    """Return the fields that `HFConfig.hf` can have: those that the class of the family adds.
+    """Return the fields that `HFConfig.hf` can have: the fields that only this family has.
 
-    The fields that all classes of transformers have can name code to download, or a number of
-    labels to make.
+    Fields of all classes of transformers can name code to download, or a number of labels.
     """
-    library = optional_package("transformers", "hf")
+    library, is_causal = optional_package("transformers", "hf"), family in CAUSAL
     shared = library.PretrainedConfig().to_dict().keys()
     own = library.AutoConfig.for_model(family).to_dict().keys() - shared | {"tie_word_embeddings"}
-    own = own | {"head_dim"} if family in CAUSAL else own
-    return own - _WITHOUT_EFFECT - _SIZES.keys() - ({"layer_types"} if family in CAUSAL else set())
+    own |= {"head_dim"} if is_causal else set()
+    return own - _WITHOUT_EFFECT - {*_SIZES} - ({"layer_types"} if is_causal else set())
 
 
 def _transformers_config(config: HFConfig) -> Any:
-    """Return the configuration of `transformers` for a backbone."""
     width, heads, given = config.width, config.num_heads, config.fields
     allowed = field_names(config.family)
     if unknown := sorted(given.keys() - allowed):
-        raise ConfigError(
-            f"hf has {shorten(unknown)}, which cannot be set for {config.family}. Allowed are "
-            f"{', '.join(sorted(allowed))}."
-        )
+        names = ", ".join(sorted(allowed))
+        raise ConfigError(f"hf has {shorten(unknown)}, which cannot be set. Allowed: {names}.")
     fields: dict[str, Any] = {
-        "intermediate_size": _MULTIPLE * max(1, round(8 * width / 3 / _MULTIPLE)),
+        "intermediate_size": 32 * max(1, round(8 * width / 3 / 32)),  # for efficient kernels
         "max_position_embeddings": config.max_length,
         "tie_word_embeddings": False,
     }
@@ -77,10 +59,9 @@ def _transformers_config(config: HFConfig) -> Any:
         fields |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         fields["intermediate_size"] = 4 * width
     fields |= given
-    if config.max_length > fields["max_position_embeddings"]:
+    if config.max_length > (most := fields["max_position_embeddings"]):
         raise ConfigError(
-            f"max_length must be at most max_position_embeddings = "
-            f"{fields['max_position_embeddings']} of hf, got {config.max_length}."
+            f"max_length must be at most max_position_embeddings = {most}, got {config.max_length}."
         )
     odd = fields.get("head_dim", width / heads) % (1 if config.family == "bert" else 2)
     if odd or heads % fields.get("num_key_value_heads", heads):
@@ -88,17 +69,14 @@ def _transformers_config(config: HFConfig) -> Any:
             f"width / num_heads = {width} / {heads}, or head_dim of hf, must be even, and "
             f"num_heads a multiple of num_key_value_heads of hf, got {shorten(config.hf)}."
         )
-    fields |= {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
-    fields |= dict.fromkeys(_TOKENS) | {"use_cache": False}
+    sizes = zip(_SIZES, (width, heads, config.num_layers, config.vocab_size), strict=True)
+    fields |= dict(sizes) | dict.fromkeys(_TOKENS) | {"use_cache": False}
     return optional_package("transformers", "hf").AutoConfig.for_model(config.family, **fields)
 
 
 @final
 class HFNetwork(nn.Module):
-    """From noisy tokens to hidden states and logits, by a network of `transformers`.
-
-    Build a large one under `torch.device("meta")`; then call `to_empty` and `reset_parameters`.
-    """
+    """From noisy tokens to hidden states and logits, by a network of `transformers`."""
 
     accepts_padding = True
 
@@ -114,17 +92,14 @@ class HFNetwork(nn.Module):
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         self.body: Any = model.base_model
-        is_bert = config.family == "bert"
         if not is_causal:
+            is_bert = config.family == "bert"
             self.transform = model.cls.predictions.transform if is_bert else model.head
         self.head = cast(nn.Linear, model.get_output_embeddings())
         self.names_in_files = {name: names[id(p)] for name, p in self.named_parameters()}
-        """The names in transformers of the parameters that a pretrained network has."""
-        self.added_modules: tuple[nn.Module, ...] = ()
-        """Modules that a pretrained network does not have, which are always trained."""
+        self.added_modules: tuple[nn.Module, ...] = ()  # not pretrained: always trained
         if config.time_embedding:
-            self.time = TimeEmbedding(_TIME_WIDTH)
-            self.time_projection = nn.Linear(_TIME_WIDTH, config.width)
+            self.time, self.time_projection = TimeEmbedding(128), nn.Linear(128, config.width)
             self.added_modules = (self.time, self.time_projection)
         if is_causal:
             for block in self.blocks:
@@ -145,7 +120,7 @@ class HFNetwork(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, initial: Initializer | None = None) -> None:
-        """Initialise all weights and buffers: weights normal, norms 1, biases and projection 0."""
+        """Initialise weights (normal), norms (1), biases and time projection (0), and buffers."""
         initial = initial or Initializer()
         std = self.body.config.initializer_range
         first_name = {id(parameter): name for name, parameter in self.named_parameters()}
@@ -175,10 +150,7 @@ class HFNetwork(nn.Module):
 
     @torch.no_grad()
     def _reset_buffers(self) -> None:
-        """Compute rotary frequencies and positions, on the device of the parameters.
-
-        They are lost when a network leaves the meta device, and must not be rounded to bf16.
-        """
+        """Compute buffers, which leaving the meta device loses and conversion to bf16 rounds."""
         device = self.embedding.weight.device
         for module in self.body.modules():
             buffers = dict(module.named_buffers(recurse=False))
@@ -203,7 +175,7 @@ class HFNetwork(nn.Module):
             encoded = self.body(inputs_embeds=x, attention_mask=valid)
             return self.transform(encoded.last_hidden_state)
         positions = torch.arange(length, device=x.device)[None]
-        angles, mask = self.body.rotary_emb(x, positions), mask_of_keys(valid)
+        angles, mask = self.body.rotary_emb(x, positions), attention_mask(valid)
         for block in self.blocks:  # without the causal mask of their model
             x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return self.body.norm(x)

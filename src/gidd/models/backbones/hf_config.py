@@ -6,20 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
-from gidd.common.allowed import choice, field_problems, integer
+from gidd.common.config.allowed import choice, field_problems, integer
 from gidd.common.files import parse_json
-from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from gidd.models.backbones.hf import HFNetwork
 
-_FORMER_OPTIONS = {
-    "num_kv_heads": "num_key_value_heads",
-    "mlp_width": "intermediate_size",
-    "tied_head": "tie_word_embeddings",
-}
-"""Options in records of older versions, and their names in transformers."""
+_OLD_OPTIONS = ("num_kv_heads", "mlp_width", "tied_head")
+_THEIR_NAMES = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,34 +22,21 @@ class HFConfig:
     """A network of `transformers` as a backbone: one of the two classes below."""
 
     vocab_size: int
-    """Rows of the embedding and of the head: at least `vocab.size`; more rows are padding."""
-
     max_length: int
-    """Longest sequence, in tokens; any shorter one is allowed too."""
-
     family: str
-    """Architecture: one of `families`."""
-
     width: int = 768
     """Hidden size."""
-
     num_layers: int = 12
     """Number of blocks."""
-
     num_heads: int = 12
     """Attention heads."""
-
     hf: str = "{}"
     """Other fields of the configuration in transformers, as a JSON object, for example
     {"num_key_value_heads": 4, "tie_word_embeddings": true}."""
-
     time_embedding: bool = False
-    """Add a projection of the time t to the token embeddings. The projection starts at 0: a
-    pretrained network predicts the same as without it."""
-
+    """Add a projection of the time t, which starts at 0, to the token embeddings."""
     checkpoint_activations: bool = False
     """Recompute the activations of each block in the backward pass: less memory, more time."""
-
     families: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -79,8 +61,8 @@ class HFConfig:
         """Convert a record of an older version, which had options for some of the fields."""
         if "settings" not in record:
             return record
-        fields = {new: record.pop(old, None) for old, new in _FORMER_OPTIONS.items()}
-        fields = {name: value for name, value in fields.items() if value is not None}
+        old = zip(_THEIR_NAMES, (record.pop(name, None) for name in _OLD_OPTIONS), strict=True)
+        fields = {name: value for name, value in old if value is not None}
         return record | {"hf": json.dumps(fields | _parse(record.pop("settings")))}
 
 
@@ -107,9 +89,7 @@ class MaskedLMConfig(HFConfig):
 
 
 CAUSAL = BidirectionalLMConfig.families
-FAMILIES = dict.fromkeys(CAUSAL, BidirectionalLMConfig) | dict.fromkeys(
-    MaskedLMConfig.families, MaskedLMConfig
-)
+FAMILIES = {name: c for c in (BidirectionalLMConfig, MaskedLMConfig) for name in c.families}
 """The class of the configurations of each family."""
 
 
@@ -117,7 +97,5 @@ def _parse(text: object) -> dict[str, Any]:
     try:
         return dict(cast("dict[str, Any]", parse_json(cast(str, text).encode(), "hf")))
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            "hf must be a JSON object with fields of a configuration of transformers, got "
-            f'{shorten(text)}. An example: {{"initializer_range": 0.02}}.'
-        ) from error
+        example = '{"initializer_range": 0.02}'
+        raise ConfigError(f"hf must be a JSON object such as {example}, got {text}.") from error

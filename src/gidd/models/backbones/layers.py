@@ -30,12 +30,11 @@ class Rotation(NamedTuple):
 
 def require_length(z: Int[Tensor, "B L"], max_length: int) -> int:
     """Return the length of sequences, or raise if it exceeds the context of a network."""
-    if z.shape[1] > max_length:
+    if (length := z.shape[1]) > max_length:
         raise ConfigError(
-            f"a sequence can have at most model.max_length = {max_length} tokens, got "
-            f"{z.shape[1]}. Shorten the sequences, or train a model with a larger max_length."
+            f"a sequence can have at most model.max_length = {max_length} tokens, got {length}."
         )
-    return z.shape[1]
+    return length
 
 
 def rotation(
@@ -43,9 +42,8 @@ def rotation(
 ) -> Rotation:
     """Rotary angles of positions 0 .. length - 1, always float32.
 
-    A CPU computes them in every forward pass (once for all blocks, a few thousand cosines): a
-    buffer would have to be resized, would be rounded to bf16 and lost on the meta device. For a
-    GPU, where each operation is a launch, they are kept.
+    No buffer, which would be rounded to bf16 and lost on the meta device: a CPU computes them in
+    every forward pass; for a GPU, where each operation is a launch, they are kept.
     """
     compute = _kept_rotation if device.type == "cuda" else _rotation
     return compute(length, head_width, device, base)
@@ -115,11 +113,16 @@ class TimeEmbedding(nn.Module):
         return F.silu(self.output(F.silu(self.input(features))))
 
 
-def mask_of_keys(valid: Bool[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 1 L"] | None:
-    """Return the attention mask that hides padding from every query; None: there is no padding.
+def attention_mask(
+    valid: Bool[Tensor, "B L"] | None, segments: Int[Tensor, "B L"] | None = None
+) -> Bool[Tensor, "B 1 queries L"] | None:
+    """Return which keys each query reads: those of its segment, else the valid ones; None: all.
 
-    The queries at padding are computed too, from valid keys, so that they are finite.
+    The queries at padding are computed too, from valid keys or from padding, so that they are
+    finite.
     """
+    if segments is not None:
+        return segments[:, None, :, None] == segments[:, None, None, :]
     return None if valid is None else valid[:, None, None, :]
 
 
@@ -133,9 +136,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], angles: Rotation, valid: Bool[Tensor, "B L"] | None = None
+        self,
+        x: Float[Tensor, "B L D"],
+        angles: Rotation,
+        mask: Bool[Tensor, "B 1 queries L"] | None,
     ) -> Float[Tensor, "B L D"]:
-        """Attend to valid positions with rotated queries and keys; values are not rotated."""
+        """Attend where the mask is True with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype, kind = qkv.dtype, kind_of(qkv)
         if kind == "cpu" and qkv.requires_grad:
@@ -148,7 +154,7 @@ class Attention(nn.Module):
         else:  # half as many launches; slower on a CPU
             q, k = rotate(parts[:2], angles)
         with torch.autocast(qkv.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask_of_keys(valid))
+            mixed = F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)
         return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 
@@ -208,12 +214,13 @@ class Block(nn.Module):
         condition: Float[Tensor, "B time_width"],
         angles: Rotation,
         valid: Bool[Tensor, "B L"] | None = None,
+        mask: Bool[Tensor, "B 1 queries L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Apply local mixing, if any, then attention, then the MLP."""
+        """Apply local mixing of valid tokens, if any, then attention by the mask, then the MLP."""
         if self.mixing is not None:
             x = self.mixing(x, valid)
         parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
-        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles, valid)
+        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles, mask)
         x = x + gate_a * self.dropout(attended)
         return x + gate_m * self.dropout(self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m)))

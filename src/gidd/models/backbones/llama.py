@@ -17,9 +17,6 @@ from gidd.models.weights import WEIGHTS, explain_write_failure, require_finite
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_INTERMEDIATE_MULTIPLE = 32
-"""The MLP size is rounded to a multiple of this, for efficient kernels."""
-
 
 def llama_config(size: DiTConfig) -> Any:
     """`transformers.LlamaConfig` with the hidden size, layers and heads of a DiT.
@@ -35,7 +32,7 @@ def llama_config(size: DiTConfig) -> Any:
         hidden_size=width,
         num_hidden_layers=size.num_layers,
         num_attention_heads=size.num_heads,
-        intermediate_size=_INTERMEDIATE_MULTIPLE * round(intermediate / _INTERMEDIATE_MULTIPLE),
+        intermediate_size=32 * round(intermediate / 32),  # for efficient kernels
         max_position_embeddings=size.max_length,
         tie_word_embeddings=False,
         # the defaults are token ids of another tokenizer
@@ -51,10 +48,7 @@ class AutoregressiveModel(nn.Module):
     def __init__(self, size: DiTConfig) -> None:
         super().__init__()
         if size.dropout:
-            raise ConfigError(
-                f"model.dropout must be 0 for the autoregressive baseline, got {size.dropout}. "
-                "Llama has no dropout: leave the setting out, or train a diffusion model."
-            )
+            raise ConfigError(f"model.dropout must be 0 for a Llama, got {size.dropout}.")
         llama = optional_package("transformers", "hf").LlamaForCausalLM(llama_config(size))
         self.config = size
         self.trunk = llama.model

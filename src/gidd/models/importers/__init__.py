@@ -1,7 +1,8 @@
 """Readers of other projects' checkpoints.
 
-`checkpoint` reads configurations and weights; `gidd_v1`, `dit_family` and `transformer_family` have
-one function per layout. `hf` reads networks that are not diffusion models, to fine-tune them.
+`checkpoint` reads configurations and weights; `gidd_v1`, `gidd_scaling`, `dit_family` and
+`transformer_family` have one function per layout. `hf` reads networks that are not diffusion
+models, to fine-tune them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.importers import dit_family, gidd_v1, transformer_family
+from gidd.models.importers import dit_family, gidd_scaling, gidd_v1, transformer_family
 from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
 from gidd.models.weights import Pretrained
 
@@ -50,6 +51,7 @@ def _is_sedd(checkpoint: ForeignCheckpoint) -> bool:
 
 IMPORTERS = (
     Importer("GIDD", _has("model_type", "dit"), gidd_v1.read),
+    Importer("GIDD scaling", _has("model_type", "gidd"), gidd_scaling.read),
     Importer("SCDD", _has("parameterization", "scdd"), dit_family.read_scdd),
     Importer("XDLM", _has("algo.name", "xdlm"), dit_family.read_xdlm),
     Importer("MDLM", _is_mdlm, dit_family.read_mdlm),
@@ -72,10 +74,9 @@ def read_foreign(folder: Path, p_uniform: float | None = None) -> Pretrained:
                     f"{importer.name}, whose noise is in its configuration. Leave it out."
                 )
             return importer.read(checkpoint)
-    model_type = checkpoint.field("model_type")
+    names, model_type = ", ".join(i.name for i in IMPORTERS), checkpoint.field("model_type")
     kind = "a Llama, which is not a diffusion model" if model_type == "llama" else "none of them"
     raise CheckpointError(
-        f"{checkpoint.path} must describe a model of {', '.join(i.name for i in IMPORTERS)}, got "
-        f"model_type {shorten(model_type)}: {kind}. docs/importers.md lists the files that are "
-        "read."
+        f"{checkpoint.path} must describe a model of {names}, got model_type "
+        f"{shorten(model_type)}: {kind}. See docs/importers.md."
     )

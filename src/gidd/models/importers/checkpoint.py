@@ -36,10 +36,7 @@ MASKING_ALONE = (
 _INDEX = "model.safetensors.index.json"
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _PICKLES = ("*.ckpt", "*.pth")
-_CONVERT = (
-    "Convert it on a machine where you trust it: load it with torch.load, then save the EMA of the "
-    f"weights under their names with safetensors.torch.save_file as {WEIGHTS}."
-)
+_CONVERT = f"Convert it if you trust it: save its EMA with safetensors.torch as {WEIGHTS}."
 
 
 @final
@@ -57,10 +54,8 @@ class Weights:
     def shape(self, name: str, dims: int) -> Shape:
         """Return the shape of a tensor, which must have this number of dimensions."""
         if len(found := self.shapes.get(name, ())) != dims:
-            raise CheckpointError(
-                f"{self.file}: tensor {name} is missing or does not have {dims} dimensions; the "
-                f"model sizes are inferred from it. {COPY_AGAIN}"
-            )
+            what = f"tensor {name} is missing or does not have {dims} dimensions"
+            raise CheckpointError(f"{self.file}: {what}. {COPY_AGAIN}")
         return found
 
     def count(self, name: str) -> int:
@@ -91,34 +86,32 @@ class ForeignCheckpoint:
             value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
         return value
 
+    def invalid(self, name: str, must: str, remedy: str = COPY_AGAIN) -> CheckpointError:
+        """Return the error of an entry that is not what it must be."""
+        value = shorten(self.field(name))
+        return CheckpointError(f"{self.path}: {name} must be {must}, got {value}. {remedy}")
+
     def require(self, name: str, *allowed: object) -> Any:
-        """Return an entry, which must have one of these values."""
+        """Return an entry, which must have one of these values; 1 is 1.0, but not True."""
         value = self.field(name)
-        if not any(type(value) is type(option) and value == option for option in allowed):
-            names = " or ".join(map(repr, allowed))
-            raise CheckpointError(
-                f"{self.path}: {name} must be {names}, got {shorten(value)}. Other models of this "
-                "project are not supported."
-            )
+        is_bool = isinstance(value, bool)
+        if not any(value == option and is_bool is isinstance(option, bool) for option in allowed):
+            must = " or ".join(map(repr, allowed))
+            raise self.invalid(name, must, "Other models of this project are not supported.")
         return value
 
     def integer(self, name: str) -> int:
         """Return an entry that must be an integer of at least 0."""
         value = self.field(name)
         if type(value) is not int or value < 0:
-            raise CheckpointError(
-                f"{self.path}: {name} must be an integer of at least 0, got {shorten(value)}. "
-                f"{COPY_AGAIN}"
-            )
+            raise self.invalid(name, "an integer of at least 0")
         return value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, most: float = 1e30) -> float:
         """Return an entry that must be a positive, finite number."""
         value = self.field(name)
-        if type(value) not in (int, float) or not 0 < value < 1e30:
-            raise CheckpointError(
-                f"{self.path}: {name} must be a positive number, got {shorten(value)}. {COPY_AGAIN}"
-            )
+        if type(value) not in (int, float) or not 0 < value <= most:
+            raise self.invalid(name, f"a number in (0, {most:g}]")
         return float(value)
 
     def length(self, name: str) -> int:
@@ -131,20 +124,14 @@ class ForeignCheckpoint:
         """Return `mask_token_id`, which must be a row of the embedding."""
         mask_id = self.integer("mask_token_id")
         if mask_id >= num_rows:
-            raise CheckpointError(
-                f"{self.path}: mask_token_id must be in [0, {num_rows}), got {shorten(mask_id)}. "
-                f"{COPY_AGAIN}"
-            )
+            raise self.invalid("mask_token_id", f"in [0, {num_rows})")
         return mask_id
 
     def require_sizes(self, sizes: Mapping[str, int]) -> None:
         """Refuse a configuration with other sizes than those of the tensors."""
         for name, size in sizes.items():
             if self.integer(name) != size:
-                raise CheckpointError(
-                    f"{self.path}: {name} must be {size}, the size of the tensors, got "
-                    f"{shorten(self.field(name))}. {COPY_BOTH_AGAIN}"
-                )
+                raise self.invalid(name, f"{size}, the size of the tensors", COPY_BOTH_AGAIN)
 
     def weights(self) -> Weights:
         """Return the weights: safetensors, in one or several files, or else a plain pickle."""
@@ -180,18 +167,14 @@ def _open_shards(index: Path) -> Weights:
     shards = sorted(set(map(str, names.values())))
     wrong = [name for name in shards if not re.fullmatch(_SHARD, name)]
     if not names or wrong:
-        raise CheckpointError(
-            f"{index}: weight_map must map tensors to files model-00001-of-00002.safetensors, got "
-            f"{shorten(wrong or listed)}. {COPY_AGAIN}"
-        )
+        what = "weight_map must map tensors to files model-00001-of-00002.safetensors"
+        raise CheckpointError(f"{index}: {what}, got {shorten(wrong or listed)}. {COPY_AGAIN}")
     shapes: dict[str, Shape] = {}
     for shard in shards:
         found = read_shapes(index.parent / shard)
         if found.keys() != {name for name, place in names.items() if place == shard}:
-            raise CheckpointError(
-                f"{index.parent / shard} must hold the tensors that {index.name} lists for it. "
-                f"{COPY_AGAIN}"
-            )
+            what = f"must hold the tensors that {index.name} lists for it"
+            raise CheckpointError(f"{index.parent / shard} {what}. {COPY_AGAIN}")
         shapes |= found
 
     def read() -> dict[str, Tensor]:
@@ -211,7 +194,14 @@ def _open_pickle(file: Path) -> Weights:
     if not file.is_file():
         raise CheckpointError(f"{file} must be a regular file. {COPY_AGAIN}")
     with explain_damage(str(file), _CONVERT, CheckpointError):
-        _require_archive(file)
+        if not zipfile.is_zipfile(file):
+            raise CheckpointError(f"{file} is not an archive of torch.save. {_CONVERT}")
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED:
+                    raise CheckpointError(f"{file} must not be compressed. {_CONVERT}")
+                if member.filename.endswith(".pkl"):
+                    RECORD_BYTES.require(member.file_size, f"{file}: the pickle", CheckpointError)
         content: object = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         tensors = _ema(content, file)
         total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -226,18 +216,6 @@ def _open_pickle(file: Path) -> Weights:
     return Weights(file, shapes, read, sha256(file))
 
 
-def _require_archive(file: Path) -> None:
-    """Refuse what is not an uncompressed archive with a small pickle."""
-    if not zipfile.is_zipfile(file):
-        raise CheckpointError(f"{file} is not an archive of torch.save. {_CONVERT}")
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if member.compress_type != zipfile.ZIP_STORED:
-                raise CheckpointError(f"{file} must not be compressed. {_CONVERT}")
-            if member.filename.endswith(".pkl"):
-                RECORD_BYTES.require(member.file_size, f"{file}: the pickle", CheckpointError)
-
-
 def _ema(content: object, file: Path) -> dict[str, Tensor]:
     """Return the EMA by name: a list in the order of the weights, without the rotary buffer."""
     parts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
@@ -245,24 +223,20 @@ def _ema(content: object, file: Path) -> dict[str, Tensor]:
     ema = parts.get("ema")
     shadow = cast("dict[str, Any]", ema).get("shadow_params") if isinstance(ema, dict) else None
     if not isinstance(raw, dict) or not isinstance(shadow, list):
-        raise CheckpointError(
-            f"{file} must hold state_dict or model, and ema with shadow_params, got "
-            f"{shorten(sorted(map(str, parts)))}. {_CONVERT}"
-        )
+        got = shorten(sorted(map(str, parts)))
+        what = "must hold state_dict or model, and ema with shadow_params"
+        raise CheckpointError(f"{file} {what}, got {got}. {_CONVERT}")
     named = {str(name): tensor for name, tensor in cast("dict[object, Any]", raw).items()}
     trained = [name for name in named if not name.endswith(ROTARY_BUFFER)]
-    if len(trained) != len(cast("list[object]", shadow)):
-        raise CheckpointError(
-            f"{file}: ema.shadow_params must have one tensor for each of the {len(trained)} "
-            f"weights, got {len(cast('list[object]', shadow))}. {_CONVERT}"
-        )
-    merged = named | dict(zip(trained, cast("list[Any]", shadow), strict=True))
+    averages = cast("list[Any]", shadow)
+    if len(trained) != len(averages):
+        what = f"ema.shadow_params must have one tensor for each of the {len(trained)} weights"
+        raise CheckpointError(f"{file}: {what}, got {len(averages)}. {_CONVERT}")
+    merged = named | dict(zip(trained, averages, strict=True))
     for name, tensor in merged.items():
         if not _is_plain(tensor):
-            raise CheckpointError(
-                f"{file}: {shorten(name)} must be a dense tensor of float32, float16 or bfloat16. "
-                f"{_CONVERT}"
-            )
+            what = f"{shorten(name)} must be a dense tensor of float32, float16 or bfloat16"
+            raise CheckpointError(f"{file}: {what}. {_CONVERT}")
     return {name: tensor.detach() for name, tensor in merged.items()}
 
 

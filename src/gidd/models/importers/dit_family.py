@@ -38,20 +38,11 @@ from gidd.models.networks import network_from_tensors, require_network
 from gidd.models.weights import COPY_AGAIN, Pretrained
 from gidd.vocab import Vocab
 
-_PREFIX = "backbone."
-_HUB = {
-    "width": "hidden_dim",
-    "num_layers": "n_blocks",
-    "num_heads": "n_heads",
-    "vocab_size": "vocab_size",
-}
-"""Fields of `DiTConfig` and their names on the hub. Their `cond_dim` can be wrong: not checked."""
+_SIZES = ("width", "num_layers", "num_heads", "vocab_size")
+_HUB = ("hidden_dim", "n_blocks", "n_heads", "vocab_size")
+"""Names of `_SIZES` on the hub. Their `cond_dim` can be wrong: not checked."""
 
-_HYDRA = {
-    "width": "model.hidden_size",
-    "num_layers": "model.n_blocks",
-    "num_heads": "model.n_heads",
-}
+_HYDRA = ("model.hidden_size", "model.n_blocks", "model.n_heads")
 """The same in the configuration of a training run, which does not hold the vocabulary size."""
 
 _BERT = Vocab(30522, mask_id=103)
@@ -105,11 +96,7 @@ def read_xdlm(checkpoint: ForeignCheckpoint) -> Pretrained:
     """Read a constant mixture: `algo.k1` is the fraction of uniform noise over all ids."""
     checkpoint.require("algo.time_conditioning", False)
     checkpoint.require("noise.type", "log-linear")
-    uniform = checkpoint.number("algo.k1")
-    if uniform > 1:
-        raise CheckpointError(
-            f"{checkpoint.path}: algo.k1 must be in (0, 1], got {uniform:g}. {COPY_AGAIN}"
-        )
+    uniform = checkpoint.number("algo.k1", most=1)
     network = _import_dit(checkpoint, "zero")
     vocab = network.masked_vocab(checkpoint)
     everywhere = torch.full((vocab.size,), 1 / vocab.size, dtype=torch.float64)
@@ -136,8 +123,6 @@ def read_scdd(checkpoint: ForeignCheckpoint) -> Pretrained:
 
 
 class _ImportedDiT(NamedTuple):
-    """A network and the SHA-256 of its weights."""
-
     dit: DiT
     sha256: str
 
@@ -166,10 +151,11 @@ def _import_dit(checkpoint: ForeignCheckpoint, time: str) -> _ImportedDiT:
     is_hub = checkpoint.field("hidden_dim") is not None
     max_length = checkpoint.length("model_length" if is_hub else "model.length")
     weights = checkpoint.weights()
-    prefix = _PREFIX if all(name.startswith(_PREFIX) for name in weights.shapes) else ""
+    prefix = "backbone." if all(name.startswith("backbone.") for name in weights.shapes) else ""
     config = _infer_config(weights, prefix, max_length, time)
     names = _HUB if is_hub else _HYDRA
-    checkpoint.require_sizes({theirs: getattr(config, ours) for ours, theirs in names.items()})
+    pairs = zip(names, _SIZES, strict=False)
+    checkpoint.require_sizes({theirs: getattr(config, ours) for theirs, ours in pairs})
 
     def name_in_file(name: str) -> str:
         return prefix + reference_name(name)
@@ -185,10 +171,8 @@ def _import_dit(checkpoint: ForeignCheckpoint, time: str) -> _ImportedDiT:
 def _infer_config(weights: Weights, prefix: str, max_length: int, time: str) -> TimeMappedConfig:
     conditioning = f"{prefix}sigma_map.mlp.2.weight"
     if conditioning not in weights.shapes and f"{prefix}blocks.0.norm1.weight" in weights.shapes:
-        raise CheckpointError(
-            f"{weights.file}: tensor {conditioning} is missing: this is an autoregressive "
-            "baseline, which is not a diffusion model. Use another checkpoint of the project."
-        )
+        what = f"tensor {conditioning} is missing: this is an autoregressive baseline"
+        raise CheckpointError(f"{weights.file}: {what}, not a diffusion model.")
     vocab_size, width = weights.shape(f"{prefix}vocab_embed.embedding", 2)
     (half,) = weights.shape(prefix + ROTARY_BUFFER, 1)
     try:
@@ -202,9 +186,7 @@ def _infer_config(weights: Weights, prefix: str, max_length: int, time: str) -> 
             time=time,
         )
     except ConfigError as error:
-        raise CheckpointError(
-            f"{weights.file} does not hold a DiT: {error} {COPY_AGAIN}"
-        ) from error
+        raise CheckpointError(f"{weights.file} does not hold a DiT: {error}") from error
 
 
 def _require_rotary(found: Tensor, config: TimeMappedConfig, file: Path) -> None:
@@ -213,7 +195,5 @@ def _require_rotary(found: Tensor, config: TimeMappedConfig, file: Path) -> None
     expected = ROTARY_BASE**-exponent
     is_close = (found.float() / expected - 1).abs() < 1e-2  # bf16 rounds by 4e-3
     if found.shape != expected.shape or not bool(is_close.all()):
-        raise CheckpointError(
-            f"{file}: tensor {ROTARY_BUFFER} does not hold the rotary frequencies of base 10000. "
-            "The file is damaged, or its position embedding is not supported by DiT."
-        )
+        what = f"tensor {ROTARY_BUFFER} does not hold the rotary frequencies of base 10000"
+        raise CheckpointError(f"{file}: {what}. {COPY_AGAIN}")

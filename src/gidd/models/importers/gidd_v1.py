@@ -87,24 +87,28 @@ def read(checkpoint: ForeignCheckpoint) -> Pretrained:
     path, weights = checkpoint.path, checkpoint.safetensors()
     missing = [theirs for theirs in FIELDS.values() if theirs not in checkpoint.config]
     if checkpoint.field("model_type") != "dit" or missing:
+        got = f"model_type {shorten(checkpoint.field('model_type'))} without {missing}"
         raise CheckpointError(
-            f"{path} must describe the authors' DiT (model_type 'dit'), got model_type "
-            f"{shorten(checkpoint.field('model_type'))} without {missing}. Use a checkpoint of "
-            "gidd or theirs."
+            f"{path} must describe the authors' DiT (model_type 'dit'), got {got}."
         )
     config = _build_config({o: checkpoint.config[theirs] for o, theirs in FIELDS.items()}, path)
     if config.vocab_size < 2:
-        raise CheckpointError(
-            f"{path}: vocab_size must be at least 2, got {config.vocab_size}. {COPY_AGAIN}"
-        )
+        raise checkpoint.invalid("vocab_size", "at least 2")
     p_uniform = checkpoint.p_uniform
     if p_uniform is None:
-        p_uniform = _read_p_uniform(checkpoint.field("p_uniform"), path)
+        p_uniform = checkpoint.field("p_uniform")
+        if p_uniform is None:
+            raise CheckpointError(
+                f"{path} has no p_uniform, the fraction of uniform noise in training. Pass "
+                "p_uniform (0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
+            )
+        if type(p_uniform) not in (int, float) or not 0 <= p_uniform < 1:
+            raise checkpoint.invalid("p_uniform", "a number in [0, 1)")
     _require_sizes(config, weights.shapes, weights.file)
     vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
-    schedule = FirstReleaseSchedule(vocab, p_uniform)
+    schedule = FirstReleaseSchedule(vocab, float(p_uniform))
     _log.info("%s: %s", checkpoint.folder, _SCHEDULE_NOTE)
     return _pretrained(config, weights, schedule, _SCHEDULE_NOTE)
 
@@ -120,9 +124,8 @@ def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
 def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
     """Read a checkpoint of the authors' training code, converted to a safetensors file.
 
-    All sizes are inferred from the shapes. `schedule` is the noise it was trained with, over the
-    tokenizer's vocabulary: `HybridSchedule` for version 1.1.0 of the authors' code,
-    `FirstReleaseSchedule` for 1.0.0.
+    `schedule` is its noise over the tokenizer's vocabulary: `HybridSchedule` for version 1.1.0 of
+    the authors' code, `FirstReleaseSchedule` for 1.0.0.
     """
     with explain_damage(str(file), COPY_AGAIN, CheckpointError):
         weights, size = open_safetensors(file), schedule.vocab.size
@@ -140,9 +143,8 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
         rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
         if vocab_size not in (size, rounded):
             raise CheckpointError(
-                f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, not "
-                f"rounded up) for schedule.vocab.size = {size}, got {vocab_size}. "
-                "Use the vocabulary of the tokenizer that the model was trained with."
+                f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, "
+                f"schedule.vocab.size), got {vocab_size}. Use the vocabulary of its tokenizer."
             )
         weights.shapes.pop(_LOGIT_BIAS, None)
         _require_sizes(config, weights.shapes, file)
@@ -161,20 +163,15 @@ def _require_sizes(config: DiTConfig, shapes: Mapping[str, Shape], file: Path) -
 def _pretrained(
     config: DiTConfig, weights: Weights, schedule: MixingSchedule, *notes: str
 ) -> Pretrained:
-    """Read tensors whose sizes have been checked."""
     file, tensors = weights.file, weights.read()
     bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
     if bias.any():
-        raise CheckpointError(
-            f"{file}: tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}. "
-            "The authors' code does not train it; if you did, add it to output_layer.linear.bias."
-        )
+        what = f"tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}"
+        raise CheckpointError(f"{file}: {what}. Add it to output_layer.linear.bias.")
     for name, expected in rotary_buffers(config).items():
         if not (tensors.pop(name).float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
-            raise CheckpointError(
-                f"{file}: tensor {name} does not hold the rotary angles of base 10000. "
-                "The file is damaged, or its position embedding is not supported by DiT."
-            )
+            what = f"tensor {name} does not hold the rotary angles of base 10000"
+            raise CheckpointError(f"{file}: {what}. {COPY_AGAIN}")
     # version 1.1.0 stores bf16, which float32 represents exactly
     network = network_from_tensors(config, tensors, reference_name).float()
     denoiser = Denoiser(cast(Backbone, network), schedule.vocab)
@@ -189,19 +186,6 @@ def rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
         for angles, unrotated in ((cos, 1.0), (sin, 0.0))  # values are not rotated
     ]
     return dict(zip(_ROTARY, buffers, strict=True))
-
-
-def _read_p_uniform(value: object, file: Path) -> float:
-    if value is None:
-        raise CheckpointError(
-            f"{file} has no p_uniform, the fraction of uniform noise in training. Pass p_uniform "
-            "(0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
-        )
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise CheckpointError(
-            f"{file}: p_uniform must be a number in [0, 1), got {shorten(value)}. {COPY_AGAIN}"
-        )
-    return float(value)
 
 
 def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:

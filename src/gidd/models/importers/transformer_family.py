@@ -32,42 +32,43 @@ _LLADA_NAMES = {
 }
 """Names of `BidirectionalTransformer`, inside a layer or outside, and LLaDA's."""
 
-_LLADA_SIZES = {
-    "vocab_size": "embedding_size",
-    "width": "d_model",
-    "num_layers": "n_layers",
-    "num_heads": "n_heads",
-    "num_kv_heads": "n_kv_heads",
-}
-_LLADA_REQUIRED = {
-    "block_type": "llama",
-    "layer_norm_type": "rms",
-    "activation_type": "silu",
-    "rope": True,
-    "alibi": False,
-    "attention_layer_norm": False,
-    "input_emb_norm": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "scale_logits": False,
-}
-_DREAM_SIZES = {
-    "vocab_size": "vocab_size",
-    "width": "hidden_size",
-    "mlp_width": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-}
+_SIZES = ("num_heads", "vocab_size", "width", "num_layers", "num_kv_heads", "mlp_width")
+_LLADA_SIZES = ("n_heads", "embedding_size", "d_model", "n_layers", "n_kv_heads")
+_DREAM_SIZES = tuple(
+    [
+        "num_attention_heads",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "intermediate_size",
+    ]
+)
+"""Names of `_SIZES` in the configurations."""
+
+_LLADA_REQUIRED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
+_LLADA_FALSE = tuple(
+    [
+        "alibi",
+        "attention_layer_norm",
+        "input_emb_norm",
+        "include_bias",
+        "include_qkv_bias",
+        "scale_logits",
+    ]
+)
 _DREAM_CONTEXT = 2048
 """Tokens that Dream was trained on; `max_position_embeddings` is the one of its first weights."""
 
 _DREAM_REASONER_MASK = 151669
+"""Dream-Reasoner, whose outputs are not shifted, is not supported."""
 
 
 def read_llada(checkpoint: ForeignCheckpoint) -> Pretrained:
     """Read a bidirectional Llama under other names."""
-    for name, value in _LLADA_REQUIRED.items():
+    for name, value in (
+        _LLADA_REQUIRED | {"rope": True} | dict.fromkeys(_LLADA_FALSE, False)
+    ).items():
         checkpoint.require(name, value)
     return _import_transformer(
         checkpoint,
@@ -85,10 +86,7 @@ def read_dream(checkpoint: ForeignCheckpoint) -> Pretrained:
     checkpoint.require("rope_scaling", None)
     mask_id = checkpoint.integer("mask_token_id")
     if mask_id == _DREAM_REASONER_MASK:
-        raise CheckpointError(
-            f"{checkpoint.path}: mask_token_id {mask_id} is that of Dream-Reasoner, whose outputs "
-            "are not shifted. It is not supported."
-        )
+        raise checkpoint.invalid("mask_token_id", "another than in Dream-Reasoner", "Use Dream.")
     loaded = _import_transformer(
         checkpoint,
         lambda name: "lm_head.weight" if name == "head.weight" else f"model.{name}",
@@ -115,19 +113,15 @@ def _llada_name(name: str) -> str:
 def _import_transformer(
     checkpoint: ForeignCheckpoint,
     name_in_file: Callable[[str], str],
-    sizes: dict[str, str],
+    sizes: tuple[str, ...],
     **fixed: Any,
 ) -> Pretrained:
     """Read the network, with alpha = 1 - t; the softmax is over all ids but the mask.
 
-    Args:
-        checkpoint: The folder.
-        name_in_file: From names of `BidirectionalTransformer` to names in the file.
-        sizes: Fields of `BidirectionalConfig` and their names in the configuration. They are
-            inferred from the tensors and compared with the configuration.
-        **fixed: Fields of `BidirectionalConfig` that no tensor shows.
+    Sizes are inferred from the tensors and compared with the configuration, in which they have the
+    names `sizes`. `fixed` are fields of `BidirectionalConfig` that no tensor shows.
     """
-    weights, num_heads = checkpoint.weights(), checkpoint.integer(sizes["num_heads"])
+    weights, num_heads = checkpoint.weights(), checkpoint.integer(sizes[0])
     vocab_size, width = weights.shape(name_in_file("embed_tokens.weight"), 2)
     mlp_width, _ = weights.shape(name_in_file("layers.0.mlp.gate_proj.weight"), 2)
     kv_width, _ = weights.shape(name_in_file("layers.0.self_attn.k_proj.weight"), 2)
@@ -145,7 +139,8 @@ def _import_transformer(
         )
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.path}: {error} {COPY_AGAIN}") from error
-    checkpoint.require_sizes({theirs: getattr(config, ours) for ours, theirs in sizes.items()})
+    pairs = zip(sizes, _SIZES, strict=False)
+    checkpoint.require_sizes({theirs: getattr(config, ours) for theirs, ours in pairs})
     vocab = Vocab(vocab_size, mask_id=checkpoint.mask_id(vocab_size))
     require_network(config, weights.shapes, weights.file, name_in_file)
     network = network_from_tensors(config, weights.read(), name_in_file)

@@ -1,6 +1,6 @@
 """Correctors: steps that change tokens at a fixed time.
 
-A corrector is a step with s = t. Every test of correctors covers the classes that `PARTS` names.
+A corrector is a step with s = t. Tests of correctors cover the classes that `COMPONENTS` names.
 The exports are imported on first use, so the names are known without importing torch.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         likelihood as likelihood,
     )
 
-PARTS: dict[str, str] = {
+COMPONENTS: dict[str, str] = {
     "gibbs": "Gibbs",
     "gibbs_sweep": "GibbsSweep",
     "posterior": "PosteriorCorrection",

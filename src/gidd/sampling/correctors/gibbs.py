@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import integer, optional
+from gidd.common.config.allowed import integer, optional
+from gidd.common.config.components import require_options
 from gidd.common.devices import kind_of, positions
-from gidd.common.parts import require_options
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, StepOutput, Times
+from gidd.diffusion.schedule import MixingSchedule, Times
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps.ancestral import FROM_X_THETA
 
@@ -23,16 +23,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Shaped
 
 
-DISTANCE = integer(
-    1,
-    fix="It is the minimum distance between positions changed in one step: 1 allows all of them, "
-    "2 every other one.",
-)
+DISTANCE = integer(1, fix="1 allows to change all positions in one step, 2 every other one.")
 """Allowed distances between positions that are changed together."""
 
-_POSITIONS = optional(
-    integer(1, fix="Leave it out to redraw every position that is a multiple of the distance.")
-)
+_POSITIONS = optional(integer(1, fix="Leave it out to redraw every distance-th position."))
 
 
 @final

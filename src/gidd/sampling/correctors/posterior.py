@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import number, optional
-from gidd.common.parts import require_options
+from gidd.common.config.allowed import number, optional
+from gidd.common.config.components import require_options
 from gidd.common.terminal import shorten
 from gidd.diffusion.categorical import at
 from gidd.diffusion.error_rate import error_rate_at, visible_noise
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput, Times
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Likelihood(NamedTuple):
 
 def likelihood_of(
     schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
+    t: Times,
     z: Int[Tensor, "B L"],
     error_rate: Float[Tensor, " B"] | float | None = None,
     channel: Float[Tensor, "V V"] | None = None,
@@ -98,29 +98,17 @@ def likelihood_of(
     return Likelihood(keep, noise, channel)
 
 
-class ReadPosterior(NamedTuple):
-    """The posterior at every position that was read; 0 elsewhere."""
-
-    found: Float[Tensor, "B L"]
-    """Posterior probability of the current token: that it is right."""
-
-    x_theta: Float[Tensor, "B L"]
-    """x_theta of the current token."""
-
-    tokens: Int[Tensor, "A B L"]
-    """The A most likely other tokens, the best one first."""
-
-    probabilities: Float[Tensor, "A B L"]
-    """Their posterior probabilities."""
-
-
 def read_posterior(
     prediction: Prediction,
     where: Bool[Tensor, "B L"],
     likelihood: Likelihood,
     num_alternatives: int = 1,
-) -> ReadPosterior:
-    """Compute the posterior of the tokens at the chosen positions."""
+) -> tuple[Tensor, ...]:
+    """Compute the posterior of the tokens at the chosen positions; 0 elsewhere.
+
+    Returns the posterior probability of the current token and its x_theta, [B, L] each, then the
+    most likely other tokens, the best one first, and their posterior probabilities, [B, L, A] each.
+    """
     z = prediction.z
 
     def posterior_of(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
@@ -130,12 +118,9 @@ def read_posterior(
         p = token_posterior(rows, current, *likelihood.at(z, i))
         others = p.scatter(-1, current[:, None], -1)
         probabilities, tokens = others.topk(num_alternatives, -1)
-        own = at(p, current), at(rows, current).to(p.dtype)
-        return *own, *tokens.unbind(-1), *probabilities.clamp_min(0).unbind(-1)
+        return at(p, current), at(rows, current).to(p.dtype), tokens, probabilities.clamp_min(0)
 
-    found, x_theta, *others = prediction.read(where, posterior_of)
-    tokens, probabilities = others[:num_alternatives], others[num_alternatives:]
-    return ReadPosterior(found, x_theta, torch.stack(tokens), torch.stack(probabilities))
+    return prediction.read(where, posterior_of)
 
 
 def is_replaced(
@@ -150,18 +135,10 @@ def is_replaced(
 
 
 _ERROR_RATE = optional(
-    number(
-        lambda rate: 0 <= rate < 1,
-        "in [0, 1)",
-        "It is the expected fraction of wrong tokens, e.g. 0.05.",
-    )
+    number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
 )
 _MIN_CONFIDENCE = optional(
-    number(
-        lambda p: 0 <= p <= 1,
-        "in [0, 1]",
-        "It is the least posterior probability of a replacement, e.g. 0.9.",
-    )
+    number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability, e.g. 0.9.")
 )
 
 
@@ -195,8 +172,9 @@ class PosteriorCorrection:
         """Yield one message per invalid option."""
         yield from _ERROR_RATE.problems("error_rate", error_rate)
         yield from _MIN_CONFIDENCE.problems("min_confidence", min_confidence)
-        if channel is not None and not _is_square(channel):
-            given = list(channel.shape) if isinstance(channel, Tensor) else shorten(channel)  # pyright: ignore[reportUnnecessaryIsInstance]
+        shape = list(channel.shape) if isinstance(channel, Tensor) else []
+        if channel is not None and (len(shape) != 2 or shape[0] != shape[1]):
+            given = shape or shorten(channel)
             yield (
                 "channel must be a square tensor of probabilities [V, V], V the vocabulary size, "
                 f"got {given}. Leave it out if wrong tokens are distributed like the noise."
@@ -225,11 +203,8 @@ class PosteriorCorrection:
     ) -> StepOutput:
         """Replace the tokens that are more likely wrong than right."""
         likelihood = likelihood_of(schedule, t, canvas.tokens, self.error_rate, self.channel)
-        read = read_posterior(prediction, canvas.free, likelihood)
-        changed = canvas.free & is_replaced(read.found, read.probabilities[0], self.min_confidence)
-        tokens = torch.where(changed, read.tokens[0], canvas.tokens)
-        return StepOutput(tokens, read.probabilities[0] * changed, finished=~changed.any(-1))
-
-
-def _is_square(channel: object) -> bool:
-    return isinstance(channel, Tensor) and channel.ndim == 2 and len(channel) == channel.shape[1]
+        found, _, tokens, probabilities = read_posterior(prediction, canvas.free, likelihood)
+        other, probability = tokens[..., 0], probabilities[..., 0]
+        changed = canvas.free & is_replaced(found, probability, self.min_confidence)
+        tokens = torch.where(changed, other, canvas.tokens)
+        return StepOutput(tokens, probability * changed, finished=~changed.any(-1))

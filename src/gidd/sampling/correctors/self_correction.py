@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import Allowed, integer
-from gidd.common.parts import require_options
+from gidd.common.config.allowed import Allowed, integer
+from gidd.common.config.components import require_options
 from gidd.diffusion.randomness import Stream
-from gidd.diffusion.schedule import TINY, MixingSchedule
-from gidd.sampling.canvas import BestState, Canvas, StepOutput, Times
+from gidd.diffusion.schedule import TINY, MixingSchedule, Times
+from gidd.sampling.canvas import BestState, Canvas, StepOutput
 from gidd.sampling.correctors.gibbs import DISTANCE, top_spaced
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.processors import TEMPERATURE
@@ -58,17 +58,14 @@ def gain(proposal: Proposal) -> Tensor:
 class SelfCorrectionStep:
     """Run one iteration of Algorithm 1, App. C (s = t): draw tokens, commit the best change.
 
-    A sequence has converged when no token would change. It also stops after `patience` calls
+    A sequence has converged when no token would change. It also stops after `patience` steps
     without a higher self-accuracy, the fraction of free tokens that are the most likely ones. The
     result is the state of highest self-accuracy, possibly the initial one; the state after the last
-    change has not been scored and is never returned. Each state's self-accuracy comes from its own
-    prediction.
-
-    It suits samples of the model. In a text that was given, `PosteriorCorrection` replaces only
-    tokens that are more likely wrong than right.
+    change has not been scored and is never returned. It suits samples of the model; for a text that
+    was given use `PosteriorCorrection`.
     """
 
-    least_calls: ClassVar[int] = 2
+    min_steps: ClassVar[int] = 2
     """Calls that a phase needs: each one scores the change made by the call before."""
 
     temperature: float = 0.1

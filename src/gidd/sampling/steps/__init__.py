@@ -1,4 +1,4 @@
-"""Sampler steps. Every test of steps covers the parts that `PARTS` names.
+"""Sampler steps. Every test of steps covers the steps that `COMPONENTS` names.
 
 A step is a callable (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s: a
 function, or a frozen dataclass if it has options or a `check` of schedule and time. The exports are
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Threshold as Threshold,
     )
 
-PARTS: dict[str, str] = {
+COMPONENTS: dict[str, str] = {
     "ancestral": "ancestral",
     "confidence": "Confidence",
     "greedy": "Greedy",
@@ -25,7 +25,7 @@ PARTS: dict[str, str] = {
 }
 """Function or class of each step from t to s < t by its name."""
 
-SAMPLING_STEPS = tuple(name for name in PARTS if name != "greedy")
+SAMPLING_STEPS = tuple(name for name in COMPONENTS if name != "greedy")
 """Steps that converge to the data distribution with the number of steps, for an exact denoiser.
 
 `threshold` does so with fill = 1. `greedy` is deterministic: it always returns the same sequence.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from gidd.common.allowed import number
-from gidd.common.parts import require_options
+from gidd.common.config.allowed import number
+from gidd.common.config.components import require_options
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput, Times
+from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.row_sampler import RowSampler
 
@@ -28,9 +28,7 @@ _ALL_MASKS = 0.999
 """Fraction of masks at t = 1 above which the prior counts as all masks."""
 
 _PROBABILITY = number(
-    lambda p: 0 <= p <= 1,
-    "in [0, 1]",
-    "Lower values change more tokens per step; with 1 only certain tokens qualify.",
+    lambda p: 0 <= p <= 1, "in [0, 1]", "Lower values change more tokens per step."
 )
 
 
@@ -94,14 +92,13 @@ class Greedy(_FillByConfidence):
 class Threshold:
     """Fill masks as `Confidence` does, and also all with max x_theta >= `fill`.
 
-    Each is filled with a token drawn from its x_theta. At least one mask is filled per step, and
-    confident predictions are filled early, which saves forward passes. A visible token that noise
-    can produce is replaced by the most likely token if that has a probability >= `replace`.
+    Each is filled with a token drawn from its x_theta. At least one mask is filled per step. A
+    visible token that noise can produce is replaced by the most likely token if that has a
+    probability >= `replace`.
 
-    The choice of masks depends on visible tokens, not on tokens still to be drawn. So for masking
-    noise and an exact denoiser, one mask per step (fill = 1) samples the data exactly; a smaller
-    `fill` treats confident masks as independent and needs fewer steps. Under other noise the
-    replacements are not samples, so the distribution differs from the data.
+    As with `Confidence`, one mask per step (fill = 1) samples the data exactly for masking noise
+    and an exact denoiser; a smaller `fill` treats confident masks as independent and needs fewer
+    steps. Under other noise the distribution differs from the data.
     """
 
     fill: float = 0.7

@@ -27,7 +27,7 @@ from gidd.common.files import (
     TEMPORARY,
     explain_damage,
     file_lock,
-    fsync_directory,
+    fsync,
     parse_json,
     read_json,
     read_regular,
@@ -101,10 +101,8 @@ def render_texts(record: Mapping[str, Any], files: Mapping[str, str]) -> dict[st
     try:
         text = json.dumps(dict(record), indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{RECORD}: only numbers, strings, lists and dictionaries can be saved, and no NaN or "
-            f"infinity ({error}). Convert the values to plain ones."
-        ) from error
+        what = "only finite numbers, strings, lists and dictionaries can be saved"
+        raise ConfigError(f"{RECORD}: {what} ({error}).") from error
     return {RECORD: text + "\n", **files}
 
 
@@ -158,7 +156,6 @@ def _manifest_from(parsed: Any) -> CheckpointManifest:
 
 
 def _render(manifest: CheckpointManifest) -> str:
-    """Return the text of a manifest, including the SHA-256 of its content."""
     content = {"format": FORMAT, **vars(manifest)}
     body = json.dumps(content, indent=1, sort_keys=True)
     digest = hashlib.sha256(body.encode()).hexdigest()
@@ -246,10 +243,8 @@ class CheckpointDirectory:
 
     def __post_init__(self) -> None:
         if self.keep < 1 or (self.keep_every is not None and self.keep_every < 1):
-            raise ConfigError(
-                f"keep and keep_every must be at least 1, got {self.keep} and {self.keep_every}. "
-                "They are the number of newest checkpoints to keep, and a period in steps."
-            )
+            got = f"{self.keep} and {self.keep_every}"
+            raise ConfigError(f"keep and keep_every must be at least 1, got {got}.")
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step."""
@@ -262,19 +257,15 @@ class CheckpointDirectory:
     @contextmanager
     def lock(self) -> Generator[None]:
         """Lock the folder against other runs, and delete temporary folders of killed runs."""
-        busy = CheckpointError(
-            f"{self.folder} is being written by another run. Wait for it or stop it, "
-            "or use another folder to start a new run."
-        )
+        what = f"{self.folder} is being written by another run"
+        busy = CheckpointError(f"{what}. Wait for it or stop it, or use another folder.")
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(file_lock(self.folder / LOCK, busy))
             except OSError as error:
-                raise CheckpointError(
-                    f"{self.folder} cannot be written: {error.strerror}. Check its permissions, "
-                    "or choose a writable run folder with --out."
-                ) from error
+                what = f"{self.folder} cannot be written: {error.strerror}"
+                raise CheckpointError(f"{what}. Choose a writable folder with --out.") from error
             for path in self.folder.glob(f".step-*{TEMPORARY}"):
                 shutil.rmtree(path, ignore_errors=True)
             self._empty_trash()
@@ -302,10 +293,10 @@ class CheckpointDirectory:
             write_text(temporary / name, text)
         files = {**shards, **{name: entry(temporary / name) for name in texts}}
         present = visible(temporary)
-        if present != files.keys():
+        if other := ", ".join(sorted(present ^ files.keys())):
             raise CheckpointError(
-                f"{temporary} must hold the files of all ranks, but differs in "
-                f"{', '.join(sorted(present ^ files.keys()))}. Use a disk that all ranks share"
+                f"{temporary} must hold the files of all ranks, but differs in {other}. Use a disk "
+                "that all ranks share"
             )
         if missing := missing_tensors(temporary, tensors, files):
             raise CheckpointError(f"{missing}; another process may have deleted files there")
@@ -314,7 +305,7 @@ class CheckpointDirectory:
         if self.path(step).exists():  # damaged, or of a run that this one did not resume
             self._hide([step])
         temporary.rename(self.path(step))
-        fsync_directory(self.folder)
+        fsync(self.folder)
 
     def expire(self, newest: int, damaged: Collection[int]) -> None:
         """Delete checkpoints that are not to be kept now that `newest` is visible.
@@ -334,7 +325,7 @@ class CheckpointDirectory:
             name = f"{TRASH}{folder_name(step)}-{uuid.uuid4().hex[:12]}"
             self.path(step).rename(self.folder / name)
         if steps:
-            fsync_directory(self.folder)
+            fsync(self.folder)
 
     def _empty_trash(self) -> None:
         """Delete hidden checkpoints; files still in use are deleted the next time."""

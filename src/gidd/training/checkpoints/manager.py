@@ -43,10 +43,7 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 50
 """Checkpoints to try one after the other while a run deletes them."""
 
-_TOO_FAST = (
-    "checkpoints are deleted faster than they can be read. Try again when the run saves less often "
-    "or has ended, or let it keep more: --train.keep."
-)
+_TOO_FAST = "checkpoints are deleted faster than they can be read. Keep more of them: --train.keep."
 
 
 class ValidCheckpoint(NamedTuple):
@@ -72,14 +69,8 @@ class Checkpoints:
 
     All ranks construct it together. A run saves inside a `with` block, which locks the folder:
     a second run is refused. Entering it deletes the temporary folders of killed runs; leaving it
-    waits for the save in progress, also after an exception.
-
-    Args:
-        folder: Folder of the checkpoints, on a file system that all ranks share.
-        world: The ranks of the run.
-        keep: Number of newest checkpoints to keep.
-        keep_every: Also keep checkpoints of steps divisible by this.
-        read_only: Change nothing in the folder, because another run may be writing to it.
+    waits for the save in progress, also after an exception. All ranks share the file system of
+    `folder`. With `read_only` nothing changes there: another run may be writing to it.
     """
 
     def __init__(
@@ -135,13 +126,9 @@ class Checkpoints:
         """Start to write a checkpoint; return as soon as the tensors have been copied.
 
         All ranks enter. Waits for an earlier save first and raises its error. A step that this run
-        saved or restored is not written again: the content would be the same.
-
-        Args:
-            step: Completed optimiser steps.
-            tensors: All tensors by name: `DTensor`s, or plain ones that are equal on all ranks.
-            record: JSON-serialisable values; those of rank 0 are written.
-            files: Text files to add, by file name; those of rank 0 are written.
+        saved or restored is not written again: the content would be the same. `tensors` are
+        `DTensor`s, or plain and equal on all ranks; rank 0 writes the JSON values of `record` and
+        the texts of `files`.
         """
         self.wait()
         if self._read_only:
@@ -219,10 +206,8 @@ class Checkpoints:
             if not steps:
                 return None
             if not is_deleted:
-                raise CheckpointError(
-                    f"every checkpoint in {self.folder} is damaged: {abbreviate(notes)}. "
-                    "Copy one back from a backup, or use another folder to start a new run."
-                )
+                what = f"every checkpoint in {self.folder} is damaged: {abbreviate(notes)}"
+                raise CheckpointError(f"{what}. Copy one from a backup, or use another folder.")
         raise CheckpointError(f"{self.folder}: {_TOO_FAST}")
 
     def read(
@@ -233,7 +218,11 @@ class Checkpoints:
         Tensors are filled as by `restore`; with `partial`, the checkpoint may hold more of them.
         """
         self.require_same_model(step, tensors, partial=partial)
-        return self._fill(step, tensors)
+        path = self.path(step)
+        self._run_on_all_ranks(lambda: read_tensors(path, tensors))
+        record = self._run_on_all_ranks(lambda: read_record(path))[0]
+        self._done.add(step)
+        return record
 
     def _damage(self, step: int) -> list[str]:
         """Return the damage of a checkpoint. All ranks enter; each verifies some of its files."""
@@ -253,20 +242,10 @@ class Checkpoints:
         def check() -> None:
             problems = differences(describe(tensors), read_manifest(path, step).tensors, partial)
             if problems:
-                raise CheckpointError(
-                    f"{path} holds another model: {abbreviate(problems)}. "
-                    "Use the configuration it was saved with, or another folder."
-                )
+                what = f"{path} holds another model: {abbreviate(problems)}"
+                raise CheckpointError(f"{what}. Use its configuration, or another folder.")
 
         self._run_on_all_ranks(check)  # before any rank changes a tensor
-
-    def _fill(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Fill tensors from a valid checkpoint and return its record. All ranks enter."""
-        path = self.path(step)
-        self._run_on_all_ranks(lambda: read_tensors(path, tensors))
-        record = self._run_on_all_ranks(lambda: read_record(path))[0]
-        self._done.add(step)
-        return record
 
     def _write(
         self,
@@ -292,9 +271,8 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
             earlier = ", ".join(map(folder_name, self.steps())) or "none"
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: "
-                f"{error}. Earlier checkpoints are intact: {earlier}. Free disk space or fix the "
-                "permissions, then run the same command to resume from the newest."
+                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. "
+                f"Earlier checkpoints are intact: {earlier}. Free disk space, then resume."
             ) from error
         self._done.add(step)
         damaged = self._damaged - self._done
@@ -314,7 +292,6 @@ class Checkpoints:
         outcomes: list[Any] = [outcome] * world.size
         if world.size > 1:
             dist.all_gather_object(outcomes, outcome, group=group or world.host_group)
-        failures = [failure for _, failure in outcomes if failure is not None]
-        if failures:
+        if failures := [failure for _, failure in outcomes if failure is not None]:
             raise CheckpointError("; ".join(failures))
         return [value for value, _ in outcomes]

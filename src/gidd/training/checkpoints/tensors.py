@@ -94,11 +94,7 @@ def _is_inside(offset: Any, shape: list[int], full: list[int] | None) -> bool:
 
 @final
 class HostBuffers:
-    """Host buffers that tensors are copied to, pinned for CUDA and reused by every save.
-
-    torch's `DefaultStager` (2.13, experimental) has no non-blocking copy without an accelerator,
-    and the manifest and rename after a save would still need this thread and process group.
-    """
+    """Host buffers that tensors are copied to, pinned for CUDA and reused by every save."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -110,18 +106,15 @@ class HostBuffers:
             name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
             for name, tensor in tensors.items()
         }
-        self._buffers = {name: self._buffer(name, tensor) for name, tensor in local.items()}
+        kept, self._buffers = self._buffers, {}
         for name, tensor in local.items():
-            self._buffers[name].copy_(tensor, non_blocking=True)
+            buffer = kept.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer.copy_(tensor, non_blocking=True)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         return self._buffers
-
-    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(name)
-        if buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype):
-            return buffer
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 @final
@@ -141,15 +134,17 @@ def write_tensors(
 ) -> None:
     """Write each rank's shards to its own files; replicated tensors are written once.
 
-    All ranks of `group` enter. If one fails, all raise.
-
-    Args:
-        folder: An empty folder.
-        tensors: Gives dtypes, shapes and placements; the values may change meanwhile.
-        copies: The values to write, as returned by `HostBuffers.take`.
-        group: Process group of the ranks; no other thread may use it meanwhile.
+    All ranks of `group` enter, which no other thread may use meanwhile. If one fails, all raise.
+    `tensors` give dtypes, shapes and placements, `copies` the values (`HostBuffers.take`).
     """
-    numbers = _file_numbers(tensors, group.size())
+    numbers = dict[str, int]()  # of the file, from 1, that a rank writes its shard to
+    number, filled = 1, 0.0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size() / group.size()
+        if filled and filled + size > FILE_BYTES:
+            number, filled = number + 1, 0.0
+        numbers[name] = number
+        filled += size
     writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
     planner = _CopyPlanner(copies)
     try:
@@ -157,19 +152,6 @@ def write_tensors(
     except dcp.CheckpointException as error:  # a BaseException: `except Exception` misses it
         causes = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
         raise CheckpointError("; ".join(causes)) from error
-
-
-def _file_numbers(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
-    """Return for each tensor the number of the file, from 1, that a rank writes its shard to."""
-    numbers: dict[str, int] = {}
-    number, filled = 1, 0.0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size() / ranks
-        if filled and filled + size > FILE_BYTES:
-            number, filled = number + 1, 0.0
-        numbers[name] = number
-        filled += size
-    return numbers
 
 
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
@@ -196,6 +178,4 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
         except dcp.CheckpointException as error:  # a BaseException, as above
             causes = "; ".join(str(cause) for cause, _ in error.failures.values())
-            raise CheckpointError(
-                f"{folder} could not be read: {causes}. Fix the cause and start again."
-            ) from error
+            raise CheckpointError(f"{folder} could not be read: {causes}.") from error

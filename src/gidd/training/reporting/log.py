@@ -50,10 +50,8 @@ class MetricsLog:
             # one unbuffered write per line: a kill truncates at most the line being written
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
-            raise DataError(
-                f"{self.path} cannot be written: {error.strerror}. Check the permissions of "
-                f"{folder}, or choose a writable run folder with --out."
-            ) from error
+            what = f"{self.path} cannot be written: {error.strerror}"
+            raise DataError(f"{what}. Choose a writable folder with --out.") from error
 
     def write(
         self, kind: LineKind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
@@ -71,9 +69,7 @@ class MetricsLog:
             if self._file.write(data) != len(data):
                 raise OSError("the disk is full")
         except OSError as error:
-            raise DataError(
-                f"{self.path} cannot be written: {error}. Free disk space and start the run again."
-            ) from error
+            raise DataError(f"{self.path} cannot be written: {error}. Free disk space.") from error
 
     def has(self, kind: LineKind, step: int) -> bool:
         """Return whether an earlier process of the resumed run wrote this line, at `start`."""
@@ -89,10 +85,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         path = path / METRICS_FILE
     if not path.is_file():
-        raise DataError(
-            f"{path} does not exist. Give the folder of a run, in which `gidd train` writes "
-            f"{METRICS_FILE}."
-        )
+        raise DataError(f"{path} does not exist. Give the folder of a run of `gidd train`.")
     lines: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for number, data in enumerate(_bounded_lines(file), start=1):
@@ -101,10 +94,8 @@ def read(path: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 if not data.endswith(b"\n") and len(data) <= RECORD_BYTES.value:
                     break  # the run is writing it, or was killed
-                raise DataError(
-                    f"{path}, line {number} is damaged: {error}. Delete that line to read the "
-                    "others."
-                ) from error
+                what = f"{path}, line {number} is damaged: {error}"
+                raise DataError(f"{what}. Delete it to read the others.") from error
     if not lines:
         raise DataError(f"{path} has no lines yet. Wait for the first step of the run.")
     return lines

@@ -38,19 +38,11 @@ _FRAME = 4
 
 @final
 class Report:
-    """Writes the metrics of a run to `metrics.jsonl` and trackers, and shows them.
+    """Writes the metrics of a run to `metrics.jsonl` and trackers, and shows those in `COLUMNS`.
 
-    All metrics are written (see `log`); the terminal shows the metrics in `COLUMNS`. `mfu` is a
-    fraction of 1.
-
-    Args:
-        folder: Folder of the run, in which `metrics.jsonl` is written.
-        num_steps: Number of steps of the complete run.
-        start: Step of the restored checkpoint; later lines of the log are removed.
-        enabled: Whether this process reports; if False, all methods do nothing.
-        quiet: Show nothing on the terminal; the log and trackers are still written.
-        trackers: Trackers to log to. One that fails is dropped and the run continues.
-        console: Console to print to; standard error by default.
+    `start` is the step of the restored checkpoint: later lines of the log are removed. With
+    `enabled=False` all methods do nothing; with `quiet` nothing is shown. A tracker that fails is
+    dropped and the run continues. The console is standard error by default.
     """
 
     def __init__(
@@ -69,7 +61,10 @@ class Report:
             return
         self._trackers = list(trackers)
         self._log = MetricsLog(folder, start)
-        self._view = open_view(console or Console(stderr=True), num_steps, start, quiet=quiet)
+        console = Console(quiet=True) if quiet else console or Console(stderr=True)
+        is_live = console.is_terminal and not quiet
+        view = LiveView(console, num_steps, start) if is_live else PlainView(console, num_steps)
+        self._view = view
         if self._log.num_damaged:
             self.note(f"{self._log.path}: removed {self._log.num_damaged} damaged lines.")
 
@@ -130,15 +125,6 @@ class Report:
             except Exception as error:  # a tracker must never stop the training
                 self._trackers.remove(tracker)
                 self.note(f"{tracker} failed; nothing more is logged to it: {error!r}")
-
-
-def open_view(console: Console, num_steps: int, start: int, *, quiet: bool) -> LiveView | PlainView:
-    """Return a live table on a terminal, plain lines elsewhere, and nothing if `quiet`."""
-    if quiet:
-        return PlainView(Console(quiet=True), num_steps)  # prints nothing
-    if console.is_terminal:
-        return LiveView(console, num_steps, start)
-    return PlainView(console, num_steps)
 
 
 @final
@@ -295,7 +281,6 @@ def format_duration(seconds: float) -> str:
 
 
 def _cell(metrics: Mapping[str, float], name: str, write: Callable[[float], str]) -> str:
-    """Return a metric, with two digits of its standard error if there is one."""
     value, error = metrics.get(name), metrics.get(f"{name}_se")
     if value is None:
         return ""

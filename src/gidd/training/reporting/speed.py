@@ -22,9 +22,13 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
     weights are counted, without embeddings.
     """
     model = getattr(network, "config", None)
-    if not isinstance(model, DiTConfig):
-        return 6.0 * _num_multiplied(network)
-    return transformer_flops_per_token(model, length, has_time=isinstance(network, DiT))
+    if isinstance(model, DiTConfig):
+        return transformer_flops_per_token(model, length, has_time=isinstance(network, DiT))
+    tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
+    head = getattr(network, "head", None)
+    own = list(head.parameters()) if isinstance(head, nn.Module) else []
+    looked_up = set(map(id, tables)) - set(map(id, own))
+    return 6.0 * sum(w.numel() for w in network.parameters() if id(w) not in looked_up)
 
 
 def transformer_flops_per_token(model: DiTConfig, length: int, *, has_time: bool) -> float:
@@ -35,18 +39,6 @@ def transformer_flops_per_token(model: DiTConfig, length: int, *, has_time: bool
         blocks, last = 6 * model.num_layers * one, 2 * one
         weights += (blocks + last) / length - blocks
     return 6 * weights + 12 * model.num_layers * model.width * length
-
-
-def _num_multiplied(network: nn.Module) -> int:
-    """Return the number of weights that a token is multiplied with: all but embeddings."""
-    tables = [module for module in network.modules() if isinstance(module, nn.Embedding)]
-    looked_up = {id(table.weight) for table in tables} - {id(w) for w in _head_of(network)}
-    return sum(weight.numel() for weight in network.parameters() if id(weight) not in looked_up)
-
-
-def _head_of(network: nn.Module) -> list[nn.Parameter]:
-    head = getattr(network, "head", None)
-    return list(head.parameters()) if isinstance(head, nn.Module) else []
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -56,10 +56,7 @@ class _FunctionTracker:
 def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]]:
     """Return TensorBoard if it is installed, and messages for the user."""
     if importlib.util.find_spec("tensorboard") is None:
-        return [], [
-            "TensorBoard is not installed; the run continues without it. "
-            'Install it with `pip install "gidd[train]"`.'
-        ]
+        return [], ['no TensorBoard: it is not installed. `pip install "gidd[train]"` installs it.']
     return [tensorboard_tracker(folder, start)], []
 
 
@@ -67,11 +64,7 @@ def open_trackers(
     names: Sequence[str], folder: Path, start: int, config: Mapping[str, object]
 ) -> list[Tracker]:
     """Return the trackers with these names: "tensorboard", "wandb" and "trackio"."""
-    make = {
-        "tensorboard": tensorboard_tracker,
-        "wandb": wandb_tracker,
-        "trackio": trackio_tracker,
-    }
+    make = dict(tensorboard=tensorboard_tracker, wandb=wandb_tracker, trackio=trackio_tracker)
     for name in names:
         if name not in make:
             raise ConfigError(f"trackers must be among {', '.join(make)}, got {shorten(name)}.")
@@ -184,12 +177,10 @@ def trackio_tracker(
 
 
 def _verbatim(text: str) -> str:
-    """Return Markdown that shows a text unchanged."""
     return textwrap.indent(text, "    ", lambda _: True)
 
 
 def _run_id(folder: Path, start: int) -> str:
-    """Return the id of a run: kept when it resumes, new when it starts from step 0."""
     path = folder / "run_id"
     if start == 0 or not path.is_file():
         files.write_text(path, uuid.uuid4().hex[:8])

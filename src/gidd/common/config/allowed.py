@@ -1,8 +1,4 @@
-"""Checks of options and arguments: the type first, then the range, in one message.
-
-problems = field_problems(options, steps=integer(1), top_p=optional(number(...)))
-require_arguments(seed=(seed, SEED), repeats=(repeats, integer(2)))
-"""
+"""Checks of options and arguments: the type first, then the range, in one message."""
 
 from __future__ import annotations
 

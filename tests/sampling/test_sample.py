@@ -5,15 +5,14 @@ import torch
 from support.sampling_worlds import random_denoiser
 from support.session_runs import run_canvas
 
-from gidd.common.parts import part
-from gidd.common.registry import builtin_parts
+from gidd.common.config.components import component
+from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
-from gidd.diffusion.times import even_mesh, sine_mesh
+from gidd.diffusion.times import even_times, sine_times
 from gidd.errors import ConfigError, DataError
 from gidd.sampling import (
     CachedFeatures,
     Canvas,
-    Engine,
     FunctionNetwork,
     Gibbs,
     GibbsSweep,
@@ -21,6 +20,7 @@ from gidd.sampling import (
     Plan,
     Request,
     SelfCorrectionStep,
+    Session,
     Temperature,
     Threshold,
     TopK,
@@ -34,8 +34,10 @@ from gidd.sampling.correctors.gibbs import top_spaced
 from gidd.sampling.steps import MASK_FILLING_STEPS
 from gidd.vocab import Vocab
 
-STEPS = {name: part("step", name).build() for name in builtin_parts("step")}
-CORRECTORS = {name: part("corrector", name).build() for name in builtin_parts("corrector")}
+STEPS = {name: component("step", name).build() for name in builtin_components("step")}
+CORRECTORS = {
+    name: component("corrector", name).build() for name in builtin_components("corrector")
+}
 VOCAB = Vocab(65, mask_id=64)
 HYBRID = HybridSchedule(VOCAB, 0.2)
 MASKED = MaskedSchedule(VOCAB)
@@ -46,11 +48,11 @@ class CountingNetwork:
 
     def __init__(self, network):
         self.network = network
-        self.calls = 0
+        self.forward_passes = 0
         self.rows = 0
 
     def hidden(self, z, t):
-        self.calls += len(z)
+        self.forward_passes += len(z)
         return self.network.hidden(z, t)
 
     def distribution(self, hidden):
@@ -73,12 +75,12 @@ def mixed_requests(num: int = 64) -> list[Request]:
     for i in range(num):
         length = lengths[i % len(lengths)]
         given = torch.randint(64, (i % 4,), generator=generator).tolist()
-        mesh = even_mesh(1 + i % 5) if i % 2 else sine_mesh(1 + i % 5)
+        times = even_times(1 + i % 5) if i % 2 else sine_times(1 + i % 5)
         step = Threshold() if i % 11 == 0 else ancestral
         requests.append(
             Request(
                 tokens=prompt(length, prefix=given[:2], suffix=given[2:]),
-                plan=sampling_plan(mesh, step) + finishes[i % 4],
+                plan=sampling_plan(times, step) + finishes[i % 4],
                 seed=i // 3,
                 sample_index=i,
                 processors=processors[i % 3],
@@ -88,26 +90,27 @@ def mixed_requests(num: int = 64) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rows_per_call"),
+    ("schedule", "batch_size"),
     [
         pytest.param(HYBRID, 1, id="hybrid-1"),
-        pytest.param(MASKED, 1, id="masked-1", marks=pytest.mark.slow),
+        pytest.param(MASKED, 1, id="masked-1", marks=pytest.mark.long),
         pytest.param(HYBRID, 8, id="hybrid-8", marks=pytest.mark.slow),
     ],
 )
-def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, rows_per_call, device):
+def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, batch_size, device):
     """64 mixed requests, float32, a real network: bit-identical alone and by 2, 7 and 64."""
     network = random_denoiser(VOCAB).to(device)
-    engine = Engine(network, schedule, rows_per_call=rows_per_call, device=device)
+    session = Session(network, schedule, batch_size=batch_size, device=device)
     requests = mixed_requests()
-    alone = [engine.sample([request])[0] for request in requests]
+    alone = [session.sample([request])[0] for request in requests]
     assert len({sample.tokens for sample in alone}) > 60  # they are different sequences
     for size in (2, 7, 64):
         batches = [requests[i : i + size] for i in range(0, len(requests), size)]
-        together = [sample for batch in batches for sample in engine.sample(batch)]
+        together = [sample for batch in batches for sample in session.sample(batch)]
         assert together == alone
 
 
+@pytest.mark.slow
 def test_processors_get_the_same_shapes_in_any_batch():
     """torch splits the sum of one long row over threads, of many rows not: other last bits."""
     vocab, shapes = Vocab(50258, mask_id=50257), set()
@@ -119,17 +122,18 @@ def test_processors_get_the_same_shapes_in_any_batch():
     table = torch.full((16, 50258), 1 / 50257)
     table[:, -1] = 0
     schedule = MaskedSchedule(vocab)
-    engine = Engine(
-        FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1)), schedule, rows_per_call=2
+    session = Session(
+        FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1)), schedule, batch_size=2
     )
     for number in range(6):
-        plan, processors = sampling_plan(even_mesh(8)), (spy,)
-        engine.sample(
+        plan, processors = sampling_plan(even_times(8)), (spy,)
+        session.sample(
             [Request(tokens=blanks(16), plan=plan, sample_index=number, processors=processors)]
         )
     assert len(shapes) == 1
 
 
+@pytest.mark.slow
 def test_shapes_of_forward_passes_are_fixed():
     """Batch invariance relies on it: the same number of sequences of one length every time."""
     shapes = set()
@@ -138,47 +142,50 @@ def test_shapes_of_forward_passes_are_fixed():
         shapes.add(tuple(z.shape))
         return torch.full((*z.shape, 65), 1 / 64)
 
-    engine = Engine(FunctionNetwork(x_theta), HYBRID, rows_per_call=4)
-    engine.sample(mixed_requests(32))
+    session = Session(FunctionNetwork(x_theta), HYBRID, batch_size=4)
+    session.sample(mixed_requests(32))
     assert shapes == {(4, length) for length in (4, 7, 16, 31, 32)}
 
 
 def test_equal_requests_give_equal_samples():
-    engine = Engine(random_denoiser(VOCAB), HYBRID)
-    request = Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=5)
-    again, other_seed, other_index = engine.sample(
+    session = Session(random_denoiser(VOCAB), HYBRID)
+    request = Request(tokens=blanks(16), plan=sampling_plan(even_times(4)), seed=5)
+    again, other_seed, other_index = session.sample(
         [
             request,
-            Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=6),
-            Request(tokens=blanks(16), plan=sampling_plan(even_mesh(4)), seed=5, sample_index=1),
+            Request(tokens=blanks(16), plan=sampling_plan(even_times(4)), seed=6),
+            Request(tokens=blanks(16), plan=sampling_plan(even_times(4)), seed=5, sample_index=1),
         ]
     )
-    assert again == engine.sample([request])[0]
+    assert again == session.sample([request])[0]
     assert len({again.tokens, other_seed.tokens, other_index.tokens}) == 3
 
 
+@pytest.mark.slow
 def test_masked_diffusion_runs_the_head_only_where_tokens_unmask():
     """p_u = 0: one row of the head per token, no forward pass for a step that fills nothing."""
     network = CountingNetwork(random_denoiser(VOCAB))
-    (sample,) = Engine(network, MASKED).sample(
-        [Request(tokens=blanks(16), plan=sampling_plan(even_mesh(100)))]
+    (sample,) = Session(network, MASKED).sample(
+        [Request(tokens=blanks(16), plan=sampling_plan(even_times(100)))]
     )
     assert network.rows == 16
-    assert network.calls == sample.calls <= 16
+    assert network.forward_passes == sample.forward_passes <= 16
     assert len(sample.edits) == 16
 
 
+@pytest.mark.slow
 def test_uniform_noise_needs_the_head_at_few_tokens():
     """The head does not run for tokens that are kept for any x_theta."""
     network = CountingNetwork(random_denoiser(VOCAB))
     steps = 100
-    Engine(network, HYBRID).sample(
-        [Request(tokens=blanks(32), plan=sampling_plan(even_mesh(steps)))]
+    Session(network, HYBRID).sample(
+        [Request(tokens=blanks(32), plan=sampling_plan(even_times(steps)))]
     )
     assert network.rows < 0.1 * 32 * steps
-    assert network.calls < steps
+    assert network.forward_passes < steps
 
 
+@pytest.mark.slow
 def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
     """Uniform noise reads visible tokens too; features are cached while nothing changes."""
     model = random_denoiser(VOCAB)
@@ -186,14 +193,14 @@ def test_a_network_that_ignores_time_is_not_called_twice_for_the_same_tokens():
     time_free = FunctionNetwork(
         lambda z, t: plain.distribution(plain.hidden(z, torch.zeros_like(t)))
     )
-    plan = sampling_plan(even_mesh(60)) + corrector_plan(Gibbs(), 2)
+    plan = sampling_plan(even_times(60)) + corrector_plan(Gibbs(), 2)
     requests = [Request(tokens=blanks(12), plan=plan, seed=s) for s in range(2)]
-    expected = Engine(time_free, HYBRID).sample(requests)
-    found = Engine(CachedFeatures(cached), HYBRID).sample(requests)
+    expected = Session(time_free, HYBRID).sample(requests)
+    found = Session(CachedFeatures(cached), HYBRID).sample(requests)
     assert [s.tokens for s in found] == [s.tokens for s in expected]
     changed = sum(len({edit.step_index for edit in sample.edits}) for sample in found)
-    assert cached.calls <= changed + len(requests)
-    assert cached.calls < 0.8 * plain.calls
+    assert cached.forward_passes <= changed + len(requests)
+    assert cached.forward_passes < 0.8 * plain.forward_passes
 
 
 def test_cached_features_are_evicted_oldest_first():
@@ -204,7 +211,7 @@ def test_cached_features_are_evicted_oldest_first():
         features = network.hidden(tokens[row : row + 1], t)
         expected = counted.network.hidden(tokens[row : row + 1], torch.zeros(1))
         assert torch.equal(features, expected)
-    assert counted.calls == 4
+    assert counted.forward_passes == 4
 
 
 UNIFORM = UniformSchedule(VOCAB)
@@ -216,10 +223,10 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("num", [500, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num", [500, pytest.param(33_334, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("step", "schedule"), EVERYWHERE)
 def test_protected_positions_do_not_change(step, schedule, num):
-    """Random runs of one to three calls, protected tokens anywhere, masks among them."""
+    """Random runs of three steps, 100,000 in all at full size; protected tokens anywhere."""
     length = 6
     generator = torch.Generator().manual_seed(7)
     table = torch.rand(VOCAB.size, VOCAB.size, generator=generator).softmax(-1)
@@ -228,15 +235,13 @@ def test_protected_positions_do_not_change(step, schedule, num):
     canvas.tokens[:] = torch.randint(65, (num, length), generator=generator)
     canvas.protected[:] = torch.rand(num, length, generator=generator) < 0.5
     before, protected = canvas.tokens.clone(), canvas.protected.clone()
-    mesh = even_mesh(3)
-    engine = Engine(
-        FunctionNetwork(lambda z, t: table[z.roll(1, -1)]), schedule, rows_per_call=2500
-    )
+    times = even_times(3)
+    session = Session(FunctionNetwork(lambda z, t: table[z.roll(1, -1)]), schedule, batch_size=2500)
     if step in CORRECTORS:
         plan = corrector_plan(CORRECTORS[step], 3, 0.3)
     else:
-        plan = sampling_plan(mesh, STEPS[step])
-    run_canvas(engine, canvas, plan)
+        plan = sampling_plan(times, STEPS[step])
+    run_canvas(session, canvas, plan)
     assert (canvas.tokens == before)[protected].all()
     assert (canvas.tokens != before)[~protected].any()
     assert (canvas.protected == protected).all()
@@ -244,16 +249,18 @@ def test_protected_positions_do_not_change(step, schedule, num):
 
 def test_edits_reproduce_the_sample():
     """Replaying the log on the first state gives the last; steps are named."""
-    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    session = Session(random_denoiser(VOCAB), HYBRID)
     correct = SelfCorrectionStep(temperature=1.0, patience=2)
     requests = [
         Request(
-            tokens=blanks(16), plan=sampling_plan(even_mesh(6)) + corrector_plan(correct, 6), seed=s
+            tokens=blanks(16),
+            plan=sampling_plan(even_times(6)) + corrector_plan(correct, 6),
+            seed=s,
         )
         for s in range(4)
     ]
     names = set()
-    for sample in engine.sample(requests):
+    for sample in session.sample(requests):
         tokens = [64] * 16  # the prior of hybrid noise is all masks
         for edit in sample.edits:
             assert tokens[edit.position] == edit.old != edit.new
@@ -266,14 +273,15 @@ def test_edits_reproduce_the_sample():
     assert names == {"ancestral", "self_correction"}
 
 
+@pytest.mark.slow
 def test_recording_frames_changes_nothing():
     """Frames hold the state before each step, with the predictions for every token."""
     model = random_denoiser(VOCAB)
-    engine = Engine(model, HYBRID)
+    session = Session(model, HYBRID)
     requests = mixed_requests(12)
-    plain, recorded = engine.sample(requests), engine.sample(requests, record_frames=True)
+    plain, recorded = session.sample(requests), session.sample(requests, record_frames=True)
     for request, a, b in zip(requests, plain, recorded, strict=True):
-        assert (a.tokens, a.edits, a.calls) == (b.tokens, b.edits, b.calls)
+        assert (a.tokens, a.edits, a.forward_passes) == (b.tokens, b.edits, b.forward_passes)
         assert [frame.step_index for frame in b.frames] == list(range(len(b.frames)))
         assert len(b.frames) <= len(request.plan)
         frame = b.frames[-1]
@@ -290,11 +298,11 @@ def test_recording_frames_changes_nothing():
 
 def test_on_step_is_called_after_every_step():
     """Sequences are dropped when their plan is done; the others continue, and waiting ones join."""
-    engine = Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=2)
-    plans = [sampling_plan(even_mesh(num)) for num in (1, 3, 2)]
+    session = Session(random_denoiser(VOCAB), HYBRID, batch_size=2)
+    plans = [sampling_plan(even_times(num)) for num in (1, 3, 2)]
     requests = [Request(tokens=blanks(8), plan=plan) for plan in plans]
     rounds = []
-    engine.sample(
+    session.sample(
         requests,
         on_step=lambda events: rounds.append([(e.ticket.number, e.steps_done) for e in events]),
     )
@@ -302,8 +310,8 @@ def test_on_step_is_called_after_every_step():
 
 
 def test_times_end_where_the_plan_ends():
-    session = Engine(random_denoiser(VOCAB), HYBRID).session()
-    plans = [sampling_plan(even_mesh(2)), sampling_plan(torch.tensor([1.0, 0.5])), Plan(())]
+    session = Session(random_denoiser(VOCAB), HYBRID)
+    plans = [sampling_plan(even_times(2)), sampling_plan(torch.tensor([1.0, 0.5])), Plan(())]
     tickets = [session.submit(Request(tokens=blanks(8), plan=plan)) for plan in plans]
     assert [ticket.time for ticket in tickets] == [1.0, 1.0, 0.0]
     while session.pending:
@@ -314,31 +322,31 @@ def test_times_end_where_the_plan_ends():
 @pytest.mark.parametrize("step", STEPS)
 def test_one_step_and_one_token(step):
     """The smallest request: one token, one step; no mask is left."""
-    engine = Engine(random_denoiser(VOCAB), MASKED)
-    (sample,) = engine.sample(
-        [Request(tokens=blanks(1), plan=sampling_plan(even_mesh(1), STEPS[step]))]
+    session = Session(random_denoiser(VOCAB), MASKED)
+    (sample,) = session.sample(
+        [Request(tokens=blanks(1), plan=sampling_plan(even_times(1), STEPS[step]))]
     )
     assert 0 <= sample.tokens[0] < 64
-    assert sample.calls == 1
+    assert sample.forward_passes == 1
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_mask_is_left_at_time_zero(step):
-    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    session = Session(random_denoiser(VOCAB), HYBRID)
     requests = [
-        Request(tokens=blanks(16), plan=sampling_plan(even_mesh(5), STEPS[step]), seed=s)
+        Request(tokens=blanks(16), plan=sampling_plan(even_times(5), STEPS[step]), seed=s)
         for s in range(8)
     ]
-    assert all(64 not in sample.tokens for sample in engine.sample(requests))
+    assert all(64 not in sample.tokens for sample in session.sample(requests))
 
 
 def test_a_request_without_blanks_needs_no_forward_pass():
     network = CountingNetwork(random_denoiser(VOCAB))
-    engine = Engine(network, HYBRID)
-    (sample,) = engine.sample([Request(tokens=(1, 2, 3), plan=sampling_plan(even_mesh(5)))])
+    session = Session(network, HYBRID)
+    (sample,) = session.sample([Request(tokens=(1, 2, 3), plan=sampling_plan(even_times(5)))])
     assert sample.tokens == (1, 2, 3)
-    assert network.calls == 0
-    assert engine.sample([]) == []
+    assert network.forward_passes == 0
+    assert session.sample([]) == []
 
 
 def test_text_ends_before_the_first_generated_stop_token():
@@ -346,19 +354,19 @@ def test_text_ends_before_the_first_generated_stop_token():
     table = torch.zeros(4, 65)
     table[[0, 1, 2, 3], [7, 8, 9, 9]] = 1
     network = FunctionNetwork(lambda z, t: table.expand(len(z), -1, -1))
-    plan = sampling_plan(even_mesh(2))
+    plan = sampling_plan(even_times(2))
     stops = [
         Request(tokens=(9, None, None, None), plan=plan, stop=(5, 9)),
         Request(tokens=(9, None, None, None), plan=plan, stop=(5,)),
         Request(tokens=(9, None, None, None), plan=plan),
     ]
-    texts = [sample.text for sample in Engine(network, MASKED).sample(stops)]
+    texts = [sample.text for sample in Session(network, MASKED).sample(stops)]
     assert texts == [(9, 8), (9, 8, 9, 9), (9, 8, 9, 9)]
 
 
 def test_impossible_requests_are_refused():
-    engine = Engine(random_denoiser(VOCAB), HYBRID, max_length=32)
-    plan, one_call = sampling_plan(even_mesh(2)), corrector_plan(SelfCorrectionStep(), 1)
+    session = Session(random_denoiser(VOCAB), HYBRID, max_length=32)
+    plan, one_call = sampling_plan(even_times(2)), corrector_plan(SelfCorrectionStep(), 1)
     refused = {
         "32 tokens, got 33": Request(tokens=blanks(33), plan=plan),
         "at least one token": Request(tokens=(), plan=plan),
@@ -373,8 +381,8 @@ def test_impossible_requests_are_refused():
             tokens=(1, None), plan=plan, sample_index=2**63
         ),
         "request.sample_index .*got -1": Request(tokens=(1, None), plan=plan, sample_index=-1),
-        "at least 2 consecutive calls, got 1": Request(
-            tokens=blanks(4), plan=sampling_plan(even_mesh(2)) + one_call
+        "at least 2 consecutive steps, got 1": Request(
+            tokens=blanks(4), plan=sampling_plan(even_times(2)) + one_call
         ),
         "request.protected .*the 2 tokens, got 1": Request(
             tokens=(1, None), plan=plan, protected=(True,)
@@ -385,43 +393,43 @@ def test_impossible_requests_are_refused():
     }
     for message, request in refused.items():
         with pytest.raises((DataError, ConfigError), match=message):
-            engine.sample([request])
+            session.sample([request])
     with pytest.raises(ConfigError, match="max_length = 32"):  # refused by the model itself
-        Engine(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
-    with pytest.raises(ConfigError, match="rows .*at least 1, below .*, got 0"):
-        Engine(random_denoiser(VOCAB), HYBRID, rows_per_call=0)
+        Session(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
+    with pytest.raises(ConfigError, match="batch_size .*at least 1, below .*, got 0"):
+        Session(random_denoiser(VOCAB), HYBRID, batch_size=0)
     with pytest.raises(ConfigError, match="step 0 .*0 <= s <= t <= 1, got t = 0.5 and s = 0.75"):
         sampling_plan(torch.tensor([0.5, 0.75]))
-    with pytest.raises(ConfigError, match="calls .*at least 0, got -1"):
+    with pytest.raises(ConfigError, match="num_steps .*at least 0, got -1"):
         corrector_plan(Gibbs(), -1)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("vocab", [Vocab(65), VOCAB], ids=["no-mask", "unused-mask"])
 def test_mask_filling_steps_refuse_other_schedules(step, vocab):
-    engine = Engine(random_denoiser(vocab), UniformSchedule(vocab))
-    request = Request(tokens=blanks(4), plan=sampling_plan(even_mesh(3), STEPS[step]))
+    session = Session(random_denoiser(vocab), UniformSchedule(vocab))
+    request = Request(tokens=blanks(4), plan=sampling_plan(even_times(3), STEPS[step]))
     if step in MASK_FILLING_STEPS:
         with pytest.raises(ConfigError, match="masks at t = 1, got .*% masks"):
-            engine.sample([request])
+            session.sample([request])
     else:
-        assert len(engine.sample([request])[0].tokens) == 4
+        assert len(session.sample([request])[0].tokens) == 4
 
 
 def test_threshold_edits_given_tokens_under_any_noise():
     """A plan from t < 1 has no masks to fill, so a schedule without masks is accepted."""
     certain = torch.nn.functional.one_hot(torch.tensor(7), 65).float()
-    engine = Engine(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), UNIFORM)
+    session = Session(FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1)), UNIFORM)
     plan = sampling_plan(torch.tensor([0.2, 0.0]), Threshold())
     request = Request(tokens=(1, 2, 3), plan=plan, protected=(True, False, False))
-    assert engine.sample([request])[0].tokens == (1, 7, 7)
+    assert session.sample([request])[0].tokens == (1, 7, 7)
 
 
 def test_editing_starts_from_the_given_tokens():
     """Given tokens that are not protected are the initial state, instead of the prior."""
-    engine = Engine(random_denoiser(VOCAB), HYBRID)
+    session = Session(random_denoiser(VOCAB), HYBRID)
     request = Request(tokens=(1, 2, 3, None), plan=Plan(()), protected=(False,) * 4)
-    assert engine.sample([request])[0].tokens == (1, 2, 3, 64)
+    assert session.sample([request])[0].tokens == (1, 2, 3, 64)
 
 
 @pytest.mark.parametrize("number", [1, 3, 10])

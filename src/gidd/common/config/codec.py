@@ -1,45 +1,51 @@
 """Dataclasses as plain data (dictionaries, lists, strings, numbers), JSON or YAML, and back.
 
-A dataclass becomes a dictionary of its fields and a `kind`, the name of its class. A part becomes
-its options, the name under which it is registered as `kind` and, unless it is one of gidd's, the
-`package` that registered it. Reading refuses unknown and missing fields and values of another type,
-and builds only classes that the declared types or the registry name: no file can name a class to
-import.
+A dataclass becomes its fields and a `kind`, the name of its class; a component its options, its
+name as `kind` and the `package` that registered it, if not gidd. Reading checks fields and types,
+and builds only classes that the declared types or the registry name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
+from gidd.common.config.components import COMPONENT_KIND, Component
+from gidd.common.config.options import REQUIRED, options_of
+from gidd.common.config.registry import KINDS, UNREGISTERED, find_component, kind_of_base, name_of
 from gidd.common.limits import MAX_DEPTH, YAML_BYTES
-from gidd.common.options import REQUIRED, options_of
-from gidd.common.parts import PART_OF, Part
-from gidd.common.registry import KINDS, UNREGISTERED, find_part, kind_of_base, name_of
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, ScheduleError
 
 _T = TypeVar("_T")
+_ACCEPTED: dict[Any, tuple[type, ...]] = {
+    float: (float, int),
+    Any: (str, int, float, bool, type(None)),  # of options without a type
+}
 
 KIND, PACKAGE = "kind", "package"
+
+ADDED_LATER = "added later"
+"""Metadata of a field that records of older versions lack; there it has its default."""
 
 RECORDED_AS = "recorded as"
 """Key in the metadata of a field: a function that returns the value to write, without secrets."""
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a dataclass, a `Part` or a value of one of its fields to plain data."""
-    if isinstance(value, Part):
+    """Convert a dataclass, a `Component` or a value of one of its fields to plain data."""
+    if isinstance(value, Component):
         options = {name: to_plain(option) for name, option in value.options.items()}
-        registered = None if value.name == UNREGISTERED else find_part(value.kind, value.name)
-        return _part(value.name, registered.package if registered else "", options)
+        registered = None if value.name == UNREGISTERED else find_component(value.kind, value.name)
+        return _component(value.name, registered.package if registered else "", options)
     if dataclasses.is_dataclass(value):
         fields = {
-            field.name: to_plain(_recorded(field, getattr(value, field.name)))
+            field.name: to_plain(field.metadata.get(RECORDED_AS, _same)(getattr(value, field.name)))
             for field in dataclasses.fields(value)
             if field.init
         }
@@ -51,83 +57,79 @@ def to_plain(value: Any) -> Any:
         kind, name, package = found
         supplied = KINDS[kind].supplied if kind != "backbone" else ()  # sizes are saved
         options = {name: plain for name, plain in fields.items() if name not in supplied}
-        return _part(name, package, options)
+        return _component(name, package, options)
     if isinstance(value, tuple):
         return [to_plain(item) for item in cast("tuple[Any, ...]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
 def cannot_be_saved(value: object, kind: str) -> ConfigError:
-    """Return the error for a part of a kind that is not registered."""
+    """Return the error for a component of a kind that is not registered."""
     return ConfigError(
-        f"{type(value).__name__} cannot be saved: it is not registered, so that no program could "
-        f'load it. Decorate the class with @gidd.register("{kind}", NAME); options that are Python '
-        "functions cannot be saved."
+        f"{type(value).__name__} cannot be saved: it is not registered. Decorate the class with "
+        f'@gidd.register("{kind}", NAME); options that are Python functions cannot be saved.'
     )
 
 
-def _part(name: str, package: str, options: dict[str, Any]) -> dict[str, Any]:
+def _component(name: str, package: str, options: dict[str, Any]) -> dict[str, Any]:
     return {KIND: name} | ({PACKAGE: package} if package else {}) | options
 
 
-def _recorded(field: dataclasses.Field[Any], value: Any) -> Any:
-    change = field.metadata.get(RECORDED_AS)
-    return value if change is None else change(value)
+def _same(value: Any) -> Any:
+    return value
 
 
-def from_plain(kind: type[_T], plain: Any, where: str = "run") -> _T:
-    """Build a dataclass from plain data.
+def from_plain(kind: type[_T], plain: Any, where: str = "run", *, has_kinds: bool = True) -> _T:
+    """Build a dataclass from plain data: from what `to_plain` returned, or `asdict`.
 
-    Args:
-        kind: The class to build.
-        plain: What `to_plain` returned.
-        where: How errors name this value.
+    `where` is the name of the value in errors; without `has_kinds`, no object names its class.
     """
     values = _object(plain, where)
-    if (name := values.pop(KIND, None)) != kind.__name__:
+    if has_kinds and (name := values.pop(KIND, None)) != kind.__name__:
         raise ConfigError(f"{where}.{KIND} must be {kind.__name__}, got {shorten(name)}.")
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # pyright: ignore[reportArgumentType]
-    _require_fields(values, set(fields), set(fields), where, "gidd")
+    required = {name for name, field in fields.items() if ADDED_LATER not in field.metadata}
+    _require_fields(values, set(fields), required, where, "gidd")
     hints = get_type_hints(kind)
     for name, value in values.items():
-        inside, part_kind = f"{where}.{name}", fields[name].metadata.get(PART_OF)
+        inside, component_kind = f"{where}.{name}", fields[name].metadata.get(COMPONENT_KIND)
         values[name] = (
-            _decode(hints[name], value, inside)
-            if part_kind is None
-            else part_from_plain(part_kind, value, inside)
+            _decode(hints[name], value, inside, has_kinds)
+            if component_kind is None
+            else component_from_plain(component_kind, value, inside)
         )
     return _build(kind, where, values)
 
 
-def part_from_plain(kind: str, plain: Any, where: str) -> Part:
-    """Return the part that plain data describes; options that it lacks have their defaults."""
+def component_from_plain(kind: str, plain: Any, where: str) -> Component:
+    """Return the component that plain data describes; options that it lacks have their defaults."""
     values = _object(plain, where)
     name, package = values.pop(KIND, None), values.pop(PACKAGE, "")
     if name == UNREGISTERED:
         given = str(values.get("class"))
-        return Part(kind, UNREGISTERED, {"class": given if given.isidentifier() else "?"})
+        return Component(kind, UNREGISTERED, {"class": given if given.isidentifier() else "?"})
     try:
         declared = options_of(kind, cast(str, name), cast(str, package))
     except ConfigError as error:
         raise type(error)(f"{where}: {error}") from error
-    upgrade = getattr(find_part(kind, cast(str, name)).make, "upgrade", None)
+    upgrade = getattr(find_component(kind, cast(str, name)).make, "upgrade", None)
     values = values if upgrade is None else upgrade(values)  # of an older version
     required = {name for name, option in declared.items() if option.default is REQUIRED}
     _require_fields(values, set(declared), required, where, shorten(package) if package else "gidd")
     for option, value in values.items():
         values[option] = _decode(declared[option].hint, value, f"{where}.{option}")
-    return _build(Part, where, {"kind": kind, "name": name, "options": values})
+    return _build(Component, where, {"kind": kind, "name": name, "options": values})
 
 
 def object_from_plain(kind: str, plain: Any, where: str, **supplied: Any) -> Any:
-    """Build a part of a kind from plain data and what the library supplies."""
-    chosen = part_from_plain(kind, plain, where)
+    """Build a component of a kind from plain data and what the library supplies."""
+    chosen = component_from_plain(kind, plain, where)
     return _build(chosen.build, where, supplied)
 
 
 def _object(plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, dict):
-        raise ConfigError(f"{where} must be an object with a `{KIND}`, got {shorten(plain)}.")
+        raise ConfigError(f"{where} must be an object, got {shorten(plain)}.")
     return dict(cast("dict[str, Any]", plain))
 
 
@@ -150,36 +152,30 @@ def _build(make: Any, where: str, values: dict[str, Any]) -> Any:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _decode(hint: Any, plain: Any, where: str) -> Any:
+def _decode(hint: Any, plain: Any, where: str, has_kinds: bool = True) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for choice in cast("tuple[Any, ...]", choices):
         if dataclasses.is_dataclass(cast(object, choice)):
             name = plain.get(KIND) if isinstance(plain, dict) else None
             if len(choices) == 1 or name == choice.__name__:
-                return from_plain(choice, plain, where)
+                return from_plain(choice, plain, where, has_kinds=has_kinds)
         elif (kind := kind_of_base(choice)) is not None:
             return object_from_plain(kind, plain, where)
-        elif get_origin(choice) is tuple:
-            if isinstance(plain, list):
-                item = get_args(choice)[0]
-                return tuple(_decode(item, part, where) for part in cast("list[Any]", plain))
-        elif get_origin(choice) is Literal:
-            if plain in get_args(choice):
-                return plain
-        elif choice is Path:
-            if isinstance(plain, str):
-                return Path(plain)
-        elif _is_a(choice, plain):
+        elif get_origin(choice) is tuple and isinstance(plain, list):
+            item, values = get_args(choice)[0], enumerate(cast("list[Any]", plain))
+            return tuple(_decode(item, value, f"{where}[{k}]", has_kinds) for k, value in values)
+        elif get_origin(choice) is Mapping and isinstance(plain, dict):
+            item, pairs = get_args(choice)[1], cast("dict[str, Any]", plain).items()
+            places = {name: f"{where}.{shorten(name)}" for name, _ in pairs}
+            return {name: _decode(item, value, places[name], has_kinds) for name, value in pairs}
+        elif get_origin(choice) is Literal and plain in get_args(choice):
+            return plain
+        elif choice is Path and isinstance(plain, str):
+            return Path(plain)
+        elif type(plain) in _ACCEPTED.get(choice, (choice,)):
             return plain
     names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
     raise ConfigError(f"{where} must be {names}, got {shorten(plain)}.")
-
-
-def _is_a(hint: Any, plain: Any) -> bool:
-    """Whether plain data is a value of a type; of any type, if none is declared."""
-    if hint is Any:
-        return plain is None or isinstance(plain, str | int | float | bool)
-    return type(plain) is hint or (hint is float and type(plain) is int)
 
 
 def to_yaml(value: Any) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.registrations import run_gidd
 
-from gidd.common.codec import part_from_plain
-from gidd.common.registry import KINDS, builtin_parts, part_names
+from gidd.common.config.codec import component_from_plain
+from gidd.common.config.registry import KINDS, builtin_components, component_names
 from gidd.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -16,7 +16,7 @@ FLAGS = {
     "weighting": ("train", "--weighting"),
     "backbone": ("train", "--backbone"),
     "step": ("sample", "--sampler"),
-    "corrector": ("sample", "--corrector"),
+    "corrector": ("sample", "--final-corrector"),
 }
 
 
@@ -33,37 +33,38 @@ def printed():
     return {name: one.stdout for name, one in done.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FLAGS)
 def test_help_offers_the_registered_names(kind, printed):
     command, flag = FLAGS[kind]
     (choices,) = re.findall(rf"{flag} \{{([^}}]*)\}}", printed[command])
-    assert choices.split(",") == part_names(kind)
+    assert choices.split(",") == component_names(kind)
 
 
 def test_the_list_of_corpora_has_the_registered_names(printed):
     rows = re.findall(r"^│ (\S+) ", printed["list"], re.M)
-    assert rows == [*part_names("corpus"), "PATH", "hf:ORG/NAME"]
+    assert rows == [*component_names("corpus"), "PATH", "hf:ORG/NAME"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_may_have_the_registered_names(kind):
     with pytest.raises(ConfigError) as refused:
-        part_from_plain(kind, {"kind": "no such name"}, "part")
+        component_from_plain(kind, {"kind": "no such name"}, "component")
     (names,) = re.findall(r"must be one of (.*), got", str(refused.value))
-    assert names.split(", ") == part_names(kind)
-    for name in part_names(kind):
+    assert names.split(", ") == component_names(kind)
+    for name in component_names(kind):
         try:
-            part_from_plain(kind, {"kind": name}, "part")
+            component_from_plain(kind, {"kind": name}, "component")
         except ConfigError as error:
             assert "lacks" in str(error)  # an option without a default
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_lists_the_parts_of_gidd(kind):
-    """A part that is added without a row here is not documented."""
+    """A component that is added without a row here is not documented."""
     _, _, after = PAGE.read_text().partition(f"(`{kind}`)\n")
     rows = re.findall(r"^\| `([^`]+)` \| \S", after.partition("\n## ")[0], re.M)
-    assert rows == list(builtin_parts(kind))
+    assert rows == list(builtin_components(kind))
 
 
 def test_the_page_lists_the_kinds():

@@ -1,4 +1,4 @@
-"""`Part`: a part that a run uses, by its name, with a value for each of its options."""
+"""`Component`: a component that a run uses, by its name, with a value for each of its options."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, final
 
-from gidd.common.options import REQUIRED, options_of
-from gidd.common.registry import UNREGISTERED, find_part, name_of
+from gidd.common.config.options import REQUIRED, options_of
+from gidd.common.config.registry import UNREGISTERED, find_component, name_of
 from gidd.common.terminal import shorten
-from gidd.errors import ConfigError, PartNotInstalled
+from gidd.errors import ComponentNotInstalled, ConfigError
 
-PART_OF = "part of"
-"""Key in the metadata of a dataclass field that holds a `Part`: its kind."""
+COMPONENT_KIND = "component kind"
+"""Key in the metadata of a dataclass field that holds a `Component`: its kind."""
 
 
 @final
 @dataclass(frozen=True)
-class Part:
-    """A registered part and its options; `part("schedule", "hybrid", p_uniform=0.1)` makes one."""
+class Component:
+    """A component by name, and its options: `component("schedule", "hybrid", p_uniform=0.1)`."""
 
     kind: str
-    """One of `gidd.common.registry.KINDS`."""
+    """One of `gidd.common.config.registry.KINDS`."""
 
     name: str
 
@@ -47,29 +47,28 @@ class Part:
             raise ConfigError(f"the {self.kind} {self.name} needs {', '.join(missing)}.")
         object.__setattr__(self, "options", full)
 
-    def changed(self, **options: Any) -> Part:
-        """Return the part with other values of some options."""
-        return Part(self.kind, self.name, {**self.options, **options})
+    def changed(self, **options: Any) -> Component:
+        """Return the component with other values of some options."""
+        return Component(self.kind, self.name, {**self.options, **options})
 
-    def renamed(self, name: str) -> Part:
-        """Return the part `name` of the same kind; options that both have keep their values."""
+    def renamed(self, name: str) -> Component:
+        """Return the component `name` of the same kind; options of both keep their values."""
         if name == self.name:
             return self
         shared = options_of(self.kind, name)
-        return Part(self.kind, name, {k: v for k, v in self.options.items() if k in shared})
+        return Component(self.kind, name, {k: v for k, v in self.options.items() if k in shared})
 
     def build(self, **supplied: Any) -> Any:
-        """Call the part with its options and what the library supplies.
+        """Call the component with its options and what the library supplies.
 
         A function that the library calls later, such as a step, is returned with its options.
         """
         if self.name == UNREGISTERED:
-            raise PartNotInstalled(
+            raise ComponentNotInstalled(
                 f"the {self.kind} {shorten(self.options.get('class'))} was given as a Python "
-                "object, and a file cannot describe it. Pass the object again, or register its "
-                f'class before training: @gidd.register("{self.kind}", NAME).'
+                f'object, which no file has. Pass it, or use @gidd.register("{self.kind}", NAME).'
             )
-        make = find_part(self.kind, self.name).make
+        make = find_component(self.kind, self.name).make
         if isinstance(make, type) or supplied:
             return make(**supplied, **self.options)
         return partial(make, **self.options) if self.options else make
@@ -77,32 +76,31 @@ class Part:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each beginning with its name.
 
-        A part reports them by a function `problems` with the options as parameters: a static
-        method of a class, an attribute of a function.
+        The static method or attribute `problems` of a component reports them, given the options.
         """
         if self.name != UNREGISTERED:
-            check = getattr(find_part(self.kind, self.name).make, "problems", None)
+            check = getattr(find_component(self.kind, self.name).make, "problems", None)
             yield from check(**self.options) if check else ()
 
 
-def require_options(part: Any) -> None:
-    """Raise `ConfigError` if a part, a dataclass with a static method `problems`, reports any.
+def require_options(component: Any) -> None:
+    """Raise `ConfigError` if a component, a dataclass with a static method `problems`, reports any.
 
     Called in `__post_init__`, it makes the check of a command line that of the class as well.
     """
-    options = {option.name: getattr(part, option.name) for option in fields(part)}
-    if found := list(part.problems(**options)):
+    options = {option.name: getattr(component, option.name) for option in fields(component)}
+    if found := list(component.problems(**options)):
         raise ConfigError("\n".join(found))
 
 
-def part(kind: str, name: str, /, **options: Any) -> Part:
-    """Return a part by name; options that are not given have their defaults."""
-    return Part(kind, name, options)
+def component(kind: str, name: str, /, **options: Any) -> Component:
+    """Return a component by name; options that are not given have their defaults."""
+    return Component(kind, name, options)
 
 
-def part_of(kind: str, value: Any, options: Mapping[str, Any]) -> Part:
-    """Return the part that a Python object is an instance of; its class need not be registered."""
+def component_of(kind: str, value: Any, options: Mapping[str, Any]) -> Component:
+    """Return the component of a Python object, whose class need not be registered."""
     found = name_of(type(value))
     if found is None or found[0] != kind:
-        return Part(kind, UNREGISTERED, {"class": type(value).__name__})
-    return Part(kind, found[1], options)
+        return Component(kind, UNREGISTERED, {"class": type(value).__name__})
+    return Component(kind, found[1], options)

@@ -1,6 +1,6 @@
-"""The options of a part: its parameters, except those that the library supplies.
+"""The options of a component: its parameters, except those that the library supplies.
 
-They are declared once, by the part itself: as the fields of a dataclass with attribute docstrings,
+They are declared once, by the component: as the fields of a dataclass with attribute docstrings,
 or as the parameters of a function with an `Args:` section.
 """
 
@@ -12,9 +12,9 @@ import inspect
 import re
 import textwrap
 from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
-from gidd.common.registry import KINDS, RESERVED_OPTIONS, find_part
+from gidd.common.config.registry import KINDS, RESERVED_OPTIONS, find_component
 from gidd.errors import ConfigError
 
 REQUIRED = inspect.Parameter.empty
@@ -24,7 +24,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Option(NamedTuple):
-    """An option of a part."""
+    """An option of a component."""
 
     name: str
     hint: Any
@@ -38,34 +38,31 @@ class Option(NamedTuple):
 
 
 def options_of(kind: str, name: str, package: str = "") -> dict[str, Option]:
-    """Return the options of a part by name, in the order of their declaration."""
-    make = find_part(kind, name, package).make
+    """Return the options of a component by name, in the order of their declaration."""
+    make = find_component(kind, name, package).make
     if not callable(make):
         return {}
-    defaults = _defaults(make)
-    helps, options = _helps(make), dict[str, Option]()
-    for parameter in inspect.signature(make).parameters.values():
+    fields = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
+    factories = {  # a signature does not have their values
+        field.name: field.default_factory
+        for field in fields
+        if field.default_factory is not dataclasses.MISSING
+    }
+    helps = _arguments_section(inspect.getdoc(make) or "")
+    for component in reversed(make.__mro__[:-1]) if isinstance(make, type) else ():
+        helps |= attribute_docstrings(component)
+    options: dict[str, Option] = {}
+    for parameter in inspect.signature(cast(Any, make)).parameters.values():
         key = parameter.name
         if key in KINDS[kind].supplied or parameter.kind in _VARIADIC:
             continue
         if key in RESERVED_OPTIONS:
             raise ConfigError(
-                f"the {kind} {name!r} has an option {key!r}, a key of saved parts. Rename it."
+                f"the {kind} {name!r} has an option {key!r}, a key of saved components. Rename it."
             )
-        default = defaults.get(key, parameter.default)
+        default = factories[key]() if key in factories else parameter.default
         options[key] = Option(key, _hint(make, parameter), default, helps.get(key, ""))
     return options
-
-
-def _defaults(make: Any) -> dict[str, Any]:
-    """Return the values of default factories: a signature does not have them."""
-    if not dataclasses.is_dataclass(make):
-        return {}
-    return {
-        field.name: field.default_factory()
-        for field in dataclasses.fields(make)
-        if field.default_factory is not dataclasses.MISSING
-    }
 
 
 def _hint(make: Any, parameter: inspect.Parameter) -> Any:
@@ -77,23 +74,16 @@ def _hint(make: Any, parameter: inspect.Parameter) -> Any:
     return Any if annotation is REQUIRED else annotation
 
 
-@cache  # takes a millisecond, and presets have many parts
+@cache  # takes a millisecond, and presets have many components
 def _class_hints(make: type) -> dict[str, Any]:
     return get_type_hints(make if dataclasses.is_dataclass(make) else make.__init__)
 
 
-def _helps(make: Any) -> dict[str, str]:
-    """Return the descriptions of parameters: attribute docstrings, or the `Args:` section."""
-    found = _arguments_section(inspect.getdoc(make) or "")
-    for part in reversed(make.__mro__[:-1]) if isinstance(make, type) else ():
-        found |= _attribute_docstrings(part)
-    return found
-
-
 @cache  # reads the source, which takes milliseconds
-def _attribute_docstrings(part: type) -> dict[str, str]:
+def attribute_docstrings(component: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(component)))
     except (OSError, SyntaxError, TypeError):  # typed at a prompt
         return {}
     found: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""Configuration: components by name, their options, their saved form, and allowed values."""

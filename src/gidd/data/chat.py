@@ -1,0 +1,174 @@
+"""Chats: messages of JSON lines, written by the tokenizer's chat template, as tokens.
+
+The tokens of answers are generated and scored; all others are given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from gidd.common.terminal import shorten
+from gidd.data.corpora import CorpusSource, resolve
+from gidd.data.corpora.formats import whole_lines
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import DataError
+
+Messages = Sequence[dict[str, str]]
+"""Messages {"role": "user", "content": "Hello"}, in the order of the conversation."""
+
+ROLES = ("system", "user", "assistant")
+_EXAMPLES = 'as {"prompt": "2 + 3", "response": "5"} or {"messages": [{"role": "user", ...}, ...]}'
+
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ message.role | capitalize }}: {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\nAssistant:' }}{% endif %}"
+)
+"""For tokenizers without a chat template: User: 2 + 3, a line break, Assistant: 5, end-of-text."""
+
+
+class EncodedChat(NamedTuple):
+    """The tokens of a chat."""
+
+    tokens: list[int]
+    given: list[bool]
+    """False for the tokens of answers and of the end of answers."""
+
+
+def chat_texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
+    """Yield the text of every conversation of some JSON lines, to train a tokenizer on."""
+    for source in map(whole_lines, resolve(sources)):
+        for line in source.read(0, source.count()):
+            messages = parse_chat(line, source.name)
+            yield "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
+
+
+def parse_chat(line: str, place: str) -> Messages:
+    """Return the messages of a JSON line, in one of two forms; `place` names it in errors."""
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON ({error}). Fix the line or leave it out.") from error
+    if isinstance(record, dict) and "messages" in record:
+        messages: Any = record["messages"]
+    elif isinstance(record, dict) and {"prompt", "response"} <= record.keys():
+        pair = ("user", record["prompt"]), ("assistant", record["response"])
+        messages = [{"role": role, "content": content} for role, content in pair]
+    else:
+        raise DataError(f"{place}: a chat must be written {_EXAMPLES}, got {shorten(record)}.")
+    return check_messages(messages, place)
+
+
+def check_messages(messages: Any, place: str) -> Messages:
+    """Return messages whose roles and contents are valid; otherwise raise `DataError`."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise DataError(f"{place}: messages must be a list of messages, got {shorten(messages)}.")
+    for message in cast("list[Any]", messages):
+        known = isinstance(message, dict) and message.get("role") in ROLES
+        if not known or not isinstance(message.get("content"), str):
+            raise DataError(
+                f"{place}: a message must have a role ({', '.join(ROLES)}) and a string as "
+                f"content, got {shorten(message)}."
+            )
+    return cast("list[dict[str, str]]", messages)
+
+
+def render(tokenizer: Tokenizer, messages: Messages, *, add_generation_prompt: bool = False) -> str:
+    """Return the messages as the tokenizer's chat template writes them.
+
+    `add_generation_prompt` adds what comes before the next answer.
+    """
+    template = _compiled(tokenizer.chat_template or DEFAULT_TEMPLATE)
+    try:
+        return template.render(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            **tokenizer.named_tokens,
+        )
+    except Exception as error:  # the template is a program, with messages of its own
+        raise DataError(f"the chat template refuses the messages: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    """Compile a template that is not trusted: it can neither change objects nor reach files."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks answers for other programs; here it changes nothing."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: object, indent: int | None = None, **_: object) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = now
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise DataError(f"the chat template is not valid: {error}.") from error
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat") -> EncodedChat:
+    """Encode a chat that ends with an answer; end-of-text follows the last answer."""
+    if messages[-1]["role"] != "assistant":
+        raise DataError(f"{place}: the last message must be an answer of the assistant.")
+    tokens, given, text = list[int](), list[bool](), ""
+    for end, message in enumerate(messages):
+        if message["role"] == "assistant":
+            prompt = render_prompt(tokenizer, messages[:end], place)
+            answered = render(tokenizer, messages[: end + 1])
+            if not (prompt.startswith(text) and answered.startswith(prompt)):
+                raise DataError(
+                    f"{place}: the chat template must write a conversation so that it continues "
+                    "the shorter ones, but it rewrites earlier messages. Use one answer per chat, "
+                    "or another chat_template."
+                )
+            for piece, is_given in ((prompt[len(text) :], True), (answered[len(prompt) :], False)):
+                ids = tokenizer.encode_with_special(piece)
+                tokens += ids
+                given += [is_given] * len(ids)
+            text = answered
+    if tokens[-1] != tokenizer.end_id:
+        tokens.append(tokenizer.end_id)
+        given.append(False)
+    return EncodedChat(tokens, given)
+
+
+def render_prompt(tokenizer: Tokenizer, messages: Messages, place: str = "the chat") -> str:
+    """Return the text before an answer; contents cannot contain the names of special tokens."""
+    for message in messages:
+        if name := tokenizer.special_name_in(message["content"]):
+            raise DataError(f"{place}: a message must not contain the special token {name}.")
+    return render(tokenizer, messages, add_generation_prompt=True)
+
+
+def answer_end(tokenizer: Tokenizer) -> str:
+    """Return what the template writes after an answer, such as "<|im_end|>"; "" if nothing."""
+    mark = "answer"
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+    return render(tokenizer, messages).rpartition(mark)[2].strip()

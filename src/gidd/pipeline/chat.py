@@ -1,0 +1,121 @@
+"""The answer of a model to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from gidd.common.config.allowed import integer, optional, require_arguments
+from gidd.data.chat import Messages, answer_end, check_messages, render_prompt
+from gidd.data.tokenizers import Tokenizer
+from gidd.errors import DataError
+from gidd.pipeline.generate import build_requests
+from gidd.pipeline.options import SamplingOptions
+from gidd.pipeline.results import Generation
+from gidd.sampling import Request, ban
+from gidd.sampling.request import prompt as with_blanks
+
+if TYPE_CHECKING:
+    from gidd.pipeline.pipeline import Pipeline
+
+_MAX_DEFAULT_TOKENS = 256
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ChatAnswer:
+    """The answer to a conversation."""
+
+    text: str
+    """The answer, without white space around it."""
+
+    messages: list[dict[str, str]]
+    """The conversation with the answer."""
+
+    num_dropped: int
+    """Number of the oldest messages that were left out, because they did not fit."""
+
+    generation: Generation
+    """Prompt and answer as they were sampled."""
+
+
+class AnswerEnd(NamedTuple):
+    """What ends an answer."""
+
+    tokens: frozenset[int]
+    """End-of-text, padding and the token that the chat template writes after an answer."""
+
+    strings: tuple[str, ...]
+    """Stop strings; one of them is what the template writes, if that is no special token."""
+
+
+class ChatRequest(NamedTuple):
+    """A conversation to answer."""
+
+    request: Request
+    end: AnswerEnd
+    num_dropped: int
+    """Number of messages that did not fit into the context."""
+
+
+def answer_end_of(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> AnswerEnd:
+    """Return what ends an answer by the chat template and some stop strings."""
+    written = answer_end(tokenizer)
+    first = frozenset(tokenizer.encode_with_special(written)[:1])
+    if first <= tokenizer.special_ids:
+        return AnswerEnd(tokenizer.terminator_ids | first, tuple(stop))
+    return AnswerEnd(tokenizer.terminator_ids, (*stop, written))
+
+
+def build_chat_request(
+    pipe: Pipeline,
+    messages: Messages,
+    max_tokens: int | None,
+    seed: int,
+    stop: Sequence[str],
+    options: SamplingOptions,
+) -> ChatRequest:
+    """Return the request of an answer: all tokens of the prompt are given.
+
+    Special tokens that do not end an answer are never written.
+    """
+    check_messages(messages, "the chat")
+    if messages[-1]["role"] == "assistant":
+        raise DataError("the chat: the last message must not be an answer of the assistant.")
+    require_arguments(max_tokens=(max_tokens, optional(integer(1, fix="It counts new tokens."))))
+    least = max_tokens or min(_MAX_DEFAULT_TOKENS, pipe.context // 4)
+    tokens, num_dropped = _encode_what_fits(pipe, messages, pipe.context - least)
+    room = min(_MAX_DEFAULT_TOKENS, max(1, pipe.context - len(tokens)))
+    length = pipe.length_with(max_tokens or room, len(tokens))
+    end, vocab = answer_end_of(pipe.tokenizer, stop), pipe.schedule.vocab
+    (request,) = build_requests(
+        pipe, with_blanks(length, tokens), tuple(sorted(end.tokens)), options, None, 1, seed, 0
+    )
+    banned = {v for v in pipe.tokenizer.special_ids - end.tokens if v < vocab.size}
+    processors = (ban(vocab, banned), *request.processors)
+    return ChatRequest(replace(request, processors=processors), end, num_dropped)
+
+
+def _encode_what_fits(
+    pipe: Pipeline, messages: Messages, most_tokens: int
+) -> tuple[list[int], int]:
+    """Return the tokens of the prompt, and the number of messages that are left out.
+
+    A system message and the last message of the user stay, however long they are.
+    """
+    first = int(messages[0]["role"] == "system")
+    starts = [i for i, one in enumerate(messages) if i > first and one["role"] == "user"]
+    tokens, start = list[int](), first
+    for start in (first, *starts):
+        text = render_prompt(pipe.tokenizer, [*messages[:first], *messages[start:]])
+        tokens = pipe.tokenizer.encode_with_special(text)
+        if len(tokens) <= most_tokens:
+            break
+    return tokens, start - first
+
+
+def is_chat_model(pipe: Pipeline) -> bool:
+    """Whether a model has a chat template, or says that it was trained on chats."""
+    trained_on = pipe.source.get("data", {}).get("format")
+    return pipe.tokenizer.chat_template is not None or trained_on == "chat"
