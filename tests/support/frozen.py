@@ -253,10 +253,11 @@ def differences(old: object, new: object, where: str = "", tolerance: float = 0.
 def require_equal(old: object, new: object, recorded_on: str) -> None:
     """Bit for bit on the recording machine; elsewhere floats to 1e-5, without their digests."""
     if machine() == recorded_on:
-        assert differences(old, new) == []
+        found = differences(old, new)
     else:
         found = differences(old, new, tolerance=1e-5)
-        assert [line for line in found if not line.partition(":")[0].endswith("/bits")] == []
+        found = [line for line in found if not line.partition(":")[0].endswith("/bits")]
+    assert not found, "\n".join(found)
 
 
 if __name__ == "__main__":

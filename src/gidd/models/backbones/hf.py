@@ -17,6 +17,7 @@ from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
 from gidd.models.backbones.layers import TimeEmbedding, attention_mask, require_length
+from gidd.models.backbones.llama import recompute_activations
 from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class HFNetwork(nn.Module):
             for block in self.blocks:
                 cast(Any, block).self_attn.is_causal = False
         if config.checkpoint_activations:
-            self.body.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(self.body)
         self.reset_parameters()
 
     @property

@@ -41,6 +41,14 @@ def llama_config(size: DiTConfig) -> Any:
     )
 
 
+def recompute_activations(model: Any) -> None:
+    """Let the backward pass of a `transformers` model recompute the activations of its layers."""
+    if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 @final
 class AutoregressiveModel(nn.Module):
     """A causal language model: position i predicts token i + 1."""
@@ -54,7 +62,7 @@ class AutoregressiveModel(nn.Module):
         self.trunk = llama.model
         self.head = cast(nn.Linear, llama.lm_head)
         if size.checkpoint_activations:
-            self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(self.trunk)
 
     @property
     def blocks(self) -> nn.ModuleList:
