@@ -15,6 +15,7 @@ FLAGS = {
     "schedule": ("train", "--noise"),
     "weighting": ("train", "--weighting"),
     "backbone": ("train", "--backbone"),
+    "objective": ("train", "--objective"),
     "step": ("sample", "--sampler"),
     "corrector": ("sample", "--final-corrector"),
 }

@@ -15,7 +15,7 @@ from gidd.data.loading.loader import BatchSource, open_split
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion import HybridSchedule
-from gidd.diffusion.loss import loss_at
+from gidd.diffusion.loss import loss_at, noisy_tokens
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError
@@ -103,7 +103,8 @@ def test_no_gradient_reaches_another_document(denoiser):
 
 
 def loss_of(denoiser, t, x, u, **options):
-    return loss_at(denoiser, SCHEDULE, WEIGHTING, t, x, u, 1.0, **options)[1].loss
+    z = noisy_tokens(SCHEDULE, t, x, u, options.get("given"))
+    return loss_at(denoiser, SCHEDULE, WEIGHTING, t, x, z, 1.0, **options).loss
 
 
 def gradients(denoiser):

@@ -82,7 +82,7 @@ class ComponentOptions(NamedTuple):
 
     def component(self, parsed: Any) -> Component:
         """Return the component with the parsed options."""
-        typed = {component.name: getattr(parsed, component.name) for component in fields(parsed)}
+        typed = {option.name: getattr(parsed, option.name) for option in fields(self.default)}
         return Component(self.kind, self.name, {**self.kept, **typed})
 
 

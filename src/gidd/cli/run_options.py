@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
@@ -35,6 +35,8 @@ presets (number of parameters without embeddings):
 """
 
 _HELP = {
+    "objective": "What training minimises; --objective.OPTION sets its options below. None is the "
+    "preset's.",
     "noise": "Noise schedule; --noise.OPTION sets its options below. None is the preset's.",
     "weighting": "Weights of the loss; --weighting.OPTION sets their options below. None is the "
     "preset's.",
@@ -81,6 +83,7 @@ def parse_run(
     chosen, objective = {"backbone": run.backbone}, run.objective
     if isinstance(objective, Diffusion):
         chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
+        chosen = {"objective": objective.loss} | chosen
     components = {
         flag: component_options(
             flag, each.kind, chosen_name(flag, words) or each.name, each.options
@@ -111,7 +114,8 @@ def parse_run(
     built = {flag: each.component(getattr(parsed, flag)) for flag, each in components.items()}
     backbone = built.pop("backbone")
     if isinstance(objective, Diffusion):
-        objective = replace(objective, **built, **asdict(parsed.objective))
+        own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
+        objective = replace(objective, loss=built.pop("objective"), **built, **own)
     values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
     values["optim"] = _with_short_warmup(run, parsed)
     return name, options, replace(run, backbone=backbone, objective=objective, **values)
@@ -125,7 +129,9 @@ def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:
             (name, Annotated[hints[name], tyro.conf.arg(help=text)], getattr(run.objective, name))
             for name, text in helps.items()
         ]
-        values["objective"] = make_dataclass("Objective", own, frozen=True)()
+        chosen = values["objective"]  # its own options, and those of all objectives
+        typed = make_dataclass("Objective", own, bases=(type(chosen),), frozen=True, kw_only=True)
+        values["objective"] = typed(**vars(chosen))
     values |= {name: getattr(run, name) for name in _GROUPS}
     types: list[Any] = [(name, type(value), field(default=value)) for name, value in values.items()]
     source = Annotated[str | None, tyro.conf.arg(help=_INIT_FROM)]

@@ -54,6 +54,7 @@ def train(
     model: str | Component | nn.Module | Any = None,
     schedule: str | Component | MixingSchedule | None = None,
     weighting: str | Component | Weighting | None = None,
+    objective: str | Component | Mapping[str, Any] | None = None,
     data: str | Path | Corpus | Sequence[str | Path] | Batches | None = None,
     tokenizer: int | str | Path | Tokenizer | FastTokenizer | None = None,
     steps: int | None = None,
@@ -76,6 +77,8 @@ def train(
             weights are then the initial ones.
         schedule: Noise: a name, a `gidd.component`, or a `MixingSchedule`.
         weighting: Weights of the loss: a name, a `gidd.component`, or a `Weighting`.
+        objective: What is minimised: a name or a `gidd.component`; or settings of all objectives,
+            such as `{"eps": 1e-3}`.
         data: A folder written by `gidd data prepare`; corpora, files or URLs; a `Corpus`; or an
             iterable of batches of tokens, or of pairs (tokens, given), which needs a `tokenizer`.
         tokenizer: As for `gidd data prepare`, or an object; a number trains one of that size.
@@ -97,15 +100,19 @@ def train(
     out, base = Path(out), PRESETS[preset] if isinstance(preset, str) else preset
     if not isinstance(base.objective, Diffusion):
         raise ConfigError("preset must be a diffusion model. Use `gidd train` for others.")
-    objective = replace(
+    loss = objective if isinstance(objective, str | Component) else None
+    diffusion = replace(
         base.objective,
+        loss=_component(loss, base.objective.loss),
         noise=_component(schedule, base.objective.noise),
         weighting=_component(weighting, base.objective.weighting),
     )
+    if isinstance(objective, Mapping):
+        settings |= {"objective": objective}
     run = replace(
         _with_steps(base, steps),
         backbone=_component(model, base.backbone),
-        objective=objective,
+        objective=diffusion,
         init_from=None if init_from is None else str(init_from),
     )
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -76,6 +76,7 @@ def build_objective(
         p_uniform_warmup=objective.p_uniform_warmup,
         time_power=objective.time_power,
         hides_padding=run.data.padding == "ignored",
+        loss=objective.loss.build(),
     )
 
 

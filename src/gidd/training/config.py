@@ -25,7 +25,12 @@ from gidd.training.parallel import DDP, Parallel
 @final
 @dataclass(frozen=True, kw_only=True)
 class Diffusion:
-    """Train a denoiser with the (reweighted) NELBO."""
+    """Train a denoiser with the (reweighted) NELBO, or another registered objective."""
+
+    loss: Component = field(  # chosen by --objective
+        default_factory=lambda: component("objective", "nelbo"),
+        metadata={COMPONENT_KIND: "objective", ADDED_LATER: True},
+    )
 
     noise: Component = field(
         default_factory=lambda: component("schedule", "hybrid", p_uniform=0.0),
@@ -47,8 +52,12 @@ class Diffusion:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid setting."""
-        for name, chosen in (("noise", self.noise), ("weighting", self.weighting)):
-            yield from (f"{name}.{problem}" for problem in chosen.problems())
+        chosen = {"objective": self.loss, "noise": self.noise, "weighting": self.weighting}
+        for name, each in chosen.items():
+            yield from (f"{name}.{problem}" for problem in each.problems())
+        if taken := [name for name in self.loss.options if hasattr(self, name)]:
+            names = ", ".join(taken)
+            yield f"objective {self.loss.name} must not have options {names}. Rename them."
         if not 0 <= self.eps < 0.5:
             yield f"objective.eps must be in [0, 0.5), got {self.eps}. The paper uses 1e-4."
         if not 1 <= self.time_power <= 10:

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from gidd.common.devices import copy_to, positions
 from gidd.data.batch import Batch
-from gidd.diffusion.loss import fused_cross_entropy, loss_at
+from gidd.diffusion.categorical import draw
+from gidd.diffusion.loss import (
+    CHUNK_TOKENS,
+    FusedLoss,
+    fused_cross_entropy,
+    loss_at,
+    noisy_tokens,
+)
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratified_times, time_weights
 from gidd.diffusion.weighting import Weighting
 from gidd.models import AutoregressiveModel, Denoiser, Head
+from gidd.training.objectives import nelbo
 from gidd.training.parallel import gather
 
 if TYPE_CHECKING:
@@ -93,8 +102,50 @@ class Objective(nn.Module, ABC):
         return self._token_bytes_on[device][tokens]
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class NoisyBatch:
+    """A micro-batch with its times and noise: what a registered objective computes a loss of."""
+
+    batch: Batch
+    """Clean tokens, given tokens, segments and the index of each sample."""
+
+    t: Float[Tensor, " B"]
+    """Time of each sample."""
+
+    z: Int[Tensor, "B L"]
+    """Noisy tokens; `dataclasses.replace` makes a batch with others."""
+
+    fixed: Bool[Tensor, "B L"] | None
+    """Tokens that are neither noised nor scored: given ones, and padding if it is ignored."""
+
+    valid: Bool[Tensor, "B L"] | None
+    """False at padding that is hidden from the network; None if none is."""
+
+    schedule: MixingSchedule
+    weighting: Weighting
+    scale: float | Tensor
+    """Factor of the sum over targets."""
+
+    step: int
+
+
+class NoisyLoss(NamedTuple):
+    """The loss of noisy tokens, with the terms that are reported."""
+
+    z: Int[Tensor, "B L"]
+    terms: FusedLoss
+
+
+LossFunction = Callable[["DiffusionObjective", NoisyBatch], NoisyLoss | Tensor]
+"""A registered objective: the loss of a noisy batch, a sum over targets times `noisy.scale`.
+
+It is what `model.nelbo` returns or, if only the loss is to be reported, a scalar tensor.
+"""
+
+
 class DiffusionObjective(Objective):
-    """The NELBO of Eq. 14, or its reweighted form, at one random time t per sample."""
+    """A denoiser and its loss, by default the NELBO of Eq. 14, at one random time t per sample."""
 
     names = ("loss", "tokens", "nelbo", "valid", "bytes", "kl", "itakura_saito")
     names += tuple(f"{what}_{kind}" for what in ("nelbo", "num") for kind in _KINDS)
@@ -112,6 +163,7 @@ class DiffusionObjective(Objective):
         p_uniform_warmup: int = 0,
         time_power: float = 1.0,
         hides_padding: bool = False,
+        loss: LossFunction = nelbo,
     ) -> None:
         """Take a model, its noise and its weights; for other settings see `Diffusion`.
 
@@ -123,7 +175,7 @@ class DiffusionObjective(Objective):
         self.denoiser, self.schedule, self.weighting = denoiser, schedule, weighting
         self.seed, self.eps, self.compiled = seed, eps, compiled
         self.p_uniform_warmup, self.time_power = p_uniform_warmup, time_power
-        self.hides_padding = hides_padding
+        self.hides_padding, self.loss = hides_padding, loss
         self._noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = {}
 
     @property
@@ -139,7 +191,7 @@ class DiffusionObjective(Objective):
     def forward(
         self, batch: Batch, step: int, num_samples: int, scale: float | Tensor
     ) -> ObjectiveOutput:
-        """Draw t and z_t from (seed, sample) and compute the loss of the prediction (Eq. 14)."""
+        """Draw t and z_t from (seed, sample) and compute the loss of the prediction."""
         x = batch.tokens
         schedule, weighting = self._noise_at(step)
         slot = batch.sample_index % num_samples
@@ -147,19 +199,23 @@ class DiffusionObjective(Objective):
         position = positions(x.shape[1], x.device)
         u = random_integers(self.seed, Stream.NOISE, 0, batch.sample_index, position)
         given = self._fixed(batch)
-        z, (loss, weight, kl, itakura_saito) = loss_at(
-            self,
-            schedule,
-            weighting,
-            t,
-            x,
-            u,
-            scale,
-            compiled=self.compiled,
-            given=given,
+        noisy = NoisyBatch(
+            batch=batch,
+            t=t,
+            z=noisy_tokens(schedule, t, x, u, given),
+            fixed=given,
             valid=batch.valid if self.hides_padding else None,
-            segments=batch.segments,
+            schedule=schedule,
+            weighting=weighting,
+            scale=scale,
+            step=step,
         )
+        found = self.loss(self, noisy)
+        if isinstance(found, Tensor):  # without terms, only the loss is reported
+            nothing = torch.zeros_like(batch.valid, dtype=found.dtype)
+            per_token = [nothing] * (len(self.names) - 2)
+            return ObjectiveOutput(found, _sums(found / scale, self.num_targets(batch), per_token))
+        z, (loss, weight, kl, itakura_saito) = found
         with torch.no_grad():
             valid = batch.scored.to(weight.dtype)
             weight = weight * valid
@@ -169,6 +225,52 @@ class DiffusionObjective(Objective):
             per_token = [nelbo, valid, self.bytes_of(x) * valid, weight * kl]
             per_token += [weight * itakura_saito, *(nelbo * kinds), *(valid * kinds)]
             return ObjectiveOutput(loss, _sums(loss / scale, self.num_targets(batch), per_token))
+
+    def nelbo(self, noisy: NoisyBatch) -> NoisyLoss:
+        """Compute the (reweighted) NELBO of the prediction from z, with a gradient."""
+        terms = loss_at(
+            self,
+            noisy.schedule,
+            noisy.weighting,
+            noisy.t,
+            noisy.batch.tokens,
+            noisy.z,
+            noisy.scale,
+            compiled=self.compiled,
+            given=noisy.fixed,
+            valid=noisy.valid,
+            segments=noisy.batch.segments,
+        )
+        return NoisyLoss(noisy.z, terms)
+
+    def predict(self, noisy: NoisyBatch) -> Int[Tensor, "B L"]:
+        """Draw each token from x_theta(z, t): one more forward pass, without a gradient."""
+        with self.without_gradient():
+            hidden = self.hidden(noisy.z, noisy.t, noisy.valid, noisy.batch.segments).flatten(0, 1)
+            gather(self.denoiser.backbone.head)
+            u = self.random(noisy, Stream.TOKEN).flatten()[:, None]
+            rows = zip(hidden.split(CHUNK_TOKENS), u.split(CHUNK_TOKENS), strict=True)
+            drawn = [draw(self.denoiser.distribution(h), each).squeeze(-1) for h, each in rows]
+            return torch.cat(drawn).view_as(noisy.z)
+
+    def random(self, noisy: NoisyBatch, stream: Stream) -> Int[Tensor, "B L"]:
+        """Return random integers in [0, 2**62), a function of (seed, stream, sample, position)."""
+        index = noisy.batch.sample_index
+        return random_integers(
+            self.seed, stream, 0, index, positions(noisy.z.shape[1], index.device)
+        )
+
+    @contextmanager
+    def without_gradient(self) -> Generator[None]:
+        """Compute no gradients inside, as `torch.no_grad`.
+
+        The cache of autocast is off: it would hand weights that were cast here, without a gradient,
+        to the forward pass with one.
+        """
+        kind = next(self.parameters()).device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        with torch.no_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
+            yield
 
     def _fixed(self, batch: Batch) -> Bool[Tensor, "B L"] | None:
         """Return the tokens that are neither noised nor scored, or None if there are none."""
@@ -214,6 +316,8 @@ class DiffusionObjective(Objective):
         """Compute metrics per non-padding token; `nelbo_*` of the three kinds add up to `nelbo`."""
         valid = max(sums["valid"], 1)
         metrics = {"loss": sums["loss"] / max(sums["tokens"], 1)}
+        if not sums["valid"]:
+            return metrics
         means = ("nelbo", "kl", "itakura_saito", *(f"nelbo_{kind}" for kind in _KINDS))
         metrics |= {name: sums[name] / valid for name in means}
         metrics |= {f"share_{kind}": sums[f"num_{kind}"] / valid for kind in _KINDS}

@@ -1,4 +1,4 @@
-"""Components by name: noise schedules, loss weightings, steps, correctors, backbones, corpora.
+"""Components by name: noise schedules, objectives, steps, backbones and the other `KINDS`.
 
 Runs and models are saved with the names of their components, and the command line chooses them by
 name (docs/extending.md). Each kind has a table of gidd's own; `register` and the entry points
@@ -58,6 +58,7 @@ KINDS: dict[str, Kind] = {
     "corrector": Kind("gidd.sampling.correctors", "COMPONENTS", None, _STEP_PARAMETERS),
     "backbone": Kind("gidd.models.backbones", "COMPONENTS", None, ("vocab_size", "max_length")),
     "corpus": Kind("gidd.data.corpora", "CORPORA", "Corpus"),
+    "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("model", "noisy")),
 }
 """Kinds of components by name."""
 
@@ -85,8 +86,8 @@ def register(kind: str, name: str) -> Callable[[_T], _T]:
     """Return a decorator that makes a class or function a component, known by `name`.
 
     Args:
-        kind: "schedule", "curve", "amount", "weighting", "step", "corrector", "backbone" or
-            "corpus". docs/extending.md says what a component of each kind must be.
+        kind: "schedule", "curve", "amount", "weighting", "step", "corrector", "backbone", "corpus"
+            or "objective". docs/extending.md says what a component of each kind must be.
         name: Lower-case letters, digits, hyphens and underscores. Registering a name again replaces
             the component if its module is the same, as when a cell of a notebook is run again.
     """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         HiddenAndHead as HiddenAndHead,
         diffusion_loss as diffusion_loss,
         loss_at as loss_at,
+        noisy_tokens as noisy_tokens,
     )
     from gidd.diffusion.loss.fused import (
         CHUNK_TOKENS as CHUNK_TOKENS,

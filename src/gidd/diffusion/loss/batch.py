@@ -89,13 +89,13 @@ def diffusion_loss(
     weighting = weighting or TightWeighting(schedule)
     fixed = given if valid is None else ~valid if given is None else given | ~valid
     scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
-    _, (loss, weight, kl, itakura_saito) = loss_at(
+    loss, weight, kl, itakura_saito = loss_at(
         denoiser,
         schedule,
         weighting,
         t,
         tokens,
-        u,
+        noisy_tokens(schedule, t, tokens, u, fixed),
         scale,
         given=fixed,
         valid=valid,
@@ -104,33 +104,42 @@ def diffusion_loss(
     return DiffusionLoss(loss, (weight * (kl + itakura_saito)).sum() * scale)
 
 
+def noisy_tokens(
+    schedule: MixingSchedule,
+    t: Float[Tensor, " B"],
+    x: Int[Tensor, "B L"],
+    u: Int[Tensor, "B L"],
+    given: Bool[Tensor, "B L"] | None = None,
+) -> Int[Tensor, "B L"]:
+    """Return z_t, made of x and random numbers u; tokens that are `given` are not noised."""
+    z = noise(schedule, t, x, u)
+    return z if given is None else torch.where(given, x, z)
+
+
 def loss_at(
     denoiser: HiddenAndHead,
     schedule: MixingSchedule,
     weighting: Weighting,
     t: Float[Tensor, " B"],
     x: Int[Tensor, "B L"],
-    u: Int[Tensor, "B L"],
+    z: Int[Tensor, "B L"],
     scale: float | Float[Tensor, ""],
     *,
     compiled: bool = False,
     given: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
     segments: Int[Tensor, "B L"] | None = None,
-) -> tuple[Int[Tensor, "B L"], FusedLoss]:
-    """Return z_t, made of x and random numbers u, and the loss of its prediction times `scale`.
+) -> FusedLoss:
+    """Return the loss of the prediction from noisy tokens z times `scale`.
 
-    Tokens that are `given` are not noised and not scored; tokens that are not `valid` are hidden
-    from the network, and so are tokens of other `segments`, which say where padding is as well.
+    Tokens that are `given` are not scored; tokens that are not `valid` are hidden from the network,
+    and so are tokens of other `segments`, which say where padding is as well.
     """
-    z = noise(schedule, t, x, u)
-    if given is not None:
-        z = torch.where(given, x, z)
     loss_weight = weighting(t, x, z)
     visible = {"valid": valid} if segments is None else {"segments": segments}
     visible = {name: value for name, value in visible.items() if value is not None}
     hidden = cast(Any, denoiser).hidden(z, t, **visible)
     head, scored = denoiser.head(), None if given is None else ~given
-    return z, fused_loss(
+    return fused_loss(
         schedule, t, x, z, hidden, *head, loss_weight * scale, compiled=compiled, scored=scored
     )
