@@ -57,6 +57,15 @@ def error_rate_at(schedule: MixingSchedule, t: Times) -> Float[Tensor, " B"]:
     return total / (alpha + total).clamp_min(TINY) * ((num_tokens - 1) / num_tokens)
 
 
+def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
+    """Whether a network trained with this noise predicts other tokens than those it sees.
+
+    Under masking alone every visible token is correct, so the loss does not depend on predictions
+    at visible positions and the network does not learn any.
+    """
+    return bool(_visible_masses(schedule, torch.tensor([0.5]))[2] > 0)
+
+
 def _visible_masses(schedule: MixingSchedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return alpha [B], beta_pi without the mask [B, V], and its sum [B]."""
     noise = schedule.beta_pi(t)

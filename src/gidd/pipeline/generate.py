@@ -11,7 +11,7 @@ import torch
 
 from gidd.common.config.allowed import SEED, integer, require_arguments
 from gidd.common.terminal import shorten
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace, describe_request
@@ -303,16 +303,6 @@ def stream_text(
     finally:
         if not job.is_done:
             job.cancel()
-
-
-def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
-    """Whether a network trained with this noise predicts other tokens than those it sees.
-
-    Under masking alone every visible token is correct, so the loss does not depend on predictions
-    at visible positions and the network does not learn any.
-    """
-    noise = schedule.beta_pi(torch.tensor([0.5])).squeeze(0)
-    return any(p > 0 for token, p in enumerate(noise.tolist()) if token != schedule.vocab.mask_id)
 
 
 async def score_tokens(

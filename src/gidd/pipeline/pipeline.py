@@ -17,6 +17,7 @@ from gidd.common.config.allowed import SEED, integer, optional, require_argument
 from gidd.data.chat import Messages
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.diffusion.likelihood import NUM_NODES, TOKENS_PER_BATCH, NelboEstimator, RankGroup
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
@@ -26,7 +27,6 @@ from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector,
 from gidd.pipeline.generate import (
     build_choices,
     build_requests,
-    can_score_visible_tokens,
     require_no_blocks,
     run_requests,
     stream_text,

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
     from gidd.sampling.steps import (
         Confidence as Confidence,
         Greedy as Greedy,
+        Psi as Psi,
+        RemaskSuspects as RemaskSuspects,
+        ReMDM as ReMDM,
         Threshold as Threshold,
         ancestral as ancestral,
     )

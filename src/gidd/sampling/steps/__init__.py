@@ -16,19 +16,26 @@ if TYPE_CHECKING:
         Greedy as Greedy,
         Threshold as Threshold,
     )
+    from gidd.sampling.steps.psi import Psi as Psi
+    from gidd.sampling.steps.remask_suspects import RemaskSuspects as RemaskSuspects
+    from gidd.sampling.steps.remdm import ReMDM as ReMDM
 
 COMPONENTS: dict[str, str] = {
     "ancestral": "ancestral",
     "confidence": "Confidence",
     "greedy": "Greedy",
     "threshold": "Threshold",
+    "remdm": "ReMDM",
+    "remask_suspects": "RemaskSuspects",
+    "psi": "Psi",
 }
 """Function or class of each step from t to s < t by its name."""
 
-SAMPLING_STEPS = tuple(name for name in COMPONENTS if name != "greedy")
+SAMPLING_STEPS = tuple(name for name in COMPONENTS if name not in ("greedy", "remask_suspects"))
 """Steps that converge to the data distribution with the number of steps, for an exact denoiser.
 
 `threshold` does so with fill = 1. `greedy` is deterministic: it always returns the same sequence.
+`remask_suspects` draws again what the data has rarely.
 """
 
 MASK_FILLING_STEPS = ("confidence", "greedy", "threshold")

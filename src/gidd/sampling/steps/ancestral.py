@@ -19,7 +19,7 @@ from gidd.sampling.prediction import Prediction
 from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 
 FROM_X_THETA = -1
@@ -47,21 +47,33 @@ def ancestral(
     so its x_theta is read only if it is replaced by a token drawn from x_theta. If no position
     needs x_theta, the network is not called.
     """
+    return reverse_step(ReverseNoise(schedule, s, t, canvas), prediction)
+
+
+def reverse_step(
+    noise_of: ReverseNoise, prediction: Prediction, restarts: Bool[Tensor, "B L"] | None = None
+) -> StepOutput:
+    """Draw z_s ~ p_theta(z_s | z_t), as `ancestral`.
+
+    Where `restarts` is True, draw x ~ p(x | z_t), the step to time 0, and then z_s ~ q_s(. | x).
+    """
+    canvas, vocab = noise_of.canvas, noise_of.schedule.vocab
     z = canvas.tokens
-    noise_of = ReverseNoise(schedule, s, t, canvas)
     arrived, noise_t, alpha_t = noise_of.at(z)
-    u = canvas.random(Stream.REDRAW)
-    may_change = canvas.free & happens(redraw_probability(arrived, noise_t), u)
     fresh = noise_of.draw(torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
     pending = fresh == FROM_X_THETA
-    visible = z != schedule.vocab.mask_id if schedule.vocab.mask_id is not None else may_change
+    if restarts is not None:  # noise of time s replaces any x; between 0 and t arrives all of t's
+        arrived = torch.where(restarts, torch.where(pending, noise_t, 1), arrived)
+    u = canvas.random(Stream.REDRAW)
+    may_change = canvas.free & happens(redraw_probability(arrived, noise_t), u)
+    visible = z != vocab.mask_id if vocab.mask_id is not None else may_change
 
     def redraw(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
         q_t = alpha_t.flatten()[i] * rows.current + noise_t.flatten()[i]
         changes = happens(redraw_probability(arrived.flatten()[i], q_t), u.flatten()[i])
         return changes, *rows.draw(changes & pending.flatten()[i])
 
-    needed = may_change & (visible | pending)
+    needed = may_change & (pending | (visible & (arrived < 1)))  # 1: redrawn for any x_theta
     token_u = canvas.random(Stream.TOKEN)
     changes, token, probability = prediction.read_samples(needed, token_u, redraw)
     changes = torch.where(needed, changes, may_change)
