@@ -33,6 +33,9 @@ from gidd.sampling import (
     Greedy,
     Guidance,
     PosteriorCorrection,
+    Psi,
+    RemaskSuspects,
+    ReMDM,
     Request,
     SelfCorrectionStep,
     Session,
@@ -110,6 +113,8 @@ STEPS = {
     "confidence": Confidence(),
     "greedy": Greedy(),
     "threshold": Threshold(fill=0.3),
+    "remask_suspects": RemaskSuspects(suspect=0.3),
+    "psi": Psi(renoise=0.5),
 }
 CORRECTORS = {
     "gibbs": Gibbs(),
@@ -162,6 +167,13 @@ def test_samples_of_every_step(step):
 
 @pytest.mark.slow
 @torch.no_grad()
+def test_samples_of_a_step_for_masking_noise():
+    plans = [sampling_plan(even_times(6), ReMDM(cap=0.5))] * 5
+    assert samples("cuda", SCHEDULES["masked"], plans) == samples("cpu", SCHEDULES["masked"], plans)
+
+
+@pytest.mark.slow
+@torch.no_grad()
 @pytest.mark.parametrize("corrector", CORRECTORS)
 def test_samples_of_every_corrector(corrector):
     plans = [sampling_plan(even_times(4)) + corrector_plan(CORRECTORS[corrector], 5, 0.01)] * 3
@@ -192,7 +204,7 @@ def with_choices(request: Request) -> Request:
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("lengths", [range(L, 0, -1), [L] * 5])
+@pytest.mark.parametrize("lengths", [range(L, 0, -1), [L] * len(STEPS)])
 @pytest.mark.parametrize("change", [guided, with_choices])
 def test_samples_with_guidance_or_choices(change, lengths):
     plans = [sampling_plan(even_times(6), step) for step in STEPS.values()]

@@ -115,7 +115,7 @@ def test_reverse_chain_has_the_enumerated_distribution(name, step, num):
     [
         (name, step)
         for step in SAMPLING_STEPS
-        for name in (["masked"] if step in MASK_FILLING_STEPS else ["masked", "hybrid"])
+        for name in (["masked"] if step in (*MASK_FILLING_STEPS, "remdm") else ["masked", "hybrid"])
     ],
 )
 def test_more_steps_come_closer_to_the_data(name, step):

@@ -9,6 +9,7 @@ from support.random_requests import random_request
 from support.sampling_worlds import random_denoiser, tabulated, world_of
 from torch import Tensor
 
+from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, DataError
@@ -126,11 +127,11 @@ def test_both_rows_are_one_forward_pass(batch_size):
     assert found[1] == found[None] and found[2][1] != found[1][1]
 
 
-def mixed_requests(num: int, seed: int = 0) -> list[Request]:
+def mixed_requests(num: int, schedule: MixingSchedule, seed: int = 0) -> list[Request]:
     """Requests of every kind; about a half are guided, with different scales."""
     rng, requests = random.Random(seed), list[Request]()
     for index in range(num):
-        request = random_request(rng, VOCAB, 40, index=index)
+        request = random_request(rng, VOCAB, 40, index=index, schedule=schedule)
         others = [rng.choice((16, 3)) if v is not None else None for v in request.tokens]
         guidance = Guidance(rng.choice((0, 0.5, 1, 2, 7.5)), tuple(others))
         requests.append(replace(request, guidance=guidance) if rng.random() < 0.5 else request)
@@ -140,7 +141,8 @@ def mixed_requests(num: int, seed: int = 0) -> list[Request]:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda network: network, CachedFeatures])
 def test_guided_samples_are_the_same_alone_and_in_any_batch(wrap):
-    requests, schedule = mixed_requests(48), MaskedSchedule(VOCAB)
+    schedule = MaskedSchedule(VOCAB)
+    requests = mixed_requests(48, schedule)
     together = Session(wrap(MODEL), schedule, **SHAPES).sample(requests)
     assert sum(request.is_guided for request in requests) > 12
     for request, sample in zip(requests, together, strict=True):
@@ -156,7 +158,8 @@ def test_a_cache_has_the_features_of_one_batch_size():
 
 
 def test_unguided_samples_do_not_depend_on_guided_ones():
-    requests, schedule = mixed_requests(12, seed=1), HybridSchedule(VOCAB, 0.2)
+    schedule = HybridSchedule(VOCAB, 0.2)
+    requests = mixed_requests(12, schedule, seed=1)
     requests = [replace(r, plan=sampling_plan(even_times(3))) for r in requests]
     plain = [r for r in requests if not r.is_guided]
     assert 0 < len(plain) < 12

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.random_requests import is_defined
 from support.sampling_worlds import random_denoiser
 from support.session_runs import run_canvas
 
@@ -219,7 +220,7 @@ EVERYWHERE = [
     pytest.param(step, schedule, id=f"{step}-{type(schedule).__name__}")
     for step in (*STEPS, *CORRECTORS)
     for schedule in (HYBRID, MASKED, UNIFORM)
-    if not (step in MASK_FILLING_STEPS and schedule is UNIFORM)  # refused: nothing to fill
+    if step in CORRECTORS or is_defined(STEPS[step], schedule)
 ]
 
 
@@ -322,8 +323,8 @@ def test_times_end_where_the_plan_ends():
 @pytest.mark.parametrize("step", STEPS)
 def test_one_step_and_one_token(step):
     """The smallest request: one token, one step; no mask is left."""
-    session = Session(random_denoiser(VOCAB), MASKED)
-    (sample,) = session.sample(
+    schedule = MASKED if is_defined(STEPS[step], MASKED) else HYBRID
+    (sample,) = Session(random_denoiser(VOCAB), schedule).sample(
         [Request(tokens=blanks(1), plan=sampling_plan(even_times(1), STEPS[step]))]
     )
     assert 0 <= sample.tokens[0] < 64
@@ -332,7 +333,8 @@ def test_one_step_and_one_token(step):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_no_mask_is_left_at_time_zero(step):
-    session = Session(random_denoiser(VOCAB), HYBRID)
+    schedule = HYBRID if is_defined(STEPS[step], HYBRID) else MASKED
+    session = Session(random_denoiser(VOCAB), schedule)
     requests = [
         Request(tokens=blanks(16), plan=sampling_plan(even_times(5), STEPS[step]), seed=s)
         for s in range(8)
@@ -409,7 +411,7 @@ def test_impossible_requests_are_refused():
 def test_mask_filling_steps_refuse_other_schedules(step, vocab):
     session = Session(random_denoiser(vocab), UniformSchedule(vocab))
     request = Request(tokens=blanks(4), plan=sampling_plan(even_times(3), STEPS[step]))
-    if step in MASK_FILLING_STEPS:
+    if step in (*MASK_FILLING_STEPS, "remdm", "remask_suspects"):
         with pytest.raises(ConfigError, match="masks at t = 1, got .*% masks"):
             session.sample([request])
     else:

@@ -65,12 +65,12 @@ def sample_of(ticket: Ticket) -> Sample:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", [MASKED, HYBRID], ids=["masked", "hybrid"])
 @pytest.mark.parametrize(
     "rows", [4, *(pytest.param(rows, marks=pytest.mark.long) for rows in (1, 16))]
 )
-def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows):
+def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows, schedule):
     rng, clock = random.Random(rows), Clock()
-    schedule = MASKED
     options = {"batch_size": rows, "pad_to_multiple_of": 16, "max_length": 40}
     session = Session(MODEL, schedule, **options, clock=clock)
     tickets: list[Ticket] = []
@@ -78,7 +78,7 @@ def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows):
     while len(tickets) < 200 or session.pending:
         for _ in range(rng.choice((0, 0, 1, 5, 20))):
             if len(tickets) < 200:
-                request = random_request(rng, VOCAB, 40, index=len(tickets))
+                request = random_request(rng, VOCAB, 40, index=len(tickets), schedule=schedule)
                 tickets.append(session.submit(request, random_limits(rng)))
         if rng.random() < 0.1 and tickets:
             ticket = rng.choice(tickets)

@@ -56,8 +56,7 @@ def test_random_requests_are_refused_or_run():
     refused = errors = 0
     for index in range(2000):
         session = rng.choice(sessions)
-        fills = session.schedule is not SCHEDULES[2]
-        request = random_request(rng, VOCAB, 16, index=index, fills_masks=fills)
+        request = random_request(rng, VOCAB, 16, index=index, schedule=session.schedule)
         for name in rng.sample(FIELDS, rng.choice((0, 1, 1, 2))):
             value = rng.choice(PLANS) if name == "plan" and rng.random() < 0.5 else rng.choice(JUNK)
             request = replace(request, **{name: value})

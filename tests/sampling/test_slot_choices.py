@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support.counting_network import CountingNetwork
-from support.random_requests import FIXERS, random_request
+from support.random_requests import FIXERS, is_defined, random_request
 from support.sampling_worlds import chi_square_p, counts, random_denoiser, tabulated
 
 from gidd.diffusion.process import posterior, prior
@@ -21,6 +21,9 @@ from gidd.sampling import (
     Greedy,
     Guidance,
     Limits,
+    Psi,
+    RemaskSuspects,
+    ReMDM,
     Request,
     Session,
     StepOutput,
@@ -47,6 +50,9 @@ STEPS = {
     "confidence": Confidence(),
     "greedy": Greedy(),
     "threshold": Threshold(fill=0.3),
+    "remdm": ReMDM(cap=0.5),
+    "remask_suspects": RemaskSuspects(suspect=0.3),
+    "psi": Psi(renoise=0.5),
 }
 SLOT = Choices(2, ((1, 2, 3), (1, 5, 6), (7, 2, 6), (8, 9, 10)))
 OTHER = Choices(7, ((4,), (11,)))
@@ -63,10 +69,10 @@ def assert_chosen(sample) -> None:
     assert (*sample.tokens[:2], sample.tokens[5]) == (5, 6, 7)
 
 
-CASES = [(noise, step) for noise in ("masked", "hybrid") for step in STEPS]
+CASES = [(n, step) for n in NOISES for step in STEPS if is_defined(STEPS[step], NOISES[n])]
 
 
-@pytest.mark.parametrize("noise, step", [*CASES, ("uniform", "ancestral")])
+@pytest.mark.parametrize("noise, step", CASES)
 def test_every_sample_has_one_of_the_options(noise, step):
     plan = sampling_plan(even_times(5), STEPS[step])
     session = Session(MODEL, NOISES[noise], batch_size=2)
@@ -194,7 +200,7 @@ def test_frequencies_in_one_step_are_the_product_of_x_theta():
 def test_samples_are_the_same_alone_and_in_any_batch(batch_size):
     rng, requests = random.Random(3), list[Request]()
     for index in range(32):
-        request = random_request(rng, VOCAB, 24, index=index)
+        request = random_request(rng, VOCAB, 24, index=index, schedule=NOISES["masked"])
         if index % 2:
             num = rng.randint(1, 4)
             slot = [tuple(rng.choices(range(16), k=num)) for _ in range(rng.randint(1, 5))]

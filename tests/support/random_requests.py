@@ -2,7 +2,9 @@
 
 import random
 
+from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import even_times
+from gidd.errors import ConfigError
 from gidd.sampling import (
     Confidence,
     EpsilonCutoff,
@@ -13,8 +15,12 @@ from gidd.sampling import (
     Plan,
     PosteriorCorrection,
     Processor,
+    Psi,
+    RemaskSuspects,
+    ReMDM,
     Request,
     SelfCorrectionStep,
+    Step,
     Temperature,
     Threshold,
     TopK,
@@ -37,6 +43,9 @@ SAMPLERS = {
     "confidence": [Confidence()],
     "greedy": [Greedy()],
     "threshold": [Threshold(), Threshold(fill=0.2, replace=0.3)],
+    "remdm": [ReMDM(), ReMDM(cap=1.0, rescale=0.5)],
+    "remask_suspects": [RemaskSuspects(), RemaskSuspects(suspect=0.5, max_fraction=1.0)],
+    "psi": [Psi(), Psi(renoise=0.7)],
 }
 FIXERS = {
     "gibbs": [Gibbs(), Gibbs(distance=1, num_positions=3)],
@@ -51,8 +60,17 @@ assert set(SAMPLERS) == {*STEPS, "ancestral_reference"}, "a step has no requests
 assert set(FIXERS) == set(CORRECTORS), "a corrector has no requests"
 
 
+def is_defined(step: Step, schedule: MixingSchedule) -> bool:
+    """Whether a step can sample with this noise."""
+    try:
+        getattr(step, "check", lambda *_: None)(schedule, 1.0)
+    except ConfigError:
+        return False
+    return True
+
+
 def random_request(
-    rng: random.Random, vocab: Vocab, max_length: int, *, index: int, fills_masks: bool = True
+    rng: random.Random, vocab: Vocab, max_length: int, *, index: int, schedule: MixingSchedule
 ) -> Request:
     """Return a request with any plan, length, prompt, protected positions and processors."""
     length = rng.randint(1, max_length)
@@ -60,7 +78,7 @@ def random_request(
     mask = vocab.mask_id if vocab.mask_id is not None else 0
     given = [v for v in range(vocab.size) if v != mask]
     tokens = tuple(rng.choice(given) if rng.random() < share else None for _ in range(length))
-    names = list(SAMPLERS) if fills_masks else ["ancestral", "ancestral_reference"]
+    names = [name for name, steps in SAMPLERS.items() if is_defined(steps[0], schedule)]
     plan = random_plan(rng, rng.choice(SAMPLERS[rng.choice(names)]))
     protected = None
     if rng.random() < 0.4:
