@@ -30,8 +30,14 @@ from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 PAIRS, HELD_OUT = 60_000, 20
 """Training pairs, and held-out prompts of each task and level."""
 
-LENGTH = 48
+LENGTH = 32
 """Context in characters: a prompt, its answer, and padding, which is learned."""
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' else '>' }}{% endfor %}"
+)
+"""Chat template of the tokenizer: a prompt, >, its answer, end-of-text."""
 
 STEPS, GUIDANCE = (1, 4, 16), 2.0
 SEEDS = (0, 1)
@@ -99,6 +105,7 @@ def prepare_data(out: Path) -> tuple[Path, Path]:
     if not chats.is_file():
         characters = sorted({*string.printable[:95], "\n"})
         character_level("".join(characters), has_unknown=True).save(tokenizer)
+        (tokenizer / "chat_template.jinja").write_text(TEMPLATE)
         pairs = all_pairs(PAIRS // 15, held_out=False)
         lines = [json.dumps({"prompt": p.prompt, "response": p.response}) for p in pairs]
         chats.write_text("\n".join(lines) + "\n")
