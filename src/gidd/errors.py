@@ -33,5 +33,13 @@ class LimitReached(GiddError):
     """A request was not finished within its limits."""
 
 
+class Overloaded(GiddError):
+    """More requests wait than a session accepts; `seconds` is the expected time until fewer do."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class TrainingDiverged(GiddError):
     """The loss or a gradient is not finite."""

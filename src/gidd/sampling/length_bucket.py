@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_SPARE_ENTRIES = 64
+"""Entries of a queue that no longer wait are kept until there are more than this."""
+
+
 @final
 class LengthBucket:
     """At most `rows` active sequences, and a queue of sequences that wait for a free row.
@@ -46,8 +49,12 @@ class LengthBucket:
         device: torch.device,
     ) -> None:
         self._network, self._schedule, self._device = network, schedule, device
-        self._num_rows, self._length = rows, length
-        self._waiting: deque[Ticket] = deque()
+        self._num_rows, self.length = rows, length
+        self.last_step = 0
+        """Work that the session had done at the last step of this bucket."""
+        self._waiting: set[Ticket] = set()
+        self._queue: list[tuple[int, bool, int, Ticket]] = []
+        """A heap of the waiting sequences, and of some that no longer wait."""
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
         self._guidance: BatchGuidance | None = None
@@ -56,20 +63,34 @@ class LengthBucket:
         self._capacity: int | None = None
 
     @property
-    def is_pending(self) -> bool:
-        """Whether there is a sequence that is not done."""
-        tickets = chain(self._slots, self._waiting)
-        return any(ticket is not None and not ticket.is_done for ticket in tickets)
+    def num_waiting(self) -> int:
+        """Number of sequences that wait for a row."""
+        return len(self._waiting)
 
-    def add(self, ticket: Ticket) -> None:
-        """Put a sequence into the queue."""
-        self._waiting.append(ticket)
+    def pending(self) -> Iterator[Ticket]:
+        """Yield the sequences that are not done: active ones, then the next that waits."""
+        yield from (ticket for ticket in self._slots if ticket is not None and not ticket.is_done)
+        while self._queue and self._queue[0][3] not in self._waiting:
+            heapq.heappop(self._queue)
+        if self._queue:
+            yield self._queue[0][3]
+
+    def add(self, ticket: Ticket, *, is_next: bool = False) -> None:
+        """Put a sequence into the queue; `is_next`: before all others of its priority."""
+        self._waiting.add(ticket)
+        heapq.heappush(self._queue, (-ticket.priority, not is_next, ticket.number, ticket))
 
     def move_to_front(self, ticket: Ticket) -> None:
         """Let a sequence have the next free row, if it still waits for one."""
         if ticket in self._waiting:
-            self._waiting.remove(ticket)
-            self._waiting.appendleft(ticket)
+            self.add(ticket, is_next=True)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a sequence that is done out of the queue."""
+        self._waiting.discard(ticket)
+        if len(self._queue) > 2 * len(self._waiting) + _SPARE_ENTRIES:
+            self._queue = [entry for entry in self._queue if entry[3] in self._waiting]
+            heapq.heapify(self._queue)
 
     @torch.no_grad()
     def step(self) -> list[Event]:
@@ -103,14 +124,22 @@ class LengthBucket:
                 ticket.detach()
             self._slots[row] = None
         tickets: list[Ticket] = []
-        while self._waiting and len(tickets) < len(free):
-            ticket = self._waiting.popleft()
-            if not ticket.is_done:
+        while self._queue and len(tickets) < len(free):
+            ticket = heapq.heappop(self._queue)[3]
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
                 tickets.append(ticket)
-        if not tickets:
-            return []
-        rows = free[: len(tickets)]
-        self._start(rows, tickets)
+        return self._start_or_fail(free[: len(tickets)], tickets) if tickets else []
+
+    def _start_or_fail(self, rows: list[int], tickets: list[Ticket]) -> list[Event]:
+        """Start sequences; if that fails, one by one, so that only those that failed end."""
+        try:
+            self._start(rows, tickets)
+        except Exception as error:
+            if len(rows) == 1:
+                return [tickets[0].fail(error)]
+            alone = zip(rows, tickets, strict=True)
+            return [event for row, one in alone for event in self._start_or_fail([row], [one])]
         events: list[Event] = []
         for row, ticket in zip(rows, tickets, strict=True):
             ticket.attach(self._tokens[row, : len(ticket.request.tokens)])
@@ -123,7 +152,7 @@ class LengthBucket:
 
     def _start(self, rows: list[int], tickets: Sequence[Ticket]) -> None:
         """Put sequences before their first step into some rows."""
-        shape = len(tickets), self._length
+        shape = len(tickets), self.length
         tokens, protected = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
         valid = np.zeros(shape, np.bool_)
         for k, request in enumerate(ticket.request for ticket in tickets):
@@ -143,7 +172,7 @@ class LengthBucket:
         guidances = [t.request.guidance for t in tickets if t.request.guidance is not None]
         guidance = None
         if tickets[0].request.is_guided:  # and so are the others
-            guidance = BatchGuidance.of(guidances, self._length, self._device)
+            guidance = BatchGuidance.of(guidances, self.length, self._device)
         if self._canvas is None:
             # rows without a sequence hold copies, which no step reads
             copies = self._integers([0] * self._num_rows)
@@ -224,6 +253,8 @@ class LengthBucket:
         for new in change.written:
             for k, position in np.argwhere(old != new).tolist():
                 ticket = self._ticket(change.rows[k])
+                if not ticket.record_edits:
+                    continue
                 step, p = ticket.next_step, float(probability[k, position])
                 tokens = int(old[k, position]), int(new[k, position])
                 edit = Edit(ticket.steps_done, step.name, step.s, position, *tokens, p)
@@ -232,10 +263,8 @@ class LengthBucket:
         return edits
 
     def _fail(self, row: int, error: Exception) -> Event:
-        ticket = self._ticket(row)
-        ticket.error, self._slots[row] = error, None
-        ticket.detach()
-        return ticket.event([])
+        ticket, self._slots[row] = self._ticket(row), None
+        return ticket.fail(error)
 
     def _ticket(self, row: int) -> Ticket:
         ticket = self._slots[row]

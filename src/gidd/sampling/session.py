@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
+from threading import Lock
 from typing import final
+from weakref import WeakValueDictionary
 
 import torch
 
-from gidd.common.config.allowed import integer, require_arguments
+from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, Overloaded
 from gidd.sampling.length_bucket import LengthBucket
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan
@@ -24,9 +27,38 @@ OnStep = Callable[[Sequence[Event]], None]
 """Called after each step of a session, with an event for each request that made a step."""
 
 _NO_LIMITS = Limits()
-_MAX_CHECKED_PLANS = 256
 _SPARE_DEADLINES = 64
 """Deadlines of finished requests are kept until there are more than this."""
+
+_LONG_PLAN = 32
+"""Plans of more steps are no longer for the choice of the next padded length, so none starves."""
+
+
+@final
+@dataclass
+class SessionCounters:
+    """What a session has done since it was made."""
+
+    steps: int = 0
+    """Calls of `Session.step` that had something to do."""
+
+    seconds: float = 0.0
+    """Time in these calls."""
+
+    rows: int = 0
+    """Sequences in forward passes, copies included."""
+
+    used_rows: int = 0
+    """Sequences in forward passes that made a step."""
+
+    work: int = 0
+    """Tokens in these forward passes, padding and copies included."""
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    """Requests that were refused because too many waited."""
 
 
 @final
@@ -41,14 +73,16 @@ class Session:
 
     Each call of `step` makes at most one forward pass, of at most `batch_size` requests whose
     lengths are padded to the same number of tokens. That many requests of a padded length are
-    active, in the order in which they were submitted; the others wait. Padded lengths take turns.
-    Plans, steps, correctors, times and processors may all differ.
+    active, by priority and in the order in which they were submitted; the others wait. Padded
+    lengths take turns; those with plans of few steps have more of them. Plans, steps, correctors,
+    times and processors may all differ.
 
     Samples are bit-identical regardless of which other requests share the batch: shapes depend on
     the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. A
     request that fails ends with `Event.error`; other requests are not affected.
 
-    `submit` and `cancel` may be called from any thread, `step` from one at a time.
+    `submit` and `cancel` may be called from any thread, `step` from one at a time. Every request
+    that is not cancelled has exactly one event with a sample or an error.
     """
 
     def __init__(
@@ -59,6 +93,8 @@ class Session:
         batch_size: int = 1,
         pad_to_multiple_of: int = 1,
         max_length: int | None = None,
+        max_waiting: int | None = None,
+        max_cost: int | None = None,
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,12 +107,16 @@ class Session:
                 because the last bits of a matrix product depend on its shape. 1 is best on a CPU.
             pad_to_multiple_of: Sequences are padded to a multiple of this many tokens; 1 pads none.
             max_length: The context of the network: the longest sequence, padding included.
+            max_waiting: Requests that may wait for their first step; others raise `Overloaded`.
+            max_cost: The largest `cost` of a request; a larger one raises `ConfigError`.
             device: Where the network is.
             clock: Returns the time in seconds, for `Limits.seconds`.
         """
         require_arguments(
             batch_size=(batch_size, integer(1, fix="It counts sequences in a forward pass.")),
             pad_to_multiple_of=(pad_to_multiple_of, integer(1, fix="64 is common; 1 pads none.")),
+            max_waiting=(max_waiting, optional(integer(1, fix="None is no limit."))),
+            max_cost=(max_cost, optional(integer(1, fix="None is no limit."))),
         )
         if pad_to_multiple_of > 1 and not getattr(network, "accepts_padding", False):
             raise ConfigError(
@@ -86,14 +126,22 @@ class Session:
         self.network, self.schedule = network, schedule
         self.batch_size, self.max_length = batch_size, max_length
         self.pad_to_multiple_of = pad_to_multiple_of if batch_size > 1 else 1
+        self.max_waiting, self.max_cost = max_waiting, max_cost
         self.device = torch.device(device)
+        self.counters = SessionCounters()
         self._clock = clock
         self._numbers = count()
+        self._lock = Lock()
+        """Held while a request is opened or ended, by any thread."""
         self._inbox: deque[Ticket] = deque()
-        self._buckets: OrderedDict[tuple[int, bool, bool, bool], LengthBucket] = OrderedDict()
+        self._cancelled: deque[Ticket] = deque()
+        self._buckets: dict[tuple[int, bool, bool, bool], LengthBucket] = {}
         self._open: set[Ticket] = set()
+        self._open_cost = 0
+        self._events: list[Event] = []
+        """Events of this step; those that it did not return are returned by the next."""
         self._deadlines: list[tuple[float, int, Ticket]] = []
-        self._checked: OrderedDict[int, Plan] = OrderedDict()
+        self._checked: WeakValueDictionary[int, Plan] = WeakValueDictionary()
 
     def new(self) -> Session:
         """Return a session of the same network and shapes, without requests."""
@@ -112,43 +160,96 @@ class Session:
         """Number of requests that are not done."""
         return len(self._open)
 
-    def submit(
-        self, request: Request, limits: Limits = _NO_LIMITS, *, record_frames: bool = False
-    ) -> Ticket:
-        """Validate and enqueue a request; raise if it is invalid.
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for their first step."""
+        return len(self._inbox) + sum(one.num_waiting for one in list(self._buckets.values()))
 
-        `record_frames` records state and prediction before every step. It costs a pass of the head
-        per step, and a forward pass where the step would have needed none.
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until all open requests are done, at the speed of this session so far."""
+        done = self.counters
+        return self._open_cost * done.seconds / done.work if done.work else 0.0
+
+    def cost(self, request: Request) -> int:
+        """Return the largest number of tokens that go through the network for a request."""
+        passes = 2 if request.is_guided else 1
+        return passes * len(request.plan) * self.padded_length(len(request.tokens))
+
+    def submit(
+        self,
+        request: Request,
+        limits: Limits = _NO_LIMITS,
+        *,
+        priority: int = 0,
+        record_frames: bool = False,
+        record_edits: bool = True,
+    ) -> Ticket:
+        """Validate and enqueue a request; raise if it is invalid or too many wait.
+
+        Requests of a higher `priority` come first. `record_frames` records state and prediction
+        before every step. It costs a pass of the head per step, and a forward pass where the step
+        would have needed none. Without `record_edits`, events and sample have no edits.
         """
         request.check(self.schedule, self.max_length)
         self._check_plan(request.plan)
         limits.check()
-        ticket = Ticket(next(self._numbers), request, limits, record_frames)
-        if limits.seconds is not None:
-            ticket.deadline = self._clock() + limits.seconds
-        self._open.add(ticket)
-        self._inbox.append(ticket)
+        cost = self.cost(request)
+        if self.max_cost is not None and cost > self.max_cost:
+            raise ConfigError(
+                f"a request must cost at most {self.max_cost:,} (steps times tokens), got "
+                f"{cost:,}. Use fewer steps or a shorter sequence."
+            )
+        options = {"record_frames": record_frames, "record_edits": record_edits}
+        with self._lock:
+            if self.max_waiting is not None and self.waiting >= self.max_waiting:
+                self.counters.refused += 1
+                seconds = self.expected_wait
+                raise Overloaded(
+                    f"{self.waiting} requests wait, at most {self.max_waiting} may. Try again in "
+                    f"{seconds:.0f} seconds.",
+                    seconds,
+                )
+            number = next(self._numbers)
+            ticket = Ticket(number, request, limits, cost=cost, priority=priority, **options)
+            if limits.seconds is not None:
+                ticket.deadline = self._clock() + limits.seconds
+            self._open.add(ticket)
+            self._open_cost += cost
+            self._inbox.append(ticket)
         return ticket
 
-    def cancel(self, ticket: Ticket) -> None:
-        """End a request: it makes no further step, and has no further event."""
-        ticket.is_cancelled = True
-        self._open.discard(ticket)
+    def cancel(self, ticket: Ticket) -> bool:
+        """End a request, without an event; return False if it had ended before."""
+        with self._lock:
+            if ticket not in self._open:
+                return False
+            ticket.is_cancelled = True
+            self._close(ticket)
+            self.counters.cancelled += 1
+            self._cancelled.append(ticket)
+        return True
 
     def step(self) -> list[Event]:
         """Make one step of the next requests; return what happened to each of them."""
+        start = time.perf_counter()
         self._receive()
-        events = self._expire()
-        while self._buckets:
-            key, bucket = self._buckets.popitem(last=False)
-            if bucket.is_pending:
-                self._buckets[key] = bucket  # behind the other buckets
-                events += bucket.step()
-                break
-        for event in events:
-            if event.ticket.is_done:
-                self._open.discard(event.ticket)
-        return events
+        self._expire()
+        if (bucket := self._next_bucket()) is not None:
+            events = bucket.step()
+            self._events += events
+            bucket.last_step = self._count(bucket, events)
+        self.counters.seconds += time.perf_counter() - start
+        with self._lock:
+            events, self._events = self._events, []
+            for event in events:
+                if event.ticket.is_cancelled:
+                    event.ticket.discard_result()
+                elif event.ticket.is_done:
+                    self._close(event.ticket)
+                    self.counters.finished += event.error is None
+                    self.counters.failed += event.error is not None
+        return [event for event in events if not event.ticket.is_cancelled]
 
     def sample(
         self,
@@ -186,27 +287,39 @@ class Session:
         return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
 
     def _check_plan(self, plan: Plan) -> None:
-        """Check a plan, unless it is among those that were checked before."""
-        if id(plan) not in self._checked:
+        """Check a plan, unless it was checked before and is still in use."""
+        if self._checked.get(id(plan)) is not plan:
             plan.check(self.schedule)
-            self._checked[id(plan)] = plan  # keeps it, so that no other has its id
-            if len(self._checked) > _MAX_CHECKED_PLANS:
-                self._checked.popitem(last=False)
+            self._checked[id(plan)] = plan
+
+    def _close(self, ticket: Ticket) -> None:
+        """Count a request as done; with the lock."""
+        self._open.remove(ticket)
+        self._open_cost -= ticket.cost
 
     def _receive(self) -> None:
-        """Move submitted requests to their buckets."""
+        """Move submitted requests to their buckets, and remove cancelled ones."""
         while self._inbox:
             ticket = self._inbox.popleft()
-            self._bucket(ticket).add(ticket)
+            if ticket.is_done:
+                continue
+            try:
+                self._bucket(ticket).add(ticket)
+            except Exception as error:  # no memory for the bucket
+                self._events.append(ticket.fail(error))
+                continue
             if ticket.deadline is not None:
                 heapq.heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
+        while self._cancelled:
+            ticket = self._cancelled.popleft()
+            if (bucket := self._buckets.get(self._key(ticket))) is not None:
+                bucket.remove(ticket)
 
-    def _expire(self) -> list[Event]:
+    def _expire(self) -> None:
         """End the requests whose time is over, or let their next step be the last."""
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:  # most are done
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
             heapq.heapify(self._deadlines)
-        events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= self._clock():
             ticket = heapq.heappop(self._deadlines)[2]
             if ticket.is_done:
@@ -215,12 +328,35 @@ class Session:
                 ticket.expire()
                 self._bucket(ticket).move_to_front(ticket)
             else:
-                ticket.error = limit_reached(ticket)
-                events.append(ticket.event([]))
-        return events
+                self._bucket(ticket).remove(ticket)
+                self._events.append(ticket.fail(limit_reached(ticket)))
 
-    def _bucket(self, ticket: Ticket) -> LengthBucket:
-        """Return the bucket of a request.
+    def _next_bucket(self) -> LengthBucket | None:
+        """Return the bucket that makes the next step; forget buckets without requests."""
+        best, most = None, (0, 0.0)
+        for key, bucket in list(self._buckets.items()):
+            pending = list(bucket.pending())
+            if not pending:
+                del self._buckets[key]
+                continue
+            # time since its last step, in steps of this length, over the steps of a short plan
+            turns = 1 + (self.counters.work - bucket.last_step) / (self.batch_size * bucket.length)
+            fewest = min(_LONG_PLAN, *(max(1, ticket.num_steps) for ticket in pending))
+            urgency = max(ticket.priority for ticket in pending), turns / fewest
+            if best is None or urgency > most:
+                best, most = bucket, urgency
+        return best
+
+    def _count(self, bucket: LengthBucket, events: Sequence[Event]) -> int:
+        """Count a step of a bucket; return the work done so far."""
+        self.counters.steps += 1
+        self.counters.rows += self.batch_size
+        self.counters.used_rows += len(events)
+        self.counters.work += bucket.length * self.batch_size
+        return self.counters.work
+
+    def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
+        """Return the key of the bucket of a request.
 
         Attention without a mask may have other bits than attention with one, except on a CPU: on
         other devices, sequences that fill their padded length have a bucket of their own. So have
@@ -229,8 +365,13 @@ class Session:
         num_tokens = len(ticket.request.tokens)
         length = self.padded_length(num_tokens)
         is_full = self.device.type == "cpu" or num_tokens == length
-        key = length, is_full, ticket.request.is_guided, bool(ticket.request.choices)
+        return length, is_full, ticket.request.is_guided, bool(ticket.request.choices)
+
+    def _bucket(self, ticket: Ticket) -> LengthBucket:
+        """Return the bucket of a request."""
+        key = self._key(ticket)
         if key not in self._buckets:
-            shape = self.batch_size, length, self.device
+            shape = self.batch_size, key[0], self.device
             self._buckets[key] = LengthBucket(self.network, self.schedule, *shape)
+            self._buckets[key].last_step = self.counters.work
         return self._buckets[key]

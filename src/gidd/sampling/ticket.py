@@ -45,11 +45,20 @@ class Ticket:
     """A request that was submitted to a session. Only the session changes it."""
 
     def __init__(
-        self, number: int, request: Request, limits: Limits, record_frames: bool = False
+        self,
+        number: int,
+        request: Request,
+        limits: Limits,
+        *,
+        cost: int = 0,
+        priority: int = 0,
+        record_frames: bool = False,
+        record_edits: bool = True,
     ) -> None:
         self.number = number
         """Index among the requests of the session, in the order in which they were submitted."""
-        self.request, self.limits, self.record_frames = request, limits, record_frames
+        self.request, self.limits, self.cost, self.priority = request, limits, cost, priority
+        self.record_frames, self.record_edits = record_frames, record_edits
         self.plan = request.plan
         """Steps to take; a limit may replace the remaining steps."""
         self.steps_done = 0
@@ -121,6 +130,17 @@ class Ticket:
         """Advance to the next step, or to the next phase."""
         self.is_scored = is_scored and not ends_phase
         self.steps_done = self.phase_end if ends_phase else self.steps_done + 1
+
+    def fail(self, error: Exception) -> Event:
+        """End with an error."""
+        self.detach()
+        self.error = error
+        return self.event([])
+
+    def discard_result(self) -> None:
+        """Forget what a cancelled request has, so that nothing of it is seen."""
+        self.detach()
+        self.sample, self.error = None, None
 
     def finish(self) -> Sample:
         """Make the result."""
