@@ -5,6 +5,7 @@ The mask is never predicted: `Denoiser.head` gives it a bias of -inf, the only p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
 
@@ -38,6 +39,11 @@ class Backbone(Protocol):
     - `accepts_segments = True`, if its method is `hidden(z, t, valid=None, segments=None)`.
       `segments` [B, L], in place of `valid`, numbers the documents of packed rows; padding has a
       number of its own. The hidden states of a document must be those of the document alone;
+    - `adjust_logits(logits, columns)`, if logits are not linear in the hidden states, which then
+      have more columns than the head: it maps logits of the head [K, rows] and the last columns of
+      the hidden states to logits [K, rows]. Such a network samples and scores, but is not trained;
+    - `predicts_posterior = True`, if x_theta is converted from p(x_i | z) at the time of a step:
+      the noise level of a text is then read off these posteriors;
     - `has_mixed_types = True`, if its parameters may have several types, such as float32 in norms
       and bf16 in the rest: files are then loaded as they are, otherwise in the widest type;
     - `config`, the registered dataclass that built it: the network can then be saved.
@@ -75,9 +81,16 @@ class LogitHead(NamedTuple):
     bias: Float[Tensor, " rows"]
     """float32; -inf for the mask and for padding."""
 
-    def __call__(self, hidden: Float[Tensor, "K D"]) -> Float[Tensor, "K rows"]:
+    adjust: Callable[[Tensor, Tensor], Tensor] | None = None
+    """`adjust_logits` of the backbone, if it has that."""
+
+    def __call__(self, hidden: Float[Tensor, "K columns"]) -> Float[Tensor, "K rows"]:
         """Return logits in float32; on CUDA, a product of 16-bit numbers is never rounded."""
-        weight, bias = self
+        weight, bias, adjust = self
+        if adjust is not None:
+            states, columns = hidden.tensor_split([weight.shape[1]], dim=-1)
+            logits = adjust(LogitHead(weight, bias)(states.to(weight.dtype)), columns)
+            return logits.masked_fill(bias == -torch.inf, -torch.inf)
         with torch.autocast(hidden.device.type, enabled=False):
             if kind_of(hidden) == "cuda" and hidden.dtype == weight.dtype != torch.float32:
                 return torch.addmm(bias, hidden, weight.T, out_dtype=torch.float32)
@@ -135,11 +148,21 @@ class Denoiser(nn.Module):
             )
         return cast(Any, self.backbone).hidden(z, t.float(), valid)
 
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether logits are linear in the hidden states: whether there is a `head`."""
+        return not hasattr(self.backbone, "adjust_logits")
+
     def head(self) -> Head:
         """The backbone's head without padding rows and with a bias of -inf for the mask.
 
         It is rebuilt from the backbone's parameters on every call; gradients reach them.
         """
+        if not self.has_linear_head:
+            raise ConfigError(
+                f"{type(self.backbone).__name__} has logits that are not linear in its hidden "
+                "states, which training here requires. Fine-tune it with the library it is from."
+            )
         linear, size = self.backbone.head, self.vocab.size
         bias = cast("Tensor | None", linear.bias)
         bias = linear.weight.new_zeros(size) if bias is None else bias[:size]
@@ -154,7 +177,8 @@ class Denoiser(nn.Module):
         weight, bias = linear.weight, cast("Tensor | None", linear.bias)
         never = _never_predicted(len(weight), self.vocab.size, self.vocab.mask_id, weight.device)
         bias = weight.new_zeros(len(weight)) if bias is None else bias
-        return LogitHead(weight, bias.float().masked_fill(never, -torch.inf))
+        adjust = getattr(self.backbone, "adjust_logits", None)
+        return LogitHead(weight, bias.float().masked_fill(never, -torch.inf), adjust)
 
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Return x_theta of hidden states, for any number of positions.
@@ -162,7 +186,7 @@ class Denoiser(nn.Module):
         Logits are computed in float32 even under autocast: bf16 has a relative error of up to
         1/256.
         """
-        if kind_of(hidden) != "cpu":
+        if kind_of(hidden) != "cpu" or not self.has_linear_head:
             logits = self.logit_head()(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
             return logits.softmax(-1)[..., : self.vocab.size]
         weight, bias = self.head()

@@ -9,6 +9,9 @@ at the time t at which the noise of the schedule is r, where rho is the fraction
 and b the distribution of the noise. The sum of the logarithms over all positions, the
 pseudo-log-likelihood, is maximised over r. Below the smallest time of a network only rho changes
 with r, so that clean text is estimated as clean.
+
+A network that predicts p(x_i | z) at a noise level of its own (`predicts_posterior`) has no such
+curve: r is the mean of 1 - p(x_i = z_i | z), the expected fraction of wrong tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate, visible
 from gidd.diffusion.schedule import TINY
 from gidd.errors import DataError
 from gidd.sampling.jobs import Jobs
-from gidd.sampling.windows import WindowReader, WindowTokens, read_own_probability
+from gidd.sampling.windows import (
+    PosteriorPass,
+    WindowReader,
+    WindowTokens,
+    read_own_probability,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -38,6 +46,9 @@ _LOG_ODDS, _MAX_LEVELS, _FIRST_LEVELS = 0.9, 12, 3
 
 _MIN_RATE, _MAX_RATE, _NUM_RATES, _ZOOMS = 1e-5, 0.95, 64, 2
 """Range and number of the rates that are compared, first in all, then twice in the interval."""
+
+_RATE_OF_POSTERIORS = 0.1
+"""Any rate at whose time the network was trained: posteriors do not depend on it."""
 
 _STEP = 0.05
 """Of derivatives, in log(rate)."""
@@ -98,6 +109,8 @@ async def estimate_noise(
         if on_forward_passes is not None:
             on_forward_passes(forward_passes, max(forward_passes, expected))
 
+    if reader.predicts_posterior:
+        return await _expected_errors(jobs, reader, read, count)
     levels = noise_levels(reader)
     x_theta = await _read_levels(jobs, reader, read, levels[:_FIRST_LEVELS], count)
     curve = _NoiseCurve(reader, levels[:_FIRST_LEVELS], x_theta, read)
@@ -118,7 +131,21 @@ def expected_forward_passes(
     reader: WindowReader, num_windows: int, max_windows: int = MAX_WINDOWS
 ) -> int:
     """Return the largest number of forward passes of an estimate."""
-    return min(num_windows, max_windows) * len(noise_levels(reader))
+    number = 1 if reader.predicts_posterior else len(noise_levels(reader))
+    return min(num_windows, max_windows) * number
+
+
+async def _expected_errors(
+    jobs: Jobs, reader: WindowReader, windows: Sequence[WindowTokens], on_window: Callable[[], None]
+) -> NoiseLevel:
+    """Estimate the noise level from posteriors; the interval takes tokens as independent."""
+    read = PosteriorPass(reader)
+    found = await read(jobs, windows, _RATE_OF_POSTERIORS, on_window)
+    pairs = zip(found, windows, strict=True)
+    wrong = torch.cat([1 - each.found[torch.tensor(w.editable)] for each, w in pairs]).double()
+    rate, error = float(wrong.mean()), float((wrong * (1 - wrong)).sum().sqrt()) / len(wrong)
+    low, high = rate - _NORMAL_QUANTILE * error, rate + _NORMAL_QUANTILE * error
+    return NoiseLevel(rate, max(0.0, low), min(1.0, high), read.time(rate), len(windows))
 
 
 def noise_levels(reader: WindowReader) -> Float[Tensor, " T"]:

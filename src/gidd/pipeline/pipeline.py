@@ -122,6 +122,11 @@ class Pipeline:
             max_length=context,
             device=self.device,
         )
+        self.canvas_length: int | None = getattr(
+            getattr(denoiser.backbone, "config", None), "canvas_length", None
+        )
+        """Tokens that the network predicts together, if it predicts a sequence in canvases: the
+        default of `block_length`, and `score` is given all tokens before a canvas."""
         self.can_score_visible_tokens = can_score_visible_tokens(schedule)
         """Whether the network was trained with more noise than masking."""
 
@@ -201,12 +206,13 @@ class Pipeline:
         options = with_changes(options, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
         requests = build_requests(self, tokens, ends, options, plan, num_samples, seed, start_index)
+        blocks = options.block_length or (None if suffix or record_frames else self.canvas_length)
         return self.run(
             requests,
             on_step=on_step,
             record_frames=record_frames,
             confidence=confidence,
-            block_length=options.block_length,
+            block_length=blocks,
             stop=stop,
         )
 
@@ -268,9 +274,8 @@ class Pipeline:
         request, end, num_dropped = build_chat_request(
             self, messages, max_tokens, seed, stop, options
         )
-        (generation,) = self.run(
-            [request], on_step=on_step, block_length=options.block_length, stop=end.strings
-        )
+        blocks = options.block_length or self.canvas_length
+        (generation,) = self.run([request], on_step=on_step, block_length=blocks, stop=end.strings)
         text = generation.filled[0].strip()
         return ChatAnswer(
             text=text,
@@ -514,7 +519,8 @@ class Pipeline:
                 max_length=session.max_length,
                 device=session.device,
             )
-        return WindowReader(session, *self.times)
+        is_posterior = bool(getattr(self.denoiser.backbone, "predicts_posterior", False))
+        return WindowReader(session, *self.times, predicts_posterior=is_posterior)
 
     def nelbo_estimator(
         self,

@@ -70,7 +70,9 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
 
 def with_float32_head(network: PipelineNetwork) -> HiddenAndHead:
     """Return the network for likelihoods: logits are computed in float32 from any hidden states."""
-    return network if not isinstance(network, Denoiser) else _Float32Head(network)
+    if not isinstance(network, Denoiser) or not network.has_linear_head:
+        return network
+    return _Float32Head(network)
 
 
 def _copy_to_gpu(denoiser: Denoiser, device: torch.device, dtype: torch.dtype) -> Denoiser:
@@ -118,6 +120,10 @@ class _InMode:
     @property
     def accepts_padding(self) -> bool:
         return self.denoiser.accepts_padding
+
+    @property
+    def has_linear_head(self) -> bool:
+        return self.denoiser.has_linear_head
 
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         with self.mode(z.device.type):

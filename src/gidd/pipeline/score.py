@@ -84,6 +84,22 @@ def scoring_windows(
         first = stop
 
 
+def _parts(pipe: Pipeline, num_tokens: int, first: int) -> Iterator[ScoringWindow]:
+    """Yield the parts of a text from token `first` on, which are scored independently.
+
+    A network that predicts canvases is given all tokens before each, as many as fit.
+    """
+    if pipe.canvas_length is None:
+        yield from scoring_windows(
+            num_tokens, pipe.context, pipe.context, first=first, fill=bool(first)
+        )
+        return
+    for own in range(first, num_tokens, pipe.canvas_length):
+        stop = min(own + pipe.canvas_length, num_tokens)
+        start = max(0, stop - pipe.context)
+        yield ScoringWindow(start, stop, own - start)
+
+
 def estimate_likelihood(
     pipe: Pipeline,
     texts: Sequence[ScoredText],
@@ -145,13 +161,7 @@ def score_texts(
     parts = [
         (owner, window, torch.tensor([*prompt, *each]))
         for owner, each in enumerate(tokens)
-        for window in scoring_windows(
-            len(prompt) + len(each),
-            pipe.context,
-            pipe.context,
-            first=len(prompt),
-            fill=bool(prompt),
-        )
+        for window in _parts(pipe, len(prompt) + len(each), len(prompt))
     ]
     cuts = [
         TextWindows(

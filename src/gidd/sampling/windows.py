@@ -149,6 +149,9 @@ class WindowReader:
     processors: tuple[Processor, ...] = ()
     """Processors of x_theta, e.g. a ban on tokens that are never written."""
 
+    predicts_posterior: bool = False
+    """Whether x_theta is converted from p(x_i | z), see `gidd.models.denoiser.Backbone`."""
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of times and posteriors: float64 where the device has it."""

@@ -14,12 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
+from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.likelihood.texts import ScoredText, ScoringBatch, pair_batches
 from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss, HiddenAndHead, fused_loss
 from gidd.diffusion.process import marginal_at, noise, sample_prior
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 NUM_REPEATS = 4
 """Default number of repeats."""
+
+_DENSE_TOKENS = 32
+"""Tokens whose x_theta is in memory at once, if logits are not linear in hidden states."""
 
 
 @final
@@ -302,6 +306,8 @@ class NelboEstimator:
     def _terms(
         self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
     ) -> FusedLoss:
+        if not _has_linear_head(self.model):
+            return _terms_by_definition(self.model, self.schedule, t, rows, z, hidden)
         loss_weight = torch.full(z.shape, float(force), device=z.device)
         return fused_loss(
             self.schedule, t, rows.x, z, hidden, *self.model.head(), loss_weight, scored=rows.scored
@@ -342,17 +348,47 @@ def _rotations(length: int) -> Int[Tensor, " L"]:
     return torch.tensor(rotations)
 
 
+def _has_linear_head(model: HiddenAndHead) -> bool:
+    """Whether a model has a `head`; otherwise it has `distribution`, from hidden states."""
+    return bool(getattr(model, "has_linear_head", True))
+
+
+def _terms_by_definition(
+    model: HiddenAndHead,
+    schedule: MixingSchedule,
+    t: Tensor,
+    rows: ScoringBatch,
+    z: Tensor,
+    hidden: Tensor,
+) -> FusedLoss:
+    """Return `elbo_terms` of scored tokens, in chunks, for a model without a linear head."""
+    scored = torch.ones_like(z, dtype=torch.bool) if rows.scored is None else rows.scored
+    index = scored.flatten().nonzero().squeeze(-1)
+    values = t[:, None].expand_as(z).flatten(), rows.x.flatten(), z.flatten(), hidden.flatten(0, 1)
+    chunks = zip(*(value[index].split(_DENSE_TOKENS) for value in values), strict=True)
+    parts = [
+        elbo_terms(schedule, t, x[:, None], z[:, None], cast(Any, model).distribution(h)[:, None])
+        for t, x, z, h in chunks
+    ]
+    zeros = hidden.new_zeros(z.numel())
+    terms = (torch.cat(part).squeeze(-1).to(zeros) for part in zip(*parts, strict=True))
+    return FusedLoss(zeros.sum(), *(zeros.index_copy(0, index, v).view_as(z) for v in terms))
+
+
 def _log_x_theta(
     model: HiddenAndHead, hidden: Tensor, *tokens: Tensor
 ) -> list[Float[Tensor, "N L"]]:
     """Return log x_theta of some tokens at each position, in chunks: no [N, L, V] tensor."""
-    weight, bias = model.head()
+    weight, bias = model.head() if _has_linear_head(model) else (None, None)
     parts: list[Tensor] = []
     wanted = torch.stack([each.flatten() for each in tokens], dim=-1)
     with torch.autocast(hidden.device.type, enabled=False):
         for states, columns in zip(
             hidden.flatten(0, 1).split(CHUNK_TOKENS), wanted.split(CHUNK_TOKENS), strict=True
         ):
-            logits = torch.addmm(bias.float(), states.float(), weight.float().T)
+            if weight is None or bias is None:
+                logits = cast(Any, model).distribution(states).clamp_min(TINY).log()
+            else:
+                logits = torch.addmm(bias.float(), states.float(), weight.float().T)
             parts.append(logits.gather(-1, columns) - logits.logsumexp(-1, keepdim=True))
     return [part.view_as(tokens[0]) for part in torch.cat(parts).unbind(-1)]

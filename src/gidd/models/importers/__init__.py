@@ -1,8 +1,8 @@
 """Readers of other projects' checkpoints.
 
-`checkpoint` reads configurations and weights; `gidd_v1`, `gidd_scaling`, `dit_family` and
-`transformer_family` have one function per layout. `hf` reads networks that are not diffusion
-models, to fine-tune them.
+`checkpoint` reads configurations and weights; `gidd_v1`, `gidd_scaling`, `dit_family`,
+`transformer_family` and `diffusion_gemma` have one function per layout. `hf` reads networks that
+are not diffusion models, to fine-tune them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.importers import dit_family, gidd_scaling, gidd_v1, transformer_family
+from gidd.models.importers import (
+    diffusion_gemma,
+    dit_family,
+    gidd_scaling,
+    gidd_v1,
+    transformer_family,
+)
 from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
 from gidd.models.weights import Pretrained
 
@@ -59,6 +65,7 @@ IMPORTERS = (
     Importer("SEDD", _is_sedd, dit_family.read_sedd),
     Importer("LLaDA", _has("model_type", "llada"), transformer_family.read_llada),
     Importer("Dream", _has("model_type", "Dream"), transformer_family.read_dream),
+    Importer("DiffusionGemma", _has("model_type", "diffusion_gemma"), diffusion_gemma.read),
 )
 """All layouts, in the order in which they are tried."""
 

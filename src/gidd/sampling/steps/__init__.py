@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gidd.sampling.steps.psi import Psi as Psi
     from gidd.sampling.steps.remask_suspects import RemaskSuspects as RemaskSuspects
     from gidd.sampling.steps.remdm import ReMDM as ReMDM
+    from gidd.sampling.steps.renoise import Renoise as Renoise
 
 COMPONENTS: dict[str, str] = {
     "ancestral": "ancestral",
@@ -28,14 +29,16 @@ COMPONENTS: dict[str, str] = {
     "remdm": "ReMDM",
     "remask_suspects": "RemaskSuspects",
     "psi": "Psi",
+    "renoise": "Renoise",
 }
 """Function or class of each step from t to s < t by its name."""
 
-SAMPLING_STEPS = tuple(name for name in COMPONENTS if name not in ("greedy", "remask_suspects"))
+_SEARCHES = ("greedy", "remask_suspects", "renoise")
+SAMPLING_STEPS = tuple(name for name in COMPONENTS if name not in _SEARCHES)
 """Steps that converge to the data distribution with the number of steps, for an exact denoiser.
 
 `threshold` does so with fill = 1. `greedy` is deterministic: it always returns the same sequence.
-`remask_suspects` draws again what the data has rarely.
+`remask_suspects` draws again what the data has rarely, and `renoise` returns the most likely tokens.
 """
 
 MASK_FILLING_STEPS = ("confidence", "greedy", "threshold")
