@@ -127,7 +127,7 @@ class SamplingOptions:
     With uniform noise, sine samples closer to the data distribution."""
 
     sampler: str = "ancestral"
-    """Denoising step. All draw samples, except greedy, which searches for a likely text."""
+    """Denoising step. All draw samples, except greedy and renoise, which search for likely text."""
 
     sampler_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the sampler, e.g. {"fill": 0.5} for threshold."""

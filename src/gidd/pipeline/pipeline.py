@@ -231,9 +231,12 @@ class Pipeline:
         """Sample one text in blocks, and yield it block by block, beginning with the prompt.
 
         The pieces are the text of `generate` with the same arguments, and final: without blocks
-        any token may change until the last step. `block_length` is 32 unless it is given.
+        any token may change until the last step. `block_length` is 32 unless it is given, or the
+        canvas of a network that has one.
         """
         require_stop(stop)
+        if options is _STREAMED and self.canvas_length is not None:
+            changes = {"block_length": self.canvas_length} | changes
         tokens = self._with_blanks(length, max_tokens, prompt)
         ends = tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.stream)

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         Psi as Psi,
         RemaskSuspects as RemaskSuspects,
         ReMDM as ReMDM,
+        Renoise as Renoise,
         Threshold as Threshold,
         ancestral as ancestral,
     )

@@ -80,6 +80,7 @@ class DiffusionGemma(nn.Module):
     """
 
     predicts_posterior = True
+    has_mixed_types = True
 
     def __init__(self, config: DiffusionGemmaConfig) -> None:
         super().__init__()
@@ -109,19 +110,24 @@ class DiffusionGemma(nn.Module):
             self.head = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False)
         self.head.weight = cast(nn.Parameter, embedding.weight)
         self.soft_cap = float(full.text_config.final_logit_softcapping)
+        self._reset_buffers()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DiffusionGemma:
         """Move or convert the parameters, which stay tied; compute the buffers again."""
         self._prompts = {}
         with keep_tied(self):
             super()._apply(fn, recurse)
-        device = self.head.weight.device
-        device = torch.device("cpu") if device.type == "meta" else device
-        for stack in (self.decoder, self.encoder):  # a conversion to bf16 would round them
-            stack.rotary_emb = type(stack.rotary_emb)(stack.rotary_emb.config, device)
-            embedding = stack.embed_tokens
-            embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)
+        self._reset_buffers()
         return self
+
+    def _reset_buffers(self) -> None:
+        """Compute buffers, which the meta device does not have and conversion to bf16 rounds."""
+        device = self.head.weight.device
+        with torch.device("cpu" if device.type == "meta" else device):
+            for stack in (self.decoder, self.encoder):
+                stack.rotary_emb = type(stack.rotary_emb)(stack.rotary_emb.config)
+                embedding = stack.embed_tokens
+                embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
 
     def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L columns"]:
         """Return hidden states, then what `adjust_logits` needs: z and `leave_one_out_shift`."""
