@@ -38,7 +38,7 @@ SAMPLING_STEPS = tuple(name for name in COMPONENTS if name not in _SEARCHES)
 """Steps that converge to the data distribution with the number of steps, for an exact denoiser.
 
 `threshold` does so with fill = 1. `greedy` is deterministic: it always returns the same sequence.
-`remask_suspects` draws again what the data has rarely, and `renoise` returns the most likely tokens.
+`remask_suspects` draws again what the data has rarely; `renoise` returns the most likely tokens.
 """
 
 MASK_FILLING_STEPS = ("confidence", "greedy", "threshold")
