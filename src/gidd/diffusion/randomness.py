@@ -50,6 +50,7 @@ class Stream(IntEnum):
     PLACE = 9  # which positions a corrector selects
     CORRUPTION = 10  # errors that an evaluation adds to a text
     CHOICE = 11  # which option a slot has
+    DRAFT = 12  # which samples of a training batch are drafted
 
 
 def philox(

@@ -135,6 +135,8 @@ class NoisyLoss(NamedTuple):
 
     z: Int[Tensor, "B L"]
     terms: FusedLoss
+    reported: Bool[Tensor, " B"] | None = None
+    """Samples whose terms are the NELBO, which is reported; None: all samples."""
 
 
 LossFunction = Callable[["DiffusionObjective", NoisyBatch], NoisyLoss | Tensor]
@@ -215,9 +217,10 @@ class DiffusionObjective(Objective):
             nothing = torch.zeros_like(batch.valid, dtype=found.dtype)
             per_token = [nothing] * (len(self.names) - 2)
             return ObjectiveOutput(found, _sums(found / scale, self.num_targets(batch), per_token))
-        z, (loss, weight, kl, itakura_saito) = found
+        z, (loss, weight, kl, itakura_saito), reported = found
         with torch.no_grad():
-            valid = batch.scored.to(weight.dtype)
+            scored = batch.scored if reported is None else batch.scored & reported[:, None]
+            valid = scored.to(weight.dtype)
             weight = weight * valid
             if self.time_power != 1:  # the density of times changes the loss, not the NELBO
                 weight = weight * time_weights(t, self.eps, self.time_power)[:, None]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gidd.training.objectives.drafts import Drafts as Drafts
+
 if TYPE_CHECKING:
     from gidd.training.objective import DiffusionObjective, NoisyBatch, NoisyLoss
 
-COMPONENTS: dict[str, str] = {"nelbo": "nelbo"}
+COMPONENTS: dict[str, str] = {"nelbo": "nelbo", "drafts": "Drafts"}
 """Function or class of each objective by its name."""
 
 

@@ -1,0 +1,86 @@
+"""Self-generated corruption: random tokens become tokens of the model's own one-step draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
+
+from gidd.common.config.allowed import number
+from gidd.common.config.components import require_options
+from gidd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool
+    from torch import Tensor
+
+    from gidd.training.objective import DiffusionObjective, NoisyBatch, NoisyLoss
+
+_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")
+
+
+@final
+@dataclass(frozen=True)
+class Drafts:
+    """The NELBO, with the model's own mistakes in place of random tokens in some samples.
+
+    In a `fraction` of the samples, every random token of z_t is masked and then drawn from
+    x_theta, in one more forward pass without a gradient (after the self-generated errors of
+    2606.17175, which drafts all masks). Masks stay masks. A drafted token is drawn as often as the
+    schedule draws a random one; a draft that is right counts as a kept token.
+
+    Divergence and weights are those of the schedule, so drafted samples have no bound of
+    -log p(x): their noise is not q_t(z | x). What they teach follows from weights k(z, t) / q_t
+    (`elbo`, `tight`; the others approximately): at the minimum
+
+        x_theta(v | Z, t) q_t(z_i | v) is proportional to p(x_i = v | Z)
+
+    for the sequences Z that the network was given, drafts included. Without drafts x_theta is
+    the leave-one-out posterior; with them, plausible visible tokens get less of it.
+    The reported NELBO is the bound on the other samples, and validation has no drafts.
+    """
+
+    fraction: float = 0.5
+    """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
+
+    @staticmethod
+    def problems(fraction: float) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        yield from _FRACTION.problems("fraction", fraction)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def __call__(self, model: DiffusionObjective, noisy: NoisyBatch) -> NoisyLoss:
+        """Draft random tokens of some samples, and return the loss of all samples."""
+        if self.fraction == 0:
+            return model.nelbo(noisy)
+        _require_random_tokens(model)
+        import torch
+
+        from gidd.diffusion.randomness import UNIT_BITS, Stream
+
+        is_drafted = model.random(noisy, Stream.DRAFT)[:, 0] < self.fraction * 2**UNIT_BITS
+        replaced = is_drafted[:, None] & _random_tokens(noisy)
+        mask_id, blank = noisy.schedule.vocab.mask_id, noisy
+        if mask_id is not None:  # a random token would mislead the draft of its neighbours
+            blank = replace(noisy, z=noisy.z.masked_fill(replaced, mask_id))
+        z = torch.where(replaced, model.predict(blank), noisy.z)
+        return model.nelbo(replace(noisy, z=z))._replace(reported=~is_drafted)
+
+
+def _random_tokens(noisy: NoisyBatch) -> Bool[Tensor, "B L"]:
+    """Return where a token is visible and wrong; given tokens are not, they are never noised."""
+    is_wrong = noisy.z != noisy.batch.tokens
+    mask_id = noisy.schedule.vocab.mask_id
+    return is_wrong if mask_id is None else is_wrong & (noisy.z != mask_id)
+
+
+def _require_random_tokens(model: DiffusionObjective) -> None:
+    from gidd.diffusion.error_rate import can_score_visible_tokens
+
+    if not can_score_visible_tokens(model.schedule):
+        raise ConfigError(
+            "the objective drafts must have noise with random tokens, which it replaces, got "
+            "masking alone. Use --noise hybrid --noise.p-uniform 0.2, or the objective nelbo."
+        )
