@@ -18,6 +18,7 @@ from gidd.sampling import (
     Psi,
     RemaskSuspects,
     ReMDM,
+    Renoise,
     Request,
     SelfCorrectionStep,
     Step,
@@ -46,6 +47,7 @@ SAMPLERS = {
     "remdm": [ReMDM(), ReMDM(cap=1.0, rescale=0.5)],
     "remask_suspects": [RemaskSuspects(), RemaskSuspects(suspect=0.5, max_fraction=1.0)],
     "psi": [Psi(), Psi(renoise=0.7)],
+    "renoise": [Renoise(), Renoise(entropy_bound=3.0, stop_entropy=2.0)],
 }
 FIXERS = {
     "gibbs": [Gibbs(), Gibbs(distance=1, num_positions=3)],
