@@ -36,6 +36,7 @@ from gidd.sampling import (
     Psi,
     RemaskSuspects,
     ReMDM,
+    Renoise,
     Request,
     SelfCorrectionStep,
     Session,
@@ -115,6 +116,7 @@ STEPS = {
     "threshold": Threshold(fill=0.3),
     "remask_suspects": RemaskSuspects(suspect=0.3),
     "psi": Psi(renoise=0.5),
+    "renoise": Renoise(entropy_bound=2.0),
 }
 CORRECTORS = {
     "gibbs": Gibbs(),

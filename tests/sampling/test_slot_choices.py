@@ -24,6 +24,7 @@ from gidd.sampling import (
     Psi,
     RemaskSuspects,
     ReMDM,
+    Renoise,
     Request,
     Session,
     StepOutput,
@@ -53,6 +54,7 @@ STEPS = {
     "remdm": ReMDM(cap=0.5),
     "remask_suspects": RemaskSuspects(suspect=0.3),
     "psi": Psi(renoise=0.5),
+    "renoise": Renoise(entropy_bound=2.0),
 }
 SLOT = Choices(2, ((1, 2, 3), (1, 5, 6), (7, 2, 6), (8, 9, 10)))
 OTHER = Choices(7, ((4,), (11,)))
