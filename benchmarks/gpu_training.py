@@ -80,13 +80,13 @@ class Trainer:
         with _autocast(self.run, tokens.device):
             hidden = objective.hidden(tokens, t)
         hidden.sum().backward()
-        self.state.optimizer.zero_grad(set_to_none=True)
+        self.state.zero_grad()
 
     def optimise(self) -> None:
         """Clip gradients and update the weights; gradients must exist, and stay."""
         parameters = self.state.module.parameters()
         nn.utils.clip_grad_norm_(parameters, self.run.optim.max_grad_norm)
-        self.state.optimizer.step()
+        self.state.optimizers[0].step()
 
 
 class HeadProblem:

@@ -16,6 +16,7 @@ FLAGS = {
     "weighting": ("train", "--weighting"),
     "backbone": ("train", "--backbone"),
     "objective": ("train", "--objective"),
+    "optimizer": ("train", "--optimizer"),
     "step": ("sample", "--sampler"),
     "corrector": ("sample", "--final-corrector"),
 }

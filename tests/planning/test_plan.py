@@ -418,8 +418,8 @@ def steps(run: RunConfig, world: World, num: int) -> None:
                     outcome = state.module(micro, 0, run.train.global_batch, 1.0)
                 outcome.loss.backward()
         torch.nn.utils.clip_grad_norm_(state.module.parameters(), 1.0)
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizers[0].step()
+        state.zero_grad()
         if state.ema:
             state.ema.update(state.objective.named_parameters())
 

@@ -57,7 +57,7 @@ def forward_with(kind):
 def contents(state):
     """A copy of weights, moments and step counters."""
     tensors = {name: tensor for name, tensor in state.tensors().items() if name[:4] != "ema."}
-    for number, moments in enumerate(state.optimizer.state.values()):
+    for number, moments in enumerate(state.optimizers[-1].state.values()):
         tensors[f"counter {number}"] = moments["step"]
     return {
         name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()

@@ -67,6 +67,7 @@ def test_a_new_record_has_names_and_every_other_setting(name):
     assert "model" not in new
     assert new["backbone"] == {**old["model"], "kind": "dit", "mixing_width": 0}
     later = {"data": {"format": "text", "padding": "learned", "packing": False}}
+    later["optim"] = {"lr_schedule": "cosine", "decay_ratio": 0.2}
     for group in ("data", "optim", "train", "parallel"):
         assert new[group] == later.get(group, {}) | old[group]
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gidd.training.optim import OptimConfig
+from gidd.training.optimizers import adamw
 from gidd.training.state import EMA, TrainState
 
 
@@ -19,7 +20,7 @@ def state_of(decay):
     return TrainState(
         objective=model,
         module=model,
-        optimizer=OptimConfig().build(model.parameters()),
+        optimizers=(adamw(model, OptimConfig()),),
         ema=EMA(model.named_parameters(), decay),
     )
 

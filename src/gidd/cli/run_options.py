@@ -40,6 +40,8 @@ _HELP = {
     "noise": "Noise schedule; --noise.OPTION sets its options below. None is the preset's.",
     "weighting": "Weights of the loss; --weighting.OPTION sets their options below. None is the "
     "preset's.",
+    "optimizer": "Optimizer; --optimizer.OPTION sets its options below, --optim the settings of "
+    "all. None is the preset's.",
     "backbone": "Network; --backbone.OPTION sets its options below. None is the preset's.",
 }
 """Options that choose a component."""
@@ -80,7 +82,7 @@ def parse_run(
     parallel = {"ddp": DDP, "fsdp": FSDP}.get(chosen_name("parallel", words) or "")
     if parallel not in (None, type(run.parallel)):  # so that its options can be given
         run = replace(run, parallel=parallel())
-    chosen, objective = {"backbone": run.backbone}, run.objective
+    chosen, objective = {"backbone": run.backbone, "optimizer": run.optimizer}, run.objective
     if isinstance(objective, Diffusion):
         chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
         chosen = {"objective": objective.loss} | chosen
@@ -112,13 +114,13 @@ def parse_run(
     )
     parsed = cast(Any, options).run
     built = {flag: each.component(getattr(parsed, flag)) for flag, each in components.items()}
-    backbone = built.pop("backbone")
+    networks = {name: built.pop(name) for name in ("backbone", "optimizer")}
     if isinstance(objective, Diffusion):
         own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
         objective = replace(objective, loss=built.pop("objective"), **built, **own)
     values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
     values["optim"] = _with_short_warmup(run, parsed)
-    return name, options, replace(run, backbone=backbone, objective=objective, **values)
+    return name, options, replace(run, objective=objective, **networks, **values)
 
 
 def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:

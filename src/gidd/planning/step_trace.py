@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -29,6 +30,7 @@ from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
 from gidd.training.build import build_objective, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
+from gidd.training.optimizers import build_optimizers
 from gidd.training.parallel import DDP
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
@@ -64,6 +66,13 @@ class StepTrace:
     launches: dict[str, Any] | None
     """None on CPUs. Kernel launches of each phase (an estimate if blocks are compiled), waits (host
     device synchronizations without copies), and matrix products with misaligned rows."""
+
+
+class _UnknownGradients(Gradients):
+    """Statistics of fake tensors, which have no values."""
+
+    def read(self) -> tuple[dict[str, float], float, bool]:
+        return {}, 0.0, False
 
 
 def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
@@ -108,10 +117,13 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     device = nullcontext() if kind == "cpu" else acting_as(kind)
     with device, FakeTensorMode(allow_non_fake_inputs=True):
         objective.to_empty(device="cpu")
-        optimizer, decay = run.optim.build(objective.parameters()), run.train.ema_decay
+        optimizers = build_optimizers(run.optimizer, objective.network, run.optim)
+        get_optimizer_state_dict(objective, optimizers)  # allocates it
+        decay = run.train.ema_decay
         tracker.parameters = parameters = list(objective.parameters())
         tracker.add("parameters", parameters)
-        tracker.add("optimiser", [list(state.values()) for state in optimizer.state.values()])
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        tracker.add("optimiser", [list(state.values()) for state in states])
         ema = None if decay is None else EMA(objective.named_parameters(), decay)
         tracker.add("ema", [] if ema is None else ema.values)
         if is_ddp and accumulate > 1:
@@ -133,9 +145,9 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
                 total = norm.full_tensor() if isinstance(norm, DTensor) else norm
                 stats = world.reduce_step_stats(sums, total, False)
                 state = TrainState(
-                    objective=objective, module=objective, optimizer=optimizer, ema=ema
+                    objective=objective, module=objective, optimizers=optimizers, ema=ema
                 )
-                update(run, state, Gradients(0, objective.names, stats))
+                update(run, state, _UnknownGradients(0, objective.names, stats))
     if is_ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
         buckets = -(-gradient // _DDP_BUCKET)

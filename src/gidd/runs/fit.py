@@ -148,10 +148,12 @@ def restore(
     run: RunConfig, state: TrainState, checkpoints: Checkpoints, tokenizer: Tokenizer
 ) -> list[str]:
     """Restore the newest valid checkpoint, if there is one; return notes for the report."""
-    restored = checkpoints.restore(state.tensors())
-    if restored is None:
+    # without a checkpoint, an optimizer allocates its state in its first step
+    found = checkpoints.read_latest(lambda step: checkpoints.read(step, state.tensors()))
+    if found is None:
         return []
-    checkpoint, record = checkpoints.path(restored.step), restored.record
+    restored, record = found
+    checkpoint = checkpoints.path(restored.step)
     saved = run_from_plain(record.get("run"), f"{checkpoint / RECORD}: run")
     changed = require_same_training(saved, run)
     require_same_tokenizer(checkpoint, tokenizer)

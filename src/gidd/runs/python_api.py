@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
 from gidd.models import Pretrained
-from gidd.models.lora import merge_lora
+from gidd.models.lora import LoraConfig, merge_lora
 from gidd.models.networks import initialize
 from gidd.pipeline.load import pipeline_of
 from gidd.pipeline.pipeline import Pipeline
@@ -55,6 +55,9 @@ def train(
     schedule: str | Component | MixingSchedule | None = None,
     weighting: str | Component | Weighting | None = None,
     objective: str | Component | Mapping[str, Any] | None = None,
+    optimizer: str | Component | None = None,
+    lora: int | Mapping[str, Any] | LoraConfig | None = None,
+    parallel: Literal["ddp", "fsdp"] | Parallel | None = None,
     data: str | Path | Corpus | Sequence[str | Path] | Batches | None = None,
     tokenizer: int | str | Path | Tokenizer | FastTokenizer | None = None,
     steps: int | None = None,
@@ -79,6 +82,9 @@ def train(
         weighting: Weights of the loss: a name, a `gidd.component`, or a `Weighting`.
         objective: What is minimised: a name or a `gidd.component`; or settings of all objectives,
             such as `{"eps": 1e-3}`.
+        optimizer: A name, e.g. "muon", or a `gidd.component`.
+        lora: Rank of LoRA adapters, which alone are trained, or `{"rank": 16, "alpha": 8}`.
+        parallel: "fsdp" shards the model, also `FSDP(shard_size=8)`; "ddp" replicates it.
         data: A folder written by `gidd data prepare`; corpora, files or URLs; a `Corpus`; or an
             iterable of batches of tokens, or of pairs (tokens, given), which needs a `tokenizer`.
         tokenizer: As for `gidd data prepare`, or an object; a number trains one of that size.
@@ -90,8 +96,7 @@ def train(
         quiet: Print nothing.
         **settings: Fields of `DataConfig`, `OptimConfig`, `TrainConfig` and `Diffusion`, e.g.
             `length=64, learning_rate=1e-3, global_batch=32, seed=1`; with their group if two groups
-            have the name: `optim={"eps": 1e-8}`. Also `lora=16` or `lora={"rank": 16, "alpha": 8}`,
-            and `parallel="fsdp"` or `parallel=FSDP(shard_size=8)`.
+            have the name: `optim={"eps": 1e-8}`.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         near = get_close_matches(preset, PRESETS, 1, 0.3)
@@ -107,12 +112,15 @@ def train(
         noise=_component(schedule, base.objective.noise),
         weighting=_component(weighting, base.objective.weighting),
     )
-    if isinstance(objective, Mapping):
-        settings |= {"objective": objective}
+    groups = {"objective": objective, "lora": lora, "parallel": parallel}
+    if loss is not None:
+        del groups["objective"]
+    settings |= {name: value for name, value in groups.items() if value is not None}
     run = replace(
         _with_steps(base, steps),
         backbone=_component(model, base.backbone),
         objective=diffusion,
+        optimizer=_component(optimizer, base.optimizer),
         init_from=None if init_from is None else str(init_from),
     )
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -216,6 +216,10 @@ class RunConfig:
     objective: Diffusion | Autoregressive = field(default_factory=Diffusion)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    optimizer: Component = field(
+        default_factory=lambda: component("optimizer", "adamw"),
+        metadata={COMPONENT_KIND: "optimizer", ADDED_LATER: True},
+    )
     train: TrainConfig
     lora: LoraConfig = field(default_factory=LoraConfig)
     init_from: str | None = None
@@ -227,6 +231,7 @@ class RunConfig:
         """Raise one `ConfigError` that lists all problems."""
         groups = (self.data, self.optim, self.train, self.objective, self.lora)
         problems = [problem for group in groups for problem in group.problems()]
+        problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()
         if self.data.packing and isinstance(self.objective, Autoregressive):
             problems.append(

@@ -82,7 +82,7 @@ def training_loop(
     # discarded: out-of-memory and compile errors surface now
     scale = _scale(run, world, state, batch)
     _forward(run, world, state, batch.split(config.accumulate)[0], scale).loss.backward()
-    state.optimizer.zero_grad(set_to_none=True)
+    state.zero_grad()
 
     unread: deque[Gradients] = deque()
     while state.step < config.steps:
@@ -198,16 +198,21 @@ def gradients(
 def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
     """Take an optimiser step, unless this or an earlier step diverged; return the learning rate."""
     learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
-    for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate
-    if found.stats.norm.device.type == "mps":
-        found.read()  # raises before the update: AdamW on Apple GPUs ignores `found_inf`
+    # fused optimizers, as `torch.amp.GradScaler` knows them; on Apple GPUs they ignore `found_inf`
+    can_skip = found.stats.norm.device.type != "mps" and all(
+        getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in state.optimizers
+    )
+    if not can_skip:
+        found.read()  # waits for the device, and raises before the update
     invalid, before = found.are_invalid, state.has_diverged
     state.has_diverged = invalid if before is None else torch.maximum(invalid, before)
-    # read by fused AdamW on the device: if it is 1.0, weights, moments and counters do not change
-    state.optimizer.found_inf = state.has_diverged  # pyright: ignore[reportAttributeAccessIssue]
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        if can_skip:  # read on the device: if it is 1.0, weights and state do not change
+            optimizer.found_inf = state.has_diverged  # pyright: ignore[reportAttributeAccessIssue]
+        optimizer.step()
+    state.zero_grad()
     if state.ema:
         state.ema.update(state.objective.named_parameters())
     state.step += 1

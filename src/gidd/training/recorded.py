@@ -14,7 +14,8 @@ from gidd.training.config import RunConfig
 _REPORTS = ("report_every", "evaluate_every", "evaluate_samples", "generate_samples")
 _SAVES = ("save_every", "max_steps_ahead_of_save", "keep", "keep_every")
 _TRAIN = ("steps", "accumulate", "compile", *_REPORTS, *_SAVES)
-_OPTIM = ("learning_rate", "warmup", "final_lr_ratio", "max_grad_norm")
+_RATES = ("learning_rate", "warmup", "lr_schedule", "decay_ratio", "final_lr_ratio")
+_OPTIM = (*_RATES, "max_grad_norm")
 """To recover a run that has diverged."""
 
 MAY_CHANGE_ON_RESUME = frozenset(

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from gidd.errors import ConfigError
 from gidd.training.objective import Objective
+
+_ADAMW = {"exp_avg": "mean.{}", "exp_avg_sq": "square.{}"}
+"""Names of the tensors of AdamW in a checkpoint; its counters are the number of steps."""
 
 
 @final
@@ -26,7 +35,9 @@ class TrainState:
     module: nn.Module
     """The callable objective: itself, or its DDP wrapper."""
 
-    optimizer: torch.optim.AdamW
+    optimizers: tuple[Optimizer, ...]
+    """Each with its own parameters."""
+
     ema: EMA | None = None
     step: int = 0
     """Completed optimiser steps."""
@@ -67,27 +78,66 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, not copied: filling them restores the run."""
-        tensors: dict[str, Tensor] = {}
+        tensors, saved = dict[str, Tensor](), self._optimizer_entries()
         for name, parameter in self.objective.named_parameters():
             tensors[f"model.{name}"] = parameter.detach()
-            if moments := self.optimizer.state.get(parameter):  # frozen ones have none
-                tensors[f"mean.{name}"] = moments["exp_avg"]
-                tensors[f"square.{name}"] = moments["exp_avg_sq"]
+            found = saved.get(name, {}).items()  # frozen parameters have none
+            tensors |= {key: value for key, value in found if isinstance(value, Tensor)}
         if self.ema:
             tensors |= {f"ema.{name}": value for name, value in self.ema.values.items()}
         return tensors
 
+    def zero_grad(self) -> None:
+        """Free all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _optimizer_entries(self) -> dict[str, dict[str, Any]]:
+        """Return the state of optimizers, not copied: by parameter, then by name in a checkpoint.
+
+        An optimizer that allocates its state in its first step does so now.
+        """
+        adamw = {p for each in self.optimizers if isinstance(each, AdamW) for p in each.state}
+        entries: dict[str, dict[str, Any]] = {}
+        state = self._optimizer_state()["state"]
+        for name, parameter in self.objective.named_parameters():
+            entries[name] = own = {}
+            for key, value in state.get(name, {}).items():
+                if parameter in adamw:
+                    own |= {_ADAMW[key].format(name): value} if key in _ADAMW else {}
+                elif isinstance(value, Tensor | int | float):
+                    own[f"optim.{name}.{key}"] = value
+                else:
+                    raise ConfigError(
+                        f"optimizer must have a state of tensors and numbers, got {key} of type "
+                        f"{type(value).__name__}. It cannot be saved."
+                    )
+        return entries
+
+    def _optimizer_state(self) -> dict[str, dict[str, dict[str, Any]]]:
+        return cast(Any, get_optimizer_state_dict(self.objective, self.optimizers))
+
     def record(self) -> dict[str, Any]:
         """Return everything else as JSON-serialisable values."""
         source = {} if self.source is None else {"init_from": self.source}
-        return {"step": self.step, "pending": self.pending} | source
+        found = [own.items() for own in self._optimizer_entries().values()]
+        numbers = {k: v for own in found for k, v in own if not isinstance(v, Tensor)}
+        optimizer = {"optimizer": numbers} if numbers else {}
+        return {"step": self.step, "pending": self.pending} | optimizer | source
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Load a record after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         self.source, self.has_diverged = record.get("init_from"), None
-        for moments in self.optimizer.state.values():
-            moments["step"].fill_(self.step)
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, AdamW):
+                for moments in optimizer.state.values():
+                    moments["step"].fill_(self.step)
+        if numbers := record.get("optimizer"):
+            state = self._optimizer_state()
+            for name, entries in state["state"].items():
+                entries |= {k: numbers.get(f"optim.{name}.{k}", v) for k, v in entries.items()}
+            set_optimizer_state_dict(self.objective, self.optimizers, cast(Any, state))
         if self.ema:
             self.ema.updates = self.step
 

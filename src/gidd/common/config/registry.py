@@ -59,6 +59,7 @@ KINDS: dict[str, Kind] = {
     "backbone": Kind("gidd.models.backbones", "COMPONENTS", None, ("vocab_size", "max_length")),
     "corpus": Kind("gidd.data.corpora", "CORPORA", "Corpus"),
     "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("model", "noisy")),
+    "optimizer": Kind("gidd.training.optimizers", "COMPONENTS", None, ("network", "optim")),
 }
 """Kinds of components by name."""
 
@@ -86,8 +87,8 @@ def register(kind: str, name: str) -> Callable[[_T], _T]:
     """Return a decorator that makes a class or function a component, known by `name`.
 
     Args:
-        kind: "schedule", "curve", "amount", "weighting", "step", "corrector", "backbone", "corpus"
-            or "objective". docs/extending.md says what a component of each kind must be.
+        kind: One of `KINDS`, e.g. "weighting". docs/extending.md says what a component of each kind
+            must be.
         name: Lower-case letters, digits, hyphens and underscores. Registering a name again replaces
             the component if its module is the same, as when a cell of a notebook is run again.
     """
