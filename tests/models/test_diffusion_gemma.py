@@ -3,6 +3,7 @@
 tests/golden/foreign/diffusion_gemma holds a toy checkpoint with outputs of that class.
 """
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -145,6 +146,13 @@ def test_a_step_encodes_nothing_while_the_prompt_is_the_same(toy, golden, monkey
     network._prompts = {}
     torch.testing.assert_close(network.hidden(longer, t), block, atol=0, rtol=0)
     torch.testing.assert_close(block[:, : len(prompt) + CANVAS], states, atol=0, rtol=0)
+    monkeypatch.undo()
+    network.hidden(longer, t)  # kept in float32: neither for autocast nor for a copy in bf16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = network.hidden(longer, t)
+    copied = copy.deepcopy(network).bfloat16().hidden(longer, t)
+    for other in (rough, copied):
+        assert other.dtype == torch.float32 and not torch.equal(other, block)
 
 
 @pytest.mark.slow

@@ -87,8 +87,9 @@ class DiffusionGemma(nn.Module):
         self.config = config
         self.self_conditioning = False
         """Whether a second pass of the decoder reads the logits of the first."""
-        self._prompts: dict[bytes, tuple[Any, list[Tensor]]] = {}
-        """Keys and values, and hidden states, of sequences before a last canvas, by their bytes."""
+        self._prompts: dict[tuple[object, ...], tuple[Any, list[Tensor]]] = {}
+        """Keys and values, and hidden states, of sequences before a last canvas; a key is how they
+        were computed, and the bytes of the sequence."""
         library = require_transformers()
         settings = {n: v for n, v in config.text_config.items() if n not in _NOT_SETTINGS}
         full = library.DiffusionGemmaConfig(text_config=settings)
@@ -165,8 +166,10 @@ class DiffusionGemma(nn.Module):
         """Decode all canvases of a sequence that follow the longest beginning that is kept."""
         size, bos_id = self.config.canvas_length, self.config.bos_id
         starts = [0, *range((len(z) - 1) % size + 1, len(z), size)]
-        numbers = z.cpu().numpy()
-        keys = [numbers[:start].tobytes() for start in starts]
+        numbers, weight = z.cpu().numpy(), self.head.weight
+        autocast = torch.is_autocast_enabled(weight.device.type)
+        how = weight.dtype, weight.device, autocast, self.self_conditioning
+        keys = [(*how, numbers[:start].tobytes()) for start in starts]
         kept, last = self._prompts, len(starts) - 1
         first = next((i for i in range(last, -1, -1) if keys[i] in kept), 0)
         if keys[first] in kept:
