@@ -1,5 +1,9 @@
 """Coroutines over a session: they share forward passes, and fail alone."""
 
+import asyncio
+import threading
+import time
+
 import pytest
 import torch
 from support.counting_network import CountingNetwork
@@ -17,9 +21,10 @@ from gidd.sampling import (
     blanks,
     prompt,
     run_job,
+    run_jobs,
     sampling_plan,
 )
-from gidd.sampling.jobs import sample_blocks
+from gidd.sampling.jobs import block_requests, gather, sample_blocks
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(17, mask_id=16)
@@ -42,30 +47,26 @@ async def twice(jobs: Jobs, session: Session, index: int) -> tuple[int, ...]:
     return second.tokens
 
 
-def run_all(jobs: Jobs) -> None:
-    while jobs.pending:
-        jobs.step()
-
-
 def test_jobs_share_forward_passes_and_have_the_results_they_have_alone():
     network = CountingNetwork(MODEL)
     session = Session(network, SCHEDULE, batch_size=4, pad_to_multiple_of=8, max_length=32)
-    alone = [run_job(lambda jobs, i=i: twice(jobs, session, i)) for i in range(4)]
+    functions = [lambda jobs, i=i: twice(jobs, session, i) for i in range(4)]
+    alone = [run_job(function) for function in functions]
     assert network.forward_passes == 4 * 8
     network.forward_passes = 0
-    jobs = Jobs()
-    started = [jobs.start(twice(jobs, session, i)) for i in range(4)]
-    run_all(jobs)
-    assert [job.result() for job in started] == alone and network.forward_passes == 8
-    gathered = run_job(lambda jobs: jobs.gather(twice(jobs, session, i) for i in range(4)))
-    assert gathered == alone
+    assert run_jobs(functions) == alone and network.forward_passes == 8
+    network.forward_passes = 0
+    assert run_job(lambda jobs: gather(job(jobs) for job in functions)) == alone
+    assert network.forward_passes == 8
 
 
 def test_a_job_that_fails_does_not_disturb_others():
     session = Session(MODEL, SCHEDULE, batch_size=4, max_length=32)
 
-    async def fails(jobs: Jobs, tokens) -> None:
-        await jobs.sample(session, [request(0), request(1, tokens)])
+    async def fails(jobs: Jobs) -> str:
+        with pytest.raises(DataError, match=r"token ids must be in \[0, 17\)"):
+            await jobs.sample(session, [request(0), request(1, (99,))])
+        return "refused"
 
     async def recovers(jobs: Jobs) -> str:
         try:
@@ -74,27 +75,85 @@ def test_a_job_that_fails_does_not_disturb_others():
             return str(error)
         return ""
 
-    jobs = Jobs()
-    good = jobs.start(twice(jobs, session, 3))
-    refused = jobs.start(fails(jobs, (99,)))
-    limited = jobs.start(recovers(jobs))
-    run_all(jobs)
-    assert isinstance(refused.error, DataError)
-    with pytest.raises(DataError, match=r"token ids must be in \[0, 17\)"):
-        refused.result()
-    assert "1 forward_passes" in limited.result()
-    assert good.result() == run_job(lambda jobs: twice(jobs, session, 3))
+    good, refused, limited = run_jobs([lambda jobs: twice(jobs, session, 3), fails, recovers])
+    assert refused == "refused" and "1 forward_passes" in limited
+    assert good == run_job(lambda jobs: twice(jobs, session, 3))
 
 
 def test_a_job_that_is_cancelled_makes_no_further_step():
     network = CountingNetwork(MODEL)
     session = Session(network, SCHEDULE)
-    jobs = Jobs()
-    job = jobs.start(twice(jobs, session, 0))
-    jobs.step()
-    job.cancel()
-    run_all(jobs)
-    assert job.is_done and network.forward_passes == 1
+
+    async def cancels(jobs: Jobs) -> None:
+        task = asyncio.ensure_future(twice(jobs, session, 0))
+        while not network.forward_passes:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not jobs._calls and all(one.pending == 0 for one in jobs._sessions.values())
+
+    run_job(cancels)
+    assert network.forward_passes == 1
+
+
+def test_a_job_may_await_anything():
+    session = Session(MODEL, SCHEDULE)
+
+    async def waits(jobs: Jobs) -> tuple[int, ...]:
+        await asyncio.sleep(0.002)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, lambda: None)
+        return await twice(jobs, session, 0)
+
+    expected = run_job(lambda jobs: twice(jobs, session, 0))
+    assert run_jobs([waits, waits]) == [expected] * 2
+
+
+def test_jobs_run_inside_a_running_event_loop():
+    session = Session(MODEL, SCHEDULE)
+
+    async def cell() -> tuple[int, ...]:  # as in a notebook
+        return run_job(lambda jobs: twice(jobs, session, 0))
+
+    assert asyncio.run(cell()) == run_job(lambda jobs: twice(jobs, session, 0))
+
+
+def test_another_thread_may_step():
+    session, jobs, stop = Session(MODEL, SCHEDULE, batch_size=2), Jobs(), threading.Event()
+
+    def step() -> None:
+        while not stop.is_set():
+            for session in jobs.pending:
+                jobs.report(session.step())
+            time.sleep(0.0001)
+
+    async def serve() -> list[tuple[int, ...]]:
+        return await gather(twice(jobs, session, i) for i in range(20))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        found = asyncio.run(serve())
+    finally:
+        stop.set()
+        thread.join()
+    assert found == run_jobs([lambda jobs, i=i: twice(jobs, session, i) for i in range(20)])
+
+
+def test_an_error_of_on_step_ends_its_job():
+    session = Session(MODEL, SCHEDULE)
+
+    def refuse(events) -> None:
+        raise ConfigError("not printed")
+
+    async def watched(jobs: Jobs) -> str:
+        with pytest.raises(ConfigError, match="not printed"):
+            await jobs.sample(session, [request(0)], on_step=refuse)
+        return "ended"
+
+    other = lambda jobs: twice(jobs, session, 1)  # noqa: E731
+    assert run_jobs([watched, other]) == ["ended", run_job(other)]
 
 
 def test_the_first_error_ends_what_is_gathered():
@@ -104,8 +163,12 @@ def test_the_first_error_ends_what_is_gathered():
         await jobs.sample(session, [request(0)])
         raise ConfigError("no")
 
+    network = CountingNetwork(MODEL)
+    long = Request(tokens=BLANKS, plan=sampling_plan(even_times(100), Threshold(fill=1.0)))
+    slow = Session(network, SCHEDULE)
     with pytest.raises(ConfigError, match="no"):
-        run_job(lambda jobs: jobs.gather([fails(jobs), twice(jobs, session, 1)]))
+        run_job(lambda jobs: gather([jobs.sample(slow, [long], record_frames=True), fails(jobs)]))
+    assert network.forward_passes < 10
 
 
 def test_events_go_to_those_who_asked():
@@ -119,18 +182,23 @@ def test_events_go_to_those_who_asked():
         await jobs.sample(session, [request(index)], on_step=watch(name))
         await jobs.sample(session, [request(9)])
 
-    run_job(lambda jobs: jobs.gather([job(jobs, "a", 0), job(jobs, "b", 1)]))
+    run_job(lambda jobs: gather([job(jobs, "a", 0), job(jobs, "b", 1)]))
     assert seen == {"a": {0}, "b": {1}}
 
 
 def test_blocks_are_sampled_from_left_to_right():
     session, parts = Session(MODEL, SCHEDULE), []
     given = prompt(11, (1, 2))
-    sample = run_job(
-        lambda jobs: sample_blocks(jobs, session, request(0, given), 4, on_tokens=parts.append)
-    )
-    assert [len(part) for part in parts] == [6, 4, 1]
-    assert sum(parts, ()) == sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
+    sample = run_job(lambda jobs: sample_blocks(jobs, session, request(0, given), 4))
+    assert sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
+    blocks = block_requests(request(0, given), 4)
+    block = next(blocks)
+    with pytest.raises(StopIteration) as stop:
+        while True:
+            parts.append(block)
+            block = blocks.send(*session.sample([block]))
+    assert [len(part.tokens) for part in parts] == [6, 10, 11]
+    assert stop.value.value == sample
     assert sample.forward_passes == 4 + 4 + 1 and len(sample.tokens) == 11
     # a block is what a request for it alone gives, with what is before it
     (again,) = session.sample([request(0, prompt(10, sample.tokens[:6]))])
@@ -150,9 +218,8 @@ def test_no_block_follows_a_stop_token():
     stop = whole.tokens[4]
     first = whole.tokens.index(stop)
     stopped = Request(tokens=blanks(12), plan=PLAN, stop=(stop,))
-    parts: list[tuple[int, ...]] = []
-    sample = run_job(lambda jobs: sample_blocks(jobs, session, stopped, 3, on_tokens=parts.append))
-    assert sample.text == whole.tokens[:first] == sum(parts, ())
+    sample = run_job(lambda jobs: sample_blocks(jobs, session, stopped, 3))
+    assert sample.text == whole.tokens[:first]
     assert len(sample.tokens) == 3 * (first // 3 + 1) < 12
     assert torch.tensor(sample.protected).logical_not().all()
 
@@ -163,7 +230,7 @@ def test_many_block_wise_samples_share_forward_passes():
 
     async def blocks(jobs: Jobs) -> list[tuple[int, ...]]:
         coroutines = (sample_blocks(jobs, session, request(i, blanks(8)), 4) for i in range(4))
-        return [sample.tokens for sample in await jobs.gather(coroutines)]
+        return [sample.tokens for sample in await gather(coroutines)]
 
     together = run_job(blocks)
     assert network.forward_passes == 8

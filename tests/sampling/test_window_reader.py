@@ -1,5 +1,7 @@
 """Windows of several jobs share forward passes, a few at a time, and one that fails fails alone."""
 
+import asyncio
+
 import pytest
 import torch
 from support.sampling_worlds import random_denoiser
@@ -7,7 +9,7 @@ from support.sampling_worlds import random_denoiser
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import CheckpointError, DataError
 from gidd.pipeline.noise_level import estimate_noise
-from gidd.sampling import Jobs, Session, ban, run_job
+from gidd.sampling import Jobs, Session, ban, run_job, run_jobs
 from gidd.sampling.windows import PASSES_AT_ONCE, PosteriorPass, WindowReader, WindowTokens
 from gidd.vocab import Vocab
 
@@ -52,15 +54,6 @@ def read(windows: WindowReader, items, t: float = 0.1) -> list:
     return run_job(lambda jobs: windows.read(jobs, [(item, t) for item in items], x_theta))
 
 
-def run_together(*functions) -> list:
-    """Start all jobs, then step them to their ends."""
-    jobs = Jobs()
-    started = [jobs.start(function(jobs)) for function in functions]
-    while jobs.pending:
-        jobs.step()
-    return started
-
-
 def are_equal(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -92,12 +85,12 @@ def test_jobs_share_forward_passes_and_get_the_same_values():
         )
 
     together, apart = reader(4), reader(4)
-    for own, other in zip(run_together(*jobs_of(together)), jobs_of(apart), strict=True):
-        assert all(map(are_equal, own.result(), run_job(other)))
+    for own, other in zip(run_jobs(jobs_of(together)), jobs_of(apart), strict=True):
+        assert all(map(are_equal, own, run_job(other)))
     assert together.session.network.shapes == [(4, 16)] * 3
     few = [lambda jobs, k=k: together.read(jobs, [(texts[0][k], 0.1)], x_theta) for k in range(4)]
     together.session.network.shapes.clear()
-    run_together(*few)
+    run_jobs(few)
     assert together.session.network.shapes == [(4, 16)]  # one by one, four
 
 
@@ -130,14 +123,18 @@ def test_few_windows_are_pending_and_forward_passes_are_full(rows):
 
 def test_tickets_that_are_pending_are_bounded():
     windows, most = reader(2), 0
-    jobs = Jobs()
     items = ((window(8, k), 0.1) for k in range(100))
-    job = jobs.start(windows.read(jobs, items, x_theta))
-    while not job.is_done:
-        most = max(most, *(one.pending for one in jobs._sessions.values()))
-        jobs.step()
+
+    async def job(jobs: Jobs) -> list:
+        nonlocal most
+        task = asyncio.ensure_future(windows.read(jobs, items, x_theta))
+        while not task.done():
+            await asyncio.sleep(0)
+            most = max(most, *(one.pending for one in jobs._sessions.values()), 0)
+        return await task
+
+    assert len(run_job(job)) == 100
     assert most == 2 * PASSES_AT_ONCE
-    assert len(job.result()) == 100
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -173,21 +170,18 @@ def test_a_job_that_fails_does_not_disturb_others(rows):
 
     items = ([(w, 0.1) for w in each] for each in (good, damaged, good, unknown, good))
     functions = (x_theta, x_theta, fail, x_theta, x_theta)
-    first, nan, raises, refused, last = run_together(
-        *(
-            lambda jobs, own=own, function=function: windows.read(jobs, own, function)
-            for own, function in zip(items, functions, strict=True)
-        )
-    )
+
+    async def read_all(jobs: Jobs) -> list:
+        pairs = zip(items, functions, strict=True)
+        reads = [windows.read(jobs, own, function) for own, function in pairs]
+        return await asyncio.gather(*reads, return_exceptions=True)
+
+    first, nan, raises, refused, last = run_job(read_all)
     expected = read(reader(rows), good)
-    assert all(map(are_equal, first.result(), expected))
-    assert all(map(are_equal, last.result(), expected))
-    with pytest.raises(CheckpointError, match="not finite"):
-        nan.result()
-    with pytest.raises(ZeroDivisionError):
-        raises.result()
-    with pytest.raises(DataError, match="token ids must be in"):
-        refused.result()
+    assert all(map(are_equal, first, expected)) and all(map(are_equal, last, expected))
+    assert isinstance(nan, CheckpointError) and "not finite" in str(nan)
+    assert isinstance(raises, ZeroDivisionError)
+    assert isinstance(refused, DataError) and "token ids must be in" in str(refused)
 
 
 @pytest.mark.slow
@@ -198,7 +192,7 @@ def test_noise_levels_are_estimated_together():
         return [lambda jobs, cut=cut: estimate_noise(jobs, windows, cut) for cut in documents]
 
     together, apart = reader(8), reader(8)
-    found = [job.result() for job in run_together(*estimates(together))]
+    found = run_jobs(estimates(together))
     assert found == [run_job(estimate) for estimate in estimates(apart)]
     ideal = -(-sum(level.forward_passes for level in found) // 8)
     assert len(together.session.network.shapes) <= ideal + 4 < len(apart.session.network.shapes)

@@ -33,7 +33,7 @@ from gidd.sampling import (
     corrector_plan,
     no_op,
 )
-from gidd.sampling.jobs import sample_blocks
+from gidd.sampling.jobs import block_requests, gather, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ async def run_requests(
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
         recorded["block_length"] = block_length
-        samples = await jobs.gather(
+        samples = await gather(
             sample_blocks(
                 jobs,
                 session,
@@ -279,30 +279,25 @@ def stream_text(
     The first piece begins with the prompt. A character whose bytes end in the next block is held
     back until then, and so is what may be the beginning of a stop string.
     """
-    jobs, tokens, shown, first = Jobs(), list[int](), "", request.first_blank
-    is_end = stop_finder(token_texts, request, stop)
-    blocks = sample_blocks(
-        jobs, session, request, block_length, on_tokens=tokens.extend, is_end=is_end
-    )
-    job = jobs.start(blocks)
-    try:
-        while True:
-            texts = token_texts(tokens)
-            text = "".join(texts[first:])
-            text = text[: end_of_text(text, stop)]
-            if not job.is_done:
-                text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
-            complete = "".join(texts[:first]) + text
-            if len(complete) > len(shown):
-                yield complete[len(shown) :]
-                shown = complete
-            if job.is_done:
-                job.result()  # raises the error of a job that failed
-                return
-            jobs.step()
-    finally:
-        if not job.is_done:
-            job.cancel()
+    shown, first = "", request.first_blank
+    blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
+    block = next(blocks, None)
+    while block is not None:
+        (sample,) = session.sample([block])
+        tokens = block.truncate_at_stop(sample.tokens)
+        try:
+            block = blocks.send(sample)
+        except StopIteration:
+            block = None
+        texts = token_texts(tokens)
+        text = "".join(texts[first:])
+        text = text[: end_of_text(text, stop)]
+        if block is not None:
+            text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
+        complete = "".join(texts[:first]) + text
+        if len(complete) > len(shown):
+            yield complete[len(shown) :]
+            shown = complete
 
 
 async def score_tokens(

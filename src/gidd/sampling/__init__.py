@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gidd.sampling.guidance import Guidance as Guidance
     from gidd.sampling.jobs import (
         Jobs as Jobs,
-        StartedJob as StartedJob,
         run_job as run_job,
         run_jobs as run_jobs,
     )

@@ -1,27 +1,27 @@
-"""Jobs: coroutines that sample, evaluate the samples, and sample again.
+"""Jobs: coroutines that await samples; those that wait at the same time share forward passes.
 
-    async def job(jobs: Jobs) -> Sample:
+    async def correct_draft(jobs: Jobs) -> Sample:
         (draft,) = await jobs.sample(session, [request])
         (final,) = await jobs.sample(session, [correction_of(draft)])
         return final
 
-    jobs = Jobs()
-    tasks = [jobs.start(job(jobs)) for _ in range(8)]
-    while jobs.pending:
-        jobs.step()
-    results = [task.result() for task in tasks]
+    finals = run_jobs([correct_draft] * 8)
 
-Jobs that run at the same time share sessions, and so forward passes.
+They are ordinary coroutines of `asyncio`, which may await anything else as well.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar, final
+from threading import Lock
+from typing import Any, Final, TypeVar, final
 
-from gidd.errors import ConfigError, GiddError
+from gidd.errors import ConfigError
 from gidd.sampling.request import Edit, Limits, Request, Sample
 from gidd.sampling.session import OnStep, Session
 from gidd.sampling.ticket import Event, Ticket
@@ -31,120 +31,73 @@ _T = TypeVar("_T")
 JOBS_AT_ONCE: Final = 64
 """Jobs in progress: enough to fill forward passes; the others have not begun."""
 
-OnTokens = Callable[[tuple[int, ...]], None]
-"""Called with the tokens of a finished block, and the given tokens before it."""
+_TURNS = 8
+"""Turns of the event loop between two steps: jobs go on to the next samples that they await."""
 
 _NO_LIMITS = Limits()
 
 
 @final
-class _Samples:
-    """What a job waits for: the samples of some requests."""
+class _Call:
+    """A call of `Jobs.sample`: its requests, and the future that it awaits."""
 
-    def __init__(self, session: Session, tickets: list[Ticket]) -> None:
-        self.session, self.tickets = session, tickets
+    def __init__(self, number: int, on_step: OnStep | None) -> None:
+        self._left, self._on_step = number, on_step
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
 
-    def __await__(self) -> Generator[_Samples, None, list[Sample]]:
-        yield self
-        return [ticket.sample for ticket in self.tickets if ticket.sample is not None]
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the first request that failed did so."""
-        return next((ticket.error for ticket in self.tickets if ticket.error is not None), None)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job can continue: with all samples, or with an error."""
-        return self.error is not None or all(ticket.is_done for ticket in self.tickets)
-
-    def cancel(self) -> None:
-        """End the requests that are not done."""
-        for ticket in self.tickets:
-            if not ticket.is_done:
-                self.session.cancel(ticket)
-
-
-@final
-class StartedJob(Generic[_T]):
-    """A job that was started."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        self._coroutine = coroutine
-        self._waits: _Samples | StartedJob[Any] | None = None
-        self._result: list[_T] = []
-        self.error: BaseException | None = None
-        """Why it failed, if it did."""
-        self.is_cancelled = False
-
-    def __await__(self) -> Generator[StartedJob[_T], None, _T]:
-        yield self
-        return self.result()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has ended: with a result, with an error, or cancelled."""
-        return self.is_cancelled or self.error is not None or bool(self._result)
-
-    def result(self) -> _T:
-        """Return the result of a job that has ended; raise its error if it failed."""
-        if self.error is not None:
-            raise self.error
-        if not self._result:
-            raise GiddError("the job was cancelled and has no result.")
-        return self._result[0]
-
-    def cancel(self) -> None:
-        """End the job and its requests."""
-        self.is_cancelled = True
-        if self._waits is not None:
-            self._waits.cancel()
-        self._coroutine.close()
-
-    def go_on(self) -> None:
-        """Run the job up to the next samples that are not there yet."""
-        while not self.is_done and (self._waits is None or self._waits.is_done):
-            error = None if self._waits is None else self._waits.error
+    def report(self, events: Sequence[Event]) -> None:
+        """Take the events of one step; called by the thread that steps."""
+        error = next((event.error for event in events if event.error is not None), None)
+        self._left -= sum(event.sample is not None for event in events)
+        if self._on_step is not None:
             try:
-                if self._waits is not None and error is not None:
-                    self._waits.cancel()
-                    self._waits = self._coroutine.throw(error)
-                else:
-                    self._waits = self._coroutine.send(None)
-            except StopIteration as stop:
-                self._result.append(stop.value)
+                self._on_step(events)
             except Exception as failure:
-                self.error = failure
+                error = error or failure
+        if error is not None or not self._left:
+            with suppress(RuntimeError):  # the loop is closed: nobody awaits it
+                self._loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
 
 
 @final
 class Jobs:
-    """Jobs in progress, and a session for each network that they use."""
+    """What jobs sample with: a session for each network that they use.
+
+    `sample` is awaited in an event loop. Another thread may step the sessions:
+
+        for session in jobs.pending:
+            jobs.report(session.step())
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[Session, Session] = {}
-        self._started: list[StartedJob[Any]] = []
-        self._watched: dict[Ticket, OnStep] = {}
+        self._calls: dict[Ticket, _Call] = {}
+        self._lock = Lock()
+        """Held while requests are submitted, so that `report` knows their calls."""
 
     @property
-    def pending(self) -> int:
-        """Number of jobs that have not ended."""
-        return sum(not job.is_done for job in self._started)
+    def pending(self) -> list[Session]:
+        """Sessions with requests that are not done."""
+        return [session for session in list(self._sessions.values()) if session.pending]
 
-    def start(self, coroutine: Coroutine[Any, Any, _T]) -> StartedJob[_T]:
-        """Start a job: it runs up to the first samples it waits for."""
-        started = StartedJob(coroutine)
-        self._started.append(started)
-        started.go_on()
-        return started
-
-    def step(self) -> None:
-        """Make one step of each session, and continue the jobs whose samples are complete."""
-        for session in self._sessions.values():
-            self._report(session.step())
-        for job in reversed(self._started):  # a job starts before the jobs that it awaits
-            job.go_on()
-        self._started = [job for job in self._started if not job.is_done]
+    def report(self, events: Sequence[Event]) -> None:
+        """Tell jobs what a step of a session has done; called by the thread that steps."""
+        by_call: dict[_Call, list[Event]] = {}
+        with self._lock:
+            for event in events:
+                if (call := self._calls.get(event.ticket)) is not None:
+                    by_call.setdefault(call, []).append(event)
+        for call, own in by_call.items():
+            call.report(own)
 
     async def sample(
         self,
@@ -160,43 +113,35 @@ class Jobs:
         All jobs with the same session share a new one like it. `on_step` is called with the events
         of these requests.
         """
-        if session not in self._sessions:
-            self._sessions[session] = session.new()
+        if not requests:
+            return []
+        call, tickets = _Call(len(requests), on_step), list[Ticket]()
+        with self._lock:
+            if session not in self._sessions:
+                self._sessions[session] = session.new()
         shared = self._sessions[session]
-        found = _Samples(shared, [])
         try:
-            for request in requests:
-                ticket = shared.submit(request, limits, record_frames=record_frames)
-                found.tickets.append(ticket)
-        except Exception:
-            found.cancel()
-            raise
-        if on_step is not None:
-            self._watched |= dict.fromkeys(found.tickets, on_step)
-        return await found
-
-    async def gather(self, coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-        """Run several jobs at once; the first that fails raises, and ends the others."""
-        started = [self.start(coroutine) for coroutine in coroutines]
-        try:
-            return [await job for job in started]
+            with self._lock:
+                for request in requests:
+                    ticket = shared.submit(request, limits, record_frames=record_frames)
+                    tickets.append(ticket)
+                    self._calls[ticket] = call
+            await call.future
         finally:
-            for job in started:
-                if not job.is_done:
-                    job.cancel()
+            for ticket in tickets:
+                shared.cancel(ticket)
+                del self._calls[ticket]
+        return [ticket.sample for ticket in tickets if ticket.sample is not None]
 
-    def _report(self, events: Sequence[Event]) -> None:
-        """Call each `on_step` with its events."""
-        by_callback: dict[OnStep, list[Event]] = {}
-        for event in events:
-            if (on_step := self._watched.get(event.ticket)) is not None:
-                by_callback.setdefault(on_step, []).append(event)
-                if event.ticket.is_done:
-                    del self._watched[event.ticket]
-        if len(self._watched) > sum(session.pending for session in self._sessions.values()):
-            self._watched = {t: f for t, f in self._watched.items() if not t.is_done}  # cancelled
-        for on_step, own in by_callback.items():
-            on_step(own)
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run several jobs at once; the first that fails raises at once, and ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def run_job(job: Callable[[Jobs], Coroutine[Any, Any, _T]]) -> _T:
@@ -211,45 +156,49 @@ def run_jobs(
 
     The first that fails raises its error, and ends those that were not done.
     """
-    jobs, waiting = Jobs(), deque(functions)
-    started: list[StartedJob[_T]] = []
-    running: list[StartedJob[_T]] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                started.append(jobs.start(waiting.popleft()(jobs)))
-                running.append(started[-1])
-                _raise_errors(started[-1:])
-            jobs.step()
-            _raise_errors(running)
-            running = [job for job in running if not job.is_done]
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_run_all(functions, at_once))
+    with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
+        context = contextvars.copy_context()
+        return thread.submit(context.run, asyncio.run, _run_all(functions, at_once)).result()
+
+
+async def _run_all(
+    functions: Iterable[Callable[[Jobs], Coroutine[Any, Any, _T]]], at_once: int
+) -> list[_T]:
+    jobs, free = Jobs(), asyncio.Semaphore(at_once)
+
+    async def run(function: Callable[[Jobs], Coroutine[Any, Any, _T]]) -> _T:
+        async with free:
+            return await function(jobs)
+
+    results = asyncio.ensure_future(gather(run(function) for function in functions))
+    try:
+        while not results.done():
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            pending = jobs.pending
+            for session in pending:
+                jobs.report(session.step())
+            if not pending:  # jobs wait for something else
+                await asyncio.wait([results], timeout=0.001)
+        return results.result()
     finally:
-        for job in running:
-            job.cancel()
-    return [job.result() for job in started]
+        results.cancel()
 
 
-def _raise_errors(jobs: Iterable[StartedJob[Any]]) -> None:
-    for job in jobs:
-        if job.error is not None:
-            raise job.error
-
-
-async def sample_blocks(
-    jobs: Jobs,
-    session: Session,
+def block_requests(
     request: Request,
     block_length: int,
-    *,
-    on_step: OnStep | None = None,
-    on_tokens: OnTokens | None = None,
     is_end: Callable[[tuple[int, ...]], bool] | None = None,
-) -> Sample:
-    """Sample the blanks of a request in blocks, left to right, each with all steps of its plan.
+) -> Generator[Request, Sample, Sample]:
+    """Yield a request for each block, left to right, be sent its sample, and return the whole.
 
-    A finished block does not change. A block is conditioned on the tokens to its left only. After a
-    stop token, or tokens for which `is_end` is true, no other block is sampled, and the sequence is
-    shorter than requested.
+    Each block has all steps of the plan. A finished block does not change. A block is conditioned
+    on the tokens to its left only. After a stop token, or tokens for which `is_end` is true, there
+    is no other block, and the sequence is shorter than requested.
     """
     if request.protected is not None:
         raise ConfigError(
@@ -265,18 +214,32 @@ async def sample_blocks(
         start = next((i for i in blank if i >= len(tokens)), len(request.tokens))
         end = min(start + block_length, len(request.tokens))
         part = request.first(end)
-        given = replace(part, tokens=(*tokens, *request.tokens[len(tokens) : end]))
-        (sample,) = await jobs.sample(session, [given], on_step=on_step)
+        sample = yield replace(part, tokens=(*tokens, *request.tokens[len(tokens) : end]))
         edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
-        forward_passes, num_steps, done = (
-            forward_passes + sample.forward_passes,
-            num_steps + len(request.plan),
-            len(text),
-        )
+        forward_passes += sample.forward_passes
+        num_steps += len(request.plan)
         tokens, text = sample.tokens, part.truncate_at_stop(sample.tokens)
-        if on_tokens is not None:
-            on_tokens(text[done:])
         if is_end is not None and is_end(text):
             break
     protected = request.are_protected[: len(tokens)]
     return Sample(tokens, text, protected, forward_passes, tuple(edits))
+
+
+async def sample_blocks(
+    jobs: Jobs,
+    session: Session,
+    request: Request,
+    block_length: int,
+    *,
+    on_step: OnStep | None = None,
+    is_end: Callable[[tuple[int, ...]], bool] | None = None,
+) -> Sample:
+    """Sample the blanks of a request in blocks (see `block_requests`)."""
+    blocks = block_requests(request, block_length, is_end)
+    try:
+        block = next(blocks)
+        while True:
+            (sample,) = await jobs.sample(session, [block], on_step=on_step)
+            block = blocks.send(sample)
+    except StopIteration as stop:
+        return stop.value

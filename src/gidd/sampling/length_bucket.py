@@ -92,13 +92,6 @@ class LengthBucket:
             self._queue = [entry for entry in self._queue if entry[3] in self._waiting]
             heapq.heapify(self._queue)
 
-    @torch.no_grad()
-    def step(self) -> list[Event]:
-        """Fill free rows from the queue, and make the next step of every row."""
-        events = self._admit() + self._limit_forward_passes()
-        active = [row for row, ticket in enumerate(self._slots) if ticket is not None]
-        return events + self._advance(active) if active else events
-
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
         """Return the best state so far of an active sequence."""
         assert self._canvas is not None
@@ -116,8 +109,14 @@ class LengthBucket:
                     events.append(self._fail(row, limit_reached(ticket)))
         return events
 
-    def _admit(self) -> list[Event]:
-        """Fill free rows; return the ends of sequences that have no step to make."""
+    @property
+    def active(self) -> list[int]:
+        """Rows with a sequence."""
+        return [row for row, ticket in enumerate(self._slots) if ticket is not None]
+
+    @torch.no_grad()
+    def admit(self) -> list[Event]:
+        """Fill free rows from the queue; return the ends of sequences with no step to make."""
         free = [row for row, ticket in enumerate(self._slots) if ticket is None or ticket.is_done]
         for row in free:
             if (ticket := self._slots[row]) is not None:
@@ -129,7 +128,8 @@ class LengthBucket:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
                 tickets.append(ticket)
-        return self._start_or_fail(free[: len(tickets)], tickets) if tickets else []
+        events = self._start_or_fail(free[: len(tickets)], tickets) if tickets else []
+        return events + self._limit_forward_passes()
 
     def _start_or_fail(self, rows: list[int], tickets: list[Ticket]) -> list[Event]:
         """Start sequences; if that fails, one by one, so that only those that failed end."""
@@ -183,7 +183,8 @@ class LengthBucket:
             self._guidance.put(self._integers(rows), guidance)
         self._tokens[rows] = canvas.tokens.cpu().numpy()
 
-    def _advance(self, rows: list[int]) -> list[Event]:
+    @torch.no_grad()
+    def advance(self, rows: list[int]) -> list[Event]:
         """Step some rows; if that fails, one by one, so that only the rows that failed end."""
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
@@ -203,7 +204,7 @@ class LengthBucket:
                     break
         except Exception as error:
             if len(rows) > 1:
-                return [event for row in rows for event in self._advance([row])]
+                return [event for row in rows for event in self.advance([row])]
             return [self._fail(rows[0], error)]
         # twice the positions read in this step (None on a CPU)
         read = [2 * change.num_read for change in changes if change.num_read is not None]

@@ -236,9 +236,10 @@ class Session:
         self._receive()
         self._expire()
         if (bucket := self._next_bucket()) is not None:
-            events = bucket.step()
-            self._events += events
-            bucket.last_step = self._count(bucket, events)
+            self._events += bucket.admit()
+            if rows := bucket.active:
+                self._events += bucket.advance(rows)
+                bucket.last_step = self._count_step(bucket.length, len(rows))
         self.counters.seconds += time.perf_counter() - start
         with self._lock:
             events, self._events = self._events, []
@@ -347,12 +348,12 @@ class Session:
                 best, most = bucket, urgency
         return best
 
-    def _count(self, bucket: LengthBucket, events: Sequence[Event]) -> int:
-        """Count a step of a bucket; return the work done so far."""
+    def _count_step(self, length: int, num_rows: int) -> int:
+        """Count a step of some rows; return the work done so far."""
         self.counters.steps += 1
         self.counters.rows += self.batch_size
-        self.counters.used_rows += len(events)
-        self.counters.work += bucket.length * self.batch_size
+        self.counters.used_rows += num_rows
+        self.counters.work += length * self.batch_size
         return self.counters.work
 
     def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
