@@ -2,12 +2,11 @@
 
 python benchmarks/sampling_distributions.py --json                      # 10^5 samples, 40 minutes
 python benchmarks/sampling_distributions.py --json --num-samples 10000  # 4 minutes
-python benchmarks/sampling_distributions.py --json --table convergence  # 55 minutes
 
-Times are on one core. The source is a first-order Markov chain, V = 50, L = 64. `equal-forward-
-passes` compares ancestral sampling (hybrid noise, p_u = 0.2, even times) with the same number of
-forward passes (NFE) of which the last quarter redraws every other position at t = 0. `convergence`
-is every step that samples, with increasing NFE; steps that only fill masks are run with mask noise.
+Times are on one core. The source is a first-order Markov chain, V = 50, L = 64. Ancestral sampling
+(hybrid noise, p_u = 0.2, even times) is compared with the same number of forward passes (NFE) of
+which the last quarter redraws every other position at t = 0. All samplers, on a smaller source:
+`samplers.py`.
 
 Three metrics: total variation of the distribution of neighbouring pairs, the fraction of pairs that
 are almost impossible under the source, and nats per token between the mean true log-likelihood and
@@ -24,9 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.common.config.components import component
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
+from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import even_times
 from gidd.sampling import (
     FunctionNetwork,
@@ -38,13 +35,12 @@ from gidd.sampling import (
     corrector_plan,
     sampling_plan,
 )
-from gidd.sampling.steps import MASK_FILLING_STEPS, SAMPLING_STEPS
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
 NUM_TOKENS, LENGTH = 50, 64
 VOCAB = Vocab(NUM_TOKENS + 1, mask_id=NUM_TOKENS)
-HYBRID, MASKED = HybridSchedule(VOCAB, 0.2), MaskedSchedule(VOCAB)
+HYBRID = HybridSchedule(VOCAB, 0.2)
 SOURCE = MarkovSource.random(NUM_TOKENS, 0.3, rng=0)
 RARE = 1e-4
 """A pair with a lower conditional probability counts as forbidden."""
@@ -72,27 +68,26 @@ def distance(samples: Tensor) -> Distance:
     log_prob = torch.cat([SOURCE.log_prob(part) for part in samples.split(2000)])
     nats = log_prob.clamp_min(-1000).mean() + SOURCE.entropy(LENGTH)
     return Distance(
-        float((frequency - pair_distribution()).abs().sum() / 2),
+        float((frequency - pair_distribution(SOURCE, LENGTH)).abs().sum() / 2),
         float((probability < RARE).double().mean()),
         float(nats.abs()) / LENGTH,
     )
 
 
-def pair_distribution() -> Tensor:
-    """Compute the source's distribution of neighbouring pairs, averaged over positions."""
-    unigram, total = SOURCE.initial, torch.zeros(NUM_TOKENS, NUM_TOKENS).double()
-    for _ in range(LENGTH - 1):
-        total += unigram[:, None] * SOURCE.transition
-        unigram = unigram @ SOURCE.transition
-    return total.flatten() / (LENGTH - 1)
+def pair_distribution(source: MarkovSource, length: int) -> Tensor:
+    """Compute a source's distribution of neighbouring pairs, averaged over positions."""
+    unigram, total = source.initial, torch.zeros_like(source.transition)
+    for _ in range(length - 1):
+        total += unigram[:, None] * source.transition
+        unigram = unigram @ source.transition
+    return total.flatten() / (length - 1)
 
 
 class Sampler(NamedTuple):
-    """A schedule and a plan, with its number of forward passes."""
+    """A plan, with its number of forward passes."""
 
     name: str
     forward_passes: int
-    schedule: MixingSchedule
     plan: Plan
 
 
@@ -100,41 +95,22 @@ def equal_forward_passes() -> Iterator[Sampler]:
     """Yield ancestral sampling without and with a final Gibbs phase."""
     for forward_passes in (16, 32, 64):
         last = forward_passes // 4
-        yield Sampler(
-            "ancestral", forward_passes, HYBRID, sampling_plan(even_times(forward_passes))
-        )
+        yield Sampler("ancestral", forward_passes, sampling_plan(even_times(forward_passes)))
         plan = sampling_plan(even_times(forward_passes - last)) + corrector_plan(Gibbs(), last)
-        yield Sampler("last quarter Gibbs", forward_passes, HYBRID, plan)
-
-
-def convergence() -> Iterator[Sampler]:
-    """Yield every step that samples, with increasing numbers of forward passes."""
-    for name in SAMPLING_STEPS:
-        schedule = MASKED if name in MASK_FILLING_STEPS else HYBRID
-        for forward_passes in (4, 16, 64):
-            yield Sampler(
-                name,
-                forward_passes,
-                schedule,
-                sampling_plan(even_times(forward_passes), component("step", name).build()),
-            )
-
-
-TABLES = {"equal-forward-passes": equal_forward_passes, "convergence": convergence}
+        yield Sampler("last quarter Gibbs", forward_passes, plan)
 
 
 def sample(sampler: Sampler, num_samples: int) -> Tensor:
     """Sample with the exact denoiser, in float32."""
     source = MarkovSource(SOURCE.initial.float(), SOURCE.transition.float())
-    schedule = sampler.schedule
-    network = FunctionNetwork(lambda z, t: source.leave_one_out(schedule, t, z))
+    network = FunctionNetwork(lambda z, t: source.leave_one_out(HYBRID, t, z))
     samples: list[Tensor] = []
     for start in range(0, num_samples, 1000):
         requests = [
             Request(tokens=blanks(LENGTH), plan=sampler.plan, sample_index=index)
             for index in range(start, min(start + 1000, num_samples))
         ]
-        found = Session(network, schedule, batch_size=len(requests)).sample(requests)
+        found = Session(network, HYBRID, batch_size=len(requests)).sample(requests)
         samples.append(torch.tensor([sample.tokens for sample in found]))
     return torch.cat(samples)
 
@@ -146,14 +122,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
     parser.add_argument("--num-samples", type=int, default=100_000)
-    parser.add_argument("--table", choices=list(TABLES), default="equal-forward-passes")
     options = parser.parse_args()
     data = distance(SOURCE.sample(1, torch.arange(options.num_samples), LENGTH))
     results = {"data": data._asdict()}
     print("| NFE | sampler | bigram TV | forbidden pairs | nats per token from the data |")
     print("|---|---|---|---|---|")
     print(f"| - | data | {data.bigram_tv:.4f} | {data.forbidden:.5f} | {data.nats:.4f} |")
-    for sampler in TABLES[options.table]():
+    for sampler in equal_forward_passes():
         found = distance(sample(sampler, options.num_samples))
         results[f"{sampler.name}/{sampler.forward_passes}"] = found._asdict()
         figures = f"{found.bigram_tv:.4f} | {found.forbidden:.5f} | {found.nats:.4f}"

@@ -1,5 +1,7 @@
 """Steps that remask or renoise tokens: exact distributions on small sources, and the rules."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ from gidd.sampling import (
     corrector_plan,
     sampling_plan,
 )
+from gidd.sources.enumeration import total_variation
 from gidd.vocab import Vocab
 
 MASK = VOCAB.mask_id
@@ -92,6 +95,20 @@ def test_chains_have_the_enumerated_distribution(name):
         expected = expected @ kernel(world, step, s, t)
     samples = sampled(world, plan, 8_000).tokens
     assert chi_square_p(counts(world, samples), expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("step", "noise"), [*((Psi(), name) for name in SCHEDULES), (ReMDM(), "masked")]
+)
+def test_more_steps_are_closer_to_the_data(step, noise):
+    """Enumerated, with the default options."""
+    world, errors = world_of(SCHEDULES[noise]), []
+    for num_steps in (1, 4, 16, 64):
+        p = world.noisy_distribution(1.0)
+        for _, t, s in sampling_plan(even_times(num_steps), step).steps:
+            p = p @ kernel(world, step, s, t)
+        errors.append(total_variation(p, world.data_distribution))
+    assert all(after < 0.6 * before for before, after in pairwise(errors)), errors
 
 
 @pytest.mark.parametrize("noise", SCHEDULES)
