@@ -1,7 +1,7 @@
 """Distance between samples and data against forward passes, for all samplers and correctors.
 
-OMP_NUM_THREADS=1 python benchmarks/samplers.py --json                     # 8 minutes on one core
-OMP_NUM_THREADS=1 python benchmarks/samplers.py --json --budgets 4 16 64   # 2 minutes
+OMP_NUM_THREADS=1 python benchmarks/samplers.py --json                     # 6 minutes on one core
+OMP_NUM_THREADS=1 python benchmarks/samplers.py --json --budgets 4 16 64   # 1 minute
 
 The source is a first-order Markov chain, V = 4, L = 32, with masked, hybrid (p_u = 0.2) and uniform
 noise. Samplers have even times and default options; a final corrector takes the last quarter of
