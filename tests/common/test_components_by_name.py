@@ -17,6 +17,7 @@ FLAGS = {
     "backbone": ("train", "--backbone"),
     "objective": ("train", "--objective"),
     "optimizer": ("train", "--optimizer"),
+    "metric": ("samples", "--metric"),
     "step": ("sample", "--sampler"),
     "corrector": ("sample", "--final-corrector"),
 }
@@ -28,6 +29,7 @@ def printed():
     commands = {
         "train": ("train", "nano", "--help"),
         "sample": ("sample", "--help"),
+        "samples": ("eval", "samples", "--help"),
         "list": ("data", "list"),
     }
     done = {name: run_gidd(*words) for name, words in commands.items()}

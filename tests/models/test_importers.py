@@ -564,7 +564,7 @@ def test_a_missing_extra_or_wrong_tensor_is_refused_by_name(tmp_path, project, c
         (
             "llada",
             {"model_type": "qwen3"},
-            "GIDD, GIDD scaling, SCDD, XDLM, MDLM, Duo, SEDD, LLaDA, Dream",
+            "gidd, gidd-scaling, scdd, xdlm, mdlm, duo, sedd, llada, dream",
         ),
     ],
 )
@@ -576,10 +576,10 @@ def test_another_configuration_is_refused_by_field(tmp_path, project, changes, m
 
 
 def test_an_unknown_folder_is_refused_with_the_known_layouts(tmp_path):
-    with pytest.raises(CheckpointError, match="LLaDA, Dream; it contains neither"):
+    with pytest.raises(CheckpointError, match="llada, dream, diffusion-gemma; it contains neither"):
         models.load(tmp_path)
 
 
 def test_p_uniform_is_refused_where_the_configuration_states_the_noise(folders):
-    with pytest.raises(ConfigError, match="p_uniform .* got 0.1 for one of MDLM"):
+    with pytest.raises(ConfigError, match="p_uniform .* got 0.1 for one of mdlm"):
         models.load(folders / "mdlm", p_uniform=0.1)

@@ -1,15 +1,17 @@
 """The example package, as its users meet it: installed by pip, used by the commands."""
 
 import importlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.one_process import run_each
 from support.registrations import (
     EXAMPLE,
@@ -19,11 +21,16 @@ from support.registrations import (
     temporary_registrations,
     write_package,
 )
+from support.size import code_lines
 from support.training_runs import reported
 
+import gidd
 from gidd.diffusion.schedules import FunctionalSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import sine_times
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
+from gidd.evaluation import evaluate_samples
+from gidd.evaluation.sample_files import TextSample
+from gidd.models import load
 from gidd.sampling.canvas import Canvas
 from gidd.sampling.network import ForwardPass
 from gidd.sampling.prediction import Prediction
@@ -33,11 +40,15 @@ from gidd.vocab import Vocab
 LAST = "checkpoints/step-000000010"
 TRAIN = (
     ("train", "nano", "--noise", "drifting", "--weighting", "faded", "--weighting.power", "0.5")
+    + ("--objective", "guessed", "--objective.fraction", "0.2")
+    + ("--optimizer", "nadam", "--optimizer.momentum-decay", "0.01")
     + ("--backbone", "conv", "--backbone.width", "16", "--backbone.num-layers", "2")
     + ("--data.sources", "sums", "--data.tokenizer", "270", "--data.length", "32", "--quiet")
     + ("--train.steps", "10", "--train.save-every", "4", "--train.report-every", "1")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4")
 )  # fmt: skip
+MEASURE = ("--num-samples", "3", "--length", "16", "--steps", "4")
+MEASURE += ("--metric", "right-sums", "--metric.tolerance", "300")
 STOP_IN_STEP_6 = """
 import sys
 from gidd.cli import main
@@ -100,7 +111,8 @@ def refused(*commands, cwd) -> list[str]:
 def test_help_shows_the_parts_and_their_options(site):
     """Without the package it shows none of them: tests/common/test_parts_by_name.py."""
     shown = ran("train", "nano", "--noise", "drifting", "--help", site=site)
-    for name in ("drifting", "faded", "conv", "--noise.random-fraction"):
+    names = ("drifting", "faded", "conv", "guessed", "nadam", "--noise.random-fraction")
+    for name in names:
         assert re.search(rf"(?<!\w){name}\b", shown), name
     assert "Fraction r of random tokens in the noise at t = 0" in shown
     assert "left-to-right" in ran("sample", "--help", site=site)
@@ -131,6 +143,7 @@ def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_withou
         ("export", "killed", "--out", "model"),
         (*sample, "--sampler.at-least", "2"),
         ("python", USE),
+        ("eval", "samples", "model", *MEASURE, "--out", "metric.json"),
     ]
     done = run_each(commands, environment_with(site), tmp_path)
     assert all(each.returncode == 0 for each in done), [each.stderr for each in done]
@@ -139,7 +152,15 @@ def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_withou
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
-    *_, sampled, used = done
+    *_, sampled, used, _ = done
+    measured = json.loads((tmp_path / "metric.json").read_text())
+    assert measured["manifest"]["metric"] == {
+        "kind": "right-sums",
+        "package": "gidd-example 0.1.0",
+        "tolerance": 300,
+    }
+    assert measured["measurements"]["right-sums"]["num_samples"] <= 3
+    assert all("right-sums" in row for row in measured["rows"])
     assert sampled.stdout
     assert float(used.stdout) > 0
 
@@ -169,7 +190,7 @@ def refuse_resume(run, cwd):
     )
     assert "backbone 'conv'" in again and "gidd-example 0.1.0" in again
     assert "record.json" in other and "gidd-example 0.1.0" in other
-    assert "'drifting'" in same
+    assert "'guessed'" in same
 
 
 @pytest.mark.slow
@@ -242,6 +263,44 @@ def test_left_to_right_fills_the_leftmost_masks(example):
     assert output.probability[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     late = late_step(MaskedSchedule(vocab), t, t, canvas, prediction)
     assert late.tokens[:, :2].tolist() == [[0, 2], [1, 0]]
+
+
+def test_the_importer_reads_the_layout(example, tmp_path):
+    config = example.network.ConvConfig(vocab_size=7, max_length=8, width=4, num_layers=1, reach=1)
+    network, sizes = config.build(), asdict(config)
+    save_file(network.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "conv", **sizes}))
+    model = load(tmp_path)
+    assert (model.schedule, model.denoiser.backbone.config) == (UniformSchedule(Vocab(7)), config)
+    z, t = torch.arange(6)[None], torch.tensor([0.5])
+    assert torch.equal(model.denoiser.hidden(z, t), network.hidden(z, t))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "conv", **sizes, "reach": -1}))
+    with pytest.raises(CheckpointError, match="reach"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other"}))
+    with pytest.raises(CheckpointError, match="gidd-scaling, .*conv, got model_type 'other'"):
+        load(tmp_path)
+
+
+def test_the_metric_counts_right_sums(example):
+    texts = ["1 + 2 = 3\n4 + 4 = 9", "no sum", "2 + 2 = 4"]
+    characters = [TextSample(text, tuple(map(ord, text))) for text in texts]
+    result = evaluate_samples(characters, metric="right-sums")
+    assert result.measurements["right-sums"].value == 0.75
+    assert result.measurements["right-sums"].num_samples == 2
+    tolerant = gidd.component("metric", "right-sums", tolerance=1)
+    assert evaluate_samples(characters, metric=tolerant).measurements["right-sums"].value == 1
+
+
+KINDS_OF_FILES = ("importer", "metric", "objective", "optimizer")
+
+
+@pytest.mark.parametrize("name", KINDS_OF_FILES)
+def test_a_component_takes_at_most_15_lines(name):
+    """Lines of code from the registration on, without docstrings."""
+    source = (EXAMPLE / "src" / "gidd_example" / f"{name}.py").read_text()
+    code = "import gidd\n\n\n@gidd.register" + source.partition("@gidd.register")[2]
+    assert code_lines(code) <= 15
 
 
 def test_left_to_right_is_checked_before_sampling(example):

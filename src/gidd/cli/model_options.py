@@ -146,8 +146,8 @@ def parse_checked(
 ) -> _C:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
 
-    Options of a step or corrector are parsed if the command has a field `sampling`. `default` has
-    the values of options that are not given.
+    Options of a step or corrector are parsed if the command has a field `sampling`, and those of a
+    metric if it also has `metric`. `default` has the values of options that are not given.
     """
     names = [part.name for part in fields(kind)]  # pyright: ignore[reportArgumentType]
     has_sampling = "sampling" in names
@@ -161,30 +161,43 @@ def parse_checked(
     )
     if has_sampling:
         values = {name: getattr(options, name) for name in names}
-        options = kind(**values | {"sampling": _parsed_sampling(values["sampling"])})
+        values["sampling"] = _parsed_sampling(values["sampling"])
+        if chosen := values.get("metric_options"):
+            values["metric_options"] = asdict(chosen)
+        options = kind(**values)
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     return options
 
 
 def _with_chosen_components(command: type[_C], arguments: Sequence[str]) -> type[_C]:
-    """Return the command with the options of the step and corrector that the arguments name.
+    """Return the command with the options of the step, corrector and metric that are named."""
+    typed: list[Any] = []
+    for flag, kind in _COMPONENTS.items():
+        typed += _component_fields(flag, kind, getattr(SamplingOptions, flag), arguments)
+    frozen: dict[str, Any] = {"frozen": True, "kw_only": True}
+    sampling = make_dataclass(SamplingOptions.__name__, typed, bases=(SamplingOptions,), **frozen)
+    changed: list[Any] = [("sampling", Flat[sampling], field(default_factory=sampling))]
+    if hasattr(command, "metric"):
+        changed += _component_fields("metric", "metric", None, arguments)
+    return make_dataclass(command.__name__, changed, bases=(command,), **frozen)
+
+
+def _component_fields(
+    flag: str, kind: str, default: str | None, arguments: Sequence[str]
+) -> Iterable[Any]:
+    """Yield the fields of a name and of its options.
 
     Modules of steps import torch, so options of a component that is not named are left out.
     """
-    typed: list[Any] = []
-    for flag, kind in _COMPONENTS.items():
-        names = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
-        typed.append((flag, names, field(default=getattr(SamplingOptions, flag))))
-        hint, default = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
-        if name := chosen_name(flag, arguments):
-            default = component_options(flag, kind, name, {}).default
-            hint = Annotated[type(default), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
-        typed.append((f"{flag}_options", hint, field(default=default)))
-    frozen: dict[str, Any] = {"frozen": True, "kw_only": True}
-    sampling = make_dataclass(SamplingOptions.__name__, typed, bases=(SamplingOptions,), **frozen)
-    changed = [("sampling", Flat[sampling], field(default_factory=sampling))]
-    return make_dataclass(command.__name__, changed, bases=(command,), **frozen)
+    names = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
+    hint = names if default is not None else Annotated[names | None, tyro.conf.DisallowNone]
+    yield flag, hint, field(default=default)
+    hint, options = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
+    if name := chosen_name(flag, arguments):
+        options = component_options(flag, kind, name, {}).default
+        hint = Annotated[type(options), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
+    yield f"{flag}_options", hint, field(default=options)
 
 
 def _parsed_sampling(parsed: Any) -> SamplingOptions:

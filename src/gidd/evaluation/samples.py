@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 import gidd
+from gidd.common.config.codec import to_plain
+from gidd.common.config.components import Component, component
 from gidd.common.optional import optional_package
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity
+from gidd.evaluation.metrics import distinct_ngrams, repetition, sequence_entropy
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.sample_files import TextSample
 from gidd.evaluation.texts import texts_digest
@@ -66,6 +68,7 @@ def evaluate_model_samples(
     seed: int = 0,
     grader: CausalScorer | None = None,
     reference: Sequence[str] = (),
+    metric: str | Component | None = None,
     options: SamplingOptions | None = None,
     on_progress: OnProgress | None = None,
     **changes: Any,
@@ -81,7 +84,12 @@ def evaluate_model_samples(
         **changes,
     )
     return evaluate_samples(
-        samples, grader=grader, reference=reference, manifest=manifest, on_progress=on_progress
+        samples,
+        grader=grader,
+        reference=reference,
+        metric=metric,
+        manifest=manifest,
+        on_progress=on_progress,
     )
 
 
@@ -91,6 +99,7 @@ def evaluate_samples(
     grader: CausalScorer | None = None,
     tokenizer: Tokenizer | None = None,
     reference: Sequence[str] = (),
+    metric: str | Component | None = None,
     manifest: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> EvaluationResult:
@@ -98,7 +107,8 @@ def evaluate_samples(
 
     Generative perplexity needs a grader; so does MAUVE, which compares with human `reference`
     texts. Entropy, distinct-n and repetition are of tokens of `tokenizer`, by default the samples'
-    own tokens, otherwise the grader's. `manifest` is added to the manifest of the result.
+    own tokens, otherwise the grader's. `metric`, a name or a `gidd.component`, is one more number
+    of each sample, reported as their mean. `manifest` is added to the manifest of the result.
     """
     found = [TextSample(s) if isinstance(s, str) else s for s in samples]
     if not found:
@@ -139,6 +149,16 @@ def evaluate_samples(
             "num_reference": len(reference),
             "reference_sha256": texts_digest(reference),
         }
+    columns = list[dict[str, Any]]([{} for _ in found])
+    if metric is not None:
+        chosen = component("metric", metric) if isinstance(metric, str) else metric
+        if chosen.name in measurements:
+            raise ConfigError(f"metric {chosen.name} is always reported. Leave it out.")
+        call = chosen.build()
+        values = [float(call(text=x, tokens=y)) for x, y in zip(texts, tokens, strict=True)]
+        measurements[chosen.name] = mean_of_defined(values)
+        described["metric"] = to_plain(chosen)
+        columns = [{chosen.name: value} for value in values]
     graded = scores or [None] * len(found)
     rows = [
         {
@@ -150,7 +170,10 @@ def evaluate_samples(
             "self_accuracy": sample.self_accuracy,
             "text": sample.text,
         }
-        for i, (sample, of_sample, score) in enumerate(zip(found, tokens, graded, strict=True))
+        | column
+        for i, (sample, of_sample, score, column) in enumerate(
+            zip(found, tokens, graded, columns, strict=True)
+        )
     ]
     return EvaluationResult(
         kind="samples", measurements=measurements, manifest=described, rows=rows
@@ -264,36 +287,6 @@ def mauve_score(
         warnings.simplefilter("ignore")
         found = library.compute_mauve(p_features=features[0], q_features=features[1], verbose=False)
     return Measurement(float(found.mauve), None, min(map(len, features)))
-
-
-def sequence_entropy(tokens: Sequence[Hashable]) -> float:
-    """Return the entropy, in nats, of the token frequencies in one sequence (App. F).
-
-    At most log(number of tokens), if all differ; 0 for a single token, NaN for none.
-    """
-    if not tokens:
-        return math.nan
-    counts, total = Counter(tokens).values(), len(tokens)
-    # fsum: equal counts give exactly their logarithm, however the tokens are ordered
-    return math.log(total) - math.fsum(count * math.log(count) for count in counts) / total
-
-
-def distinct_ngrams(samples: Iterable[Sequence[Hashable]], n: int) -> float:
-    """Return distinct-n of a set: different n-grams of all samples / n-grams of all samples.
-
-    It decreases with the number of samples: compare only sets of the same size. The distinct-n of
-    a single sample is 1 - `repetition`. NaN if every sample has fewer than n tokens.
-    """
-    ngrams = [g for x in samples for g in zip(*(x[i:] for i in range(n)), strict=False)]
-    return len(set(ngrams)) / len(ngrams) if ngrams else math.nan
-
-
-def repetition(tokens: Sequence[Hashable], n: int) -> float:
-    """Return the fraction of n-grams that repeat an earlier one of the same sample.
-
-    NaN if the sample has fewer than n tokens.
-    """
-    return 1 - distinct_ngrams([tokens], n)
 
 
 def mean_of_defined(values: Iterable[float | None]) -> Measurement:

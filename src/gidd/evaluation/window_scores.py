@@ -24,7 +24,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.evaluation.graders import SMOLLM2, CausalRow, CausalScorer, GraderPrecision, load_grader
 from gidd.evaluation.options import PerplexityOptions
 from gidd.models.hub import MODEL_RECORD
-from gidd.models.importers import IMPORTERS
+from gidd.models.importers import find_importer
 from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
@@ -140,7 +140,7 @@ def is_causal_model(name: str) -> bool:
     if (path / MODEL_RECORD).is_file() or not (path / CONFIG).is_file():
         return False
     checkpoint = read_checkpoint(path)
-    return not any(importer.matches(checkpoint) for importer in IMPORTERS)
+    return find_importer(checkpoint) is None
 
 
 def load_causal_model(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
+from gidd.common.config.registry import component_names
 from gidd.common.files import explain_damage, read_json, sha256, write_json
 from gidd.common.limits import CONTEXT_TOKENS
 from gidd.common.optional import optional_package
@@ -21,7 +22,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.hf_config import FAMILIES
 from gidd.models.denoiser import Backbone, Denoiser
-from gidd.models.importers import IMPORTERS, read_foreign
+from gidd.models.importers import read_foreign
 from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
 from gidd.models.importers.hf import read_hf
 from gidd.models.networks import network_from_tensors, require_network
@@ -99,7 +100,7 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
             return _load_gidd(folder)
         if (folder / CONFIG).is_file():
             return read_foreign(folder, p_uniform)
-    names = ", ".join(importer.name for importer in IMPORTERS)
+    names = ", ".join(component_names("importer"))
     raise CheckpointError(
         f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of a model of {names}; "
         "it contains neither. Check the path."

@@ -4,6 +4,26 @@ The entry point in pyproject.toml names this module: gidd imports it when it lis
 or looks for one that it does not know.
 """
 
-from gidd_example import corpus, network, noise, sampler, weighting
+from gidd_example import (
+    corpus,
+    importer,
+    metric,
+    network,
+    noise,
+    objective,
+    optimizer,
+    sampler,
+    weighting,
+)
 
-__all__ = ["corpus", "network", "noise", "sampler", "weighting"]
+__all__ = [
+    "corpus",
+    "importer",
+    "metric",
+    "network",
+    "noise",
+    "objective",
+    "optimizer",
+    "sampler",
+    "weighting",
+]

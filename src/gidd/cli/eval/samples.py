@@ -11,6 +11,7 @@ Examples:
   gidd eval samples models/nano --grader smollm2
   gidd eval samples models/nano --num-samples 256 --steps 64 --temperature 0.9 --out samples.json
   gidd eval samples samples.jsonl --grader google/gemma-2-9b --grader-precision bf16
+  gidd eval samples models/nano --metric repetition --metric.n 3
   gidd eval samples texts/ --grader smollm2 --tokenizer gpt2 --reference held-out.jsonl
 """
 
@@ -20,13 +21,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
 from gidd.cli.model_options import Flat, ModelOptions
 from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.components import Component, component
 from gidd.common.messages import print_message, show_actions
 from gidd.errors import ConfigError
 from gidd.evaluation.options import GraderOptions
@@ -50,10 +52,21 @@ class SamplesCommand:
     """Random seed; the same seed gives the same samples."""
     reference: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """Human texts (.jsonl, .txt or a folder): measure MAUVE with features of the grader."""
+    metric: Annotated[str | None, tyro.conf.DisallowNone] = None
+    """One more number of each sample, by name; --metric.OPTION sets its options."""
+    metric_options: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = None
+    """Options of the metric, by name."""
     grading: Flat[GraderOptions] = field(default_factory=GraderOptions)
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    @property
+    def chosen_metric(self) -> Component | None:
+        """The metric with its options."""
+        if self.metric is None:
+            return None
+        return component("metric", self.metric, **(self.metric_options or {}))
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
@@ -61,6 +74,8 @@ class SamplesCommand:
         yield from field_problems(self, num_samples=count, length=count, seed=SEED)
         if self.reference is not None and self.grading.grader is None:
             yield "reference needs --grader, whose features MAUVE compares."
+        if (metric := self.chosen_metric) is not None:
+            yield from (f"metric.{problem}" for problem in metric.problems())
         yield from self.grading.problems()
         yield from self.sampling.problems()
 
@@ -96,9 +111,10 @@ def main(arguments: Sequence[str]) -> None:
         tokenizer = None if name is None else Tokenizer.load(name)
         manifest = {"source": options.source}
         measure = partial(evaluate_samples, samples, tokenizer=tokenizer, manifest=manifest)
+    metric = options.chosen_metric
     grader = options.grading.load(options.runtime.device)
     if grader is None:
         print_message("generative perplexity is omitted: it needs --grader, e.g. smollm2.")
     with show_actions() as on_progress:
-        result = measure(grader=grader, reference=texts, on_progress=on_progress)
+        result = measure(grader=grader, reference=texts, metric=metric, on_progress=on_progress)
     report(result, options.result)

@@ -60,6 +60,8 @@ KINDS: dict[str, Kind] = {
     "corpus": Kind("gidd.data.corpora", "CORPORA", "Corpus"),
     "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("model", "noisy")),
     "optimizer": Kind("gidd.training.optimizers", "COMPONENTS", None, ("network", "optim")),
+    "importer": Kind("gidd.models.importers", "COMPONENTS", "Importer"),
+    "metric": Kind("gidd.evaluation.metrics", "COMPONENTS", None, ("text", "tokens")),
 }
 """Kinds of components by name."""
 

@@ -7,10 +7,13 @@ are not diffusion models, to fine-tune them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import final
 
+from gidd.common.config.components import component
+from gidd.common.config.registry import component_names
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.importers import (
@@ -24,14 +27,32 @@ from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
 from gidd.models.weights import Pretrained
 
 
-class Importer(NamedTuple):
-    """One layout."""
+class Importer(ABC):
+    """One layout: to add one, register a subclass with @gidd.register("importer", NAME)."""
 
-    name: str
-    matches: Callable[[ForeignCheckpoint], bool]
-    """Whether a configuration has this layout."""
+    @abstractmethod
+    def matches(self, checkpoint: ForeignCheckpoint) -> bool:
+        """Return whether a configuration has this layout."""
 
-    read: Callable[[ForeignCheckpoint], Pretrained]
+    @abstractmethod
+    def read(self, checkpoint: ForeignCheckpoint) -> Pretrained:
+        """Read the model; what is wrong with its files is a `CheckpointError`."""
+
+
+@final
+class _Layout(Importer):
+    def __init__(
+        self,
+        matches: Callable[[ForeignCheckpoint], bool],
+        read: Callable[[ForeignCheckpoint], Pretrained],
+    ) -> None:
+        self._matches, self._read = matches, read
+
+    def matches(self, checkpoint: ForeignCheckpoint) -> bool:
+        return self._matches(checkpoint)
+
+    def read(self, checkpoint: ForeignCheckpoint) -> Pretrained:
+        return self._read(checkpoint)
 
 
 def _has(name: str, value: str) -> Callable[[ForeignCheckpoint], bool]:
@@ -55,33 +76,45 @@ def _is_sedd(checkpoint: ForeignCheckpoint) -> bool:
     return checkpoint.field("graph.type") is not None and checkpoint.field("tokens") is not None
 
 
-IMPORTERS = (
-    Importer("GIDD", _has("model_type", "dit"), gidd_v1.read),
-    Importer("GIDD scaling", _has("model_type", "gidd"), gidd_scaling.read),
-    Importer("SCDD", _has("parameterization", "scdd"), dit_family.read_scdd),
-    Importer("XDLM", _has("algo.name", "xdlm"), dit_family.read_xdlm),
-    Importer("MDLM", _is_mdlm, dit_family.read_mdlm),
-    Importer("Duo", _is_duo, dit_family.read_duo),
-    Importer("SEDD", _is_sedd, dit_family.read_sedd),
-    Importer("LLaDA", _has("model_type", "llada"), transformer_family.read_llada),
-    Importer("Dream", _has("model_type", "Dream"), transformer_family.read_dream),
-    Importer("DiffusionGemma", _has("model_type", "diffusion_gemma"), diffusion_gemma.read),
-)
-"""All layouts, in the order in which they are tried."""
+COMPONENTS: dict[str, Importer] = {
+    "gidd": _Layout(_has("model_type", "dit"), gidd_v1.read),
+    "gidd-scaling": _Layout(_has("model_type", "gidd"), gidd_scaling.read),
+    "scdd": _Layout(_has("parameterization", "scdd"), dit_family.read_scdd),
+    "xdlm": _Layout(_has("algo.name", "xdlm"), dit_family.read_xdlm),
+    "mdlm": _Layout(_is_mdlm, dit_family.read_mdlm),
+    "duo": _Layout(_is_duo, dit_family.read_duo),
+    "sedd": _Layout(_is_sedd, dit_family.read_sedd),
+    "llada": _Layout(_has("model_type", "llada"), transformer_family.read_llada),
+    "dream": _Layout(_has("model_type", "Dream"), transformer_family.read_dream),
+    "diffusion-gemma": _Layout(_has("model_type", "diffusion_gemma"), diffusion_gemma.read),
+}
+"""Layouts by name, in the order in which they are tried; registered ones follow."""
+
+
+def find_importer(checkpoint: ForeignCheckpoint) -> tuple[str, Importer] | None:
+    """Return name and importer of the layout that a configuration has, or None."""
+    for name, importer in COMPONENTS.items():
+        if importer.matches(checkpoint):
+            return name, importer
+    for name in component_names("importer")[len(COMPONENTS) :]:
+        importer = component("importer", name).build()
+        if importer.matches(checkpoint):
+            return name, importer
+    return None
 
 
 def read_foreign(folder: Path, p_uniform: float | None = None) -> Pretrained:
     """Read a checkpoint of another project, whose layout is told by its `config.json`."""
     checkpoint = read_checkpoint(folder, p_uniform)
-    for importer in IMPORTERS:
-        if importer.matches(checkpoint):
-            if p_uniform is not None and importer.read is not gidd_v1.read:
-                raise ConfigError(
-                    f"p_uniform is a setting of checkpoints of GIDD, got {p_uniform} for one of "
-                    f"{importer.name}, whose noise is in its configuration. Leave it out."
-                )
-            return importer.read(checkpoint)
-    names, model_type = ", ".join(i.name for i in IMPORTERS), checkpoint.field("model_type")
+    if found := find_importer(checkpoint):
+        name, importer = found
+        if p_uniform is not None and name != "gidd":
+            raise ConfigError(
+                f"p_uniform is a setting of checkpoints of gidd, got {p_uniform} for one of "
+                f"{name}, whose noise is in its configuration. Leave it out."
+            )
+        return importer.read(checkpoint)
+    names, model_type = ", ".join(component_names("importer")), checkpoint.field("model_type")
     kind = "a Llama, which is not a diffusion model" if model_type == "llama" else "none of them"
     raise CheckpointError(
         f"{checkpoint.path} must describe a model of {names}, got model_type "
