@@ -11,8 +11,8 @@ import gidd
 from gidd.cli.eval.self_correction import main
 from gidd.errors import ConfigError
 from gidd.evaluation.graders import GradedText
+from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions
-from gidd.evaluation.samples import sequence_entropy
 from gidd.evaluation.self_correction import (
     CorrectedState,
     correct_samples,

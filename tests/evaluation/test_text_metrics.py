@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gidd.evaluation.samples import (
-    distinct_ngrams,
-    mean_of_defined,
-    repetition,
-    sequence_entropy,
-)
+import gidd
+from gidd.errors import ConfigError
+from gidd.evaluation.metrics import distinct_ngrams, repetition, sequence_entropy
+from gidd.evaluation.sample_files import TextSample
+from gidd.evaluation.samples import evaluate_samples, mean_of_defined
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text())
 
@@ -53,3 +52,29 @@ def test_undefined_values_are_left_out_of_a_mean():
     assert (mean.value, mean.num_samples) == (2, 2)
     assert mean.standard_error == pytest.approx(1.0)  # stdev sqrt(2) / sqrt(2)
     assert mean_of_defined([None]).num_samples == 0
+
+
+def test_metrics_by_name_are_reported_with_their_errors():
+    samples = [
+        TextSample("abab", (0, 1, 0, 1)),
+        TextSample("abcd", (0, 1, 2, 3)),
+        TextSample("", ()),
+    ]
+    pairs = evaluate_samples(samples, metric="repetition")
+    assert pairs.measurements["repetition"].value == pytest.approx((1 / 3 + 0) / 2)
+    assert pairs.measurements["repetition"].num_samples == 2
+    assert [row["repetition"] for row in pairs.rows[:2]] == pytest.approx([1 / 3, 0])
+    assert pairs.manifest["metric"] == {"kind": "repetition", "n": 2}
+    single = gidd.component("metric", "repetition", n=1)
+    assert evaluate_samples(samples, metric=single).measurements["repetition"].value == 0.25
+    (problem,) = gidd.component("metric", "repetition", n=0).problems()
+    assert problem.startswith("n must be at least 1, got 0")
+
+
+def test_compression_is_small_for_repeated_texts():
+    samples = [TextSample(text, (0,)) for text in ("ab" * 500, "the of and to in a")]
+    result = evaluate_samples(samples, metric="compression")
+    repeated, varied = (row["compression"] for row in result.rows)
+    assert repeated < 0.05 < 1 < varied  # a short text and a header
+    with pytest.raises(ConfigError, match="metric must be one of compression, repetition"):
+        evaluate_samples(samples, metric="beauty")

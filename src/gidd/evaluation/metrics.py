@@ -34,6 +34,14 @@ def ngram_repetition(text: str, tokens: Sequence[int], *, n: int = 2) -> float:
     return repetition(tokens, n)
 
 
+def _ngram_problems(n: int) -> Iterable[str]:
+    if n < 1:
+        yield f"n must be at least 1, got {n}."
+
+
+ngram_repetition.problems = _ngram_problems  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def sequence_entropy(tokens: Sequence[Hashable]) -> float:
     """Return the entropy, in nats, of the token frequencies in one sequence (App. F).
 

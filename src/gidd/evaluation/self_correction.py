@@ -18,9 +18,10 @@ import torch
 
 from gidd.errors import ConfigError
 from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity
+from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.samples import mean_of_defined, sequence_entropy
+from gidd.evaluation.samples import mean_of_defined
 from gidd.pipeline import Pipeline
 from gidd.pipeline.generate import predict_frames, scoring_request
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
