@@ -139,6 +139,8 @@ def overwrite(checkpoint: Path, name: str, text: str) -> None:
         ("step", "two"),
         ("pending", {"loss": "1"}),
         ("pending", {"loss": float("nan")}),
+        ("optimizer", []),
+        ("optimizer", {"x": "1"}),
         ("run", {"kind": "RunConfig"}),
     ],
 )

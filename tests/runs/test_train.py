@@ -31,6 +31,8 @@ from gidd.models import Denoiser, DiTConfig
 from gidd.runs.export import export
 from gidd.runs.presets import PRESETS
 from gidd.training.config import Autoregressive
+from gidd.training.parallel import DDP
+from gidd.training.recorded import newest_run
 from gidd.training.reporting.report import Report
 from gidd.training.world import open_world
 
@@ -435,3 +437,13 @@ def test_the_door_is_listed_without_torch():
         "'Vocab'} <= names, names; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
+
+
+def test_objective_and_optimizer_are_chosen_by_name_or_component(data, tmp_path):
+    drafts = gidd.component("objective", "drafts", fraction=0.5)
+    train(tmp_path, data, objective=drafts, optimizer="muon", lora=2, parallel="ddp", steps=1)
+    run = newest_run(tmp_path / "checkpoints")
+    assert (run.objective.loss, run.optimizer) == (drafts, gidd.component("optimizer", "muon"))
+    assert (run.lora.rank, run.parallel) == (2, DDP())
+    with pytest.raises(ConfigError, match="optimizer must be one of adamw, muon, got 'muo'"):
+        train(tmp_path / "other", data, optimizer="muo", steps=1)

@@ -163,16 +163,19 @@ def restore(
 
 
 def require_valid_progress(path: Path, step: int, record: Mapping[str, Any]) -> None:
-    """Refuse a record whose step or sums since the last report are not what `TrainState` saved."""
-    sums: Any = record.get("pending")
-    are_sums = isinstance(sums, dict) and all(
-        isinstance(value, int | float) and abs(value) < sys.float_info.max  # NaN is not less
-        for value in cast("dict[str, Any]", sums).values()
-    )
-    if record.get("step") != step or not are_sums:
-        got = f"{shorten(record.get('step'))} and {shorten(sums)}"
-        what = f"step must be {step} and pending an object of finite numbers, got {got}"
+    """Refuse a record whose step, sums or numbers of optimizers are not those of `TrainState`."""
+    sums, numbers = record.get("pending"), record.get("optimizer", {})
+    if record.get("step") != step or not (_are_numbers(sums) and _are_numbers(numbers)):
+        got = ", ".join(shorten(each) for each in (record.get("step"), sums, numbers))
+        what = f"step must be {step}, pending and optimizer objects of finite numbers, got {got}"
         raise CheckpointError(f"{path}: {what}. Copy the checkpoint from a backup.")
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, int | float) and abs(each) < sys.float_info.max  # NaN is not less
+        for each in cast("dict[str, Any]", value).values()
+    )
 
 
 def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
