@@ -11,6 +11,10 @@ import gidd
 from gidd.common.config.components import component
 from gidd.data.batch import Batch
 from gidd.data.tokenizers import Tokenizer
+from gidd.diffusion.elbo import elbo_terms
+from gidd.diffusion.process import marginal_at
+from gidd.diffusion.schedules import HybridSchedule
+from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError, DataError
 from gidd.runs.presets import hybrid
 from gidd.training.build import build_objective
@@ -129,6 +133,27 @@ def test_uniform_noise_is_drafted_without_masks():
     noisy, found = noisy_and_drafted(model, batch_of(), 1.0)
     random = noisy.z != batch_of().tokens
     assert torch.equal(found.z[random], model.predict(noisy)[random])
+
+
+def test_the_minimiser_times_the_noise_is_the_posterior_given_the_drafts():
+    """One token x ~ p; z is x, a mask or, in place of a random token, a draft ~ d."""
+    schedule, t = HybridSchedule(Vocab(5, mask_id=4), 0.4), torch.tensor([0.6], dtype=torch.float64)
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0], dtype=torch.float64)
+    d = torch.tensor([0.6, 0.1, 0.1, 0.2, 0.0], dtype=torch.float64)
+    x, noise = torch.arange(4), schedule.beta_pi(t)[0]
+    for token in range(4):
+        z = torch.full_like(x, token)
+        q = marginal_at(schedule, t, z[None], (x == z).double()[None])[0]
+        drafted = noise[0] * 3 * d[token]  # of 4 equal random tokens, 3 are wrong
+        joint = p[:4] * (torch.where(x == z, schedule.alpha(t) + noise[0], 0) + drafted)
+        x_theta = torch.cat([joint / q, torch.zeros(1)])
+        logits = (x_theta / x_theta.sum()).log().requires_grad_()
+        rows = logits.softmax(-1).expand(4, 1, 5)
+        args = t.expand(4), x[:, None], z[:, None]
+        divergence = elbo_terms(schedule, *args, rows).divergence
+        weight = TightWeighting(schedule)(*args)
+        (joint @ (weight * divergence).squeeze(-1)).backward()
+        torch.testing.assert_close(logits.grad, torch.zeros(5).double(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
