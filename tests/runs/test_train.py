@@ -192,7 +192,7 @@ def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words = ["--nproc-per-node", "2", str(script), str(tmp_path), parallel]
     done = subprocess.run(
-        [*torchrun, *words], capture_output=True, text=True, timeout=240, check=False
+        [*torchrun, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     first, second = (line for line in done.stdout.splitlines() if line.startswith("steps 2"))
