@@ -168,11 +168,17 @@ def run_jobs(
 async def _run_all(
     functions: Iterable[Callable[[Jobs], Coroutine[Any, Any, _T]]], at_once: int
 ) -> list[_T]:
-    jobs, free = Jobs(), asyncio.Semaphore(at_once)
+    jobs, free, has_failed = Jobs(), asyncio.Semaphore(at_once), asyncio.Event()
 
     async def run(function: Callable[[Jobs], Coroutine[Any, Any, _T]]) -> _T:
         async with free:
-            return await function(jobs)
+            if has_failed.is_set():  # no other job begins
+                raise asyncio.CancelledError
+            try:
+                return await function(jobs)
+            except BaseException:
+                has_failed.set()
+                raise
 
     results = asyncio.ensure_future(gather(run(function) for function in functions))
     try:
