@@ -181,7 +181,7 @@ def main() -> None:
             name = f"{noise}-{seed}"
             train(out, name, noise, seed, options.steps, data=[chats], **settings)
         base = train(out, f"text-{noise}", noise, 0, options.steps // 2, data=["sotu"])
-        settings |= {"init_from": base, "lora": {"rank": 16, "alpha": 32.0}}
+        settings |= {"init_from": base, "lora": {"rank": 16, "alpha": 32.0, "embeddings": True}}
         train(out, f"lora-{noise}", noise, 0, options.steps // 2, data=[chats], **settings)
         for name in (*(f"{noise}-{seed}" for seed in SEEDS), f"lora-{noise}"):
             path = out / f"{name}.json"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def test_few_parameters_are_trained():
         name for name, p in network.named_parameters() if p.requires_grad and ".lora_" not in name
     }
     assert outside == set()
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_embeddings_and_head_are_trained_if_asked_for(kind):
+    network = NETWORKS[kind]()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    add_lora(network, replace(RANK4, embeddings=True))
+    reset_lora(network, Initializer(1))
+    markov_losses(network, steps=2)
+    changed = {
+        plain
+        for name, tensor in network.state_dict().items()
+        if (plain := name_without_lora(name)) is not None and not torch.equal(tensor, before[plain])
+    }
+    assert any("embed" in name for name in changed) and "head.weight" in changed
+    assert not any("layer" in name or "block" in name for name in changed)
 
 
 def test_time_embedding_is_trained_too():

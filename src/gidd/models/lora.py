@@ -10,10 +10,11 @@ torch and peft are imported by the functions that need them: configurations name
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast, final
 
 from gidd.common.config.allowed import field_problems, integer, number
+from gidd.common.config.codec import ADDED_LATER
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 
@@ -45,6 +46,10 @@ class LoraConfig:
     """Layers to adapt: all-linear for all linear layers of the blocks, or their names, separated
     by commas, for example q_proj,v_proj."""
 
+    embeddings: bool = field(default=False, metadata={ADDED_LATER: True})
+    """Train embeddings and head too: for tokens that the model has never seen, such as end-of-text
+    in a model of texts without it."""
+
     def problems(self) -> Iterator[str]:
         """Yield one message per invalid setting."""
         positive = number(lambda x: 0 < x < float("inf"), "above 0")
@@ -58,10 +63,12 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
     """Add adapters to the linear layers of the blocks, in place, and freeze everything else.
 
     Modules that the pretrained network does not have (`added_modules` of the network) stay
-    trainable. With rank 0 nothing changes.
+    trainable, and with `config.embeddings` embeddings and head do. With rank 0 nothing changes.
     """
     if config.rank == 0:
         return
+    from torch import nn
+
     from gidd.models.networks import name_without_lora
 
     peft = optional_package("peft", "hf")
@@ -76,7 +83,11 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
     peft.inject_adapter_in_model(adapters, network, _ADAPTER)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name_without_lora(name) is None)
-    for module in getattr(network, "added_modules", ()):
+    trained = list[nn.Module](getattr(network, "added_modules", ()))
+    if config.embeddings:
+        trained += [part for part in network.modules() if isinstance(part, nn.Embedding)]
+        trained.append(cast(Any, network).head)
+    for module in trained:
         module.requires_grad_(True)
 
 
