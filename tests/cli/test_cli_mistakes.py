@@ -44,7 +44,7 @@ def ended(capsys, *words: str) -> tuple[int, str, str]:
         ["--help"],
         ["sample", "--help"],
         ["sample", "MODEL", *FEW, "--jsonl"],
-        ["plan", "nano", "--device", "cpu"],
+        pytest.param(["plan", "nano", "--device", "cpu"], marks=pytest.mark.long),
     ],
 )
 def test_a_closed_pipe_ends_it_quietly(model, words):

@@ -89,7 +89,7 @@ def traced(monkeypatch):
     monkeypatch.setattr("gidd.planning.run_plan.trace_in_child", lambda *_: made)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_part_runs_on_a_cpu(traced):
     status, output = run("--device", "cpu", "--quick", "--json")
     results = json.loads(output)  # nothing else is printed

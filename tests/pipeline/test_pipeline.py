@@ -59,7 +59,7 @@ def test_the_package_imports_nothing_for_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", builtin_components("step"))
+@pytest.mark.parametrize("step", sorted({*builtin_components("step")} - {"remdm"}))  # masks only
 def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step):
     together = pipe.generate(5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
     alone = pipe.generate(

@@ -139,7 +139,9 @@ def mixed_requests(num: int, schedule: MixingSchedule, seed: int = 0) -> list[Re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", [lambda network: network, CachedFeatures])
+@pytest.mark.parametrize(
+    "wrap", [CachedFeatures, pytest.param(lambda network: network, marks=pytest.mark.long)]
+)
 def test_guided_samples_are_the_same_alone_and_in_any_batch(wrap):
     schedule = MaskedSchedule(VOCAB)
     requests = mixed_requests(48, schedule)

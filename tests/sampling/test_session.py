@@ -65,7 +65,13 @@ def sample_of(ticket: Ticket) -> Sample:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [MASKED, HYBRID], ids=["masked", "hybrid"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(MASKED, id="masked", marks=pytest.mark.long),
+        pytest.param(HYBRID, id="hybrid"),
+    ],
+)
 @pytest.mark.parametrize(
     "rows", [4, *(pytest.param(rows, marks=pytest.mark.long) for rows in (1, 16))]
 )

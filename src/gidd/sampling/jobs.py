@@ -156,13 +156,19 @@ def run_jobs(
 
     The first that fails raises its error, and ends those that were not done.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_in_event_loop():
         return asyncio.run(_run_all(functions, at_once))
     with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
         context = contextvars.copy_context()
         return thread.submit(context.run, asyncio.run, _run_all(functions, at_once)).result()
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _run_all(
