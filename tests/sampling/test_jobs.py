@@ -152,7 +152,9 @@ def test_an_error_of_on_step_ends_its_job():
             await jobs.sample(session, [request(0)], on_step=refuse)
         return "ended"
 
-    other = lambda jobs: twice(jobs, session, 1)  # noqa: E731
+    async def other(jobs: Jobs) -> tuple[int, ...]:
+        return await twice(jobs, session, 1)
+
     assert run_jobs([watched, other]) == ["ended", run_job(other)]
 
 
