@@ -82,10 +82,10 @@ def test_a_length_for_which_there_is_no_memory_fails_its_requests_alone(monkeypa
 
     bucket = module.LengthBucket
 
-    def fail_for_long(network, schedule, rows, length, device):
+    def fail_for_long(network, schedule, rows, length, device, row_buckets):
         if length > 8:
             raise MemoryError("no memory")
-        return bucket(network, schedule, rows, length, device)
+        return bucket(network, schedule, rows, length, device, row_buckets)
 
     monkeypatch.setattr(module, "LengthBucket", fail_for_long)
     session = Session(MODEL, MASKED)
@@ -226,6 +226,46 @@ def test_short_plans_of_one_length_do_not_wait_for_long_plans_of_another():
         steps += 1
     assert steps <= 10
     assert not any(ticket.is_done for ticket in long)
+
+
+def test_a_short_plan_does_not_wait_for_long_plans_of_its_length():
+    """Half of the steps are its own; the sequence that waits meanwhile is not changed by it."""
+    session = Session(MODEL, MASKED)
+    plans = [sampling_plan(even_times(steps)) for steps in (12, 4)]
+    long = [Request(tokens=blanks(8), plan=plans[0], sample_index=i) for i in range(3)]
+    short = Request(tokens=blanks(8), plan=plans[1], sample_index=7)
+    tickets = [session.submit(one) for one in long]
+    session.step()
+    tickets.append(session.submit(short))
+    steps = 0
+    while tickets[-1].sample is None:
+        session.step()
+        steps += 1
+    assert steps <= 8 and not any(ticket.is_done for ticket in tickets[:-1])
+    end_of(session, tickets)
+    expected = Session(MODEL, MASKED).sample([*long, short])
+    assert [ticket.sample for ticket in tickets] == expected
+
+
+def test_row_buckets_follow_the_number_of_active_requests():
+    shapes = []
+
+    def predict(z, t):
+        shapes.append(len(z))
+        return torch.full((*z.shape, VOCAB.size), 1 / VOCAB.size)
+
+    session = Session(FunctionNetwork(predict), MASKED, batch_size=8, row_buckets=(1, 4))
+    reading = sampling_plan(even_times(1), ancestral)
+    for num in (1, 3, 5, 9):
+        tickets = [
+            session.submit(Request(tokens=blanks(4), plan=reading, sample_index=i))
+            for i in range(num)
+        ]
+        end_of(session, tickets)
+    assert shapes == [1, 4, 8, 8, 1]
+    assert session.counters.rows == sum(shapes) and session.counters.used_rows == 18
+    with pytest.raises(ConfigError, match="row_buckets"):
+        Session(MODEL, MASKED, batch_size=8, row_buckets=(16,))
 
 
 def test_no_length_starves():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, final
 
 import numpy as np
 import torch
@@ -31,13 +31,24 @@ if TYPE_CHECKING:
 _SPARE_ENTRIES = 64
 """Entries of a queue that no longer wait are kept until there are more than this."""
 
+_Entry = TypeVar("_Entry", tuple[int, bool, int, Ticket], tuple[int, int, int, Ticket])
+
+
+def _age(ticket: Ticket, *, is_next: bool = False) -> tuple[int, bool, int, Ticket]:
+    return -ticket.priority, not is_next, ticket.number, ticket
+
+
+def _steps_left(ticket: Ticket) -> tuple[int, int, int, Ticket]:
+    return -ticket.priority, ticket.num_steps - ticket.steps_done, ticket.number, ticket
+
 
 @final
 class LengthBucket:
     """At most `rows` active sequences, and a queue of sequences that wait for a free row.
 
-    Every forward pass has exactly `rows` sequences, padded with copies if fewer are active.
-    Sequences with different steps share it; each step function is called once.
+    Every forward pass has exactly `rows` sequences, or the smallest of `row_buckets` that is enough
+    for the active ones, padded with copies. Sequences with different steps share it; each step
+    function is called once.
     """
 
     def __init__(
@@ -47,14 +58,17 @@ class LengthBucket:
         rows: int,
         length: int,
         device: torch.device,
+        row_buckets: Sequence[int] = (),
     ) -> None:
         self._network, self._schedule, self._device = network, schedule, device
         self._num_rows, self.length = rows, length
-        self.last_step = 0
-        """Work that the session had done at the last step of this bucket."""
+        self._row_buckets = sorted({*row_buckets, rows})
         self._waiting: set[Ticket] = set()
-        self._queue: list[tuple[int, bool, int, Ticket]] = []
-        """A heap of the waiting sequences, and of some that no longer wait."""
+        self._parked: dict[Ticket, ParkedRow] = {}
+        """State of waiting sequences that were active before."""
+        self._oldest: list[tuple[int, bool, int, Ticket]] = []
+        self._shortest: list[tuple[int, int, int, Ticket]] = []
+        """Heaps of the waiting sequences, and of some that no longer wait."""
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
         self._guidance: BatchGuidance | None = None
@@ -67,18 +81,38 @@ class LengthBucket:
         """Number of sequences that wait for a row."""
         return len(self._waiting)
 
-    def pending(self) -> Iterator[Ticket]:
-        """Yield the sequences that are not done: active ones, then the next that waits."""
-        yield from (ticket for ticket in self._slots if ticket is not None and not ticket.is_done)
-        while self._queue and self._queue[0][3] not in self._waiting:
-            heapq.heappop(self._queue)
-        if self._queue:
-            yield self._queue[0][3]
+    def num_rows(self, num_active: int) -> int:
+        """Return the number of sequences in a forward pass of some active ones."""
+        return next(rows for rows in self._row_buckets if rows >= num_active)
+
+    @property
+    def oldest(self) -> Ticket | None:
+        """The sequence of the highest priority that was submitted first, active or waiting."""
+        first = self._first(self._oldest)
+        keys = [_age(ticket) for ticket in self._active_tickets()]
+        return min([*keys, *first], default=(None,))[-1]
+
+    @property
+    def shortest(self) -> Ticket | None:
+        """The sequence of the highest priority with the fewest steps left, active or waiting."""
+        first = self._first(self._shortest)
+        keys = [_steps_left(ticket) for ticket in self._active_tickets()]
+        return min([*keys, *first], default=(None,))[-1]
+
+    def _active_tickets(self) -> Iterator[Ticket]:
+        return (ticket for ticket in self._slots if ticket is not None and not ticket.is_done)
+
+    def _first(self, heap: list[_Entry]) -> list[_Entry]:
+        """Return the first entry of a heap that still waits, if there is one."""
+        while heap and heap[0][-1] not in self._waiting:
+            heapq.heappop(heap)
+        return heap[:1]
 
     def add(self, ticket: Ticket, *, is_next: bool = False) -> None:
         """Put a sequence into the queue; `is_next`: before all others of its priority."""
         self._waiting.add(ticket)
-        heapq.heappush(self._queue, (-ticket.priority, not is_next, ticket.number, ticket))
+        heapq.heappush(self._oldest, _age(ticket, is_next=is_next))
+        heapq.heappush(self._shortest, _steps_left(ticket))
 
     def move_to_front(self, ticket: Ticket) -> None:
         """Let a sequence have the next free row, if it still waits for one."""
@@ -88,9 +122,15 @@ class LengthBucket:
     def remove(self, ticket: Ticket) -> None:
         """Take a sequence that is done out of the queue."""
         self._waiting.discard(ticket)
-        if len(self._queue) > 2 * len(self._waiting) + _SPARE_ENTRIES:
-            self._queue = [entry for entry in self._queue if entry[3] in self._waiting]
-            heapq.heapify(self._queue)
+        self._parked.pop(ticket, None)
+        self._oldest = self._without_stale(self._oldest)
+        self._shortest = self._without_stale(self._shortest)
+
+    def _without_stale(self, heap: list[_Entry]) -> list[_Entry]:
+        if len(heap) > 2 * len(self._waiting) + _SPARE_ENTRIES:
+            heap = [entry for entry in heap if entry[-1] in self._waiting]
+            heapq.heapify(heap)
+        return heap
 
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
         """Return the best state so far of an active sequence."""
@@ -115,21 +155,52 @@ class LengthBucket:
         return [row for row, ticket in enumerate(self._slots) if ticket is not None]
 
     @torch.no_grad()
-    def admit(self) -> list[Event]:
-        """Fill free rows from the queue; return the ends of sequences with no step to make."""
-        free = [row for row, ticket in enumerate(self._slots) if ticket is None or ticket.is_done]
-        for row in free:
-            if (ticket := self._slots[row]) is not None:
+    def admit(self, first: Ticket) -> list[Event]:
+        """Let a sequence be active, and fill free rows from the queue.
+
+        If there is no free row, the active sequence with most steps left waits again. Returns the
+        ends of sequences with no step to make.
+        """
+        for row, ticket in enumerate(self._slots):
+            if ticket is not None and ticket.is_done:
                 ticket.detach()
-            self._slots[row] = None
-        tickets: list[Ticket] = []
-        while self._queue and len(tickets) < len(free):
-            ticket = heapq.heappop(self._queue)[3]
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                tickets.append(ticket)
-        events = self._start_or_fail(free[: len(tickets)], tickets) if tickets else []
+                self._slots[row] = None
+        if first in self._waiting and None not in self._slots:
+            self._park(max(self._active_tickets(), key=_steps_left))
+        free = [row for row, ticket in enumerate(self._slots) if ticket is None]
+        waiting = [first] if first in self._waiting else []
+        self._waiting.difference_update(waiting)
+        while len(waiting) < len(free) and self._first(self._oldest):
+            ticket = heapq.heappop(self._oldest)[-1]
+            self._waiting.remove(ticket)
+            waiting.append(ticket)
+        parked = [ticket for ticket in waiting if ticket in self._parked]
+        for row, ticket in zip(free, parked, strict=False):
+            self._resume(row, ticket)
+        new = [ticket for ticket in waiting if ticket not in parked]
+        free = free[len(parked) : len(waiting)]
+        events = self._start_or_fail(free, new) if new else []
         return events + self._limit_forward_passes()
+
+    def _park(self, ticket: Ticket) -> None:
+        """Let an active sequence wait, and keep its state."""
+        row = self._slots.index(ticket)
+        index = self._integers([row])
+        assert self._canvas is not None
+        guidance = self._guidance and self._guidance.rows(index)
+        self._parked[ticket] = ParkedRow(
+            self._canvas.rows(index), guidance, self._tokens[row].copy()
+        )
+        ticket.detach()
+        self._slots[row] = None
+        self.add(ticket)
+
+    def _resume(self, row: int, ticket: Ticket) -> None:
+        """Give a row to a sequence that was active before."""
+        canvas, guidance, self._tokens[row] = self._parked.pop(ticket)
+        self._put([row], canvas, guidance)
+        ticket.attach(self._tokens[row, : len(ticket.request.tokens)])
+        self._slots[row] = ticket
 
     def _start_or_fail(self, rows: list[int], tickets: list[Ticket]) -> list[Event]:
         """Start sequences; if that fails, one by one, so that only those that failed end."""
@@ -178,10 +249,16 @@ class LengthBucket:
             copies = self._integers([0] * self._num_rows)
             self._canvas = canvas.rows(copies)
             self._guidance = guidance and guidance.rows(copies)
-        self._canvas.put(self._integers(rows), canvas)
-        if guidance is not None and self._guidance is not None:
-            self._guidance.put(self._integers(rows), guidance)
+        self._put(rows, canvas, guidance)
         self._tokens[rows] = canvas.tokens.cpu().numpy()
+
+    def _put(self, rows: list[int], canvas: Canvas, guidance: BatchGuidance | None) -> None:
+        """Write the state of sequences to some rows."""
+        assert self._canvas is not None
+        index = self._integers(rows)
+        self._canvas.put(index, canvas)
+        if guidance is not None and self._guidance is not None:
+            self._guidance.put(index, guidance)
 
     @torch.no_grad()
     def advance(self, rows: list[int]) -> list[Event]:
@@ -190,7 +267,8 @@ class LengthBucket:
         tickets = [self._ticket(row) for row in rows]
         try:
             states = self._canvas, self._guidance
-            batch = StepBatch.of(self._network, self._schedule, *states, rows, tickets)
+            num_rows = self.num_rows(len(rows))
+            batch = StepBatch.of(self._network, self._schedule, *states, rows, tickets, num_rows)
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
@@ -274,6 +352,14 @@ class LengthBucket:
 
     def _integers(self, values: list[int]) -> Int[Tensor, " K"]:
         return upload(values, torch.int64, self._device)
+
+
+class ParkedRow(NamedTuple):
+    """A row of a bucket while its sequence waits."""
+
+    canvas: Canvas
+    guidance: BatchGuidance | None
+    tokens: NDArray[np.int64]
 
 
 class Change(NamedTuple):
@@ -373,9 +459,10 @@ class StepBatch:
         guidance: BatchGuidance | None,
         rows: list[int],
         tickets: list[Ticket],
+        num_rows: int,
     ) -> Self:
         """Take the rows of some tickets from the canvas of a bucket."""
-        num_copies, device = len(canvas.seed) - len(rows), canvas.tokens.device
+        num_copies, device = num_rows - len(rows), canvas.tokens.device
         copied = tickets + tickets[:1] * num_copies
         planned = [ticket.next_step for ticket in copied]
         ends = [[step.t for step in planned], [step.s for step in planned]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
-from typing import final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,12 +26,12 @@ from gidd.sampling.ticket import Event, Ticket, limit_reached
 OnStep = Callable[[Sequence[Event]], None]
 """Called after each step of a session, with an event for each request that made a step."""
 
+_Candidate = tuple[int, int, int, LengthBucket, Ticket]
+"""A key, the lowest of which is chosen, and what is chosen."""
+
 _NO_LIMITS = Limits()
 _SPARE_DEADLINES = 64
 """Deadlines of finished requests are kept until there are more than this."""
-
-_LONG_PLAN = 32
-"""Plans of more steps are no longer for the choice of the next padded length, so none starves."""
 
 
 @final
@@ -73,13 +73,15 @@ class Session:
 
     Each call of `step` makes at most one forward pass, of at most `batch_size` requests whose
     lengths are padded to the same number of tokens. That many requests of a padded length are
-    active, by priority and in the order in which they were submitted; the others wait. Padded
-    lengths take turns; those with plans of few steps have more of them. Plans, steps, correctors,
-    times and processors may all differ.
+    active; the others wait. Half of the work is for the request with the least work left, half for
+    the one that was submitted first: short requests do not wait for long ones, and none starves. A
+    higher priority comes before both. Plans, steps, correctors, times and processors may differ.
 
     Samples are bit-identical regardless of which other requests share the batch: shapes depend on
-    the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. A
-    request that fails ends with `Event.error`; other requests are not affected.
+    the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. (With
+    `row_buckets` shapes also depend on the number of active requests, and samples of different
+    shapes may differ, as they do between devices.) A request that fails ends with `Event.error`;
+    other requests are not affected.
 
     `submit` and `cancel` may be called from any thread, `step` from one at a time. Every request
     that is not cancelled has exactly one event with a sample or an error.
@@ -91,6 +93,7 @@ class Session:
         schedule: MixingSchedule,
         *,
         batch_size: int = 1,
+        row_buckets: Sequence[int] = (),
         pad_to_multiple_of: int = 1,
         max_length: int | None = None,
         max_waiting: int | None = None,
@@ -105,6 +108,7 @@ class Session:
             schedule: Its noise.
             batch_size: Sequences in a forward pass; incomplete batches are padded with copies,
                 because the last bits of a matrix product depend on its shape. 1 is best on a CPU.
+            row_buckets: Smaller batch sizes, for when no more requests are active.
             pad_to_multiple_of: Sequences are padded to a multiple of this many tokens; 1 pads none.
             max_length: The context of the network: the longest sequence, padding included.
             max_waiting: Requests that may wait for their first step; others raise `Overloaded`.
@@ -117,6 +121,7 @@ class Session:
             pad_to_multiple_of=(pad_to_multiple_of, integer(1, fix="64 is common; 1 pads none.")),
             max_waiting=(max_waiting, optional(integer(1, fix="None is no limit."))),
             max_cost=(max_cost, optional(integer(1, fix="None is no limit."))),
+            **{f"row_buckets[{i}]": (n, integer(1, batch_size)) for i, n in enumerate(row_buckets)},
         )
         if pad_to_multiple_of > 1 and not getattr(network, "accepts_padding", False):
             raise ConfigError(
@@ -125,6 +130,7 @@ class Session:
             )
         self.network, self.schedule = network, schedule
         self.batch_size, self.max_length = batch_size, max_length
+        self.row_buckets = tuple(row_buckets)
         self.pad_to_multiple_of = pad_to_multiple_of if batch_size > 1 else 1
         self.max_waiting, self.max_cost = max_waiting, max_cost
         self.device = torch.device(device)
@@ -136,6 +142,8 @@ class Session:
         self._inbox: deque[Ticket] = deque()
         self._cancelled: deque[Ticket] = deque()
         self._buckets: dict[tuple[int, bool, bool, bool], LengthBucket] = {}
+        self._work_of_rules = [0, 0]
+        """Work for the shortest, and for the oldest request, where they were different ones."""
         self._open: set[Ticket] = set()
         self._open_cost = 0
         self._events: list[Event] = []
@@ -143,17 +151,20 @@ class Session:
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._checked: WeakValueDictionary[int, Plan] = WeakValueDictionary()
 
-    def new(self) -> Session:
-        """Return a session of the same network and shapes, without requests."""
-        return Session(
-            self.network,
-            self.schedule,
-            batch_size=self.batch_size,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-            max_length=self.max_length,
-            device=self.device,
-            clock=self._clock,
-        )
+    def new(self, **changes: Any) -> Session:
+        """Return a session of the same network and shapes, without requests or their limits.
+
+        `changes` are arguments of a session, e.g. `max_cost=10**6`.
+        """
+        settings = {
+            "batch_size": self.batch_size,
+            "row_buckets": self.row_buckets,
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "max_length": self.max_length,
+            "device": self.device,
+            "clock": self._clock,
+        }
+        return Session(self.network, self.schedule, **(settings | changes))
 
     @property
     def pending(self) -> int:
@@ -235,11 +246,12 @@ class Session:
         start = time.perf_counter()
         self._receive()
         self._expire()
-        if (bucket := self._next_bucket()) is not None:
-            self._events += bucket.admit()
+        if (chosen := self._choose()) is not None:
+            bucket, ticket, rules = chosen
+            self._events += bucket.admit(ticket)
             if rows := bucket.active:
                 self._events += bucket.advance(rows)
-                bucket.last_step = self._count_step(bucket.length, len(rows))
+                self._count_step(bucket, len(rows), rules)
         self.counters.seconds += time.perf_counter() - start
         with self._lock:
             events, self._events = self._events, []
@@ -332,29 +344,37 @@ class Session:
                 self._bucket(ticket).remove(ticket)
                 self._events.append(ticket.fail(limit_reached(ticket)))
 
-    def _next_bucket(self) -> LengthBucket | None:
-        """Return the bucket that makes the next step; forget buckets without requests."""
-        best, most = None, (0, 0.0)
+    def _choose(self) -> tuple[LengthBucket, Ticket, list[int]] | None:
+        """Return the request that makes the next step, its bucket, and the rules that chose it.
+
+        Forgets buckets without requests.
+        """
+        shortest, oldest = list[_Candidate](), list[_Candidate]()
         for key, bucket in list(self._buckets.items()):
-            pending = list(bucket.pending())
-            if not pending:
+            first, short = bucket.oldest, bucket.shortest
+            if first is None or short is None:
                 del self._buckets[key]
                 continue
-            # time since its last step, in steps of this length, over the steps of a short plan
-            turns = 1 + (self.counters.work - bucket.last_step) / (self.batch_size * bucket.length)
-            fewest = min(_LONG_PLAN, *(max(1, ticket.num_steps) for ticket in pending))
-            urgency = max(ticket.priority for ticket in pending), turns / fewest
-            if best is None or urgency > most:
-                best, most = bucket, urgency
-        return best
+            oldest.append((-first.priority, first.number, first.number, bucket, first))
+            left = (short.num_steps - short.steps_done) * bucket.length
+            shortest.append((-short.priority, left, short.number, bucket, short))
+        if not oldest:
+            return None
+        candidates = [min(shortest), min(oldest)]
+        if candidates[0][-1] is candidates[1][-1]:
+            return *candidates[0][-2:], []
+        rule = int(self._work_of_rules[0] > self._work_of_rules[1])
+        return *candidates[rule][-2:], [rule]
 
-    def _count_step(self, length: int, num_rows: int) -> int:
-        """Count a step of some rows; return the work done so far."""
+    def _count_step(self, bucket: LengthBucket, num_rows: int, rules: list[int]) -> None:
+        """Count a step of some rows, for which these rules have chosen a request."""
+        rows = bucket.num_rows(num_rows)
         self.counters.steps += 1
-        self.counters.rows += self.batch_size
+        self.counters.rows += rows
         self.counters.used_rows += num_rows
-        self.counters.work += length * self.batch_size
-        return self.counters.work
+        self.counters.work += bucket.length * rows
+        for rule in rules:
+            self._work_of_rules[rule] += bucket.length * rows
 
     def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
         """Return the key of the bucket of a request.
@@ -372,7 +392,6 @@ class Session:
         """Return the bucket of a request."""
         key = self._key(ticket)
         if key not in self._buckets:
-            shape = self.batch_size, key[0], self.device
+            shape = self.batch_size, key[0], self.device, self.row_buckets
             self._buckets[key] = LengthBucket(self.network, self.schedule, *shape)
-            self._buckets[key].last_step = self.counters.work
         return self._buckets[key]
