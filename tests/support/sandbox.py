@@ -25,7 +25,7 @@ from pathlib import Path
 
 MEMORY_BYTES = 4 << 30  # RLIMIT_DATA: far above what is allowed, so that a failure is measured
 CPU_SECONDS = 20
-WALL_SECONDS = 20 if "ATTACK_ALL" in os.environ else 120  # `make attacks` has the machine to itself
+WALL_SECONDS = 120  # for a command that waits; a busy machine does not reach it
 FILE_BYTES = 1 << 28
 ALLOWED_EXTRA_BYTES = 10**9
 
