@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -91,18 +92,21 @@ def test_mistakes_are_reported_without_torch(words):
     assert done.stderr
 
 
+def cpu_seconds(run: Callable[[], object]) -> float:
+    """CPU time, user and system, of the processes that `run` starts and waits for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 @pytest.mark.perf
 @pytest.mark.parametrize("words", [*HELP, *MISTAKES], ids=" ".join)
-def test_help_and_mistakes_take_less_than_seven_tenths_of_a_second(words):
-    """Of CPU time, user and system."""
-
-    def used() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = used()
-    gidd(*words)
-    assert used() - before < 0.7
+def test_help_and_mistakes_take_less_than_half_the_time_of_importing_torch(words):
+    """CPU time, one after the other: a busy machine slows both down."""
+    importing = [sys.executable, "-c", "import torch"]
+    torch = cpu_seconds(lambda: subprocess.run(importing, check=True))
+    assert cpu_seconds(lambda: gidd(*words)) < 0.5 * torch
 
 
 @pytest.mark.slow

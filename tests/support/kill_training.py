@@ -45,7 +45,7 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
     child(lambda: speeches(folder / "data", vocab_size=300, documents=20))
     run = tiny_run(
         folder / "data",
-        steps=SAVE_EVERY * (2 * kills + 2),
+        steps=SAVE_EVERY * (kills + 2),  # a killed attempt adds one checkpoint at most
         save_every=SAVE_EVERY,
         keep_every=10 * SAVE_EVERY,
     )
