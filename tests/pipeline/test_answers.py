@@ -217,7 +217,7 @@ def counting(tmp_path_factory) -> Pipeline:
         tokenizer=280,
         model=gidd.component("backbone", "dit", width=64, num_layers=2, num_heads=2, time_width=16),
         schedule="masked",
-        steps=400,
+        steps=250,
         length=16,
         learning_rate=3e-3,
         global_batch=20,

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.one_process import run_each
 from support.ranks import run_ranks
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
@@ -253,21 +254,21 @@ def test_how_often_it_reports_and_saves_may_change(data, tmp_path):
 def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
     """The real command: stopped and resumed, it ends with the same metrics."""
 
-    def start(out, stopping_rank=-1):
-        words = [sys.executable, "-m", "support.stop_rank", str(stopping_rank), "5"]
-        words += ["train", "nano", "--data.folder", str(data), "--out", str(tmp_path / out)]
+    def train(out):
+        words = ["train", "nano", "--data.folder", str(data), "--out", str(tmp_path / out)]
         words += ["--train.steps", "10", "--train.global-batch", "4", "--data.length", "16"]
         words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
         words += ["--backbone.width", "32", "--backbone.num-layers", "2"]
-        words += ["--backbone.num-heads", "2", "--train.generate-samples", "0"]
-        return subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return [*words, "--backbone.num-heads", "2", "--train.generate-samples", "0"]
 
-    assert start("undisturbed").wait(300) == 0
-    process = start("stopped", stopping_rank=0)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "support.stop_rank", "0", "5", *train("stopped")]
+    process = subprocess.Popen(command, env=environment)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     process.send_signal(signal.SIGTERM)  # it is delivered when the process goes on
     process.send_signal(signal.SIGCONT)
     assert process.wait(300) == STOPPED
     assert 5 <= len(losses(tmp_path / "stopped")) < 10
-    assert start("stopped").wait(300) == 0
+    done = run_each([train("stopped"), train("undisturbed")], environment)
+    assert [each.returncode for each in done] == [0, 0], done
     assert reported(tmp_path / "stopped") == reported(tmp_path / "undisturbed")

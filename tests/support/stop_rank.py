@@ -2,7 +2,7 @@
 
     torchrun ... -m support.stop_rank RANK UPDATES train nano ...
 
-It does so the first time only: restarted by torchrun, it runs to the end. With -1 no rank stops.
+It does so the first time only: restarted by torchrun, it runs to the end.
 """
 
 import os

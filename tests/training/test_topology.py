@@ -24,7 +24,7 @@ LAYOUTS = {
     "ddp-2-accumulate-2": (2, DDP(), 2),
 }
 IN_CI = ("hsdp-2x2-accumulate-2", "ddp-3")
-CASES = [(name, 6) for name in IN_CI]
+CASES = [(name, 4) for name in IN_CI]
 CASES += [pytest.param(name, 50, marks=pytest.mark.long) for name in LAYOUTS]
 
 

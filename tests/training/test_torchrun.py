@@ -7,8 +7,10 @@ import time
 
 import psutil
 import pytest
+from support.ranks import run_ranks
 from support.training_runs import losses, reported, speeches
 
+from gidd.cli import main
 from gidd.training.watchdog import HUNG
 
 pytestmark = pytest.mark.slow
@@ -22,16 +24,21 @@ def data(tmp_path_factory):
     return speeches(tmp_path_factory.mktemp("data"), vocab_size=300, documents=20)
 
 
-def launch(data, out, *options, rank_to_stop=-1, restarts=0):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words += ["--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    words += ["-m", "support.stop_rank", str(rank_to_stop), str(UPDATES), "train", "nano"]
-    words += ["--data.folder", str(data), "--out", str(out), "--parallel", "fsdp"]
+def train(data, out):
+    """The words of the command."""
+    words = ["train", "nano", "--data.folder", str(data), "--out", str(out), "--parallel", "fsdp"]
     words += ["--train.steps", str(STEPS), "--train.global-batch", "4", "--data.length", "16"]
     words += ["--train.report-every", "1", "--train.evaluate-samples", "4", "--device", "cpu"]
     words += ["--train.save-every", "5", "--train.no-autocast", "--train.generate-samples", "0"]
     words += ["--backbone.width", "32", "--backbone.num-layers", "2", "--backbone.num-heads", "2"]
-    words += options
+    return words
+
+
+def launch(data, out, *options, rank_to_stop, restarts=0):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words += ["--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    words += ["-m", "support.stop_rank", str(rank_to_stop), str(UPDATES)]
+    words += [*train(data, out), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -52,9 +59,7 @@ def stopped_worker(agent, rank):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("undisturbed")
-    agent = launch(data, out)
-    _, said = agent.communicate(timeout=600)
-    assert agent.returncode == 0, said
+    run_ranks(main, 2, train(data, out), timeout=600)
     return out
 
 
