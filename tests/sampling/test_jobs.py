@@ -3,6 +3,10 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,12 +21,14 @@ from gidd.sampling import (
     Limits,
     Request,
     Session,
+    SessionPool,
     Threshold,
     blanks,
     prompt,
     run_job,
     run_jobs,
     sampling_plan,
+    sharing,
 )
 from gidd.sampling.jobs import block_requests, gather, sample_blocks
 from gidd.vocab import Vocab
@@ -91,7 +97,7 @@ def test_a_job_that_is_cancelled_makes_no_further_step():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not jobs._calls and all(one.pending == 0 for one in jobs._sessions.values())
+        assert not jobs.pool._calls and not jobs.pool.pending
 
     run_job(cancels)
     assert network.forward_passes == 1
@@ -124,8 +130,8 @@ def test_another_thread_may_step():
 
     def step() -> None:
         while not stop.is_set():
-            for session in jobs.pending:
-                jobs.report(session.step())
+            for session in jobs.pool.pending:
+                jobs.pool.report(session.step())
             time.sleep(0.0001)
 
     async def serve() -> list[tuple[int, ...]]:
@@ -245,3 +251,61 @@ def test_tokens_that_may_change_are_not_sampled_in_blocks():
     wrong = Request(tokens=(1, 2), plan=PLAN, protected=(False, False))
     with pytest.raises(ConfigError, match=r"request.protected must be None for block-wise"):
         run_job(lambda jobs: sample_blocks(jobs, session, wrong, 4))
+
+
+@contextmanager
+def stepped(pool: SessionPool):
+    """A pool whose sessions another thread steps."""
+    stop = threading.Event()
+
+    def step() -> None:
+        while not stop.is_set():
+            for own in pool.pending:
+                pool.report(own.step())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        yield pool
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_threads_that_share_a_pool_have_the_samples_they_have_alone():
+    session = Session(MODEL, SCHEDULE, batch_size=2)
+
+    async def two(jobs: Jobs, index: int):
+        return [await jobs.sample(session, [request(index + k)]) for k in range(2)]
+
+    def run(index: int):
+        with sharing(Jobs(pool)):
+            return run_job(partial(two, index=index))
+
+    expected = [run_job(partial(two, index=index)) for index in range(6)]
+    with stepped(SessionPool()) as pool, ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(run, range(6))) == expected
+        (own,) = pool.sessions
+        assert own.counters.finished == 12 and not pool._calls
+
+
+def test_jobs_that_are_cancelled_or_late_end_at_once():
+    session = Session(MODEL, SCHEDULE)
+    endless = replace(request(0), plan=sampling_plan(even_times(100_000)))
+
+    def run(jobs: Jobs):
+        with sharing(jobs):
+            return run_job(partial(Jobs.sample, session=session, requests=[endless]))
+
+    with stepped(SessionPool()) as pool, ThreadPoolExecutor(2) as threads:
+        cancelled, late = Jobs(pool), Jobs(pool, seconds=0.01)
+        futures = [threads.submit(run, jobs) for jobs in (cancelled, late)]
+        with pytest.raises(LimitReached):
+            futures[1].result()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            futures[0].result()
+        with pytest.raises(asyncio.CancelledError):  # and begins nothing else
+            run(cancelled)
+        assert not pool.pending and not pool._calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from gidd.sampling import (
     ban,
     corrector_plan,
     no_op,
+    run_job,
 )
 from gidd.sampling.jobs import block_requests, gather, sample_blocks
 from gidd.sampling.windows import windows
@@ -283,7 +285,7 @@ def stream_text(
     blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
     block = next(blocks, None)
     while block is not None:
-        (sample,) = session.sample([block])
+        (sample,) = run_job(partial(Jobs.sample, session=session, requests=[block]))
         tokens = block.truncate_at_stop(sample.tokens)
         try:
             block = blocks.send(sample)

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from gidd.sampling.guidance import Guidance as Guidance
     from gidd.sampling.jobs import (
         Jobs as Jobs,
+        SessionPool as SessionPool,
         run_job as run_job,
         run_jobs as run_jobs,
+        sharing as sharing,
     )
     from gidd.sampling.network import (
         CachedFeatures as CachedFeatures,

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Any, Final, TypeVar, final
@@ -56,38 +58,53 @@ class _Call:
             except Exception as failure:
                 error = error or failure
         if error is not None or not self._left:
-            with suppress(RuntimeError):  # the loop is closed: nobody awaits it
-                self._loop.call_soon_threadsafe(self._end, error)
+            self.end(error)
 
-    def _end(self, error: Exception | None) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """Let the future have a result, or an error; called by any thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody awaits it
+            self._loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
         if self.future.done():
             return
-        if error is None:
+        if isinstance(error, asyncio.CancelledError):
+            self.future.cancel()
+        elif error is None:
             self.future.set_result(None)
         else:
             self.future.set_exception(error)
 
 
 @final
-class Jobs:
-    """What jobs sample with: a session for each network that they use.
+class SessionPool:
+    """Sessions that jobs share, one for each network that they use.
 
-    `sample` is awaited in an event loop. Another thread may step the sessions:
+    Jobs submit requests from any thread, and one thread steps the sessions:
 
-        for session in jobs.pending:
-            jobs.report(session.step())
+        for session in pool.pending:
+            pool.report(session.step())
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
+        """Start without sessions; `settings` are arguments of each, e.g. `max_cost=10**6`."""
+        self._settings = settings
         self._sessions: dict[Session, Session] = {}
         self._calls: dict[Ticket, _Call] = {}
         self._lock = Lock()
         """Held while requests are submitted, so that `report` knows their calls."""
+        self.has_work = threading.Event()
+        """Set when requests are submitted; the thread that steps may clear it and wait for it."""
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All sessions."""
+        return list(self._sessions.values())
 
     @property
     def pending(self) -> list[Session]:
         """Sessions with requests that are not done."""
-        return [session for session in list(self._sessions.values()) if session.pending]
+        return [session for session in self.sessions if session.pending]
 
     def report(self, events: Sequence[Event]) -> None:
         """Tell jobs what a step of a session has done; called by the thread that steps."""
@@ -98,6 +115,58 @@ class Jobs:
                     by_call.setdefault(call, []).append(event)
         for call, own in by_call.items():
             call.report(own)
+
+    def session_like(self, session: Session) -> Session:
+        """Return the session that shares the forward passes of this one's network."""
+        with self._lock:
+            if session not in self._sessions:
+                self._sessions[session] = session.new(**self._settings)
+            return self._sessions[session]
+
+    def submit(
+        self, call: _Call, session: Session, requests: Iterable[Request], **settings: Any
+    ) -> Iterator[Ticket]:
+        """Submit the requests of a call to one of the sessions; yield their tickets."""
+        with self._lock:
+            for request in requests:
+                ticket = session.submit(request, **settings)
+                self._calls[ticket] = call
+                yield ticket
+        self.has_work.set()
+
+    def end(self, session: Session, tickets: Iterable[Ticket]) -> None:
+        """Cancel the requests that are not done, and forget all."""
+        for ticket in tickets:
+            session.cancel(ticket)
+            del self._calls[ticket]
+
+
+@final
+class Jobs:
+    """What jobs sample with. All that is awaited with one of these ends if it is cancelled."""
+
+    def __init__(
+        self,
+        pool: SessionPool | None = None,
+        *,
+        seconds: float | None = None,
+        priority: int = 0,
+        record_edits: bool = True,
+    ) -> None:
+        """Start without samples.
+
+        Args:
+            pool: Sessions that another thread steps; by default new ones, that `run_jobs` steps.
+            seconds: From now on; what is not sampled by then raises `LimitReached`.
+            priority: Of the requests, see `Session.submit`.
+            record_edits: Whether samples have edits.
+        """
+        self.pool = SessionPool() if pool is None else pool
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._priority, self._record_edits = priority, record_edits
+        self._open: set[_Call] = set()
+        self._is_cancelled = False
+        self._lock = Lock()
 
     async def sample(
         self,
@@ -116,22 +185,58 @@ class Jobs:
         if not requests:
             return []
         call, tickets = _Call(len(requests), on_step), list[Ticket]()
+        shared = self.pool.session_like(session)
         with self._lock:
-            if session not in self._sessions:
-                self._sessions[session] = session.new()
-        shared = self._sessions[session]
+            self._open.add(call)
+            if self._is_cancelled:
+                raise asyncio.CancelledError
         try:
-            with self._lock:
-                for request in requests:
-                    ticket = shared.submit(request, limits, record_frames=record_frames)
-                    tickets.append(ticket)
-                    self._calls[ticket] = call
+            for ticket in self.pool.submit(
+                call,
+                shared,
+                requests,
+                limits=self._until_deadline(limits),
+                priority=self._priority,
+                record_frames=record_frames,
+                record_edits=self._record_edits,
+            ):
+                tickets.append(ticket)
             await call.future
         finally:
-            for ticket in tickets:
-                shared.cancel(ticket)
-                del self._calls[ticket]
+            self._open.discard(call)
+            self.pool.end(shared, tickets)
         return [ticket.sample for ticket in tickets if ticket.sample is not None]
+
+    def cancel(self) -> None:
+        """End all that is awaited, from any thread, with `asyncio.CancelledError`."""
+        with self._lock:
+            self._is_cancelled = True
+            calls = list(self._open)
+        for call in calls:
+            call.end(asyncio.CancelledError())
+
+    def _until_deadline(self, limits: Limits) -> Limits:
+        if self._deadline is None:
+            return limits
+        left = max(0.0, self._deadline - time.monotonic())
+        seconds = left if limits.seconds is None else min(left, limits.seconds)
+        return replace(limits, seconds=seconds, on_limit="abort")
+
+
+_SHARED: contextvars.ContextVar[Jobs | None] = contextvars.ContextVar("shared jobs", default=None)
+
+
+@contextmanager
+def sharing(jobs: Jobs) -> Iterator[None]:
+    """Within it, what `run_jobs` runs in this thread samples with `jobs`, in sessions of its pool.
+
+    Another thread steps these sessions.
+    """
+    token = _SHARED.set(jobs)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -174,7 +279,8 @@ def _is_in_event_loop() -> bool:
 async def _run_all(
     functions: Iterable[Callable[[Jobs], Coroutine[Any, Any, _T]]], at_once: int
 ) -> list[_T]:
-    jobs, free, has_failed = Jobs(), asyncio.Semaphore(at_once), asyncio.Event()
+    shared = _SHARED.get()
+    jobs, free, has_failed = shared or Jobs(), asyncio.Semaphore(at_once), asyncio.Event()
 
     async def run(function: Callable[[Jobs], Coroutine[Any, Any, _T]]) -> _T:
         async with free:
@@ -187,13 +293,15 @@ async def _run_all(
                 raise
 
     results = asyncio.ensure_future(gather(run(function) for function in functions))
+    if shared is not None:  # another thread steps its sessions
+        return await results
     try:
         while not results.done():
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
-            pending = jobs.pending
+            pending = jobs.pool.pending
             for session in pending:
-                jobs.report(session.step())
+                jobs.pool.report(session.step())
             if not pending:  # jobs wait for something else
                 await asyncio.wait([results], timeout=0.001)
         return results.result()
