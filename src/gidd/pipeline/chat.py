@@ -13,7 +13,7 @@ from gidd.errors import DataError
 from gidd.pipeline.generate import build_requests
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation
-from gidd.sampling import Request, ban
+from gidd.sampling import Processor, Request, ban
 from gidd.sampling.request import prompt as with_blanks
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def build_chat_request(
     seed: int,
     stop: Sequence[str],
     options: SamplingOptions,
+    further_processors: Sequence[Processor] = (),
 ) -> ChatRequest:
     """Return the request of an answer: all tokens of the prompt are given.
 
@@ -89,9 +90,9 @@ def build_chat_request(
     room = min(_MAX_DEFAULT_TOKENS, max(1, pipe.context - len(tokens)))
     length = pipe.length_with(max_tokens or room, len(tokens))
     end, vocab = answer_end_of(pipe.tokenizer, stop), pipe.schedule.vocab
-    (request,) = build_requests(
-        pipe, with_blanks(length, tokens), tuple(sorted(end.tokens)), options, None, 1, seed, 0
-    )
+    settings = options, None, 1, seed, 0, (), further_processors
+    ends = tuple(sorted(end.tokens))
+    (request,) = build_requests(pipe, with_blanks(length, tokens), ends, *settings)
     banned = {v for v in pipe.tokenizer.special_ids - end.tokens if v < vocab.size}
     processors = (ban(vocab, banned), *request.processors)
     return ChatRequest(replace(request, processors=processors), end, num_dropped)

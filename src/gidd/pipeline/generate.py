@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -54,6 +54,7 @@ def build_requests(
     seed: int,
     start_index: int,
     choices: tuple[Choices, ...] = (),
+    further_processors: Sequence[Processor] = (),
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
     require_arguments(
@@ -66,7 +67,7 @@ def build_requests(
             named = options.final_corrector if options.final_corrector_steps else "self_correction"
             pipe.require_visible_scores(named)
         plan = options.plan()
-    processors = options.processors()
+    processors = (*further_processors, *options.processors())
     banned = pipe.tokenizer.unknown_ids | (frozenset() if stop else pipe.tokenizer.terminator_ids)
     if banned:
         # before truncation, which must not leave banned tokens only
@@ -297,6 +298,17 @@ def stream_text(
         if block is not None:
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
         complete = "".join(texts[:first]) + text
+        if len(complete) > len(shown):
+            yield complete[len(shown) :]
+            shown = complete
+
+
+def stripped(pieces: Iterable[str], prefix: str) -> Iterator[str]:
+    """Yield the pieces of a text without its prefix and without white space around the rest."""
+    shown, text = "", ""
+    for piece in pieces:
+        text += piece
+        complete = text[len(prefix) :].strip()
         if len(complete) > len(shown):
             yield complete[len(shown) :]
             shown = complete

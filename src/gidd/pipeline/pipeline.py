@@ -30,6 +30,7 @@ from gidd.pipeline.generate import (
     require_no_blocks,
     run_requests,
     stream_text,
+    stripped,
 )
 from gidd.pipeline.noise_level import NoiseLevel, OnForwardPassesDone
 from gidd.pipeline.options import (
@@ -57,6 +58,7 @@ from gidd.sampling import (
     CachedFeatures,
     OnStep,
     Plan,
+    Processor,
     Request,
     Session,
     Tokens,
@@ -175,6 +177,7 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
         confidence: bool = False,
+        processors: Sequence[Processor] = (),
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> list[Generation]:
@@ -197,6 +200,8 @@ class Pipeline:
             record_frames: Record the prediction before every step in `trace.frames`.
             confidence: Whether to compute `Generation.confidence`, which takes a forward pass per
                 sample (none for models trained with masking alone).
+            processors: Further processors of x_theta, before those of the options, e.g.
+                `gidd.sampling.LogitBias`.
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
@@ -205,7 +210,8 @@ class Pipeline:
         ends = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
-        requests = build_requests(self, tokens, ends, options, plan, num_samples, seed, start_index)
+        counts = num_samples, seed, start_index
+        requests = build_requests(self, tokens, ends, options, plan, *counts, (), processors)
         blocks = options.block_length or (None if suffix or record_frames else self.canvas_length)
         return self.run(
             requests,
@@ -225,6 +231,7 @@ class Pipeline:
         stop: Sequence[str] = (),
         seed: int = 0,
         sample_index: int = 0,
+        processors: Sequence[Processor] = (),
         options: SamplingOptions = _STREAMED,
         **changes: Any,
     ) -> Iterator[str]:
@@ -240,7 +247,8 @@ class Pipeline:
         tokens = self._with_blanks(length, max_tokens, prompt)
         ends = tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.stream)
-        (request,) = build_requests(self, tokens, ends, options, None, 1, seed, sample_index)
+        settings = options, None, 1, seed, sample_index, (), processors
+        (request,) = build_requests(self, tokens, ends, *settings)
         block_length = options.block_length or len(tokens)
         return stream_text(self.session, self.token_texts, request, block_length, stop)
 
@@ -252,6 +260,7 @@ class Pipeline:
         seed: int = 0,
         stop: Sequence[str] = (),
         on_step: OnStep | None = None,
+        processors: Sequence[Processor] = (),
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> ChatAnswer:
@@ -269,13 +278,14 @@ class Pipeline:
             seed: Random seed; another one gives another answer.
             stop: Texts before which the answer ends.
             on_step: Called after each step.
+            processors: Further processors of x_theta.
             options: Sampling options; with `block_length` nothing is sampled after the end.
             **changes: Fields of `options` to change, e.g. `steps=64, block_length=32`.
         """
         require_stop(stop)
         options = with_changes(options, changes, self.chat)
         request, end, num_dropped = build_chat_request(
-            self, messages, max_tokens, seed, stop, options
+            self, messages, max_tokens, seed, stop, options, processors
         )
         blocks = options.block_length or self.canvas_length
         (generation,) = self.run([request], on_step=on_step, block_length=blocks, stop=end.strings)
@@ -286,6 +296,34 @@ class Pipeline:
             num_dropped=num_dropped,
             generation=generation,
         )
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        processors: Sequence[Processor] = (),
+        options: SamplingOptions = _STREAMED,
+        **changes: Any,
+    ) -> Iterator[str]:
+        """Answer the last of some messages in blocks, and yield the answer block by block.
+
+        The pieces are the answer of `chat` with the same arguments, without the white space around
+        it. For `block_length` see `stream`.
+        """
+        require_stop(stop)
+        if options is _STREAMED and self.canvas_length is not None:
+            changes = {"block_length": self.canvas_length} | changes
+        options = with_changes(options, changes, self.stream_chat)
+        request, end, _ = build_chat_request(
+            self, messages, max_tokens, seed, stop, options, processors
+        )
+        block_length = options.block_length or len(request.tokens)
+        pieces = stream_text(self.session, self.token_texts, request, block_length, end.strings)
+        given = [token for token in request.tokens[: request.first_blank] if token is not None]
+        return stripped(pieces, "".join(self.token_texts(given)))
 
     def _with_blanks(
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
@@ -326,6 +364,7 @@ class Pipeline:
         on_step: OnStep | None = None,
         record_frames: bool = False,
         confidence: bool = False,
+        processors: Sequence[Processor] = (),
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> list[Generation]:
@@ -348,7 +387,7 @@ class Pipeline:
         require_no_blocks(options.block_length, "a template")
         own = build_choices(self, tokens, choices)
         counts = num_samples, seed, start_index
-        requests = build_requests(self, tokens, (), options, plan, *counts, own)
+        requests = build_requests(self, tokens, (), options, plan, *counts, own, processors)
         return self.run(
             requests, on_step=on_step, record_frames=record_frames, confidence=confidence
         )

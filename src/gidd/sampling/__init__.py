@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from gidd.sampling.processors import (
         Ban as Ban,
         EpsilonCutoff as EpsilonCutoff,
+        LogitBias as LogitBias,
         MinP as MinP,
         Processor as Processor,
         Require as Require,

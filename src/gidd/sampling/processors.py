@@ -42,6 +42,9 @@ TEMPERATURE = number(
 )
 """Allowed temperatures: not negative, and float32 can represent them."""
 
+MAX_LOGIT_BIAS = 100
+"""The largest bias of a token, as in OpenAI's API."""
+
 _TOP_K = integer(1, fix="1 is greedy; omit the processor to keep all tokens.")
 _TOP_P = number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common, 1 keeps all tokens.")
 _KEPT_MASKS = 256
@@ -204,6 +207,48 @@ class Ban(_TokenSet):
     """Never predict these tokens; uniform over all others if those have probability 0."""
 
     are_allowed = False
+
+
+@final
+@dataclass(frozen=True)
+class LogitBias:
+    """Add numbers to the logits of some tokens: -100 excludes a token, 100 requires it."""
+
+    vocab: Vocab
+    biases: frozenset[tuple[int, float]]
+    """Pairs of a token and its bias."""
+
+    def __post_init__(self) -> None:
+        size, mask_id = self.vocab.size, self.vocab.mask_id
+        tokens = [token for token, _ in self.biases]
+        wrong = sorted(v for v in tokens if v not in range(size) or v == mask_id)
+        large = [bias for _, bias in self.biases if not abs(bias) <= MAX_LOGIT_BIAS]
+        if wrong or large or len(set(tokens)) < len(tokens):
+            raise ConfigError(
+                f"logit_bias must be numbers in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}] by token id "
+                f"in [0, {size}), each once, not the mask ({mask_id}), got {(wrong or large)[:10]}."
+            )
+
+    def check(self, vocab: Vocab) -> None:
+        """Raise `ConfigError` if the tokens belong to another vocabulary."""
+        if (self.vocab.size, self.vocab.mask_id) != (vocab.size, vocab.mask_id):
+            raise ConfigError(f"logit_bias must be of tokens of {vocab}, got {self.vocab}.")
+
+    def __call__(self, p: Tensor) -> Tensor:
+        """Return p exp(bias), normalised."""
+        return (p.log() + _bias_row(self.vocab, self.biases, p.device)).softmax(-1)
+
+
+@lru_cache(maxsize=_KEPT_MASKS)
+def _bias_row(
+    vocab: Vocab, biases: frozenset[tuple[int, float]], device: torch.device
+) -> Float[Tensor, " V"]:
+    """Return the bias of every token; kept: a call uploads nothing."""
+    with torch.inference_mode(False):  # used outside of it as well
+        row = torch.zeros(vocab.size)
+        for token, bias in biases:
+            row[token] = bias
+        return row.to(device)
 
 
 def ban(vocab: Vocab, tokens: Iterable[int]) -> Ban:
