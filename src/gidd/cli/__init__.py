@@ -61,6 +61,7 @@ COMMANDS = {
     "infill": "fill the blanks of a text",
     "correct": "find and fix wrong tokens in texts",
     "score": "compute the likelihood of a text and the confidence in its tokens",
+    "serve": "serve models over HTTP, with a page to try them",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
     "plot": "plot runs, results of evaluations and noise schedules",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -270,19 +270,29 @@ def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) 
         position = end
 
 
+class StreamEnd(NamedTuple):
+    """How a text that was sampled in blocks has ended."""
+
+    num_tokens: int
+    """Tokens that were sampled, without those after the end."""
+
+    is_stopped: bool
+    """Whether it ended at end-of-text or a stop string."""
+
+
 def stream_text(
     session: Session,
     token_texts: TokenDecoder,
     request: Request,
     block_length: int,
     stop: Sequence[str],
-) -> Iterator[str]:
+) -> Generator[str, None, StreamEnd]:
     """Sample one request in blocks; yield the text of each when it is finished.
 
     The first piece begins with the prompt. A character whose bytes end in the next block is held
     back until then, and so is what may be the beginning of a stop string.
     """
-    shown, first = "", request.first_blank
+    shown, first, end = "", request.first_blank, StreamEnd(0, is_stopped=False)
     blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
     block = next(blocks, None)
     while block is not None:
@@ -293,21 +303,29 @@ def stream_text(
         except StopIteration:
             block = None
         texts = token_texts(tokens)
-        text = "".join(texts[first:])
-        text = text[: end_of_text(text, stop)]
+        whole = "".join(texts[first:])
+        text = whole[: end_of_text(whole, stop)]
+        is_stopped = len(tokens) < len(request.tokens) or len(text) < len(whole)
+        end = StreamEnd(max(0, len(tokens) - first), is_stopped)
         if block is not None:
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
         complete = "".join(texts[:first]) + text
         if len(complete) > len(shown):
             yield complete[len(shown) :]
             shown = complete
+    return end
 
 
-def stripped(pieces: Iterable[str], prefix: str) -> Iterator[str]:
+def stripped(
+    pieces: Generator[str, None, StreamEnd], prefix: str
+) -> Generator[str, None, StreamEnd]:
     """Yield the pieces of a text without its prefix and without white space around the rest."""
     shown, text = "", ""
-    for piece in pieces:
-        text += piece
+    while True:
+        try:
+            text += next(pieces)
+        except StopIteration as end:
+            return end.value
         complete = text[len(prefix) :].strip()
         if len(complete) > len(shown):
             yield complete[len(shown) :]

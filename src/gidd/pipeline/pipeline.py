@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from gidd.models import Denoiser, push_to_hub, save
 from gidd.pipeline.chat import ChatAnswer, build_chat_request
 from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
 from gidd.pipeline.generate import (
+    StreamEnd,
     build_choices,
     build_requests,
     require_no_blocks,
@@ -234,12 +235,12 @@ class Pipeline:
         processors: Sequence[Processor] = (),
         options: SamplingOptions = _STREAMED,
         **changes: Any,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, StreamEnd]:
         """Sample one text in blocks, and yield it block by block, beginning with the prompt.
 
         The pieces are the text of `generate` with the same arguments, and final: without blocks
-        any token may change until the last step. `block_length` is 32 unless it is given, or the
-        canvas of a network that has one.
+        any token may change until the last step. The generator returns how the text ended.
+        `block_length` is 32 unless it is given, or the canvas of a network that has one.
         """
         require_stop(stop)
         if options is _STREAMED and self.canvas_length is not None:
@@ -307,7 +308,7 @@ class Pipeline:
         processors: Sequence[Processor] = (),
         options: SamplingOptions = _STREAMED,
         **changes: Any,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, StreamEnd]:
         """Answer the last of some messages in blocks, and yield the answer block by block.
 
         The pieces are the answer of `chat` with the same arguments, without the white space around

@@ -164,6 +164,8 @@ class Jobs:
         self.pool = SessionPool() if pool is None else pool
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._priority, self._record_edits = priority, record_edits
+        self.cost = 0
+        """Cost of all requests so far, see `Session.cost`."""
         self._open: set[_Call] = set()
         self._is_cancelled = False
         self._lock = Lock()
@@ -201,6 +203,7 @@ class Jobs:
                 record_edits=self._record_edits,
             ):
                 tickets.append(ticket)
+                self.cost += ticket.cost
             await call.future
         finally:
             self._open.discard(call)

@@ -1,0 +1,178 @@
+"""Who may use a service, and how much of it: API keys, rates, sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gidd.errors import ConfigError, Overloaded
+from gidd.serving.errors import ServiceError, error_response
+
+KEY_VARIABLE = "GIDD_API_KEY"
+_SHA256_DIGITS = 64
+
+
+def hash_key(key: str) -> str:
+    """Return the SHA-256 of a key, as in a file of keys."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_keys(path: str | Path | None) -> dict[str, str]:
+    """Return the names of API keys by their hashes; empty if everybody may use the service.
+
+    Each line of the file is a SHA-256 in hexadecimal digits and a name; lines that begin with # are
+    skipped. The environment variable GIDD_API_KEY is one more key, in clear.
+    """
+    keys: dict[str, str] = {}
+    if path is not None:
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            digest = words[0].lower()
+            if len(digest) != _SHA256_DIGITS or not all(c in "0123456789abcdef" for c in digest):
+                raise ConfigError(
+                    f"{path}, line {number}: must be a SHA-256 in {_SHA256_DIGITS} hexadecimal "
+                    "digits and a name. Write the hash of the key with: printf %s KEY | sha256sum"
+                )
+            keys[digest] = words[1] if len(words) > 1 else f"key {number}"
+        if not keys:
+            raise ConfigError(f"{path}: must have a key, got none. Omit it to serve everybody.")
+    if key := os.environ.get(KEY_VARIABLE):
+        keys[hash_key(key)] = KEY_VARIABLE
+    return keys
+
+
+@final
+@dataclass
+class Allowance:
+    """An amount that is refilled at a constant rate: at most what a minute gives."""
+
+    per_minute: float
+    clock: Callable[[], float] = time.monotonic
+    left: float = field(init=False)
+    _last: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left, self._last = self.per_minute, self.clock()
+
+    def take(self, amount: float, least: float, what: str) -> None:
+        """Use an amount, if at least `least` is left; the rest may be owed. Or raise."""
+        now = self.clock()
+        refilled = self.left + (now - self._last) / 60 * self.per_minute
+        self.left, self._last = min(self.per_minute, refilled), now
+        if self.left < least:
+            seconds = (least - self.left) / self.per_minute * 60
+            raise Overloaded(
+                f"this key may use {self.per_minute:,.0f} {what} a minute. Try again in "
+                f"{seconds:.0f} seconds.",
+                seconds,
+            )
+        self.left -= amount
+
+
+@final
+class Access:
+    """Checks keys, and what each has used."""
+
+    def __init__(
+        self,
+        keys: dict[str, str],
+        requests_per_minute: float | None = None,
+        cost_per_minute: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys = keys
+        rates = {"requests": requests_per_minute, "cost": cost_per_minute}
+        self._allowances = {
+            name: {what: Allowance(rate, clock) for what, rate in rates.items() if rate is not None}
+            for name in {*keys.values(), ""}
+        }
+
+    def name_of(self, authorization: str | None) -> str:
+        """Return the name of a key, given the header; raise `ServiceError` if it is unknown."""
+        if not self._keys:
+            return ""
+        scheme, _, key = (authorization or "").partition(" ")
+        name = self._keys.get(hash_key(key.strip())) if scheme.lower() == "bearer" else None
+        if name is None:
+            raise ServiceError(
+                401,
+                "the header Authorization must be: Bearer KEY, with a key of this service.",
+                "invalid_api_key",
+            )
+        return name
+
+    def begin(self, name: str) -> None:
+        """Count a request; raise `Overloaded` if a key has used what it may."""
+        if (cost := self._allowances[name].get("cost")) is not None:
+            cost.take(0, 1, "cost (steps times tokens)")
+        if (requests := self._allowances[name].get("requests")) is not None:
+            requests.take(1, 1, "requests")
+
+    def charge(self, name: str, cost: int) -> None:
+        """Count the cost of a request when it is done."""
+        if (allowance := self._allowances[name].get("cost")) is not None:
+            allowance.take(cost, float("-inf"), "cost")
+
+
+@final
+class Gate:
+    """Lets requests in: checks the key, then receives a body of limited size and time."""
+
+    def __init__(self, app: ASGIApp, access: Access, max_bytes: int, seconds: float) -> None:
+        self._app, self._access = app, access
+        self._max_bytes, self._seconds = max_bytes, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict[bytes, bytes](scope["headers"])
+        try:
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            scope.setdefault("state", {})["key"] = self._access.name_of(authorization)
+            async with asyncio.timeout(self._seconds):
+                body = await self._body(headers.get(b"content-length", b"0"), receive)
+        except TimeoutError:
+            late = ServiceError(408, f"the body must arrive within {self._seconds:g} seconds.")
+            await error_response(late)(scope, receive, send)
+        except ServiceError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, _with_body(body, receive), send)
+
+    async def _body(self, declared: bytes, receive: Receive) -> bytes | None:
+        """Return the body, None if the client has gone."""
+        body, is_complete = bytearray(), False
+        while not is_complete:
+            if max(len(body), int(declared)) > self._max_bytes:
+                raise ServiceError(413, f"the body must have at most {self._max_bytes:,} bytes.")
+            message: Any = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            is_complete = not message.get("more_body", False)
+        if len(body) > self._max_bytes:
+            raise ServiceError(413, f"the body must have at most {self._max_bytes:,} bytes.")
+        return bytes(body)
+
+
+def _with_body(body: bytes, receive: Receive) -> Receive:
+    """Return a function that receives the body first, and then what else comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message

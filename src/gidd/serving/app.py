@@ -1,0 +1,486 @@
+"""The HTTP service: OpenAI's routes, and those of diffusion models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar, final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+
+import gidd
+from gidd.pipeline import Pipeline
+from gidd.pipeline.chat import is_chat_model
+from gidd.sampling.jobs import gather
+from gidd.serving import texts
+from gidd.serving.access import Access, Gate
+from gidd.serving.errors import ServiceError, add_handlers, as_service_error, error_body
+from gidd.serving.frames import Frame, describe_frame
+from gidd.serving.metrics import Metrics
+from gidd.serving.options import ServiceOptions
+from gidd.serving.protocol import (
+    ChatBody,
+    CompletionBody,
+    CorrectBody,
+    FimBody,
+    InfillBody,
+    SampledBody,
+    ScoreBody,
+)
+from gidd.serving.texts import Json
+from gidd.serving.worker import Cancelled, Worker
+
+_T = TypeVar("_T")
+_FRAME_SECONDS = 0.04
+"""Least time between two frames of a stream; what happens between them is in the next."""
+
+_FIELDS = ("index", "text", "logprobs", "finish_reason")
+
+
+def create_app(
+    workers: Mapping[str, Worker],
+    options: ServiceOptions | None = None,
+    keys: Mapping[str, str] | None = None,
+) -> FastAPI:
+    """Return the service of some models by their names; `keys` are names of API keys by hash."""
+    service = Service(dict(workers), options or ServiceOptions(), dict(keys or {}))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for worker in service.workers.values():
+            worker.close()
+
+    app = FastAPI(title="gidd", version=gidd.__version__, lifespan=lifespan)
+    add_handlers(app)
+    app.add_middleware(
+        Gate,
+        access=service.access,
+        max_bytes=service.options.max_bytes,
+        seconds=service.options.body_seconds,
+    )
+    app.middleware("http")(service.measure)
+    for path, route in {
+        "/v1/completions": service.complete,
+        "/v1/fim/completions": service.fim,
+        "/v1/chat/completions": service.chat,
+        "/v1/infill": service.infill,
+        "/v1/correct": service.correct,
+        "/v1/score": service.score,
+    }.items():
+        app.post(path, response_model=None)(route)
+    for path, route in {
+        "/v1/models": service.models,
+        "/v1/models/{name:path}": service.model,
+        "/healthz": service.health,
+        "/readyz": service.ready,
+        "/metrics": service.show_metrics,
+        "/": page,
+    }.items():
+        app.get(path, response_model=None)(route)
+    app.state.service = service
+    return app
+
+
+async def page() -> Response:
+    """Return the demo page."""
+    text = files("gidd.serving").joinpath("page.html").read_text(encoding="utf-8")
+    policy = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'"
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+@final
+class Service:
+    """The routes, and what they share."""
+
+    def __init__(
+        self, workers: dict[str, Worker], options: ServiceOptions, keys: dict[str, str]
+    ) -> None:
+        self.workers, self.options = workers, options
+        options.check()
+        self.access = Access(keys, options.requests_per_minute, options.cost_per_minute)
+        self.metrics = Metrics(workers)
+        self.created = int(time.time())
+
+    async def measure(
+        self, request: Request, call: Callable[[Request], Coroutine[Any, Any, Response]]
+    ) -> Response:
+        """Measure the time until the answer begins."""
+        start = time.perf_counter()
+        response = await call(request)
+        route = request.scope.get("route")
+        path = getattr(route, "path", "other")
+        seconds = time.perf_counter() - start
+        self.metrics.latency.labels(path, str(response.status_code)).observe(seconds)
+        return response
+
+    # state
+
+    async def models(self) -> Json:
+        """List the models."""
+        return {"object": "list", "data": [self._describe(name) for name in self.workers]}
+
+    async def model(self, name: str) -> Json:
+        """Describe one model."""
+        self._worker(name)
+        return self._describe(name)
+
+    def _describe(self, name: str) -> Json:
+        pipe = self.workers[name].pipe
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "gidd",
+            "context": pipe.context,
+            "vocabulary": pipe.schedule.vocab.size,
+            "can_correct": pipe.can_score_visible_tokens,
+            "can_chat": is_chat_model(pipe),
+        }
+
+    async def health(self) -> Response:
+        """Tell whether all workers are alive."""
+        is_alive = all(worker.is_alive for worker in self.workers.values())
+        return JSONResponse({"alive": is_alive}, 200 if is_alive else 503)
+
+    async def ready(self) -> Response:
+        """Tell whether requests are accepted now."""
+        is_ready = all(one.is_alive and not one.is_full for one in self.workers.values())
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def show_metrics(self) -> Response:
+        """Return metrics in the format of Prometheus."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    # completions
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """Complete a text; with `suffix`, fill in what is between."""
+        if body.best_of not in (None, body.n):
+            raise ServiceError(400, "best_of: must be equal to n.", param="best_of")
+        call = self._begin(body, request, "cmpl")
+        prompts = texts.prompts_of(call.pipe, body)
+        if body.stream and not body.diffusing:
+            run = partial(texts.complete_in_blocks, call.pipe, body, prompts, call.seed)
+            return await call.stream_blocks(run, _text_choice, body.stream_options)
+        jobs = [
+            partial(texts.complete, call.pipe, body, prompt, i, call.seed)
+            for i, prompt in enumerate(prompts)
+        ]
+        if body.stream:
+            if len(prompts) > 1:
+                raise ServiceError(400, "diffusing: needs a single prompt.", param="diffusing")
+            return await call.stream_frames(jobs[0], _text_choice, body.stream_options)
+        found = await call.run_all([partial(job, None) for job in jobs])
+        return call.answer([choice for choices in found for choice in choices], _text_choice)
+
+    async def fim(self, body: FimBody, request: Request) -> Response:
+        """Fill in what is between `prompt` and `suffix`."""
+        return await self.complete(body.model_copy(update={"seed": _fim_seed(body)}), request)
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        call = self._begin(body, request, "chatcmpl")
+        if not is_chat_model(call.pipe):
+            raise ServiceError(400, f"model: {call.model} was not trained on chats.", param="model")
+        if body.stream and not body.diffusing:
+            run = partial(texts.answer_in_blocks, call.pipe, body, call.seed)
+            return await call.stream_blocks(run, _delta_choice, body.stream_options)
+        jobs = [
+            partial(_with_index, i, partial(texts.answer, call.pipe, body, call.seed + i))
+            for i in range(body.n)
+        ]
+        if body.stream:
+            if body.n > 1:
+                raise ServiceError(400, "diffusing: needs n = 1.", param="diffusing")
+            return await call.stream_frames(jobs[0], _delta_choice, body.stream_options)
+        found = await call.run_all([partial(job, None) for job in jobs])
+        return call.answer([choice for choices in found for choice in choices], _message_choice)
+
+    # diffusion
+
+    async def infill(self, body: InfillBody, request: Request) -> Response:
+        """Fill the blanks of a text."""
+        call = self._begin(body, request, "infill")
+        run = partial(texts.infill, call.pipe, body, call.seed)
+
+        def result(choices: Any) -> Json:
+            return {"model": call.model, "seed": call.seed, "choices": choices}
+
+        return await call.result_or_frames(run, result, is_stream=body.stream)
+
+    async def correct(self, body: CorrectBody, request: Request) -> Response:
+        """Correct a text."""
+        call = self._begin(body, request, "correct")
+        call.pipe.require_visible_scores("correction")
+        run = partial(texts.correct, call.pipe, body)
+
+        def result(found: Any) -> Json:
+            return {"model": call.model, **found}
+
+        return await call.result_or_frames(run, result, is_stream=body.stream)
+
+    async def score(self, body: ScoreBody, request: Request) -> Response:
+        """Compute the likelihood of a text and the probability of its tokens."""
+        call = self._begin(body, request, "score")
+
+        def run() -> Json:
+            with call.worker.alone:
+                return texts.score(call.pipe, body)
+
+        (found,) = await call.run_all([run])
+        return JSONResponse({"model": call.model, **found})
+
+    def _begin(self, body: Any, request: Request, kind: str) -> Call:
+        name: str = request.scope.get("state", {}).get("key", "")
+        self.access.begin(name)
+        model = body.model or next(iter(self.workers))
+        worker, seed = self._worker(model), None
+        if isinstance(body, SampledBody):
+            seed = body.seed
+        return Call(
+            request=request,
+            worker=worker,
+            model=model,
+            id=f"{kind}-{secrets.token_hex(12)}",
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+            charge=partial(self.access.charge, name),
+        )
+
+    def _worker(self, model: str) -> Worker:
+        if model not in self.workers:
+            raise ServiceError(
+                404,
+                f"model: must be one of {', '.join(self.workers)}.",
+                "model_not_found",
+                "model",
+            )
+        return self.workers[model]
+
+
+def _fim_seed(body: FimBody) -> int | None:
+    return body.random_seed if body.seed is None else body.seed
+
+
+def _with_index(
+    index: int, function: Callable[[Callable[[Any], None] | None], Json], emit: Any
+) -> list[Json]:
+    return [function(emit) | {"index": index}]
+
+
+def _text_choice(choice: Json) -> Json:
+    """Return a choice of /v1/completions."""
+    return {name: choice.get(name) for name in _FIELDS}
+
+
+def _message_choice(choice: Json) -> Json:
+    """Return a choice of /v1/chat/completions."""
+    message = {"role": "assistant", "content": choice["text"]}
+    own = {name: choice.get(name) for name in ("index", "logprobs", "finish_reason")}
+    return own | {"message": message}
+
+
+def _delta_choice(choice: Json) -> Json:
+    """Return a choice of a stream of /v1/chat/completions."""
+    text = choice.get("text")
+    delta = {} if text is None else {"role": "assistant", "content": text}
+    return {"index": choice["index"], "delta": delta, "finish_reason": choice["finish_reason"]}
+
+
+_ToChoice = Callable[[Json], Json]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request of a client to a model."""
+
+    request: Request
+    worker: Worker
+    model: str
+    id: str
+    seed: int
+    charge: Callable[[int], None]
+
+    @property
+    def pipe(self) -> Pipeline:
+        """The model."""
+        return self.worker.pipe
+
+    async def run_all(self, functions: list[Callable[[], _T]]) -> list[_T]:
+        """Run functions in the worker, unless the client goes away."""
+        self.worker.require_room(len(functions))
+        running = asyncio.ensure_future(
+            gather(
+                self.worker.call(one, charge=self.charge, record_edits=self._needs_edits)
+                for one in functions
+            )
+        )
+        gone = asyncio.ensure_future(self._client_gone())
+        try:
+            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise Cancelled("the client is gone.")
+            return running.result()
+        finally:
+            gone.cancel()
+            running.cancel()
+
+    @property
+    def _needs_edits(self) -> bool:
+        # masked models have no other record of the probability of a token
+        return not self.pipe.can_score_visible_tokens
+
+    async def _client_gone(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+    def answer(self, choices: list[Json], to_choice: _ToChoice) -> Response:
+        """Return the answer with all choices."""
+        head = self._head(is_chunk=False)
+        listed = [to_choice(choice) for choice in choices]
+        usage = _usage(choices)
+        return JSONResponse({**head, "choices": listed, "usage": usage, "seed": self.seed})
+
+    def _head(self, *, is_chunk: bool) -> Json:
+        kind = "chat.completion" if self.id.startswith("chat") else "text_completion"
+        if is_chunk and kind == "chat.completion":
+            kind += ".chunk"
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model,
+            "system_fingerprint": f"gidd-{gidd.__version__}",
+        }
+
+    async def stream_blocks(
+        self, run: Callable[[Any], None], to_choice: _ToChoice, options: Any
+    ) -> Response:
+        """Stream the finished blocks of texts."""
+        head, ended = self._head(is_chunk=True), list[Json]()
+
+        async def chunks() -> AsyncGenerator[Json]:
+            async for index, piece in self.worker.stream(run, charge=self.charge):
+                choice: Json = {"index": index, "text": piece, "finish_reason": None}
+                if not isinstance(piece, str):
+                    choice["finish_reason"] = "stop" if piece.is_stopped else "length"
+                    # a client of completions expects a text, and none of chats
+                    choice["text"] = "" if to_choice is _text_choice else None
+                    ended.append({"tokens": piece.num_tokens})
+                yield head | {"choices": [to_choice(choice)]}
+            if options is not None and options.include_usage:
+                yield head | {"choices": [], "usage": _usage(ended)}
+
+        return await _event_stream(chunks())
+
+    async def stream_frames(
+        self, run: Callable[[Any], list[Json]], to_choice: _ToChoice, options: Any
+    ) -> Response:
+        """Stream the whole text after each step, as clients of Mercury expect it."""
+        head = self._head(is_chunk=True)
+
+        async def chunks() -> AsyncGenerator[Json]:
+            async for item in self._frames(run):
+                if isinstance(item, Frame):
+                    request = item.request
+                    first = request.first_blank
+                    blanks = sum(token is None for token in request.tokens)
+                    own = describe_frame(self.pipe, item, first, first + blanks)
+                    index = request.sample_index
+                    progress = item.step / max(1, item.steps)
+                    yield _mercury(head, index, own.pop("text"), progress, to_choice, own)
+                else:
+                    for choice in item:
+                        index, text = choice["index"], choice["text"]
+                        yield _mercury(head, index, text, 1.0, to_choice, {"edits": []})
+                        end = {"index": index, "finish_reason": choice["finish_reason"]}
+                        yield head | {"choices": [to_choice(end)]}
+                    if options is not None and options.include_usage:
+                        yield head | {"choices": [], "usage": _usage(item)}
+
+        return await _event_stream(chunks())
+
+    async def result_or_frames(
+        self, run: Callable[[Any], _T], to_result: Callable[[_T], Json], *, is_stream: bool
+    ) -> Response:
+        """Return a result or, as a stream, frames and then the result."""
+        if not is_stream:
+            (found,) = await self.run_all([partial(run, None)])
+            return JSONResponse(to_result(found))
+
+        async def chunks() -> AsyncGenerator[Json]:
+            async for item in self._frames(run):
+                if isinstance(item, Frame):
+                    yield {"frame": describe_frame(self.pipe, item)}
+                else:
+                    yield {"result": to_result(item)}
+
+        return await _event_stream(chunks())
+
+    async def _frames(self, run: Callable[[Any], _T]) -> AsyncGenerator[Frame | _T]:
+        """Yield frames, not too many of them, and then the result."""
+
+        def emit_result(emit: Callable[[Any], None]) -> None:
+            emit(run(emit))
+
+        last = 0.0
+        async for item in self.worker.stream(emit_result, charge=self.charge):
+            if isinstance(item, Frame):
+                await asyncio.sleep(max(0.0, last + _FRAME_SECONDS - time.monotonic()))
+                last = time.monotonic()
+            yield item
+
+
+def _mercury(
+    head: Json, index: int, text: str, progress: float, to_choice: _ToChoice, own: Json
+) -> Json:
+    """Return a chunk whose text replaces the text before."""
+    choice = to_choice({"index": index, "text": text, "finish_reason": None})
+    meta = {"diffusion_content": True, "diffusion_progress": round(progress, 4)}
+    return head | {"choices": [choice], "diffusion_meta": meta, "gidd": own}
+
+
+def _usage(choices: list[Json]) -> Json:
+    given = sum(
+        {choice["index"]: choice.get("prompt_tokens", 0) for choice in choices[:1]}.values()
+    )
+    new = sum(choice["tokens"] for choice in choices)
+    passes = sum(choice.get("forward_passes", 0) for choice in choices)
+    return {
+        "prompt_tokens": given,
+        "completion_tokens": new,
+        "total_tokens": given + new,
+        "forward_passes": passes,
+    }
+
+
+async def _event_stream(chunks: AsyncGenerator[Json]) -> Response:
+    """Return server-sent events; what fails before the first of them is an ordinary error."""
+    first = await anext(chunks)
+
+    async def events() -> AsyncGenerator[bytes]:
+        try:
+            yield _event(first)
+            async for chunk in chunks:
+                yield _event(chunk)
+        except Exception as error:
+            yield _event(error_body(as_service_error(error)))
+        finally:
+            await chunks.aclose()
+        yield b"data: [DONE]\n\n"
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _event(chunk: Json) -> bytes:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()

@@ -1,0 +1,61 @@
+"""Options of a service; without torch, so that the command line reports mistakes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gidd.common.config.allowed import integer, number, optional, require_arguments
+
+_POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Limits of the requests to one model."""
+
+    max_requests: int = 64
+    """Requests that are open at once, waiting ones included; further ones are refused."""
+
+    max_cost: int = 1_000_000
+    """Largest cost of one sample: its steps times its tokens."""
+
+    seconds: float = 120.0
+    """Time after which a request fails."""
+
+    row_buckets: tuple[int, ...] = ()
+    """Smaller batch sizes, for when fewer sequences are sampled. Samples then depend on the load,
+    by rounding, as they do on the device."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if an option is invalid."""
+        require_arguments(
+            max_requests=(self.max_requests, integer(1, 10_000)),
+            max_cost=(self.max_cost, integer(1)),
+            seconds=(self.seconds, _POSITIVE),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """Limits of all requests."""
+
+    requests_per_minute: float | None = None
+    """Requests that each API key may send in a minute."""
+
+    cost_per_minute: float | None = None
+    """Steps times tokens that each API key may use in a minute."""
+
+    max_bytes: int = 1_000_000
+    """Largest body of a request."""
+
+    body_seconds: float = 30.0
+    """Time in which a body must arrive."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if an option is invalid."""
+        require_arguments(
+            requests_per_minute=(self.requests_per_minute, optional(_POSITIVE)),
+            cost_per_minute=(self.cost_per_minute, optional(_POSITIVE)),
+            max_bytes=(self.max_bytes, integer(1)),
+            body_seconds=(self.body_seconds, _POSITIVE),
+        )

@@ -1,0 +1,389 @@
+"""What requests ask of a pipeline, and their results as JSON; called in a thread of a worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, final
+
+from torch import Tensor
+
+from gidd.diffusion.categorical import at
+from gidd.errors import DataError
+from gidd.pipeline import Generation, Pipeline, SelfCorrectionOptions
+from gidd.pipeline.generate import StreamEnd
+from gidd.pipeline.options import CLEAN_TIME
+from gidd.sampling import LogitBias, OnStep, Processor, run_job
+from gidd.sampling.windows import TextWindows
+from gidd.serving.errors import ServiceError
+from gidd.serving.frames import emit_frames
+from gidd.serving.protocol import (
+    ChatBody,
+    CompletionBody,
+    CorrectBody,
+    InfillBody,
+    SampledBody,
+    ScoreBody,
+)
+
+if TYPE_CHECKING:
+    from gidd.sampling.prediction import Prediction
+
+Json = dict[str, Any]
+Emit = Callable[[Any], None]
+
+_OPTIONS = ("temperature", "top_k", "min_p", "steps", "sampler", "guidance_scale")
+_LEAST_LOG = -9999.0
+"""In place of minus infinity, which is not JSON."""
+
+
+def sampling_settings(pipe: Pipeline, body: SampledBody) -> Json:
+    """Return the arguments of `generate`, `infill` and `chat`."""
+    names = (*_OPTIONS, "negative_prompt", "block_length")
+    settings = {name: value for name in names if (value := getattr(body, name, None)) is not None}
+    if body.top_p < 1:
+        settings["top_p"] = body.top_p
+    if body.self_correction:
+        settings["self_correction"] = SelfCorrectionOptions(forward_passes=body.self_correction)
+    return settings | {"processors": _biases(pipe, body)}
+
+
+def _biases(pipe: Pipeline, body: SampledBody) -> tuple[Processor, ...]:
+    if not body.logit_bias:
+        return ()
+    if not all(name.isascii() and name.isdigit() for name in body.logit_bias):
+        raise ServiceError(400, "logit_bias: keys must be token ids.", param="logit_bias")
+    biases = frozenset((int(name[:20]), bias) for name, bias in body.logit_bias.items())
+    return (LogitBias(pipe.schedule.vocab, biases),)
+
+
+def prompts_of(pipe: Pipeline, body: CompletionBody) -> list[str]:
+    """Return the prompts of a completion, as texts."""
+    given: Any = body.prompt
+    if isinstance(given, str):
+        return [given]
+    prompts: list[Any] = [given] if isinstance(given[0], int) else given
+    return [one if isinstance(one, str) else _text_of(pipe, one) for one in prompts]
+
+
+def _text_of(pipe: Pipeline, tokens: list[int]) -> str:
+    """Return the text of tokens that the tokenizer writes for it."""
+    if all(token < pipe.schedule.vocab.size for token in tokens):
+        text = "".join(pipe.token_texts(tokens))
+        try:
+            if pipe.token_texts.encode(text, "the prompt") == tokens:
+                return text
+        except DataError:
+            pass
+    raise ServiceError(
+        400, "prompt: tokens must be what the model's tokenizer writes for a text.", param="prompt"
+    )
+
+
+def complete(
+    pipe: Pipeline, body: CompletionBody, prompt: str, index: int, seed: int, emit: Emit | None
+) -> list[Json]:
+    """Return the choices for the prompt with this index; emit frames if asked for."""
+    generations = pipe.generate(
+        body.n,
+        prompt=prompt,
+        suffix=body.suffix or "",
+        max_tokens=body.max_tokens or 16,
+        stop=_stop(body),
+        seed=seed,
+        start_index=index * body.n,
+        on_step=_frames(emit),
+        confidence=body.logprobs is not None and not pipe.can_score_visible_tokens,
+        **sampling_settings(pipe, body),
+    )
+    first = len(pipe.token_texts.encode(prompt, "the prompt"))
+    choices: list[Json] = []
+    for k, generation in enumerate(generations):
+        text = generation.filled[0]
+        logprobs = None
+        if body.logprobs is not None:
+            start, end = (0 if body.echo else first), first + _num_new(pipe, generation, first)
+            logprobs = _logprobs(pipe, generation, start, end, body.logprobs)
+        choices.append(
+            {
+                "index": index * body.n + k,
+                "text": prompt + text if body.echo else text,
+                "logprobs": logprobs,
+                "finish_reason": finish_reason(generation),
+                "tokens": _num_new(pipe, generation, first),
+                "prompt_tokens": 0 if k else first,
+                "forward_passes": generation.forward_passes,
+            }
+        )
+    return choices
+
+
+def _num_new(pipe: Pipeline, generation: Generation, first: int) -> int:
+    blanks = sum(not given for given in generation.trace.protected)
+    return min(blanks, len(generation.tokens) - first)
+
+
+def finish_reason(generation: Generation) -> str:
+    """Return why a text ended."""
+    return "stop" if len(generation.tokens) < len(generation.trace.tokens) else "length"
+
+
+def _stop(body: CompletionBody | ChatBody) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _frames(emit: Emit | None) -> OnStep | None:
+    return None if emit is None else emit_frames(emit)
+
+
+def complete_in_blocks(
+    pipe: Pipeline, body: CompletionBody, prompts: list[str], seed: int, emit: Emit
+) -> None:
+    """Emit (index, piece of text) for each block, and (index, how it ended) after each choice."""
+    for index, prompt in enumerate(prompts):
+        for number in range(index * body.n, (index + 1) * body.n):
+            skipped = 0 if body.echo else len(prompt)
+            pieces = _pieces(pipe, body, prompt, number, seed)
+            while isinstance(piece := _next(pieces), str):
+                if new := piece[skipped:]:
+                    emit((number, new))
+                skipped = max(0, skipped - len(piece))
+            emit((number, piece))
+
+
+def _next(pieces: Generator[str, None, StreamEnd]) -> str | StreamEnd:
+    try:
+        return next(pieces)
+    except StopIteration as end:
+        return end.value
+
+
+def _pieces(
+    pipe: Pipeline, body: CompletionBody, prompt: str, number: int, seed: int
+) -> Generator[str, None, StreamEnd]:
+    settings = sampling_settings(pipe, body) | {"max_tokens": body.max_tokens or 16}
+    if not body.suffix:
+        own = {"stop": _stop(body), "sample_index": number}
+        return (yield from pipe.stream(prompt=prompt, seed=seed, **own, **settings))
+    own = {"suffix": body.suffix, "start_index": number}
+    (generation,) = pipe.generate(1, prompt=prompt, seed=seed, **own, **settings)
+    yield prompt + generation.filled[0]
+    return StreamEnd(sum(not given for given in generation.trace.protected), is_stopped=False)
+
+
+def answer(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit | None) -> Json:
+    """Return the answer to a conversation; emit frames if asked for."""
+    found = pipe.chat(
+        [message.plain for message in body.messages],
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        seed=seed,
+        stop=_stop(body),
+        on_step=_frames(emit),
+        **sampling_settings(pipe, body),
+    )
+    generation = found.generation
+    given = sum(generation.trace.protected)
+    return {
+        "text": found.text,
+        "finish_reason": finish_reason(generation),
+        "tokens": max(0, len(generation.tokens) - given),
+        "prompt_tokens": given,
+        "forward_passes": generation.forward_passes,
+    }
+
+
+def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
+    """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
+    for index in range(body.n):
+        pieces = pipe.stream_chat(
+            [message.plain for message in body.messages],
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            seed=seed + index,
+            stop=_stop(body),
+            **sampling_settings(pipe, body),
+        )
+        while isinstance(piece := _next(pieces), str):
+            emit((index, piece))
+        emit((index, piece))
+
+
+def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> list[Json]:
+    """Return the text with its blanks filled, in `n` ways; emit frames if asked for."""
+    generations = pipe.infill(
+        body.text,
+        body.n,
+        choices=body.choices or {},
+        seed=seed,
+        on_step=_frames(emit),
+        confidence=True,
+        **sampling_settings(pipe, body),
+    )
+    return [
+        {
+            "index": k,
+            "text": generation.text,
+            "filled": list(generation.filled),
+            "tokens": _scored_tokens(pipe, generation.tokens, generation.confidence),
+            "forward_passes": generation.forward_passes,
+        }
+        for k, generation in enumerate(generations)
+    ]
+
+
+def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
+    """Return a text with corrections; emit frames of self-correction if asked for."""
+    if body.method == "self_correction":
+        found = pipe.self_correct(
+            body.text,
+            protected=body.protected,
+            seed=body.seed,
+            on_step=_frames(emit),
+            temperature=body.temperature,
+            forward_passes=body.forward_passes,
+        )
+        edits = [
+            {
+                "start": change.start,
+                "end": change.start + len(change.old),
+                "text": change.old,
+                "replacement": change.new,
+                "probability": change.confidence_after,
+                "alternatives": [],
+            }
+            for change in found.replacements
+        ]
+        before, after = found.self_accuracy
+        measured = {"self_accuracy_before": before, "self_accuracy_after": after}
+        passes = {"forward_passes": found.forward_passes}
+        return {"text": found.text, "edits": edits, "suggestions": [], **measured, **passes}
+    corrected = pipe.correct(
+        body.text,
+        protected=body.protected,
+        min_confidence=body.min_confidence,
+        error_rate=body.error_rate,
+    )
+    places = [
+        {
+            "start": edit.start,
+            "end": edit.stop,
+            "text": edit.old,
+            "replacement": edit.new,
+            "probability": edit.confidence,
+            "alternatives": [
+                {"text": other.text, "probability": other.probability}
+                for other in edit.alternatives
+            ],
+        }
+        for edit in corrected.edits
+    ]
+    noise = corrected.noise_level
+    return {
+        "text": corrected.text,
+        "edits": [one for one in places if one["replacement"] != one["text"]],
+        "suggestions": [one for one in places if one["replacement"] == one["text"]],
+        "error_rate": corrected.error_rate,
+        "error_rate_interval": None if noise is None else [noise.low, noise.high],
+        "forward_passes": corrected.forward_passes,
+    }
+
+
+def score(pipe: Pipeline, body: ScoreBody) -> Json:
+    """Return the likelihood of a text, and the probability of each of its tokens."""
+    given = pipe.token_texts.encode(body.prompt, "the prompt")
+    tokens = pipe.encode(body.text, "the text")
+    found: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
+    if body.likelihood:
+        scores = pipe.score(body.text, prompt=body.prompt, confidence=False, seed=body.seed)
+        found |= {
+            "nelbo": scores.nelbo,
+            "standard_error": scores.standard_error,
+            "nats_per_token": scores.nats_per_token,
+            "perplexity": scores.perplexity,
+            "forward_passes": scores.forward_passes,
+        }
+    if not pipe.can_score_visible_tokens:
+        return found | {"tokens": _scored_tokens(pipe, tokens, None)}
+    probabilities = token_probabilities(pipe, [*given, *tokens], max(1, body.top))
+    own = probabilities[len(given) :]
+    listed = _scored_tokens(pipe, tokens, [each.own for each in own])
+    for one, each in zip(listed, own, strict=True):
+        one["alternatives"] = [
+            {"text": pipe.token_texts.decode_one(token), "probability": p}
+            for token, p in each.top[: body.top]
+        ]
+    found["error_rate"] = pipe.noise_level(body.text).error_rate if body.likelihood else None
+    return found | {"tokens": listed}
+
+
+def _scored_tokens(pipe: Pipeline, tokens: Any, probabilities: Any) -> list[Json]:
+    texts = pipe.token_texts(tokens)
+    found = probabilities or [None] * len(texts)
+    return [{"text": text, "probability": p} for text, p in zip(texts, found, strict=True)]
+
+
+@final
+@dataclass(frozen=True)
+class TokenProbabilities:
+    """x_theta at one position of a text."""
+
+    own: float
+    top: list[tuple[int, float]]
+
+
+@final
+@dataclass(frozen=True)
+class _ReadTop:
+    """Reads x_theta of the token at each position, and the most likely tokens."""
+
+    number: int
+
+    def __call__(self, prediction: Prediction, where: Tensor) -> tuple[Tensor, ...]:
+        z = prediction.z.flatten()
+
+        def read(rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+            top = rows.topk(min(self.number, rows.shape[-1]))
+            return at(rows, z[index]), top.values, top.indices
+
+        return prediction.read(where, read)
+
+
+def token_probabilities(pipe: Pipeline, tokens: list[int], top: int) -> list[TokenProbabilities]:
+    """Return x_theta at each position of a text at the lowest noise level."""
+    cut = TextWindows(tokens, [False] * len(tokens), pipe.context)
+    windows = [(window, CLEAN_TIME) for window in cut]
+    read = run_job(lambda jobs: pipe.window_reader().read(jobs, windows, _ReadTop(top)))
+    found: list[TokenProbabilities] = []
+    for part, (own, values, indices) in zip(cut.parts, read, strict=True):
+        for k in range(part.own.start, part.own.stop):
+            pairs = zip(indices[k].tolist(), values[k].tolist(), strict=True)
+            found.append(TokenProbabilities(float(own[k]), list(pairs)))
+    return found
+
+
+def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top: int) -> Json:
+    """Return log-probabilities as /v1/completions has them.
+
+    A model trained with masking alone cannot score visible tokens: there the probability is the
+    one with which a token was written, and no others are known.
+    """
+    tokens = list(generation.trace.tokens)
+    texts = pipe.token_texts(tokens[:end])[start:]
+    offsets = list(accumulate(map(len, texts), initial=0))[:-1]
+    if pipe.can_score_visible_tokens:
+        found = token_probabilities(pipe, tokens, max(1, top))[start:end]
+    else:
+        written = generation.confidence or ()
+        found = [TokenProbabilities(p, [(tokens[i], p)]) for i, p in enumerate(written)][start:end]
+    decode = pipe.token_texts.decode_one
+    return {
+        "tokens": texts,
+        "token_logprobs": [_log(each.own) for each in found],
+        "top_logprobs": [{decode(v): _log(p) for v, p in each.top[:top]} for each in found],
+        "text_offset": offsets,
+    }
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else _LEAST_LOG

@@ -1,0 +1,194 @@
+"""A worker: calls of one model, each in a thread of its own, that share forward passes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar, final
+
+from gidd.errors import GiddError, Overloaded
+from gidd.pipeline import Pipeline
+from gidd.sampling import Jobs, SessionPool, sharing
+from gidd.serving.options import WorkerOptions
+
+_T = TypeVar("_T")
+_log = logging.getLogger("gidd.serving")
+
+
+class Cancelled(GiddError):
+    """The client is gone, so the call was ended."""
+
+
+@final
+class Worker:
+    """Runs calls of a pipeline; one thread makes the forward passes of all of them.
+
+        worker = Worker(pipe)
+        generations = await worker.call(lambda: pipe.generate(prompt="Peace", seed=1))
+
+    The results are those of the pipeline, bit for bit. A step that fails ends its own call only.
+    """
+
+    def __init__(self, pipe: Pipeline, options: WorkerOptions | None = None) -> None:
+        self.pipe, self.options = pipe, options or WorkerOptions()
+        self.options.check()
+        settings: dict[str, Any] = {"max_cost": self.options.max_cost}
+        if self.options.row_buckets:
+            settings["row_buckets"] = self.options.row_buckets
+        self.pool = SessionPool(**settings)
+        self.pool.session_like(pipe.session)
+        self.num_open = 0
+        """Calls that have begun and not ended."""
+        self.num_refused = 0
+        self.alone = threading.Lock()
+        """Held by calls with forward passes of their own, such as `Pipeline.score`."""
+        self._threads = ThreadPoolExecutor(self.options.max_requests, "gidd-call")
+        self._is_closed = False
+        self._steps = threading.Thread(target=self._step_forever, name="gidd-steps", daemon=True)
+        self._steps.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._steps.is_alive()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further call would be refused."""
+        return self.num_open >= self.options.max_requests
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until all open calls are done, at the speed so far."""
+        return sum(session.expected_wait for session in self.pool.sessions)
+
+    def require_room(self, number: int = 1) -> None:
+        """Raise `Overloaded` if this many further calls are too many."""
+        if self.num_open + number > self.options.max_requests:
+            self.num_refused += 1
+            # a place is free when one of the open calls is done
+            seconds = max(1.0, self.expected_wait / max(1, self.num_open))
+            raise Overloaded(
+                f"{self.num_open} requests are open, at most {self.options.max_requests} may be. "
+                f"Try again in {seconds:.0f} seconds.",
+                seconds,
+            )
+
+    async def call(
+        self,
+        function: Callable[[], _T],
+        *,
+        charge: Callable[[int], None] | None = None,
+        **settings: Any,
+    ) -> _T:
+        """Call a function of the pipeline in a thread; refuse if too many calls are open.
+
+        If this is cancelled, the samples it waits for are. `charge` is called with the cost of the
+        call when it is done, and `settings` are arguments of `Jobs`.
+        """
+        self.require_room()
+        jobs = Jobs(self.pool, **({"seconds": self.options.seconds} | settings))
+        self.num_open += 1
+        try:
+            loop = asyncio.get_running_loop()
+            running = loop.run_in_executor(self._threads, partial(_run, jobs, function))
+            running.add_done_callback(self._close_call)
+        except BaseException:
+            self.num_open -= 1
+            raise
+        try:
+            return await asyncio.shield(running)
+        finally:
+            jobs.cancel()
+            if charge is not None:
+                charge(jobs.cost)
+
+    def _close_call(self, running: asyncio.Future[Any]) -> None:
+        self.num_open -= 1
+        if not running.cancelled():
+            running.exception()  # it is retrieved, though nobody may wait for it
+
+    async def stream(
+        self, function: Callable[[Callable[[_T], None]], object], **settings: Any
+    ) -> AsyncGenerator[_T]:
+        """Call a function that emits items; yield them. For the arguments see `call`.
+
+        The newest item replaces one that was not taken yet if it has a method `after(item)`, which
+        returns what replaces both.
+        """
+        outbox = Outbox[_T]()
+        running = asyncio.ensure_future(self.call(partial(function, outbox.put), **settings))
+        running.add_done_callback(lambda _: outbox.close())
+        try:
+            async for item in outbox:
+                yield item
+            await running
+        finally:
+            running.cancel()
+
+    def close(self) -> None:
+        """End the thread; calls that are open fail."""
+        self._is_closed = True
+        self.pool.has_work.set()
+        self._steps.join(timeout=10)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _step_forever(self) -> None:
+        while not self._is_closed:
+            self.pool.has_work.clear()
+            pending = self.pool.pending
+            for session in pending:
+                try:
+                    self.pool.report(session.step())
+                except Exception:  # a session ends its requests itself, so this is a defect
+                    _log.exception("a step failed")
+            if not pending:
+                self.pool.has_work.wait()
+
+
+def _run(jobs: Jobs, function: Callable[[], _T]) -> _T:
+    with sharing(jobs):
+        try:
+            return function()
+        except asyncio.CancelledError as error:
+            raise Cancelled("the request was cancelled.") from error
+
+
+@final
+class Outbox(Generic[_T]):
+    """Items from another thread, for an event loop."""
+
+    def __init__(self) -> None:
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+        self._items: list[_T] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def put(self, item: _T) -> None:
+        """Add an item; called by any thread."""
+        with self._lock:
+            if self._items and hasattr(item, "after"):
+                item = item.after(self._items.pop())  # pyright: ignore
+            self._items.append(item)
+        self._loop.call_soon_threadsafe(self._ready.set)
+
+    def close(self) -> None:
+        """End the iteration; called in the event loop."""
+        self._is_closed = True
+        self._ready.set()
+
+    async def __aiter__(self) -> AsyncGenerator[_T]:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            is_closed = self._is_closed  # nothing is put after that
+            with self._lock:
+                items, self._items = self._items, []
+            for item in items:
+                yield item
+            if is_closed:
+                return
