@@ -278,7 +278,7 @@ def _with_index(
 
 def _text_choice(choice: Json) -> Json:
     """Return a choice of /v1/completions."""
-    return {name: choice.get(name) for name in _FIELDS}
+    return {name: choice.get(name) for name in _FIELDS} | {"text": choice.get("text") or ""}
 
 
 def _message_choice(choice: Json) -> Json:
@@ -373,8 +373,7 @@ class Call:
                 choice: Json = {"index": index, "text": piece, "finish_reason": None}
                 if not isinstance(piece, str):
                     choice["finish_reason"] = "stop" if piece.is_stopped else "length"
-                    # a client of completions expects a text, and none of chats
-                    choice["text"] = "" if to_choice is _text_choice else None
+                    choice["text"] = None
                     ended.append({"tokens": piece.num_tokens})
                 yield head | {"choices": [to_choice(choice)]}
             if options is not None and options.include_usage:
@@ -450,9 +449,7 @@ def _mercury(
 
 
 def _usage(choices: list[Json]) -> Json:
-    given = sum(
-        {choice["index"]: choice.get("prompt_tokens", 0) for choice in choices[:1]}.values()
-    )
+    given = sum(choice.get("prompt_tokens", 0) for choice in choices)
     new = sum(choice["tokens"] for choice in choices)
     passes = sum(choice.get("forward_passes", 0) for choice in choices)
     return {
