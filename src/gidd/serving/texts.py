@@ -235,7 +235,7 @@ def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> li
 def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
     """Return a text with corrections; emit frames of self-correction if asked for."""
     if body.method == "self_correction":
-        found = pipe.self_correct(
+        changed = pipe.self_correct(
             body.text,
             protected=body.protected,
             seed=body.seed,
@@ -244,49 +244,40 @@ def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
             forward_passes=body.forward_passes,
         )
         edits = [
-            {
-                "start": change.start,
-                "end": change.start + len(change.old),
-                "text": change.old,
-                "replacement": change.new,
-                "probability": change.confidence_after,
-                "alternatives": [],
-            }
-            for change in found.replacements
+            _edit(one.start, one.old, one.new, one.confidence_after) for one in changed.replacements
         ]
-        before, after = found.self_accuracy
-        measured = {"self_accuracy_before": before, "self_accuracy_after": after}
-        passes = {"forward_passes": found.forward_passes}
-        return {"text": found.text, "edits": edits, "suggestions": [], **measured, **passes}
-    corrected = pipe.correct(
+        return {
+            "text": changed.text,
+            "edits": edits,
+            "suggestions": [],
+            "self_accuracy": list(changed.self_accuracy),
+            "forward_passes": changed.forward_passes,
+        }
+    found = pipe.correct(
         body.text,
         protected=body.protected,
         min_confidence=body.min_confidence,
         error_rate=body.error_rate,
     )
+    noise = found.noise_level
     places = [
-        {
-            "start": edit.start,
-            "end": edit.stop,
-            "text": edit.old,
-            "replacement": edit.new,
-            "probability": edit.confidence,
-            "alternatives": [
-                {"text": other.text, "probability": other.probability}
-                for other in edit.alternatives
-            ],
-        }
-        for edit in corrected.edits
+        _edit(one.start, one.old, one.new, one.confidence)
+        | {"alternatives": [other._asdict() for other in one.alternatives]}
+        for one in found.edits
     ]
-    noise = corrected.noise_level
     return {
-        "text": corrected.text,
-        "edits": [one for one in places if one["replacement"] != one["text"]],
-        "suggestions": [one for one in places if one["replacement"] == one["text"]],
-        "error_rate": corrected.error_rate,
+        "text": found.text,
+        "edits": [one for one in places if one["new"] != one["old"]],
+        "suggestions": [one for one in places if one["new"] == one["old"]],
+        "error_rate": found.error_rate,
         "error_rate_interval": None if noise is None else [noise.low, noise.high],
-        "forward_passes": corrected.forward_passes,
+        "forward_passes": found.forward_passes,
     }
+
+
+def _edit(start: int, old: str, new: str, confidence: float) -> Json:
+    stop = start + len(old)
+    return {"start": start, "stop": stop, "old": old, "new": new, "confidence": confidence}
 
 
 def score(pipe: Pipeline, body: ScoreBody) -> Json:

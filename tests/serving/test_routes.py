@@ -1,0 +1,252 @@
+"""The routes: their answers are the pipeline's results, in the forms that clients expect."""
+
+import json
+
+import httpx
+import pytest
+
+
+@pytest.fixture
+def post(service):
+    def send(path: str, body: dict, status: int = 200) -> dict:
+        response = httpx.post(f"{service.url}/v1/{path}", json=body, timeout=60)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    return send
+
+
+def events(service, path: str, body: dict) -> list[dict]:
+    """Return the events of a stream."""
+    url = f"{service.url}/v1/{path}"
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+PROMPT = {"prompt": "I embrace", "max_tokens": 12, "steps": 8, "seed": 5}
+
+
+def test_a_completion_is_what_the_pipeline_generates(post, pipelines):
+    found = post("completions", PROMPT | {"n": 2, "top_p": 0.9, "temperature": 0.7})
+    expected = pipelines["hybrid"].generate(
+        2, prompt="I embrace", max_tokens=12, steps=8, seed=5, top_p=0.9, temperature=0.7
+    )
+    assert [choice["text"] for choice in found["choices"]] == [g.filled[0] for g in expected]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1]
+    assert found["object"] == "text_completion" and found["model"] == "hybrid"
+    assert found["seed"] == 5
+    given, new = found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
+    assert found["usage"]["total_tokens"] == given + new and new <= 24
+
+
+def test_a_suffix_is_kept_and_what_is_between_is_filled_in(post, pipelines):
+    body = PROMPT | {"suffix": " for all", "echo": True}
+    (choice,) = post("completions", body)["choices"]
+    (expected,) = pipelines["hybrid"].generate(
+        prompt="I embrace", suffix=" for all", max_tokens=12, steps=8, seed=5
+    )
+    assert choice["text"] + " for all" == expected.text
+    fim = post("fim/completions", {**PROMPT, "suffix": " for all", "random_seed": 5, "seed": None})
+    assert fim["choices"][0]["text"] == expected.filled[0]
+
+
+def test_several_prompts_have_samples_of_their_own(post, pipelines):
+    body = PROMPT | {"prompt": ["I", "Peace"], "n": 2}
+    found = [choice["text"] for choice in post("completions", body)["choices"]]
+    expected = []
+    for index, prompt in enumerate(["I", "Peace"]):
+        expected += pipelines["hybrid"].generate(
+            2, prompt=prompt, max_tokens=12, steps=8, seed=5, start_index=2 * index
+        )
+    assert found == [generation.filled[0] for generation in expected]
+    tokens = pipelines["hybrid"].tokenizer.encode("Peace")
+    again = post("completions", PROMPT | {"prompt": tokens})
+    assert (
+        again["choices"][0]["text"]
+        == pipelines["hybrid"].generate(prompt="Peace", max_tokens=12, steps=8, seed=5)[0].filled[0]
+    )
+
+
+@pytest.mark.parametrize("model", ["hybrid", "masked"])
+@pytest.mark.parametrize("echo", [False, True])
+def test_log_probabilities_belong_to_the_tokens_of_the_text(post, model, echo):
+    body = PROMPT | {"model": model, "logprobs": 3, "echo": echo}
+    (choice,) = post("completions", body)["choices"]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["top_logprobs"])
+    assert len(found["text_offset"]) == len(found["tokens"])
+    for offset, token in zip(found["text_offset"], found["tokens"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+    assert all(value <= 0 for value in found["token_logprobs"])
+    most = 3 if model == "hybrid" else 1
+    assert all(0 < len(top) <= most for top in found["top_logprobs"])
+
+
+def test_a_bias_excludes_or_requires_tokens(post, pipelines):
+    token = pipelines["hybrid"].tokenizer.encode("e")[0]
+    (choice,) = post("completions", PROMPT | {"logit_bias": {str(token): 100}})["choices"]
+    assert choice["text"] == "e" * 12
+    (choice,) = post("completions", PROMPT | {"logit_bias": {str(token): -100}})["choices"]
+    assert "e" not in choice["text"] or "e" not in choice["text"].replace("en", "")
+    assert (
+        "token ids"
+        in post("completions", PROMPT | {"logit_bias": {"x": 1}}, 400)["error"]["message"]
+    )
+
+
+def test_a_text_ends_before_a_stop_string(post, pipelines):
+    pipe = pipelines["hybrid"]
+    (whole,) = pipe.generate(prompt="I embrace", max_tokens=12, steps=8, seed=5)
+    stop = whole.filled[0][3:5]
+    (choice,) = post("completions", PROMPT | {"stop": stop})["choices"]
+    assert choice["text"] == whole.filled[0][: whole.filled[0].index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_streamed_blocks_are_the_text_in_order(service, pipelines):
+    body = PROMPT | {"block_length": 4, "n": 2, "stream_options": {"include_usage": True}}
+    found = events(service, "completions", body)
+    expected = pipelines["hybrid"].generate(
+        2, prompt="I embrace", max_tokens=12, steps=8, seed=5, block_length=4
+    )
+    *chunks, last = found
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] <= 24
+    for index in range(2):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in own) == expected[index].filled[0]
+        assert [choice["finish_reason"] for choice in own][-1] in ("stop", "length")
+        assert all(choice["finish_reason"] is None for choice in own[:-1])
+    assert len(chunks) > 4
+
+
+def test_frames_replace_the_text_and_end_with_the_result(service, pipelines):
+    found = events(service, "completions", PROMPT | {"diffusing": True})
+    expected = pipelines["hybrid"].generate(prompt="I embrace", max_tokens=12, steps=8, seed=5)
+    *frames, end = found
+    assert end["choices"][0]["finish_reason"] == "length"
+    texts = [frame["choices"][0]["text"] for frame in frames]
+    assert texts[-1] == texts[-2] == expected[0].filled[0]
+    progress = [frame["diffusion_meta"]["diffusion_progress"] for frame in frames]
+    assert progress == sorted(progress) and progress[-1] == 1
+    for frame in frames:
+        text = frame["choices"][0]["text"]
+        for edit in frame["gidd"]["edits"]:
+            assert text[edit["start"] : edit["end"]] == edit["text"]
+
+
+def test_a_chat_is_answered_in_one_piece_in_blocks_and_as_it_changes(post, service, pipelines):
+    messages = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "2 + 3"}]},
+    ]
+    body = {"messages": messages, "max_tokens": 8, "steps": 4, "seed": 3, "block_length": 4}
+    found = post("chat/completions", body | {"n": 2})
+    plain = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "2 + 3"},
+    ]
+    pipe = pipelines["hybrid"]
+    settings = {"max_tokens": 8, "steps": 4, "block_length": 4}
+    expected = [pipe.chat(plain, seed=3 + k, **settings).text for k in range(2)]
+    assert [choice["message"]["content"] for choice in found["choices"]] == expected
+    blocks = events(service, "chat/completions", body)
+    deltas = [chunk["choices"][0]["delta"] for chunk in blocks]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected[0]
+    assert deltas[-1] == {} and blocks[0]["object"] == "chat.completion.chunk"
+    frames = events(service, "chat/completions", body | {"diffusing": True})
+    assert frames[-2]["choices"][0]["delta"]["content"] == expected[0]
+    assert frames[-1]["choices"][0]["delta"] == {}
+    refused = post("chat/completions", body | {"model": "masked"}, 400)
+    assert "was not trained on chats" in refused["error"]["message"]
+
+
+def test_blanks_are_filled_with_confidences(post, service, pipelines):
+    body = {"text": "I[MASK:2] with[MASK] all", "steps": 4, "seed": 2}
+    found = post("infill", body | {"n": 2})
+    expected = pipelines["hybrid"].infill(body["text"], 2, steps=4, seed=2, confidence=True)
+    for choice, generation in zip(found["choices"], expected, strict=True):
+        assert choice["text"] == generation.text
+        assert choice["filled"] == list(generation.filled)
+        assert [token["probability"] for token in choice["tokens"]] == pytest.approx(
+            list(generation.confidence)
+        )
+    *frames, last = events(service, "infill", body)
+    assert last["result"]["choices"][0] == found["choices"][0]
+    assert [frame["frame"]["step"] for frame in frames][-1] == 4
+
+
+TEXT = "I embrace with great satisfaction the opportunity"
+
+
+def test_a_text_is_corrected_as_by_the_pipeline(post, pipelines):
+    pipe = pipelines["hybrid"]
+    found = post("correct", {"text": TEXT, "min_confidence": 0.1, "protected": [[0, 9]]})
+    expected = pipe.correct(TEXT, min_confidence=0.1, protected=[(0, 9)])
+    assert found["text"] == expected.text and found["text"].startswith(TEXT[:9])
+    assert found["error_rate"] == expected.error_rate
+    assert len(found["edits"]) == len(expected.changes)
+    assert len(found["suggestions"]) == len(expected.suggestions)
+    for edit in found["edits"]:
+        assert TEXT[edit["start"] : edit["stop"]] == edit["old"]
+        assert edit["alternatives"][0]["text"] == edit["new"]
+    refused = post("correct", {"text": TEXT, "model": "masked"}, 400)
+    assert "masking alone" in refused["error"]["message"]
+
+
+def test_self_correction_is_watched_as_it_happens(service, pipelines):
+    body = {"text": TEXT, "method": "self_correction", "forward_passes": 6, "seed": 1}
+    *frames, last = events(service, "correct", body)
+    expected = pipelines["hybrid"].self_correct(TEXT, forward_passes=6, seed=1, temperature=0.1)
+    assert last["result"]["text"] == expected.text
+    assert last["result"]["self_accuracy"] == list(expected.self_accuracy)
+    assert len(frames) >= 2
+
+
+def test_a_text_is_scored(post, pipelines):
+    found = post("score", {"text": TEXT, "prompt": "Yes. ", "top": 2})
+    expected = pipelines["hybrid"].score(TEXT, prompt="Yes. ")
+    assert found["nelbo"] == pytest.approx(expected.nelbo, rel=1e-6)
+    probabilities = [token["probability"] for token in found["tokens"]]
+    assert probabilities == pytest.approx(list(expected.confidence), rel=1e-4)
+    assert all(len(token["alternatives"]) == 2 for token in found["tokens"])
+    quick = post("score", {"text": TEXT, "likelihood": False, "model": "masked"})
+    assert quick["nelbo"] is None and quick["tokens"][0]["probability"] is None
+
+
+def test_models_health_and_metrics(service):
+    models = httpx.get(f"{service.url}/v1/models").json()["data"]
+    assert [model["id"] for model in models] == ["hybrid", "masked"]
+    assert [model["can_correct"] for model in models] == [True, False]
+    assert httpx.get(f"{service.url}/v1/models/masked").json()["id"] == "masked"
+    assert httpx.get(f"{service.url}/healthz").json() == {"alive": True}
+    assert httpx.get(f"{service.url}/readyz").json() == {"ready": True}
+    metrics = httpx.get(f"{service.url}/metrics").text
+    assert 'gidd_forward_passes_total{model="hybrid"}' in metrics
+    assert 'gidd_request_seconds_bucket{le="0.01",path="/healthz",status="200"}' in metrics
+    assert "text/html" in httpx.get(f"{service.url}/").headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    "path, body, status, says",
+    [
+        ("completions", {"prompt": "a", "max_tokens": 1000}, 400, "max_tokens must be at most 63"),
+        ("completions", {"prompt": "a", "model": "x"}, 404, "must be one of hybrid, masked"),
+        ("completions", {"prompt": "a", "n": 99}, 400, "n: "),
+        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of: must be equal to n"),
+        ("completions", {"prompt": "a", "sampler": "x"}, 400, "sampler must be"),
+        ("completions", {"prompt": "a", "frequency_penalty": 1}, 400, "frequency_penalty: "),
+        ("completions", {"prompt": [999999]}, 400, "tokens must be what"),
+        ("infill", {"text": "no blank"}, 400, "must have a blank"),
+        ("infill", {"text": "a[MASK]", "stepz": 3}, 400, "stepz: "),
+        ("correct", {"text": "abc", "protected": [[2, 9]]}, 400, "protected span"),
+        ("nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_mistakes_are_answered_in_the_format_of_openai(post, path, body, status, says):
+    error = post(path, body, status)["error"]
+    assert says in error["message"] and set(error) == {"message", "type", "param", "code"}

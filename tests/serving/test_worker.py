@@ -1,0 +1,146 @@
+"""A worker: calls in threads have the results of the pipeline, fail alone, and can be cancelled."""
+
+import asyncio
+import time
+
+import pytest
+from support.service import small_pipelines
+
+from gidd.errors import ConfigError, LimitReached, Overloaded
+from gidd.serving import Worker, WorkerOptions
+from gidd.serving.worker import Cancelled
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory):
+    return small_pipelines(tmp_path_factory.mktemp("models"))["hybrid"]
+
+
+@pytest.fixture
+def worker(pipe):
+    found = Worker(pipe, WorkerOptions(max_requests=8))
+    yield found
+    found.close()
+    assert not found.is_alive
+
+
+TEXT = "I embrace with great satisfaction the opportunity"
+
+
+def results(pipe, index: int):
+    """Return what one of several different calls gives."""
+    if index % 3 == 0:
+        return pipe.generate(2, prompt="I", length=12, seed=index, steps=6)[1].tokens
+    if index % 3 == 1:
+        return pipe.infill("Peace[MASK:3] all", seed=index, steps=5)[0].text
+    return pipe.correct(TEXT[: 20 + index]).text
+
+
+def test_calls_at_once_have_the_results_of_the_pipeline(pipe, worker):
+    async def all_calls():
+        return await asyncio.gather(*(worker.call(lambda i=i: results(pipe, i)) for i in range(8)))
+
+    assert asyncio.run(all_calls()) == [results(pipe, i) for i in range(8)]
+    (session,) = worker.pool.sessions
+    assert session.counters.used_rows and worker.num_open == 0
+    assert worker.expected_wait == 0
+
+
+def test_pieces_of_a_stream_are_the_text_of_the_pipeline(pipe, worker):
+    settings = {"prompt": "I", "length": 24, "seed": 3, "steps": 4, "block_length": 6}
+
+    def emit_pieces(emit):
+        for piece in pipe.stream(**settings):
+            emit(piece)
+
+    async def all_pieces():
+        return [piece async for piece in worker.stream(emit_pieces)]
+
+    pieces = asyncio.run(all_pieces())
+    assert len(pieces) > 2 and "".join(pieces) == pipe.generate(**settings)[0].text
+
+
+def test_too_many_calls_are_refused_and_the_others_are_answered(pipe, worker):
+    async def many():
+        calls = [worker.call(lambda: results(pipe, 0)) for _ in range(11)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = asyncio.run(many())
+    refused = [one for one in found if isinstance(one, Overloaded)]
+    assert len(refused) == 3 and all(one.seconds >= 1 for one in refused)
+    assert [one for one in found if one not in refused] == [results(pipe, 0)] * 8
+    assert worker.num_refused == 3
+
+
+def endless(pipe):
+    return pipe.generate(length=16, steps=60_000, sampler="ancestral")
+
+
+def test_a_call_that_is_cancelled_leaves_nothing(pipe, worker):
+    async def cancelled():
+        running = asyncio.ensure_future(worker.call(lambda: endless(pipe)))
+        while not worker.pool.pending:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while worker.num_open:
+            await asyncio.sleep(0.001)
+        return await worker.call(lambda: results(pipe, 1))
+
+    assert asyncio.run(cancelled()) == results(pipe, 1)
+    assert not worker.pool.pending
+
+
+def test_a_thread_whose_call_was_cancelled_ends_with_an_error(pipe, worker):
+    errors = []
+
+    def watched():
+        try:
+            endless(pipe)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    async def cancelled():
+        running = asyncio.ensure_future(worker.call(watched))
+        while not worker.pool.pending:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        while worker.num_open:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(cancelled())
+    assert [type(error) for error in errors] == [asyncio.CancelledError]
+    assert issubclass(Cancelled, Exception)
+
+
+def test_a_call_that_is_late_or_costs_too_much_fails_alone(pipe):
+    worker = Worker(pipe, WorkerOptions(seconds=0.2, max_cost=1000 * 16))
+
+    async def calls():
+        return await asyncio.gather(
+            worker.call(lambda: endless(pipe)),
+            worker.call(lambda: pipe.generate(length=16, steps=1000), seconds=0.0),
+            worker.call(lambda: results(pipe, 0), seconds=60.0),
+            return_exceptions=True,
+        )
+
+    try:
+        dear, late, good = asyncio.run(calls())
+    finally:
+        worker.close()
+    assert isinstance(dear, ConfigError) and "cost at most 16,000" in str(dear)
+    assert isinstance(late, LimitReached) and good == results(pipe, 0)
+
+
+def test_an_idle_worker_uses_no_time(worker):
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+    assert worker.is_alive
+
+
+def test_options_are_checked(pipe):
+    with pytest.raises(ConfigError, match="max_requests"):
+        Worker(pipe, WorkerOptions(max_requests=0))

@@ -1,0 +1,51 @@
+"""A service in a thread, on a free port, with small models."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+import gidd
+from gidd.pipeline import Pipeline
+from gidd.serving import ServiceOptions, Worker, WorkerOptions, create_app
+from support.small_model import write_model
+
+
+def small_pipelines(folder: Path) -> dict[str, Pipeline]:
+    """A hybrid model that says it was trained on chats, and a masked one."""
+    hybrid = gidd.from_pretrained(write_model(folder / "hybrid", context=64))
+    hybrid.source = {"data": {"format": "chat"}}
+    masked = gidd.from_pretrained(write_model(folder / "masked", context=64, p_uniform=0))
+    return {"hybrid": hybrid, "masked": masked}
+
+
+@contextmanager
+def served(
+    pipelines: dict[str, Pipeline],
+    worker: WorkerOptions | None = None,
+    service: ServiceOptions | None = None,
+    keys: dict[str, str] | None = None,
+) -> Iterator[Any]:
+    """Yield a running service: its `url` and its `workers`."""
+    workers = {name: Worker(pipe, worker) for name, pipe in pipelines.items()}
+    app = create_app(workers, service, keys)
+    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([socket],))
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+            assert thread.is_alive()
+        app.state.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        app.state.workers = workers
+        yield app.state
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+        socket.close()
