@@ -1,0 +1,155 @@
+"""Who may use the service, and how much of it."""
+
+import hashlib
+import socket
+import time
+
+import httpx
+import pytest
+from support.service import served
+
+from gidd.errors import ConfigError, Overloaded
+from gidd.serving import ServiceOptions, WorkerOptions, hash_key, read_keys
+from gidd.serving.access import Access
+
+BODY = {"prompt": "I", "max_tokens": 4, "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def guarded(pipelines):
+    keys = {hash_key("secret"): "alice"}
+    limits = ServiceOptions(max_bytes=2000, body_seconds=0.5)
+    with served({"hybrid": pipelines["hybrid"]}, service=limits, keys=keys) as found:
+        yield found
+
+
+def send(service, key: str | None, body=BODY, path="/v1/completions"):
+    headers = {} if key is None else {"Authorization": key}
+    return httpx.post(service.url + path, json=body, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "secret", "Basic secret", "Bearer x", ""])
+def test_a_wrong_key_is_refused(guarded, key):
+    response = send(guarded, key)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert "secret" not in response.text
+    assert httpx.get(f"{guarded.url}/v1/models").status_code == 401
+    assert httpx.get(f"{guarded.url}/healthz").status_code == 200
+
+
+def test_a_right_key_is_accepted(guarded):
+    assert send(guarded, "Bearer secret").status_code == 200
+
+
+def test_a_large_body_is_refused_before_it_is_read(guarded):
+    assert send(guarded, "Bearer secret", {"prompt": "a" * 3000}).status_code == 413
+
+    def pieces():
+        yield from [b"a" * 1000] * 1000
+
+    headers = {"Authorization": "Bearer secret", "content-type": "application/json"}
+    response = httpx.post(f"{guarded.url}/v1/completions", content=pieces(), headers=headers)
+    assert response.status_code == 413
+
+
+def connect(service) -> socket.socket:
+    host, port = service.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_a_slow_body_is_refused(guarded):
+    with connect(guarded) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"GET /../../etc/passwd HTTP/1.1",
+        b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1",
+        b"GET /v1/models/../../../../etc/passwd HTTP/1.1",
+        b"GET /static/%2fetc%2fpasswd HTTP/1.1",
+    ],
+)
+def test_paths_lead_nowhere(guarded, request_line):
+    with connect(guarded) as client:
+        client.sendall(request_line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = client.recv(4000)
+    assert answer.split()[1] in (b"400", b"401", b"404") and b"root:" not in answer
+
+
+def test_headers_cannot_be_injected(guarded):
+    path = f"{guarded.url}/v1/models/a%0d%0aSet-Cookie:%20x=1"
+    response = httpx.get(path, headers={"Authorization": "Bearer secret"})
+    assert response.status_code == 404 and "set-cookie" not in response.headers
+    with connect(guarded) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nBad\x00Header: 1\r\n\r\n")
+        assert client.recv(1000).split()[1] in (b"400", b"200")
+
+
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("GIDD_API_KEY", raising=False)
+    assert read_keys(None) == {}
+    path = tmp_path / "keys.txt"
+    digest = hashlib.sha256(b"one").hexdigest()
+    path.write_text(f"# ours\n{digest.upper()} alice\n\n{hash_key('two')}\n")
+    monkeypatch.setenv("GIDD_API_KEY", "three")
+    assert read_keys(path) == {
+        digest: "alice",
+        hash_key("two"): "key 4",
+        hash_key("three"): "GIDD_API_KEY",
+    }
+    path.write_text("a key in clear\n")
+    with pytest.raises(ConfigError, match="line 1.*SHA-256") as caught:
+        read_keys(path)
+    assert "a key in clear" not in str(caught.value)
+
+
+def test_requests_and_cost_of_a_key_are_limited():
+    now = [0.0]
+    access = Access({"h": "alice"}, requests_per_minute=2, clock=lambda: now[0])
+    access.begin("alice")
+    access.begin("alice")
+    with pytest.raises(Overloaded, match="2 requests a minute") as caught:
+        access.begin("alice")
+    assert caught.value.seconds == pytest.approx(30)
+    now[0] = 31
+    access.begin("alice")
+    access = Access({"h": "alice"}, cost_per_minute=100, clock=lambda: now[0])
+    access.begin("alice")
+    access.charge("alice", 250)  # known when it is done: the rest is owed
+    with pytest.raises(Overloaded, match="cost") as caught:
+        access.begin("alice")
+    assert caught.value.seconds == pytest.approx(90.6)
+    now[0] += 91
+    access.begin("alice")
+
+
+def test_a_client_that_sends_too_much_is_told_when_to_try_again(pipelines):
+    with served(pipelines, service=ServiceOptions(cost_per_minute=1)) as service:
+        assert send(service, None).status_code == 200
+        response = send(service, None)
+    assert response.status_code == 429 and int(response.headers["retry-after"]) > 60
+
+
+def test_a_full_service_refuses_and_is_not_ready(pipelines):
+    """One request that takes long fills it; when that is cancelled there is room again."""
+    options = WorkerOptions(max_requests=1, max_cost=10**9)
+    with served(pipelines, options) as service:
+        slow = BODY | {"steps": 4096, "n": 16, "max_tokens": 60, "stream": True, "diffusing": True}
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=slow) as stream:
+            lines = stream.iter_lines()
+            assert next(lines)
+            response = send(service, None)
+            assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "overloaded"
+            assert httpx.get(f"{service.url}/readyz").status_code == 503
+            assert httpx.get(f"{service.url}/healthz").status_code == 200
+        while httpx.get(f"{service.url}/readyz").status_code == 503:
+            time.sleep(0.01)
+        assert send(service, None).status_code == 200
