@@ -19,16 +19,18 @@ GOOD = {
 }  # fmt: skip
 FIELDS = (
     "model", "prompt", "suffix", "max_tokens", "temperature", "top_p", "n", "stream", "seed",
-    "stop", "logprobs", "echo", "logit_bias", "messages", "text", "protected", "min_confidence", "steps",
-    "error_rate", "method", "choices", "top", "sampler", "stream_options", "diffusing", "min_p",
-    "self_correction", "guidance_scale", "negative_prompt", "block_length", "best_of", "likelihood",
+    "stop", "logprobs", "echo", "logit_bias", "messages", "text", "protected",
+    "min_confidence", "steps", "error_rate", "method", "choices", "top", "sampler",
+    "stream_options", "diffusing",
+    "min_p", "self_correction", "guidance_scale", "negative_prompt", "block_length", "best_of",
+    "likelihood",
 )  # fmt: skip
 VALUES = (
     None, True, False, 0, -1, 1, 2, 3, 0.5, 1e308, float("nan"), float("inf"), -(2**63), 2**63,
     10**400, "", "a", "\ud800", "\x00", "[MASK]", "[MASK:3]", "[MASK:999999999]", "🙂" * 50,
-    "a" * 900, [], [1], [[1, 2]], ["a"], [None], [-1], [2**40], {}, {"1": 5}, {"a": {}}, {"1": float("nan")},
-    [[0, 1]], [[1, 0]], [{"role": "user", "content": "x"}], [{"role": "tool"}], "self_correction",
-    {"include_usage": True}, "greedy", "ancestral",
+    "a" * 900, [], [1], [[1, 2]], ["a"], [None], [-1], [2**40], {}, {"1": 5}, {"a": {}},
+    {"1": float("nan")}, [[0, 1]], [[1, 0]], [{"role": "user", "content": "x"}], [{"role": "tool"}],
+    "self_correction", {"include_usage": True}, "greedy", "ancestral",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """A service in a thread, on a free port, with small models."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,13 @@ import gidd
 from gidd.pipeline import Pipeline
 from gidd.serving import ServiceOptions, Worker, WorkerOptions, create_app
 from support.small_model import write_model
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def small_pipelines(folder: Path) -> dict[str, Pipeline]:
@@ -34,18 +42,18 @@ def served(
     app = create_app(workers, service, keys)
     config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_keep_alive=1)
     server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    thread = threading.Thread(target=server.run, args=([socket],))
+    listening = config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
         while not server.started:
             thread.join(0.01)
             assert thread.is_alive()
-        app.state.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        app.state.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         app.state.workers = workers
         yield app.state
     finally:
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
-        socket.close()
+        listening.close()

@@ -8,10 +8,11 @@ Examples:
 
 from __future__ import annotations
 
-import os
 import signal
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +21,16 @@ import tyro
 from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.common.config.allowed import field_problems, integer
 from gidd.common.messages import print_message
-from gidd.errors import ConfigError
+from gidd.common.optional import optional_package
 from gidd.serving.options import ServiceOptions, WorkerOptions
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from gidd.serving import Worker
+
+_SWITCH_SECONDS = 0.0005
+"""Time after which a thread lets another one run: answers do not wait for the thread that steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +64,17 @@ class ServeOptions:
     service: Flat[ServiceOptions] = field(default_factory=ServiceOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the models for clients."""
+        return [Path(model).resolve().name for model in self.models]
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from field_problems(self, port=integer(0, 65535))
         if not self.models:
             yield "models must have at least one model, got none."
-        if len({Path(model).name for model in self.models}) < len(self.models):
+        if len(set(self.names)) < len(self.models):
             yield "models must have different names; the last part of each is its name."
         if self.max_replicas is not None and self.replicas is None:
             yield "max_replicas needs --replicas, the least number."
@@ -72,34 +83,44 @@ class ServeOptions:
 def main(arguments: Sequence[str]) -> None:
     """Parse, load, serve."""
     options = parse_checked(ServeOptions, "gidd serve", __doc__, arguments)
-    try:
-        import fastapi as fastapi  # noqa: E401
-        import uvicorn
-    except ImportError as error:
-        needed = "`gidd serve` needs FastAPI and uvicorn: pip install 'gidd[serve]'."
-        raise ConfigError(needed) from error
-    from gidd.serving import create_app, read_keys
+    uvicorn = optional_package("uvicorn", "serve")
+    optional_package("fastapi", "serve")
+    optional_package("prometheus_client", "serve")
+    from gidd.serving import read_keys
 
     keys = read_keys(options.api_keys)
     if options.replicas is not None:
         from gidd.serving.replicas import serve_replicas
 
-        serve_replicas(options, keys)
-        return
-    app = create_app(load_workers(options), options.service, keys)
-    config = uvicorn.Config(
-        app, options.host, options.port, log_level="warning", access_log=False, timeout_keep_alive=5
-    )
-    server = uvicorn.Server(config)
-    # uvicorn finishes what was accepted, and then sends itself the signal again
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    socket = config.bind_socket()
-    names = ", ".join(Path(model).name for model in options.models)
-    address = f"http://{options.host}:{socket.getsockname()[1]}"
-    print_message(f"serving {names} at {address} (process {os.getpid()}); Ctrl+C ends it.")
-    server.run([socket])
+        serve_replicas(
+            partial(build_app, options, keys),
+            host=options.host,
+            port=options.port,
+            replicas=options.replicas,
+            max_replicas=options.max_replicas,
+            max_requests=options.worker.max_requests,
+            seconds=options.worker.seconds,
+            num_gpus=1 if options.runtime.device == "cuda" else 0,
+        )
+    else:
+        app = build_app(options, keys)
+        config = uvicorn.Config(app, options.host, options.port, log_level="warning")
+        socket = config.bind_socket()
+        address = f"http://{options.host}:{socket.getsockname()[1]}"
+        print_message(f"serving {', '.join(options.names)} at {address} (Ctrl+C ends it).")
+        # uvicorn finishes what was accepted, and then sends itself the signal again
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        uvicorn.Server(config).run([socket])
     print_message("stopped.")
+
+
+def build_app(options: ServeOptions, keys: dict[str, str]) -> FastAPI:
+    """Load the models, and return the service of one process."""
+    from gidd.serving import create_app
+
+    return create_app(load_workers(options), options.service, keys)
 
 
 def load_workers(options: ServeOptions) -> dict[str, Worker]:
@@ -108,7 +129,7 @@ def load_workers(options: ServeOptions) -> dict[str, Worker]:
     from gidd.serving import Worker
 
     workers: dict[str, Worker] = {}
-    for model in options.models:
+    for name, model in zip(options.names, options.models, strict=True):
         runtime = options.runtime
         pipe = from_pretrained(
             model,
@@ -120,5 +141,5 @@ def load_workers(options: ServeOptions) -> dict[str, Worker]:
         for note in pipe.notes:
             print_message(note)
         pipe.warm_up()
-        workers[Path(model).name] = Worker(pipe, options.worker)
+        workers[name] = Worker(pipe, options.worker)
     return workers

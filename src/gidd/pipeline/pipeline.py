@@ -51,7 +51,7 @@ from gidd.pipeline.results import (
     SelfCorrection,
     describe_schedule,
 )
-from gidd.pipeline.score import score_texts
+from gidd.pipeline.score import TokenProbability, score_texts, token_probabilities
 from gidd.pipeline.self_correct import SelfCorrector
 from gidd.pipeline.stop_strings import require_stop
 from gidd.pipeline.text import EncodedText, Span, TokenDecoder, ban_unwritten_tokens
@@ -547,6 +547,14 @@ class Pipeline:
         settings = manifest, options, confidence, on_forward_passes
         found = score_texts(self, texts, tokens, given, *settings)
         return found[0] if isinstance(text, str) else found
+
+    def token_probabilities(self, tokens: Sequence[int], top: int = 5) -> list[TokenProbability]:
+        """Return x_theta at each position of a text, and its most likely tokens there.
+
+        Tokens are predicted given all others, at the lowest noise level.
+        """
+        self.require_visible_scores("the probability of tokens")
+        return token_probabilities(self, tokens, top)
 
     def window_reader(self, batch_size: int | None = None) -> WindowReader:
         """Return what reads predictions and posteriors of windows of texts.

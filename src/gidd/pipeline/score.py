@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from gidd.diffusion.categorical import at
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.likelihood import (
     NelboEstimate,
@@ -27,9 +29,9 @@ from gidd.pipeline.noise_level import (
     estimate_noise,
     expected_forward_passes,
 )
-from gidd.pipeline.options import LikelihoodOptions
+from gidd.pipeline.options import CLEAN_TIME, LikelihoodOptions
 from gidd.pipeline.results import ResultManifest, Scores
-from gidd.sampling.jobs import Jobs, run_jobs
+from gidd.sampling.jobs import Jobs, run_job, run_jobs
 from gidd.sampling.network import require_finite_predictions
 from gidd.sampling.windows import TextWindows
 
@@ -37,8 +39,50 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
     from gidd.pipeline.pipeline import Pipeline
+    from gidd.sampling.prediction import Prediction
 
 PARTS_RULE = "texts longer than the context are split into parts, scored independently, added up"
+
+
+class TokenProbability(NamedTuple):
+    """x_theta at one position of a text."""
+
+    probability: float
+    """Of the token that is there."""
+
+    top: tuple[tuple[int, float], ...]
+    """The most likely tokens and their probabilities."""
+
+
+@final
+@dataclass(frozen=True)
+class _ReadTop:
+    """Reads x_theta of the token at each position, and the most likely tokens."""
+
+    number: int
+
+    def __call__(self, prediction: Prediction, where: Tensor) -> tuple[Tensor, ...]:
+        z = prediction.z.flatten()
+
+        def read(rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+            top = rows.topk(min(self.number, rows.shape[-1]))
+            return at(rows, z[index]), top.values, top.indices
+
+        return prediction.read(where, read)
+
+
+def token_probabilities(pipe: Pipeline, tokens: Sequence[int], top: int) -> list[TokenProbability]:
+    """Return x_theta at each position of a text at the lowest noise level."""
+    cut = TextWindows(tokens, [False] * len(tokens), pipe.context)
+    windows = [(window, CLEAN_TIME) for window in cut]
+    reader, function = pipe.window_reader(), _ReadTop(max(1, top))
+    found: list[TokenProbability] = []
+    values = run_job(lambda jobs: reader.read(jobs, windows, function))
+    for part, (own, probabilities, others) in zip(cut.parts, values, strict=True):
+        for i in range(part.own.start, part.own.stop):
+            pairs = zip(others[i, :top].tolist(), probabilities[i, :top].tolist(), strict=True)
+            found.append(TokenProbability(float(own[i]), tuple(pairs)))
+    return found
 
 
 class ScoringWindow(NamedTuple):

@@ -230,7 +230,7 @@ _SHARED: contextvars.ContextVar[Jobs | None] = contextvars.ContextVar("shared jo
 
 
 @contextmanager
-def sharing(jobs: Jobs) -> Iterator[None]:
+def sharing(jobs: Jobs) -> Generator[None]:
     """Within it, what `run_jobs` runs in this thread samples with `jobs`, in sessions of its pool.
 
     Another thread steps these sessions.

@@ -156,7 +156,7 @@ class Session:
 
         `changes` are arguments of a session, e.g. `max_cost=10**6`.
         """
-        settings = {
+        settings: dict[str, Any] = {
             "batch_size": self.batch_size,
             "row_buckets": self.row_buckets,
             "pad_to_multiple_of": self.pad_to_multiple_of,

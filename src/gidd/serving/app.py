@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +54,7 @@ def create_app(
     service = Service(dict(workers), options or ServiceOptions(), dict(keys or {}))
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         yield
         for worker in service.workers.values():
             worker.close()
@@ -109,6 +109,11 @@ class Service:
         self.access = Access(keys, options.requests_per_minute, options.cost_per_minute)
         self.metrics = Metrics(workers)
         self.created = int(time.time())
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until the open requests to all models are done."""
+        return sum(worker.expected_wait for worker in self.workers.values())
 
     async def measure(
         self, request: Request, call: Callable[[Request], Coroutine[Any, Any, Response]]

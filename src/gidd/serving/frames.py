@@ -27,8 +27,9 @@ class Frame:
 
     def after(self, other: object) -> Frame:
         """Return what replaces this one and one before it that was not sent."""
-        is_same = isinstance(other, Frame) and other.request is self.request
-        return replace(self, edits=(*other.edits, *self.edits)) if is_same else self
+        if isinstance(other, Frame) and other.request is self.request:
+            return replace(self, edits=(*other.edits, *self.edits))
+        return self
 
 
 def emit_frames(emit: Callable[[Any], None]) -> OnStep:

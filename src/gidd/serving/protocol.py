@@ -92,7 +92,6 @@ class CompletionBody(SampledBody):
 class FimBody(CompletionBody):
     """A request of /v1/fim/completions."""
 
-    prompt: Text  # pyright: ignore[reportIncompatibleVariableOverride]
     random_seed: int | None = Field(None, ge=0, lt=2**63)
 
 

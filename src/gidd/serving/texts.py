@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import Any
 
-from torch import Tensor
-
-from gidd.diffusion.categorical import at
 from gidd.errors import DataError
 from gidd.pipeline import Generation, Pipeline, SelfCorrectionOptions
 from gidd.pipeline.generate import StreamEnd
-from gidd.pipeline.options import CLEAN_TIME
-from gidd.sampling import LogitBias, OnStep, Processor, run_job
-from gidd.sampling.windows import TextWindows
+from gidd.pipeline.score import TokenProbability
+from gidd.sampling import LogitBias, OnStep, Processor
 from gidd.serving.errors import ServiceError
 from gidd.serving.frames import emit_frames
 from gidd.serving.protocol import (
@@ -27,9 +22,6 @@ from gidd.serving.protocol import (
     SampledBody,
     ScoreBody,
 )
-
-if TYPE_CHECKING:
-    from gidd.sampling.prediction import Prediction
 
 Json = dict[str, Any]
 Emit = Callable[[Any], None]
@@ -163,12 +155,11 @@ def _next(pieces: Generator[str, None, StreamEnd]) -> str | StreamEnd:
 def _pieces(
     pipe: Pipeline, body: CompletionBody, prompt: str, number: int, seed: int
 ) -> Generator[str, None, StreamEnd]:
-    settings = sampling_settings(pipe, body) | {"max_tokens": body.max_tokens or 16}
+    settings: Json = sampling_settings(pipe, body) | {"prompt": prompt, "seed": seed}
+    settings["max_tokens"] = body.max_tokens or 16
     if not body.suffix:
-        own = {"stop": _stop(body), "sample_index": number}
-        return (yield from pipe.stream(prompt=prompt, seed=seed, **own, **settings))
-    own = {"suffix": body.suffix, "start_index": number}
-    (generation,) = pipe.generate(1, prompt=prompt, seed=seed, **own, **settings)
+        return (yield from pipe.stream(stop=_stop(body), sample_index=number, **settings))
+    (generation,) = pipe.generate(1, suffix=body.suffix, start_index=number, **settings)
     yield prompt + generation.filled[0]
     return StreamEnd(sum(not given for given in generation.trace.protected), is_stopped=False)
 
@@ -296,13 +287,12 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
         }
     if not pipe.can_score_visible_tokens:
         return found | {"tokens": _scored_tokens(pipe, tokens, None)}
-    probabilities = token_probabilities(pipe, [*given, *tokens], max(1, body.top))
+    probabilities = pipe.token_probabilities([*given, *tokens], body.top)
     own = probabilities[len(given) :]
-    listed = _scored_tokens(pipe, tokens, [each.own for each in own])
+    listed = _scored_tokens(pipe, tokens, [each.probability for each in own])
     for one, each in zip(listed, own, strict=True):
         one["alternatives"] = [
-            {"text": pipe.token_texts.decode_one(token), "probability": p}
-            for token, p in each.top[: body.top]
+            {"text": pipe.token_texts.decode_one(token), "probability": p} for token, p in each.top
         ]
     found["error_rate"] = pipe.noise_level(body.text).error_rate if body.likelihood else None
     return found | {"tokens": listed}
@@ -312,45 +302,6 @@ def _scored_tokens(pipe: Pipeline, tokens: Any, probabilities: Any) -> list[Json
     texts = pipe.token_texts(tokens)
     found = probabilities or [None] * len(texts)
     return [{"text": text, "probability": p} for text, p in zip(texts, found, strict=True)]
-
-
-@final
-@dataclass(frozen=True)
-class TokenProbabilities:
-    """x_theta at one position of a text."""
-
-    own: float
-    top: list[tuple[int, float]]
-
-
-@final
-@dataclass(frozen=True)
-class _ReadTop:
-    """Reads x_theta of the token at each position, and the most likely tokens."""
-
-    number: int
-
-    def __call__(self, prediction: Prediction, where: Tensor) -> tuple[Tensor, ...]:
-        z = prediction.z.flatten()
-
-        def read(rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-            top = rows.topk(min(self.number, rows.shape[-1]))
-            return at(rows, z[index]), top.values, top.indices
-
-        return prediction.read(where, read)
-
-
-def token_probabilities(pipe: Pipeline, tokens: list[int], top: int) -> list[TokenProbabilities]:
-    """Return x_theta at each position of a text at the lowest noise level."""
-    cut = TextWindows(tokens, [False] * len(tokens), pipe.context)
-    windows = [(window, CLEAN_TIME) for window in cut]
-    read = run_job(lambda jobs: pipe.window_reader().read(jobs, windows, _ReadTop(top)))
-    found: list[TokenProbabilities] = []
-    for part, (own, values, indices) in zip(cut.parts, read, strict=True):
-        for k in range(part.own.start, part.own.stop):
-            pairs = zip(indices[k].tolist(), values[k].tolist(), strict=True)
-            found.append(TokenProbabilities(float(own[k]), list(pairs)))
-    return found
 
 
 def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top: int) -> Json:
@@ -363,15 +314,15 @@ def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top:
     texts = pipe.token_texts(tokens[:end])[start:]
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     if pipe.can_score_visible_tokens:
-        found = token_probabilities(pipe, tokens, max(1, top))[start:end]
+        found = pipe.token_probabilities(tokens, top)[start:end]
     else:
         written = generation.confidence or ()
-        found = [TokenProbabilities(p, [(tokens[i], p)]) for i, p in enumerate(written)][start:end]
+        found = [TokenProbability(p, ((tokens[i], p),)) for i, p in enumerate(written)][start:end]
     decode = pipe.token_texts.decode_one
     return {
         "tokens": texts,
-        "token_logprobs": [_log(each.own) for each in found],
-        "top_logprobs": [{decode(v): _log(p) for v, p in each.top[:top]} for each in found],
+        "token_logprobs": [_log(each.probability) for each in found],
+        "top_logprobs": [{decode(v): _log(p) for v, p in each.top} for each in found],
         "text_offset": offsets,
     }
 

@@ -91,7 +91,8 @@ class Worker:
         call when it is done, and `settings` are arguments of `Jobs`.
         """
         self.require_room()
-        jobs = Jobs(self.pool, **({"seconds": self.options.seconds} | settings))
+        limits: dict[str, Any] = {"seconds": self.options.seconds}
+        jobs = Jobs(self.pool, **(limits | settings))
         self.num_open += 1
         try:
             loop = asyncio.get_running_loop()

@@ -1,0 +1,96 @@
+"""Replicas of a service on a Ray cluster: Ray Serve routes requests, and scales."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from gidd.common.actors import ray_session
+from gidd.common.messages import print_message
+from gidd.common.optional import optional_package
+
+_TARGET_WAIT = 5.0
+"""Seconds of waiting work of a replica, above which another one is started."""
+
+_METRIC = "expected_wait"
+
+
+def wanted_replicas(waits: list[float], least: int, most: int) -> int:
+    """Return the number of replicas for the expected waits of the present ones, in seconds."""
+    return min(most, max(least, math.ceil(sum(waits) / _TARGET_WAIT)))
+
+
+def _policy(context: Any) -> tuple[int, dict[str, Any]]:
+    waits = context.aggregated_metrics.get(_METRIC, {}).values()
+    ends = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return wanted_replicas(list(waits), *ends), {}
+
+
+def serve_replicas(
+    build: Callable[[], FastAPI],
+    *,
+    host: str,
+    port: int,
+    replicas: int,
+    max_replicas: int | None,
+    max_requests: int,
+    seconds: float,
+    num_gpus: float = 0,
+) -> None:
+    """Serve until SIGTERM or SIGINT; `build` makes the service of a replica, in its process.
+
+    A replica that ends has `seconds` to finish what it accepted.
+    """
+    serve = optional_package("ray.serve", "cluster")
+
+    class Replica:
+        """Tells the autoscaler how much work waits."""
+
+        def record_autoscaling_stats(self) -> dict[str, float]:
+            return {_METRIC: _SERVICES[-1].expected_wait if _SERVICES else 0.0}
+
+    def build_app() -> FastAPI:
+        app = build()
+        _SERVICES.append(app.state.service)
+        return app
+
+    count: dict[str, Any] = {"num_replicas": replicas}
+    if max_replicas is not None:
+        count = {
+            "autoscaling_config": {
+                "min_replicas": replicas,
+                "max_replicas": max_replicas,
+                "metrics_interval_s": 2,
+                "look_back_period_s": 10,
+                "upscale_delay_s": 5,
+                "policy": {"policy_function": _policy},
+            }
+        }
+    deployment = serve.deployment(
+        name="gidd",
+        max_ongoing_requests=max_requests + 8,  # a replica refuses further ones itself
+        graceful_shutdown_timeout_s=seconds,
+        ray_actor_options={"num_gpus": num_gpus} if num_gpus else {},
+        **count,
+    )
+    with ray_session(os.environ.get("RAY_ADDRESS")):
+        serve.start(http_options={"host": host, "port": port, "request_timeout_s": seconds})
+        try:
+            serve.run(deployment(serve.ingress(build_app)(Replica)).bind(), route_prefix="/")
+            stop = threading.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
+                signal.signal(number, lambda *_: stop.set())  # pyright: ignore
+            print_message(f"serving {replicas} replicas at http://{host}:{port} (Ctrl+C ends it).")
+            stop.wait()
+        finally:
+            serve.shutdown()
+
+
+_SERVICES: list[Any] = []
+"""The service of this process, if it is a replica."""

@@ -1,0 +1,102 @@
+"""Faults: clients that vanish, requests that fail, a service that is told to end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from support.service import served
+from support.small_model import write_model
+
+BODY = {"prompt": "I", "max_tokens": 8, "steps": 8, "seed": 1}
+
+
+def wait_until(condition) -> None:
+    while not condition():
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(500, marks=pytest.mark.long)])
+def test_clients_that_vanish_leave_nothing(pipelines, times):
+    """Some during a stream, some before the answer, some before the end of their request."""
+    with served(pipelines) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        (worker,) = [service.workers["hybrid"]]
+        for index in range(times):
+            slow = BODY | {"steps": 4096, "stream": index % 2 == 0, "diffusing": True}
+            body = json.dumps(slow).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
+            with socket.create_connection((host, int(port)), timeout=20) as client:
+                client.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode())
+                client.sendall(body[: None if index % 5 else 10])
+                if index % 5 and index % 2 == 0:
+                    assert client.recv(20).startswith(b"HTTP/1.1 200")
+                elif index % 5:
+                    wait_until(lambda: worker.num_open)
+            wait_until(lambda: not worker.num_open and not worker.pool.pending)
+        response = httpx.post(f"{service.url}/v1/completions", json=BODY)
+        expected = pipelines["hybrid"].generate(prompt="I", max_tokens=8, steps=8, seed=1)
+        assert response.json()["choices"][0]["text"] == expected[0].filled[0]
+        assert threading.active_count() < 100
+
+
+def test_a_request_that_fails_does_not_affect_others(pipelines, monkeypatch):
+    """The network fails for sequences with one token; the others are answered."""
+    pipe = pipelines["hybrid"]
+    bad = pipe.tokenizer.encode("Q")[0]
+    expected = pipe.generate(prompt="I", max_tokens=8, steps=8, seed=1)[0].filled[0]
+    hidden = type(pipe.network).hidden
+
+    def fail_at_times(self, z, *arguments, **settings):
+        if (z == bad).any():
+            raise RuntimeError("the network failed: secret")
+        return hidden(self, z, *arguments, **settings)
+
+    monkeypatch.setattr(type(pipe.network), "hidden", fail_at_times)
+    with served(pipelines) as service, ThreadPoolExecutor(8) as threads:
+        url, ban = f"{service.url}/v1/completions", {"logit_bias": {str(bad): -100}}
+
+        def send(index: int):
+            prompt = {"prompt": "Q"} if index % 4 == 0 else {}
+            return httpx.post(url, json=BODY | ban | prompt, timeout=60)
+
+        responses = list(threads.map(send, range(16)))
+    for index, response in enumerate(responses):
+        if index % 4 == 0:
+            assert response.status_code == 500 and "secret" not in response.text
+        else:
+            assert response.json()["choices"][0]["text"] == expected
+
+
+@pytest.mark.slow
+def test_a_service_that_is_told_to_end_finishes_what_it_accepted(tmp_path):
+    folder = write_model(tmp_path / "small", context=64)
+    command = [sys.executable, "-m", "gidd.cli", "serve", str(folder), "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if " at http://" in line)
+        url = line.split(" at ")[1].split()[0]
+        slow = BODY | {"steps": 256, "max_tokens": 60}
+        stream = slow | {"stream": True, "diffusing": True}
+        with ThreadPoolExecutor(8) as threads:
+            sent = [
+                threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=120)
+                for body in [slow] * 5 + [stream] * 3
+            ]
+            metrics = f"{url}/metrics"
+            wait_until(lambda: 'requests_open{model="small"} 8.0' in httpx.get(metrics).text)
+            process.send_signal(signal.SIGTERM)
+            responses = [one.result() for one in sent]
+        assert process.wait(60) == 0, process.stderr.read()
+    assert [response.status_code for response in responses] == [200] * 8
+    texts = {response.json()["choices"][0]["text"] for response in responses[:5]}
+    assert len(texts) == 1
+    assert all(response.text.endswith("data: [DONE]\n\n") for response in responses[5:])
