@@ -47,16 +47,16 @@ class ServeOptions:
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
 
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Sequences in a forward pass; None is 1 on a CPU, 16 on other devices."""
 
-    replicas: int | None = None
+    replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of replicas, on all machines of a Ray cluster; None is one process without Ray."""
 
-    max_replicas: int | None = None
+    max_replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
     """With --replicas: add replicas up to this number while requests wait."""
 
-    api_keys: Path | None = None
+    api_keys: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """File of API keys: lines of a SHA-256 and a name. The environment variable GIDD_API_KEY is one
     more key. Without keys, everybody who reaches the port may use it."""
 
