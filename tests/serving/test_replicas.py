@@ -33,7 +33,7 @@ def replicas_of(process: subprocess.Popen) -> list:
 def test_no_request_is_lost_with_a_replica_that_is_killed(tmp_path):
     """Clients send again what a killed replica did not answer, as OpenAI's does by itself."""
     openai = pytest.importorskip("openai", reason="pip install 'gidd[eval]'")
-    pytest.importorskip("ray.serve", reason="pip install 'gidd[cluster]'")
+    pytest.importorskip("ray.serve", reason="pip install 'gidd[replicas]'")
     folder, port = write_model(tmp_path / "small", context=64), free_port()
     environment = os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)

@@ -47,7 +47,7 @@ def serve_replicas(
 
     A replica that ends has `seconds` to finish what it accepted.
     """
-    serve = optional_package("ray.serve", "cluster")
+    serve = optional_package("ray.serve", "replicas")
 
     class Replica:
         """Tells the autoscaler how much work waits."""
