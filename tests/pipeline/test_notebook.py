@@ -23,7 +23,7 @@ def test_training_in_a_notebook(tmp_path):
     places = {"out": str(tmp_path / "run"), "data": str(data)}
     cells = [nbformat.v4.new_code_cell(cell.format(**places)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=200).execute()
+    nbclient.NotebookClient(notebook, timeout=600).execute()
     imported, trained, model, sample = (cell.outputs for cell in notebook.cells)
     assert imported == []
     lines = [output["data"]["text/plain"] for output in trained]  # nothing on stdout or stderr

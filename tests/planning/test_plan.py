@@ -337,7 +337,7 @@ def test_ten_billion_parameters_are_planned_in_a_minute_and_2_gb():
 def test_predicted_memory_is_what_the_allocator_hands_out(autocast):
     """Peak of forward and of backward of a real step, counted by torch's profiler."""
     run = run_of(width=64, layers=3, batch=4, autocast=autocast)
-    with open_world("cpu", 60.0) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, VOCAB, world)
         batch, output = batch_of(run, world), []
 

@@ -41,7 +41,7 @@ def source(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("source")
     run = replace(tiny_run(data, steps=4), objective=Diffusion(noise=hybrid(0.0)))
     train_here(run, out)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         export(out, out / "model", world)
     return out / "model"
 
@@ -54,7 +54,7 @@ def tuned(data, source, **changes):
 
 def initial(run, out, vocab):
     """The weights of a run before its first step, by their names in the network."""
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         run, source = with_source(run, out)
         state = build_state(run, vocab, world)
         notes = source.initialize(state, Tokenizer.load(run.data.folder))
@@ -83,7 +83,7 @@ def test_the_source_is_in_every_checkpoint_and_in_the_exported_model(data, sourc
     assert len(folders) == 2
     for folder in folders:
         assert read_record(folder)["init_from"] == expected
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         export(tmp_path, tmp_path / "model", world)
     assert (
         json.loads((tmp_path / "model" / "gidd.json").read_text())["training"]["init_from"]
@@ -210,7 +210,7 @@ def test_a_dry_run_and_a_plan_have_the_network_of_the_source(command, llama, tmp
 def test_a_causal_network_trains_and_generates(llama, tmp_path):
     folder, data, _, _ = llama
     train_here(tuned(data, folder), tmp_path)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         export(tmp_path, tmp_path / "model", world)
     pipe = gidd.from_pretrained(tmp_path / "model", device="cpu")
     assert set(pipe.generate(length=8, steps=4)[0].text.split()) <= set(TEXT.split()) | {"[UNK]"}
@@ -228,7 +228,7 @@ def test_checkpoints_of_other_projects_are_continued(project, symbols, tmp_path)
     run = tuned(tmp_path / "data", folder)
     train_here(run, tmp_path / "out")
     assert len(losses(tmp_path / "out")) == 6
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         export(tmp_path / "out", tmp_path / "model", world)
     pipe = gidd.from_pretrained(tmp_path / "model", device="cpu")
     theirs, ours = load_network(folder).network.config, pipe.denoiser.backbone.config
@@ -287,7 +287,7 @@ def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, so
     run = tuned(data, source)
     objective = Diffusion(noise=hybrid(0.2), p_uniform_warmup=64)
     run = replace(run, objective=objective, init_from=None)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         made = build_state(run, Tokenizer.load(data).vocab, world).objective
     made.train()
     grown = [made._noise_at(step)[0].p_uniform for step in range(66)]

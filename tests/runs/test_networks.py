@@ -44,7 +44,7 @@ def run_of(data, backbone, steps, **changes):
 
 
 def exported(out):
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         export(out, out / "model", world)
     return out / "model"
 
@@ -54,11 +54,11 @@ def exported(out):
 def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, data, tmp_path):
     time = {} if name == "scaled" else {"time_embedding": name == "llama"}
     run = run_of(data, NETWORKS[name].changed(**time), steps)
-    run_ranks(train_here, 1, run, tmp_path / "alone", timeout=200)
+    run_ranks(train_here, 1, run, tmp_path / "alone")
     alone = losses(tmp_path / "alone")
     assert len(alone) == steps
     assert alone[-10:].mean() < alone[:10].mean()
-    run_ranks(train_here, 2, run, tmp_path / "fsdp", FSDP(), timeout=200)
+    run_ranks(train_here, 2, run, tmp_path / "fsdp", FSDP())
     torch.testing.assert_close(losses(tmp_path / "fsdp"), alone, rtol=1e-4, atol=0)
     pipe = gidd.from_pretrained(exported(tmp_path / "fsdp"), device="cpu")
     assert type(pipe.denoiser.backbone.config).__name__ in (
@@ -80,12 +80,12 @@ def test_lora_of_a_run_trains_few_parameters_and_is_merged_on_export(steps, data
     source = exported(tmp_path / "start")
     run = replace(run_of(data, wide, steps), lora=LoraConfig(rank=1), init_from=str(source))
     run = replace(run, optim=replace(run.optim, learning_rate=1e-3))
-    run_ranks(train_here, 2, run, tmp_path / "tuned", FSDP(), timeout=200)
-    run_ranks(train_here, 1, run, tmp_path / "alone", timeout=200)
+    run_ranks(train_here, 2, run, tmp_path / "tuned", FSDP())
+    run_ranks(train_here, 1, run, tmp_path / "alone")
     torch.testing.assert_close(
         losses(tmp_path / "tuned"), losses(tmp_path / "alone"), rtol=1e-4, atol=0
     )
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, Tokenizer.load(data).vocab, world)
         trained = sum(p.numel() for p in state.objective.parameters() if p.requires_grad)
         total = sum(p.numel() for p in state.objective.parameters())
@@ -122,7 +122,7 @@ class Plain(torch.nn.Module):
 
 def train_plain(data, out, steps, parallel):
     torch.set_num_threads(1)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         torch.manual_seed(world.rank)  # ranks build other weights: those of rank 0 are used
         network = Plain(Tokenizer.load(data).vocab.size)
         unregistered = Component("backbone", "unregistered", {"class": "Plain"})

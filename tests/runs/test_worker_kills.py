@@ -25,7 +25,7 @@ def test_ctrl_c_reaches_the_workers_too_and_the_training_still_saves(tmp_path):
     try:
         wait_for_a_step(process, tmp_path)
         os.killpg(process.pid, signal.SIGINT)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == STOPPED, printed

@@ -64,7 +64,7 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
 
 
 def on_ranks_save(folder: Path, how: str, seed: int) -> None:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world)
         checkpoints.save(seed, placed(world, how, seed), {"seed": seed}, {"run.yaml": f"{seed}\n"})
         checkpoints.wait()

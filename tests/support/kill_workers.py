@@ -21,7 +21,7 @@ from gidd.training.reporting.log import METRICS_FILE
 from support.training_runs import speeches
 
 WORKERS = 2
-PATIENCE = 120.0
+PATIENCE = 600.0
 WORDS = (
     ("train", "nano", "--data.length", "32", "--device", "cpu", "--train.generate-samples", "0")
     + ("--train.steps", "1000000", "--train.global-batch", "4", "--train.evaluate-samples", "4")
@@ -53,7 +53,7 @@ def kill_once(folder: Path) -> tuple[float, list[psutil.Process]]:
         process.kill()
         process.communicate()
     began = time.monotonic()
-    _, alive = psutil.wait_procs(descendants, timeout=30)
+    _, alive = psutil.wait_procs(descendants, timeout=300)
     return time.monotonic() - began, alive
 
 

@@ -24,7 +24,7 @@ CONTEXT.set_forkserver_preload(
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *args: Any, timeout: float = 60
+    function: Callable[..., Any], size: int, *args: Any, timeout: float = 600
 ) -> list[Any]:
     """Return the results of `function(*args)` on all ranks; it calls `open_world` itself.
 

@@ -58,7 +58,7 @@ def tiny_run(data: Path, **changes: object) -> RunConfig:
 def train_here(run: RunConfig, out: Path, parallel: Parallel | None = None) -> bool:
     """Train as this process's rank of the world that the environment describes."""
     torch.set_num_threads(1)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         return fit(replace(run, parallel=parallel or DDP()), out, world, quiet=True).complete
 
 
@@ -77,7 +77,7 @@ def losses(out: Path) -> torch.Tensor:
 def final_tensors(run: RunConfig, out: Path) -> dict[str, torch.Tensor]:
     """Weights, optimiser and EMA of the newest checkpoint."""
     vocab = Tokenizer.load(run.data.folder).vocab
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, vocab, world)
         restored = Checkpoints(out / "checkpoints", world).restore(state.tensors())
         assert restored is not None

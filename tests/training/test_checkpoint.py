@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def on_ranks_restore(folder: Path, how: str) -> tuple[Any, dict[str, bytes]]:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         tensors = placed(world, how, seed=99)
         return Checkpoints(folder, world).restore(tensors), bits(tensors)
 
@@ -115,7 +115,7 @@ def test_what_changes_after_save_has_returned_is_not_saved(tmp_path, world, monk
 def on_ranks_fail_while_saving(folder: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        open_world("cpu", timeout=30) as world,
+        open_world("cpu", timeout=600) as world,
         Checkpoints(folder, world) as checkpoints,
     ):
         checkpoints.save(1, {"a": torch.ones(1_000_000)}, {})

@@ -250,7 +250,7 @@ def test_when_valid_files_cannot_be_read_no_older_ones_are_taken(two, monkeypatc
 
 
 def on_ranks_restore_damaged(folder: Path) -> tuple[Any, dict[str, bytes]]:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world)
         for seed in (10, 20):
             checkpoints.save(seed, placed(world, "fsdp", seed), {})
@@ -302,7 +302,7 @@ UNPICKLED: list[str] = []
 
 
 def on_ranks_restore_listening(folder: Path) -> list[str]:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         tensors = placed(world, "fsdp", 99)
         checkpoints = Checkpoints(folder, world)
         sys.addaudithook(

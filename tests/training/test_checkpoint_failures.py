@@ -47,7 +47,7 @@ def filled(value: float) -> dict[str, Tensor]:
 
 
 def on_ranks_fill_disk(folder: Path) -> str:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world, keep=9)
         for step in (1, 2, 3):
             checkpoints.save(step, filled(step), {})
@@ -89,7 +89,7 @@ def test_a_disk_that_became_read_only_leaves_the_last_checkpoint(small_disk, wor
 
 
 def on_ranks_last_may_not_write(folder: Path) -> str:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world)
         checkpoints.save(1, filled(1), {})
         checkpoints.wait()
@@ -106,13 +106,13 @@ def on_ranks_last_may_not_write(folder: Path) -> str:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_when_one_rank_cannot_write_all_learn_of_it_at_once(tmp_path, ranks):
-    messages = run_ranks(on_ranks_last_may_not_write, ranks, tmp_path, timeout=25)
+    messages = run_ranks(on_ranks_last_may_not_write, ranks, tmp_path, timeout=300)
     assert len(set(messages)) == 1
     assert f"rank {ranks - 1}: [Errno 27] File too large" in messages[0]
 
 
 def on_ranks_files_vanish(folder: Path, pattern: str) -> str:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world)
         checkpoints.save(1, sharded(world, 1), {})
         checkpoints.wait()
@@ -157,7 +157,7 @@ def test_files_deleted_while_others_are_written_are_missed_before_the_rest_is_se
 
 
 def on_ranks_last_dies(folder: Path, said: Path) -> None:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         checkpoints = Checkpoints(folder, world)
         checkpoints.save(1, filled(1), {})
         checkpoints.wait()
@@ -171,6 +171,6 @@ def on_ranks_last_dies(folder: Path, said: Path) -> None:
 
 def test_when_one_rank_dies_while_saving_the_others_do_not_wait(tmp_path):
     with pytest.raises(AssertionError, match=r"\Arank 1: died without a result\Z"):
-        run_ranks(on_ranks_last_dies, 2, tmp_path / "run", tmp_path / "said", timeout=25)
+        run_ranks(on_ranks_last_dies, 2, tmp_path / "run", tmp_path / "said", timeout=300)
     assert "the checkpoint of step 2 could not be written" in (tmp_path / "said").read_text()
     assert os.listdir(tmp_path / "run") == ["step-000000001"]

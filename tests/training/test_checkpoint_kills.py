@@ -31,7 +31,7 @@ def state(world: World, step: int) -> dict[str, Tensor]:
 
 def save_until_killed(folder: Path, begun: Any, ready: Any) -> None:
     """A run that does nothing but save; `begun` is the last step whose save has begun."""
-    with open_world("cpu", timeout=20) as world, Checkpoints(folder, world) as checkpoints:
+    with open_world("cpu", timeout=600) as world, Checkpoints(folder, world) as checkpoints:
         assert not list(folder.glob(".*"))
         tensors = state(world, -1)
         restored = checkpoints.restore(tensors)

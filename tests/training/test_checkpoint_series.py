@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, world):
 
 
 def on_ranks_begin(folder: Path) -> str:
-    with open_world("cpu", timeout=30) as world:
+    with open_world("cpu", timeout=600) as world:
         with pytest.raises(CheckpointError) as error, Checkpoints(folder, world):
             pass
         return str(error.value)
@@ -159,7 +159,7 @@ def on_ranks_begin(folder: Path) -> str:
 
 def test_all_ranks_of_a_second_run_are_refused(tmp_path, world):
     with Checkpoints(tmp_path, world):
-        messages = run_ranks(on_ranks_begin, 2, tmp_path, timeout=25)
+        messages = run_ranks(on_ranks_begin, 2, tmp_path, timeout=300)
     assert all("another run" in message for message in messages)
 
 

@@ -36,7 +36,7 @@ def batch_of(world, step):
 def train(run):
     """The losses of all steps, and the last gradient norm."""
     torch.set_num_threads(1)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state, losses, norm = build_state(run, VOCAB, world), [], 0.0
         for step in range(run.train.steps):
             found = loop.gradients(run, world, state, batch_of(world, step))
@@ -70,7 +70,7 @@ def test_a_half_given_batch_takes_no_more_time():
     plain = Batch(tokens, tokens >= 0, torch.arange(8))
     batches = [plain, plain._replace(given=(torch.arange(128) < 64).expand(8, 128))]
     seconds = [[], []]
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, vocab, world)
         for number in range(42):
             start = time.process_time()

@@ -69,7 +69,7 @@ def diverge(kind, parallel):
     """Take good steps, a bad one that is bad on the last rank only, and good ones again."""
     torch.set_num_threads(1)
     run = replace(tiny_run(None, steps=10, ema_decay=0.9), parallel=parallel)
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, VOCAB, world)
         state.objective.forward = forward_with(
             kind if world.rank == world.size - 1 else "good"

@@ -75,7 +75,7 @@ def gradients_of(parallel):
     """Loss and gradients of all runs, after an evaluation of their networks."""
     torch.set_num_threads(1)
     found, is_sharded = {}, parallel == FSDP()
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         for name, run in RUNS.items():
             state, batch = build(replace(run, parallel=parallel), world), batch_of(world)
             head = state.objective.network.head
@@ -99,7 +99,7 @@ def gradients_of(parallel):
 def test_gradients_are_those_of_one_process():
     """Of every backbone, with tied and untied heads, accumulated over micro-batches."""
     expected = gradients_of(DDP())
-    for found in run_ranks(gradients_of, 2, FSDP(), timeout=200):
+    for found in run_ranks(gradients_of, 2, FSDP()):
         for name, values in expected.items():
             assert values.keys() == found[name].keys()
             torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-6)
@@ -117,7 +117,7 @@ def order_of_gathers():
             events.append(f"gather {self._module_fqn}")
 
     run = replace(RUNS["dit"], parallel=FSDP(), train=replace(RUN.train, accumulate=1))
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state, batch = build(run, world), batch_of(world)
         for number, block in enumerate(state.objective.network.blocks):
             block.register_forward_pre_hook(lambda *_, n=number: events.append(f"run {n}"))

@@ -128,7 +128,7 @@ def test_a_sharded_optimizer_is_resumed_and_matches_one_rank(name, tolerance, da
 
 
 def test_muon_optimizes_hidden_matrices():
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run_with("muon", momentum=0.8), VOCAB, world)
     muon, adamw = state.optimizers
     assert muon.param_groups[0]["momentum"] == 0.8
@@ -146,7 +146,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name):
     run = run_with(name)
     tokens = torch.arange(8 * 16).view(8, 16) % 39
     batch = Batch(tokens, tokens >= 0, torch.arange(8))
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         state = build_state(run, VOCAB, world)
         loop.update(run, state, loop.gradients(run, world, state, batch))
         before = {key: tensor.clone() for key, tensor in state.tensors().items()}

@@ -40,7 +40,7 @@ def run_alone(tmp_path_factory, data):
     @cache
     def run(steps):
         out = tmp_path_factory.mktemp("alone")
-        run_ranks(train_here, 1, small_run(data, steps=steps), out, timeout=200)
+        run_ranks(train_here, 1, small_run(data, steps=steps), out)
         return out
 
     return run
@@ -52,7 +52,7 @@ def test_every_layout_has_the_losses_of_a_single_process(name, steps, data, run_
     size, parallel, accumulate = LAYOUTS[name]
     alone = run_alone(steps)
     run = small_run(data, steps=steps, accumulate=accumulate)
-    run_ranks(train_here, size, run, tmp_path, parallel, timeout=200)
+    run_ranks(train_here, size, run, tmp_path, parallel)
     expected = losses(alone)
     assert len(expected) == steps
     torch.testing.assert_close(losses(tmp_path), expected, rtol=1e-4, atol=0)

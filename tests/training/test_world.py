@@ -48,7 +48,7 @@ def test_the_host_waits_for_a_gpu_only_when_statistics_are_read():
 
 
 def flag_on_one_rank():
-    with open_world("cpu", 60) as world:
+    with open_world("cpu", 600) as world:
         sums = torch.tensor([1.0 + world.rank, 2.0**24])
         return world.reduce_step_stats(sums, torch.tensor(0.5), world.rank == 1).read()
 
