@@ -1,7 +1,9 @@
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 # before torch starts its threads: spinning ones slow everything down when tests share the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -45,3 +47,18 @@ def forked_traces() -> Iterator[None]:
         forks = SimpleNamespace(get_context=lambda _method: CONTEXT)
         patch.setattr(step_trace, "multiprocessing", forks)
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, if it is installed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    installed = next(filter(None, map(shutil.which, names)), None)
+    with playwright.sync_playwright() as started:
+        try:
+            chromium = started.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error:
+            pytest.skip("no browser: install chromium, or run `playwright install chromium`")
+        yield chromium
+        chromium.close()

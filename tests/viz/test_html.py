@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -143,20 +142,6 @@ def test_pages_without_frames_are_refused(tmp_path):
             text="",
             manifest={},
         )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    installed = next(filter(None, map(shutil.which, names)), None)
-    with playwright.sync_playwright() as started:
-        try:
-            chromium = started.chromium.launch(executable_path=installed, args=["--no-sandbox"])
-        except playwright.Error:
-            pytest.skip("no browser: install chromium, or run `playwright install chromium`")
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -50,7 +50,8 @@ def emit_frames(emit: Callable[[Any], None]) -> OnStep:
 def describe_frame(pipe: Pipeline, frame: Frame, start: int = 0, stop: int | None = None) -> Any:
     """Return the text of some positions of a frame, and the edits there.
 
-    Offsets of edits are characters of the text.
+    Offsets of edits are characters of the text. The index is the one of the sample or, if a text is
+    longer than the context, of the window that is corrected.
     """
     mask_id = pipe.schedule.vocab.mask_id
     tokens = frame.request.truncate_at_stop(frame.tokens)[start:stop]
@@ -68,4 +69,10 @@ def describe_frame(pipe: Pipeline, frame: Frame, start: int = 0, stop: int | Non
         for position, edit in sorted(last.items())
         if 0 <= position - start < len(texts)
     ]
-    return {"text": "".join(texts), "step": frame.step, "steps": frame.steps, "edits": edits}
+    return {
+        "index": frame.request.sample_index,
+        "text": "".join(texts),
+        "step": frame.step,
+        "steps": frame.steps,
+        "edits": edits,
+    }
