@@ -31,8 +31,8 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gidd
 for module in pkgutil.walk_packages(gidd.__path__, "gidd."):
-    if module.name.startswith("gidd.diffusion.kernels."):
-        continue  # kernels, which the extra `gpu` is for
+    if module.name.startswith(("gidd.diffusion.kernels.", "gidd.serving.")):
+        continue  # the extras `gpu` and `serve` are for them
     importlib.import_module(module.name)
     print(module.name)
 '''

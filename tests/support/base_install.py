@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan", "push", "chat")
+COMMANDS += ("plot", "plan", "push", "chat", "serve")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
@@ -86,6 +86,7 @@ def main() -> None:
     Path("a.parquet").write_bytes(b"PAR1")
     Path("a.txt").write_text("some text\n" * 9)
     for words, extra in (
+        (("serve", "model"), "serve"),
         (("plot", "run"), "viz"),
         (("plot", "a.json"), "viz"),
         (("eval", "samples", "model", "--num-samples", "2", "--grader", "model"), "eval"),

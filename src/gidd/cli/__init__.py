@@ -64,6 +64,7 @@ COMMANDS = {
     "serve": "serve models over HTTP, with a page to try them",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
+    "reproduce": "repeat the paper's experiments on a laptop, or print their commands",
     "plot": "plot runs, results of evaluations and noise schedules",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
 }

@@ -1,13 +1,15 @@
 """Text-like sources with exact likelihoods and posteriors, for verifying models and estimators.
 
 Reading order: `base` (the interface: sample, log_prob, posteriors, entropy rate), `markov`,
-`hidden_markov`, `enumeration` (exact bounds and distributions of small sources).
+`hidden_markov`, `sentences` (agreement, names, sums, brackets), `enumeration` (exact bounds and
+distributions of small sources).
 """
 
 from gidd.sources.base import EntropyRate, Source, stationary_distribution
 from gidd.sources.enumeration import SmallWorld, exact_nodes, total_variation, unigram_nelbo
 from gidd.sources.hidden_markov import HiddenMarkovSource
 from gidd.sources.markov import MarkovSource
+from gidd.sources.sentences import sentence_source
 
 SOURCES: tuple[type[Source], ...] = (MarkovSource, HiddenMarkovSource)
 
@@ -19,6 +21,7 @@ __all__ = [
     "SmallWorld",
     "Source",
     "exact_nodes",
+    "sentence_source",
     "stationary_distribution",
     "total_variation",
     "unigram_nelbo",

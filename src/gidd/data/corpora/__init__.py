@@ -13,7 +13,7 @@ from pathlib import Path
 from gidd.common.config.registry import component_names, find_component
 from gidd.common.urls import is_url
 from gidd.data.corpora.documents import Corpus as Corpus, Documents as Documents
-from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, ExactCorpus as ExactCorpus
+from gidd.data.corpora.exact import HIDDEN_MARKOV, MARKOV, SENTENCES, ExactCorpus as ExactCorpus
 from gidd.data.corpora.formats import Files as Files
 from gidd.data.corpora.hf_dataset import PREFIX, HubCorpus as HubCorpus
 from gidd.data.corpora.named import HUB_CORPORA, SOTU as SOTU
@@ -22,7 +22,7 @@ from gidd.errors import ConfigError
 CorpusSource = str | Path | Corpus
 """A corpus, or the name of a file, a URL, a folder, a dataset or a corpus."""
 
-_ALL: tuple[Corpus, ...] = (*HUB_CORPORA, SOTU, MARKOV, HIDDEN_MARKOV)
+_ALL: tuple[Corpus, ...] = (*HUB_CORPORA, SOTU, MARKOV, HIDDEN_MARKOV, SENTENCES)
 CORPORA = {corpus.name: corpus for corpus in _ALL}
 """The corpora of this package by name."""
 

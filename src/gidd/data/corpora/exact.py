@@ -106,6 +106,12 @@ def _hidden_markov() -> Source:
     return HiddenMarkovSource(initial, source.transition, source.emission)
 
 
+def _sentences() -> Source:
+    from gidd.sources import sentence_source
+
+    return sentence_source()[0]
+
+
 MARKOV = ExactCorpus(
     name="markov",
     description="exact source, 64 tokens: each depends on the previous one; known entropy",
@@ -115,4 +121,11 @@ HIDDEN_MARKOV = ExactCorpus(
     name="hidden-markov",
     description="exact source, 64 tokens: each depends on a hidden state; known entropy",
     make=_hidden_markov,
+)
+SENTENCES = ExactCorpus(
+    name="sentences",
+    description="exact source, 58 words: agreement, names, sums and brackets; known entropy",
+    make=_sentences,
+    num_documents=4_000,
+    held_out=400,
 )

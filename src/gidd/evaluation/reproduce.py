@@ -1,0 +1,378 @@
+"""The paper's experiments at the size of a laptop: what is trained, and what is measured of it.
+
+Each run is trained, measured and saved as one JSON file, and a run whose file exists is skipped:
+`gidd reproduce laptop` can be interrupted at any time. `reproduce_page` writes the results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+import torch
+
+import gidd
+from gidd.common.config.components import component
+from gidd.common.files import write_json
+from gidd.data.loading.loader import open_split
+from gidd.data.tokenizers import Tokenizer
+from gidd.diffusion.likelihood import ScoredText
+from gidd.evaluation.graders import CausalScorer, load_grader
+from gidd.evaluation.options import CurveOptions, PerplexityOptions
+from gidd.evaluation.results import Measurement, plain_data
+from gidd.evaluation.samples import evaluate_model_samples
+from gidd.evaluation.self_correction import CorrectedState, correct_samples, correction_curve
+from gidd.evaluation.window_scores import ModelSource, score_windows
+from gidd.pipeline import Pipeline, SamplingOptions, SelfCorrectionOptions
+from gidd.runs.data import ensure_prepared, loader_config
+from gidd.runs.evaluate import validation_samples
+from gidd.runs.export import export
+from gidd.runs.fit import fit
+from gidd.runs.presets import OPENWEBTEXT_DATA, PRESETS, hybrid, laptop
+from gidd.sources import sentence_source
+from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig
+from gidd.training.world import open_world
+
+Json = dict[str, Any]
+Source = Literal["text", "sentences"]
+
+SIZES: Final[dict[str, dict[str, int]]] = {
+    "small": {"width": 64, "num_layers": 3, "num_heads": 2},
+    "medium": {"width": 128, "num_layers": 4, "num_heads": 4},
+    "large": {"width": 192, "num_layers": 6, "num_heads": 6},
+}
+_MASK_ONLY = component("schedule", "masked")
+_LONG_SUM = re.compile(r"(\d) \+ (\d) = (\d)")
+
+
+@final
+@dataclass(frozen=True)
+class LaptopRun:
+    """One model."""
+
+    name: str
+    p_uniform: float | None = None
+    """Uniform noise; None is an autoregressive model."""
+
+    weighting: str = "dynamic"
+    schedule: Literal["hybrid", "masked"] = "hybrid"
+    size: str = "medium"
+    seed: int = 0
+    source: Source = "text"
+    is_sampled: bool = False
+    """Whether its samples are measured, before and after self-correction."""
+
+
+def _laptop_runs() -> tuple[LaptopRun, ...]:
+    grader = LaptopRun("grader", size="large")
+    runs = [grader, LaptopRun("autoregressive")]
+    for p in (0.0, 0.1, 0.2):  # the headline rows come first
+        runs.append(LaptopRun(f"gidd-{p}-dynamic", p, is_sampled=True))
+    mdm = LaptopRun("mdm", 0.0, "elbo", "masked", is_sampled=True)
+    runs += [mdm, LaptopRun("gidd-0.0-elbo", 0.0, "elbo")]
+    for p in (0.0, 0.1, 0.2):
+        runs.append(
+            LaptopRun(f"sentences-{p}", p, source="sentences", size="small", is_sampled=True)
+        )
+    for p in (0.1, 0.2):
+        runs += [LaptopRun(f"gidd-{p}-{name}", p, name) for name in ("elbo", "clamp", "tight")]
+    runs += [LaptopRun("gidd-0.0-clamp", 0.0, "clamp"), LaptopRun("gidd-0.0-tight", 0.0, "tight")]
+    for size in ("small", "large"):
+        runs += [LaptopRun(f"gidd-{p}-dynamic-{size}", p, size=size) for p in (0.0, 0.1, 0.2)]
+    again = [run for run in runs if run.is_sampled or run.name in ("gidd-0.0-elbo",)]
+    again += [run for run in runs if run.name in ("gidd-0.1-elbo", "gidd-0.1-clamp")]
+    return (*runs, *(replace(run, name=f"{run.name}-seed-1", seed=1) for run in again))
+
+
+LAPTOP_RUNS: Final = _laptop_runs()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LaptopPlan:
+    """Sizes of the experiment."""
+
+    corpus: tuple[str, ...] = ("sotu",)
+    tokenizer: int = 2048
+    validation: int | float | None = None
+    length: int = 128
+    steps: int = 2000
+    batch: int = 16
+    learning_rate: float = 2e-3
+    windows: int = 128
+    """Held-out windows of the likelihood."""
+
+    num_samples: int = 64
+    denoising_steps: tuple[int, ...] = (8, 16, 32, 64, 128)
+    correction_passes: tuple[int, ...] = (8, 32, 128)
+    temperatures: tuple[float, ...] = (0.1, 0.5)
+    sentences: int = 512
+    """Samples of the exact source."""
+
+    second_grader: str | None = "smollm2"
+
+    def quick(self) -> LaptopPlan:
+        """Return a plan of minutes."""
+        return replace(
+            self,
+            steps=self.steps // 20,
+            windows=32,
+            num_samples=16,
+            denoising_steps=(8, 32),
+            correction_passes=(8, 32),
+            temperatures=(0.1,),
+            second_grader=None,
+        )
+
+    def run_config(self, run: LaptopRun, data: Path) -> RunConfig:
+        """Return the training of a run; all have the same steps, batches and learning rate."""
+        base = laptop("nano", steps=self.steps, length=self.length, learning_rate=2e-3)
+        noise = hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else _MASK_ONLY
+        weighting = component("weighting", run.weighting, **_weighting_options(run))
+        diffusion = Diffusion(noise=noise, weighting=weighting)
+        return replace(
+            base,
+            backbone=base.backbone.changed(**SIZES[run.size]),
+            objective=Autoregressive() if run.p_uniform is None else diffusion,
+            data=DataConfig(folder=data, length=self.length),
+            optim=replace(base.optim, learning_rate=self.learning_rate),
+            train=replace(
+                base.train,
+                global_batch=self.batch,
+                seed=run.seed,
+                evaluate_every=self.steps,
+                generate_samples=0,
+            ),
+        )
+
+
+def _weighting_options(run: LaptopRun) -> Json:
+    return {"w_max": 1.0} if run.weighting == "clamp" else {}
+
+
+OnRun = Callable[[LaptopRun, int, int], None]
+
+
+def reproduce(
+    plan: LaptopPlan,
+    out: Path,
+    *,
+    only: Sequence[str] = (),
+    keep_models: bool = False,
+    on_run: OnRun | None = None,
+) -> dict[str, Json]:
+    """Train and measure what has no result yet; return all results by name."""
+    runs = [run for run in LAPTOP_RUNS if not only or run.name in only]
+    for number, run in enumerate(runs, 1):
+        file = out / "results" / f"{run.name}.json"
+        if file.exists():
+            continue
+        if on_run is not None:
+            on_run(run, number, len(runs))
+        start = time.process_time()
+        data = prepare_source(plan, run.source, out)
+        model = train_model(plan, run, data, out)
+        trained = time.process_time() - start
+        measured = measure_run(plan, run, model, data, out)
+        record = {
+            "run": asdict(run),
+            "plan": asdict(plan),
+            "gidd": gidd.__version__,
+            "torch": str(torch.__version__),
+            "cpu": os.uname().machine,
+            "train_seconds": trained,
+            "measure_seconds": time.process_time() - start - trained,
+            **measured,
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, plain_data(record))
+        if not keep_models and run.name != "grader":
+            shutil.rmtree(out / "models" / run.name)
+        shutil.rmtree(out / "runs" / run.name)
+    return read_results(out)
+
+
+def read_results(out: Path) -> dict[str, Json]:
+    """Return the results of a folder by the name of the run."""
+    files = sorted((out / "results").glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def prepare_source(plan: LaptopPlan, source: Source, out: Path) -> Path:
+    """Tokenize a corpus, unless that is done; return the folder."""
+    sources = plan.corpus if source == "text" else ("sentences",)
+    data = DataConfig(
+        sources=sources,
+        tokenizer=plan.tokenizer,
+        validation=plan.validation if source == "text" else None,
+    )
+    with open_world("cpu") as world:
+        return ensure_prepared(data, out / "corpora" / source, world, quiet=True)
+
+
+def train_model(plan: LaptopPlan, run: LaptopRun, data: Path, out: Path) -> Path:
+    """Train a run, or resume it; return the folder of the model."""
+    model = out / "models" / run.name
+    if not model.exists():
+        folder = out / "runs" / run.name
+        with open_world("cpu") as world:
+            done = fit(plan.run_config(run, data), folder, world, quiet=True)
+            if not done.complete:
+                raise KeyboardInterrupt
+            export(folder, model, world)
+    return model
+
+
+def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, data: Path, out: Path) -> Json:
+    """Measure the likelihood of a run and, if it is sampled, its samples."""
+    loaded = ModelSource(str(model), "cpu").load()
+    texts = held_out_windows(plan, run, data)
+    scores = score_windows(loaded, texts, PerplexityOptions(repeats=2))
+    per_token = (scores.nelbo / scores.num_scored).tolist()
+    found: Json = {"nats_per_token": Measurement.mean(per_token)._asdict(), "windows": per_token}
+    if not run.is_sampled or not isinstance(loaded, Pipeline):
+        return found
+    if run.source == "sentences":
+        return found | {"sentences": measure_sentences(plan, loaded, run.seed)}
+    graders = {"own": load_grader(str(out / "models" / "grader"), max_length=plan.length)}
+    if plan.second_grader is not None:
+        graders["second"] = load_grader(plan.second_grader, max_length=plan.length)
+    found["samples"] = {
+        str(steps): _samples(plan, loaded, steps, run.seed, graders)
+        for steps in plan.denoising_steps
+    }
+    curve = CurveOptions(
+        num_samples=plan.num_samples,
+        temperatures=plan.temperatures,
+        forward_passes=plan.correction_passes,
+        seed=run.seed,
+    )
+    result = correction_curve(loaded, curve, SamplingOptions(steps=32), graders["own"])
+    return found | {"correction": list(result.rows)}
+
+
+def _samples(
+    plan: LaptopPlan, pipe: Pipeline, steps: int, seed: int, graders: dict[str, CausalScorer]
+) -> Json:
+    found: Json = {}
+    for name, grader in graders.items():
+        result = evaluate_model_samples(
+            pipe, plan.num_samples, seed=seed, grader=grader, steps=steps
+        )
+        numbers = {key: value._asdict() for key, value in result.measurements.items()}
+        keys = ("gen_ppl", "entropy", "self_accuracy")
+        found[name] = {key: numbers[key] for key in keys if key in numbers}
+        found.setdefault("texts", [row["text"] for row in result.rows[:3]])
+        found[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
+        found[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
+    return found
+
+
+def held_out_windows(plan: LaptopPlan, run: LaptopRun, data: Path) -> list[ScoredText]:
+    """Return the same held-out windows for all runs of a source."""
+    config = plan.run_config(run, data)
+    tokenizer = Tokenizer.load(data)
+    settings = replace(loader_config(config, tokenizer), seed=0)
+    batch = validation_samples(open_split(data, "validation"), settings, plan.windows)
+    full = [row for row, valid in zip(batch.tokens, batch.valid, strict=True) if valid.all()]
+    return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
+
+
+def paper_commands() -> Iterator[str]:
+    """Yield the commands of the paper's tables and figures at their own size, for 8 GPUs."""
+    train = "torchrun --nproc-per-node 8 -m gidd train"
+    for name, preset in PRESETS.items():
+        if preset.data.sources == OPENWEBTEXT_DATA.sources:
+            yield f"gidd plan {name} --ranks 8 --device h100"
+            yield f"{train} {name} --out runs/{name} && gidd export runs/{name} --out models/{name}"
+            yield f"gidd eval ppl models/{name} openwebtext --out {name}.ppl.json  # Tab. 1, 2"
+            if "llama" in name:
+                continue
+            grader = "--grader google/gemma-2-9b --grader-precision bf16"
+            yield f"gidd eval frontier models/{name} --steps 32 64 128 256 512 {grader}  # App."
+            yield f"gidd eval self-correction models/{name} {grader}  # Fig. 3"
+            yield f"gidd eval tasks models/{name} --rule paper  # Tab. 4"
+
+
+# the exact source
+
+SAMPLER_SETTINGS: Final[dict[str, Json]] = {
+    "ancestral": {"steps": 64},
+    "ancestral, then Gibbs": {"steps": 32, "final_corrector_steps": 32},
+    "ancestral, then self-correction": {
+        "steps": 32,
+        "self_correction": SelfCorrectionOptions(forward_passes=32),
+    },
+    "psi": {"steps": 64, "sampler": "psi"},
+    "remask_suspects": {"steps": 64, "sampler": "remask_suspects"},
+    "remdm": {"steps": 64, "sampler": "remdm"},
+}
+"""Ways to spend 64 forward passes; some need mask-only noise, some uniform noise."""
+
+
+def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
+    """Measure samples by their true likelihood, before and after self-correction."""
+    length = min(64, plan.length)
+    template = f"[MASK:{length}]"
+    generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
+    before = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
+    settings = SelfCorrectionOptions(temperature=0.1, forward_passes=64)
+    after = correct_samples(pipe, before, settings, [64], seed)[64]
+    found: Json = {
+        "before": describe_sentences([state.tokens for state in before]),
+        "after": describe_sentences([state.tokens for state in after]),
+        "changed": Measurement.mean(
+            [_fraction_changed(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
+        )._asdict(),
+        "examples": [
+            [words_of(a.tokens), words_of(b.tokens)]
+            for a, b in zip(before[:3], after[:3], strict=True)
+        ],
+        "samplers": {},
+    }
+    masked = not pipe.can_score_visible_tokens
+    for name, options in SAMPLER_SETTINGS.items():
+        needs_uniform = "then" in name or name == "remask_suspects"
+        if (masked and needs_uniform) or (not masked and name == "remdm"):
+            continue
+        samples = pipe.infill(template, plan.sentences // 4, seed=seed, **options)
+        found["samplers"][name] = describe_sentences([one.trace.tokens for one in samples])
+    if not masked:
+        texts = [sample.text for sample in generated[: plan.sentences // 4]]
+        corrected = pipe.correct(texts)
+        rates = [one.error_rate for one in corrected]
+        tokens = [pipe.encode(one.text, "a sample") for one in corrected]
+        found["posterior"] = describe_sentences(tokens)
+        found["error_rate"] = Measurement.mean(rates)._asdict()
+    return found
+
+
+def _fraction_changed(a: Sequence[int], b: Sequence[int]) -> float:
+    return sum(x != y for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def words_of(tokens: Sequence[int]) -> str:
+    """Return the text of tokens of the exact source."""
+    words = sentence_source()[1]
+    return " ".join(words[token] if token < len(words) else "?" for token in tokens)
+
+
+def describe_sentences(samples: Sequence[Sequence[int]]) -> Json:
+    """Return the true log-likelihood per token, and the fraction of sums that are right."""
+    source, words = sentence_source()
+    tokens = torch.tensor([list(sample) for sample in samples]).clamp_max(len(words) - 1)
+    log_prob = source.log_prob(tokens) / tokens.shape[1]
+    sums = [found for one in samples for found in _LONG_SUM.findall(words_of(one))]
+    right = [float(int(a) + int(b) == int(c)) for a, b, c in sums]
+    return {
+        "log_prob": Measurement.mean(log_prob.tolist())._asdict(),
+        "log_probs": [round(value, 5) for value in log_prob.tolist()],
+        "sums_right": Measurement.mean(right)._asdict(),
+    }
