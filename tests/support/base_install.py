@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan", "push", "chat", "serve")
+COMMANDS += ("plot", "plan", "push", "chat", "serve", "doctor", "reproduce")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
@@ -62,6 +62,7 @@ def main() -> None:
     gidd("--help")
     for command in COMMANDS:
         gidd(command, "--help")
+    assert "pip install 'gidd[eval]'" in gidd("doctor")
     gidd("train", "nano", "--help")
     gidd("train", "nano", "--dry-run")
     os.chdir(tempfile.mkdtemp())

@@ -287,7 +287,7 @@ def held_out_windows(plan: LaptopPlan, run: LaptopRun, data: Path) -> list[Score
 
 def paper_commands() -> Iterator[str]:
     """Yield the commands of the paper's tables and figures at their own size, for 8 GPUs."""
-    train = "torchrun --nproc-per-node 8 -m gidd train"
+    train = "torchrun --nproc-per-node 8 -m gidd.cli train"
     for name, preset in PRESETS.items():
         if preset.data.sources == OPENWEBTEXT_DATA.sources:
             yield f"gidd plan {name} --ranks 8 --device h100"
