@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--min-confidence", type=float, default=0.95)
+    parser.add_argument("--min-confidence", type=float, default=0.5)
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
     options = parser.parse_args()
     proofreader, total = gidd_proof.load(options.model, device="cpu"), Counter[str]()
@@ -48,9 +48,9 @@ def main() -> None:
             spoiled=spoiled,
             seconds=round(time.perf_counter() - start),
         )
-        total += row
+        total.update(row)
         print(f"| {path.name} | {' | '.join(map(str, row.values()))} |", flush=True)
-    print(f"| all | {' | '.join(str(total[name]) for name in row)} |")
+    print(f"| all | {' | '.join(map(str, total.values()))} |")
 
 
 if __name__ == "__main__":

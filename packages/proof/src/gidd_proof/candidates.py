@@ -6,39 +6,33 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from gidd.pipeline import Span
 from gidd_proof.edit_model import EditModel
 from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList
 
-MAX_CANDIDATES: Final = 8
+MAX_CANDIDATES: Final = 5
 """Candidates of one place that the network scores."""
 
-PLAUSIBLE: Final = 7.0
+PLAUSIBLE: Final = 6.0
 """Candidates whose frequency and edits alone make them less likely than the best candidate by more
 than this, in nats, are not scored."""
 
-DOUBTFUL: Final = 0.99
-"""A word is doubtful if the posterior of one of its characters is below this."""
+WRITTEN: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+"""Letters, with apostrophes between them."""
 
-_WRITTEN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-"""Letters and digits, with apostrophes between them."""
-
+_LATIN = re.compile(r"[A-Za-zÀ-ɏ'’]+")
+_SENTENCE_END = re.compile(r"[a-z)][.!?] +[\"“']?$")
 _FREQUENT = 2e-5
 """Frequency of words between which a space may have been dropped."""
 
+_COMPARED = 24
+"""Near words whose edits are compared."""
 
-class Region(NamedTuple):
-    """A word, or a character that is not part of a word: text[start:stop]."""
-
-    start: int
-    stop: int
-
-    def of(self, text: str) -> str:
-        """Return the text of the region."""
-        return text[self.start : self.stop]
+_NATS_PER_EDIT = 6.0
 
 
 class Candidate(NamedTuple):
-    """A text that may be right at a region."""
+    """A text that may be right at a place."""
 
     text: str
 
@@ -46,59 +40,57 @@ class Candidate(NamedTuple):
     """Log of the probability to write the text that was found instead."""
 
 
-def doubtful_regions(
-    text: str, found: Sequence[float], fixed: Sequence[bool], words: WordList
-) -> Iterator[Region]:
-    """Yield the words that may be wrong, and other characters that probably are.
+class Place(NamedTuple):
+    """A word that may be wrong: text[start:stop], and what may be right."""
 
-    A word is doubtful if it is unknown, or if one of its characters is doubtful. Words with a fixed
-    position and strings that are too long for a word are left out.
+    start: int
+    stop: int
+    candidates: tuple[Candidate, ...]
+
+
+def find_places(
+    text: str, protected: Sequence[Span], words: WordList, edits: EditModel
+) -> Iterator[Place]:
+    """Yield the words that may be wrong and have candidates, in order.
 
     Args:
         text: The text.
-        found: Posterior probability that each character is right.
-        fixed: Positions that are never changed.
-        words: Known words.
-    """
-    start = 0
-    for match in _WRITTEN.finditer(text):
-        if match[0].isdigit():
-            continue
-        yield from _other_regions(start, match.start(), found, fixed)
-        start = match.end()
-        inside = range(match.start(), match.end())
-        if len(inside) > LONGEST_WORD:
-            continue
-        is_doubtful = match[0] not in words or any(found[i] < DOUBTFUL for i in inside)
-        if is_doubtful and not any(fixed[i] for i in inside):
-            yield Region(match.start(), match.end())
-    yield from _other_regions(start, len(text), found, fixed)
-
-
-def _other_regions(
-    start: int, stop: int, found: Sequence[float], fixed: Sequence[bool]
-) -> Iterator[Region]:
-    for i in range(start, stop):
-        if found[i] < 0.5 and not fixed[i]:
-            yield Region(i, i + 1)
-
-
-def word_candidates(
-    written: str, suggested: str, words: WordList, edits: EditModel
-) -> list[Candidate]:
-    """Return what may be right in place of a text, most likely first by frequency and edits.
-
-    Args:
-        written: A word, or another character.
-        suggested: The most likely text of the same length, by the posterior of each position.
+        protected: Spans that are never changed, in order of their beginnings.
         words: Known words.
         edits: Probabilities of mistakes.
     """
-    proposals = {suggested}
-    if _WRITTEN.fullmatch(written):
-        for word in words.near(written):
-            proposals.update(_in_cases(written, word))
-        proposals.update(_splits(written, words))
+    for match in unprotected_words(text, protected):
+        written = match[0]
+        if 1 < len(written) <= LONGEST_WORD and written not in words and _LATIN.fullmatch(written):
+            candidates = word_candidates(
+                written, words, edits, _begins_sentence(text, match.start())
+            )
+            if candidates:
+                yield Place(match.start(), match.end(), candidates)
+
+
+def unprotected_words(text: str, protected: Sequence[Span]) -> Iterator[re.Match[str]]:
+    """Yield the words that no protected span touches."""
+    spans, end = iter(protected), 0
+    following = next(spans, None)
+    for match in WRITTEN.finditer(text):
+        while following is not None and following[0] < match.end():
+            end, following = max(end, following[1]), next(spans, None)
+        if match.start() >= end:
+            yield match
+
+
+def word_candidates(
+    written: str, words: WordList, edits: EditModel, begins_sentence: bool = False
+) -> tuple[Candidate, ...]:
+    """Return what may be right in place of a word, most likely first by frequency and edits."""
+    rough = sorted(
+        words.near(written),
+        key=lambda near: FREQUENCY_SCALE * words.log_frequency(near[0]) - _NATS_PER_EDIT * near[1],
+        reverse=True,
+    )
+    proposals = {cased for word, _ in rough[:_COMPARED] for cased in _in_cases(written, word)}
+    proposals.update(_splits(written, words))
     proposals.discard(written)
     prior = {
         Candidate(right, log_probability): log_probability
@@ -106,10 +98,11 @@ def word_candidates(
         for right in proposals
         for log_probability in [edits.log_probability(written, right)]
     }
-    ranked = sorted(prior, key=lambda c: (-prior[c], c.text))
-    kept = [c for c in ranked[:MAX_CANDIDATES] if prior[c] > prior[ranked[0]] - PLAUSIBLE]
-    # the network's own suggestion is always scored
-    return kept + [c for c in ranked if c.text == suggested and c not in kept]
+    ranked = sorted(prior, key=lambda c: (-prior[c], c.text))[:MAX_CANDIDATES]
+    kept = [c for c in ranked if prior[c] > prior[ranked[0]] - PLAUSIBLE]
+    if begins_sentence and written[:1].islower():
+        kept = [Candidate(_capitalized(c.text), c.log_probability) for c in kept]
+    return tuple(kept)
 
 
 def _in_cases(written: str, word: str) -> Iterable[str]:
@@ -117,11 +110,18 @@ def _in_cases(written: str, word: str) -> Iterable[str]:
     if "’" in written:
         word = word.replace("'", "’")
     if written[:1].isupper():
-        yield word[:1].upper() + word[1:]
-        return
-    yield word
-    if word[:1] != written[:1]:
-        yield word[:1].upper() + word[1:]
+        yield _capitalized(word)
+    else:
+        yield word
+
+
+def _capitalized(word: str) -> str:
+    return word[:1].upper() + word[1:]
+
+
+def _begins_sentence(text: str, start: int) -> bool:
+    """Whether a word follows the end of a sentence, as far as the characters before it show."""
+    return _SENTENCE_END.search(text, max(0, start - 8), start) is not None
 
 
 def _splits(written: str, words: WordList) -> Iterable[str]:

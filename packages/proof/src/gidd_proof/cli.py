@@ -4,7 +4,9 @@
 - Never touches code, URLs, e-mail addresses, paths, words with digits or capitals inside.
 - A terminal shows changed lines with confidences, and doubtful places that are left for you. A pipe
   gets the corrected text. Files are changed only with --in-place.
-- Other commands: gidd-proof demo, gidd-proof learn-errors, gidd-proof count-words (each --help).
+- Other commands, each with --help: check (as linters), serve (for editors that use a LanguageTool
+  server), lsp (a language server), demo, learn-errors, count-words. `fix` is the default.
+- Words of .gidd-proof-words (here or in a folder above) and ~/.config/gidd-proof/words are right.
 
 Examples:
   gidd-proof letter.txt
@@ -68,11 +70,16 @@ class ProofCommand:
     model: Annotated[str | None, tyro.conf.DisallowNone] = None
     """Folder of a model of characters (`gidd export`); by default the packaged English model."""
 
-    min_confidence: float = 0.95
+    min_confidence: float = 0.5
     """Smallest probability of a change; 0 changes every place to its most likely text."""
 
     error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None
     """Mistakes per character, e.g. 0.02; by default estimated for each text."""
+
+    words: Annotated[
+        tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")
+    ] = ()
+    """File with words that are right, one per line."""
 
     errors: Annotated[
         str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="keyboard|ocr|FILE")
@@ -120,9 +127,12 @@ class ProofCommand:
         """Load the model."""
         import gidd_proof
         from gidd_proof.error_models import error_model
+        from gidd_proof.user_words import read_user_words, word_files
 
         errors = None if self.errors is None else error_model(self.errors)
-        return replace(gidd_proof.load(self.model, device=self.device), error_model=errors)
+        words = read_user_words([*word_files(Path.cwd()), *self.words])
+        loaded = gidd_proof.load(self.model, device=self.device).with_words(words)
+        return replace(loaded, error_model=errors)
 
 
 def proofread(arguments: Sequence[str]) -> None:
@@ -234,7 +244,29 @@ def _demo(arguments: Sequence[str]) -> None:
     show_demo(arguments)
 
 
+def _check(arguments: Sequence[str]) -> None:
+    from gidd_proof.check import check
+
+    check(arguments)
+
+
+def _serve(arguments: Sequence[str]) -> None:
+    from gidd_proof.serve import serve
+
+    serve(arguments)
+
+
+def _lsp(arguments: Sequence[str]) -> None:
+    from gidd_proof.lsp import main as serve_editor
+
+    serve_editor(arguments)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "check": _check,
+    "fix": proofread,
+    "serve": _serve,
+    "lsp": _lsp,
     "demo": _demo,
     "learn-errors": partial(parse, learn_errors_command, prog="gidd-proof learn-errors"),
     "count-words": partial(parse, count_words_command, prog="gidd-proof count-words"),
@@ -242,7 +274,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; without the name of one, proofread."""
+    """Run a command; without the name of one, `fix`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = _COMMANDS.get(words[0]) if words else None
     if command is None:

@@ -18,16 +18,33 @@ EDIT_KINDS: Final = ("substitute", "insert", "delete", "swap")
 """Kinds of mistakes: a character that is replaced, added or dropped, and exchanged neighbours."""
 
 USUAL_KINDS: Final[Mapping[str, float]] = {
-    "substitute": 0.4,
-    "insert": 0.2,
-    "delete": 0.25,
+    "substitute": 0.24,
+    "insert": 0.26,
+    "delete": 0.35,
     "swap": 0.15,
 }
-"""Fractions of the kinds of mistakes, if no error model is given."""
+"""Fractions of the kinds of mistakes of people, if no error model is given. They and the figures
+below are those of the 61,000 misspellings of one or two edits in codespell's list."""
+
+SAME_VOWEL: Final = 0.22
+"""P(written | right) of another vowel, given that a vowel was replaced."""
+
+OTHER_LETTER: Final = 0.03
+"""P(written | right) of another letter, given that a letter was replaced."""
+
+DOUBLED: Final = 0.31
+"""Fraction of added letters that double their neighbour."""
+
+UNDOUBLED: Final = 3.0
+"""How much more often a letter is dropped if its neighbour is the same."""
+
+FIRST_LETTER: Final = 0.2
+"""How much less often the first letter of a word is wrong."""
 
 OTHER_MISTAKES: Final = 0.05
 """Fraction of replacements that an error model does not describe."""
 
+_VOWELS = frozenset("aeiouy")
 _ALPHABET = 26
 """Number of characters that a writer may add, or write instead of the right one."""
 
@@ -133,27 +150,46 @@ class EditModel:
 
     def log_probability(self, written: str, right: str) -> float:
         """Return log P(written | right) by the most likely edits, relative to no edit."""
-        insert, delete = self._cost("insert", 1 / _ALPHABET), self._cost("delete")
-        swap = self._cost("swap")
         before: list[float] = []
-        last = [delete * j for j in range(len(right) + 1)]
+        last = [0.0]
+        for j in range(1, len(right) + 1):
+            last.append(last[-1] + self._delete(right, j - 1))
         for i, x in enumerate(written, 1):
-            row = [insert * i]
+            row = [last[0] + self._insert(written, i - 1)]
             for j, y in enumerate(right, 1):
-                same = last[j - 1] + (0.0 if x == y else self._substitute(x, y))
-                best = min(last[j] + insert, row[-1] + delete, same)
+                is_first = i == 1 or j == 1
+                same = last[j - 1] + (0.0 if x == y else self._substitute(x, y, is_first))
+                best = min(
+                    last[j] + self._insert(written, i - 1),
+                    row[-1] + self._delete(right, j - 1),
+                    same,
+                )
                 if i > 1 and j > 1 and x == right[j - 2] != y and written[i - 2] == y:
-                    best = min(best, before[j - 2] + swap)
+                    best = min(best, before[j - 2] + self._cost("swap", is_first=j == 2))
                 row.append(best)
             before, last = last, row
         return -last[-1]
 
-    def _substitute(self, written: str, right: str) -> float:
-        likelihood = 1 / _ALPHABET
-        if self.error_model is not None and self.error_model.by_right.get(right):
-            listed = self.error_model.probability(written, right)
-            likelihood = (1 - OTHER_MISTAKES) * listed + OTHER_MISTAKES * likelihood
-        return self._cost("substitute", likelihood)
+    def _substitute(self, written: str, right: str, is_first: bool) -> float:
+        if self.error_model is not None:
+            likelihood = 1 / _ALPHABET
+            if self.error_model.by_right.get(right):
+                listed = self.error_model.probability(written, right)
+                likelihood = (1 - OTHER_MISTAKES) * listed + OTHER_MISTAKES * likelihood
+            return self._cost("substitute", likelihood)
+        is_vowel = written in _VOWELS and right in _VOWELS
+        return self._cost("substitute", SAME_VOWEL if is_vowel else OTHER_LETTER, is_first)
 
-    def _cost(self, kind: str, likelihood: float = 1.0) -> float:
-        return -math.log(self.error_rate * self.kinds[kind] * likelihood)
+    def _insert(self, written: str, i: int) -> float:
+        is_double = written[i] in (written[i - 1 : i], written[i + 1 : i + 2])
+        likelihood = DOUBLED if is_double else (1 - DOUBLED) / _ALPHABET
+        return self._cost("insert", likelihood, is_first=i == 0 and not is_double)
+
+    def _delete(self, right: str, j: int) -> float:
+        is_double = right[j] in (right[j - 1 : j], right[j + 1 : j + 2])
+        return self._cost("delete", UNDOUBLED if is_double else 1.0, is_first=j == 0)
+
+    def _cost(self, kind: str, likelihood: float = 1.0, is_first: bool = False) -> float:
+        if is_first:
+            likelihood *= FIRST_LETTER
+        return -math.log(min(self.error_rate * self.kinds[kind] * likelihood, 1.0))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, final
 
 from gidd.sampling import Jobs, WindowReader, WindowTokens, read_own_probability
 
-_LEAST = 1e-9
+CACHED_SCORES: Final = 1 << 16
+"""Scores that are kept: a text that is checked again after an edit costs its new sentences only."""
+
+_LEAST = 1e-4
 """Lower bound of probabilities, so that one character decides no comparison alone."""
+
+_OTHER = "-"
+"""What the network reads in place of characters that it does not know."""
 
 
 class Crop(NamedTuple):
@@ -39,18 +46,31 @@ class CandidateScorer:
 
     reader: WindowReader
     tokenizer: CharacterEncoder
+    characters: frozenset[str]
+    """The characters that the network knows."""
+
+    _scores: dict[Crop, float] = field(default_factory=dict[Crop, float], repr=False)
 
     async def __call__(self, jobs: Jobs, crops: Sequence[Crop], time: float) -> list[float]:
         """Return the pseudo-log-likelihood of each crop, in nats."""
-        order = sorted(range(len(crops)), key=lambda i: len(crops[i].text))  # equal ones together
-        windows = ((self._window(crops[i]), time) for i in order)
+        missing = list(dict.fromkeys(crop for crop in crops if crop not in self._scores))
+        missing.sort(key=lambda crop: len(crop.text))  # crops of one length share forward passes
+        windows = ((self._window(crop), time) for crop in missing)
         values = await self.reader.read(jobs, windows, read_own_probability)
-        scores = [0.0] * len(crops)
-        for i, (probability,) in zip(order, values, strict=True):
-            scored = probability[crops[i].start : crops[i].stop]
-            scores[i] = float(scored.clamp_min(_LEAST).log().double().sum())
-        return scores
+        if len(self._scores) + len(missing) > CACHED_SCORES:
+            self._scores.clear()
+        for crop, (probability,) in zip(missing, values, strict=True):
+            scored = probability[crop.start : crop.stop]
+            self._scores[crop] = float(scored.clamp_min(_LEAST).log().double().sum())
+        return [self._scores[crop] for crop in crops]
 
     def _window(self, crop: Crop) -> WindowTokens:
-        tokens = tuple(self.tokenizer.encode(crop.text))
+        tokens = tuple(self.tokenizer.encode("".join(map(self._known, crop.text))))
         return WindowTokens(tokens, tuple(crop.start <= i < crop.stop for i in range(len(tokens))))
+
+    def _known(self, character: str) -> str:
+        """Return a character that the network knows: itself, without its accent, or another."""
+        if character in self.characters:
+            return character
+        plain = "'" if character == "’" else unicodedata.normalize("NFKD", character)[0]
+        return plain if plain in self.characters else _OTHER

@@ -10,11 +10,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, final
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from gidd.errors import DataError
-from gidd_proof.edit_model import edit_distance
+
+IntArray = NDArray[np.integer]
 
 WORDS_FILE: Final = "words.txt"
 """File of a model's folder with known words."""
@@ -28,7 +29,7 @@ FREQUENCY_SCALE: Final = 0.4
 LONGEST_WORD: Final = 40
 """Characters of a word that is looked up; longer strings are not words."""
 
-CACHED_LOOKUPS: Final = 1 << 14
+CACHED_LOOKUPS: Final = 1 << 12
 """Words whose neighbours are kept in memory."""
 
 MAX_EDITS: Final = 2
@@ -37,8 +38,10 @@ MAX_BYTES: Final = 64 << 20
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _UNKNOWN = 20.0
 _WORDS_PER_POSSESSIVE = 20
+_USER_FREQUENCY = 1e-6
+_BITS = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.int8)
 _NUM_CLASSES = 32
-"""Classes of characters; words are compared by the numbers of characters of each class first."""
+"""Classes of characters; words are compared by the sets of their classes first."""
 
 
 @final
@@ -62,6 +65,11 @@ class WordList:
         """Read the words of a model's folder; without them, the packaged English words."""
         path = Path(folder) / WORDS_FILE
         return cls.read(path if path.is_file() else MODEL_FOLDER / WORDS_FILE)
+
+    def with_words(self, words: Iterable[str]) -> WordList:
+        """Return a list that also has words of a user, which count as moderately frequent."""
+        added = {_normal(word): round(_USER_FREQUENCY * self._total) or 1 for word in words}
+        return WordList(added | self.counts) if added else self
 
     def __contains__(self, word: str) -> bool:
         """Whether the list has a word, in any case."""
@@ -88,8 +96,8 @@ class WordList:
             total += (math.log(count) if count else unknown) - math.log(self._total)
         return total
 
-    def near(self, word: str) -> tuple[str, ...]:
-        """Return the other words that at most two edits of a word reach.
+    def near(self, word: str) -> tuple[tuple[str, int], ...]:
+        """Return the other words that at most two edits of a word reach, and the edits of each.
 
         An edit drops, adds or replaces a character, or exchanges two neighbours.
         """
@@ -122,47 +130,82 @@ class WordList:
             return self.counts.get(word, 0)
         return -(-self.counts.get(word.removesuffix("'s"), 0) // _WORDS_PER_POSSESSIVE)
 
-    def _find(self, word: str) -> tuple[str, ...]:
-        return tuple(
-            other
-            for other in self._with_similar_letters(word)
-            if other != word and edit_distance(word, other) <= MAX_EDITS
+    def _find(self, word: str) -> tuple[tuple[str, int], ...]:
+        """Return the words within two edits, shortest words first."""
+        first, last = (
+            np.searchsorted(self._lengths, len(word) + change)
+            for change in (-MAX_EDITS, MAX_EDITS + 1)
         )
-
-    def _with_similar_letters(self, word: str) -> list[str]:
-        """Return all words that two edits may reach, and others.
-
-        An edit changes the length by 1 at most, and the numbers of letters by 2 in sum.
-        """
-        found: list[str] = []
-        counts = _letter_counts([word])
-        for length in range(len(word) - MAX_EDITS, len(word) + MAX_EDITS + 1):
-            if length in self._by_length:
-                words, letters = self._by_length[length]
-                close = (letters - counts).abs().sum(1) <= 2 * MAX_EDITS
-                found += [words[index] for index in close.nonzero().squeeze(1).tolist()]
-        return found
+        differing = _count_bits(self._letters[first:last] ^ _letter_set([word])[0])
+        rows = first + np.flatnonzero(differing <= 2 * MAX_EDITS)
+        distance = _distances(word, self._characters[rows], self._lengths[rows])
+        found = np.flatnonzero((distance <= MAX_EDITS) & (distance > 0))
+        return tuple((self._ordered[rows[i]], int(distance[i])) for i in found)
 
     @cached_property
     def _total(self) -> int:
         return sum(self.counts.values()) + 1
 
     @cached_property
-    def _by_length(self) -> dict[int, tuple[list[str], Tensor]]:
-        """Words by length, with the numbers of their letters."""
-        words: dict[int, list[str]] = {}
-        for word in sorted(self.counts):
-            words.setdefault(len(word), []).append(word)
-        return {length: (found, _letter_counts(found)) for length, found in words.items()}
+    def _ordered(self) -> list[str]:
+        """All words that are looked up, by length."""
+        return sorted((word for word in self.counts if len(word) <= LONGEST_WORD), key=len)
+
+    @cached_property
+    def _lengths(self) -> IntArray:
+        return np.array([len(word) for word in self._ordered], dtype=np.int32)
+
+    @cached_property
+    def _characters(self) -> IntArray:
+        """Code points of each word, padded with zeros."""
+        return _code_points(self._ordered)
+
+    @cached_property
+    def _letters(self) -> IntArray:
+        return _letter_set(self._ordered)
 
 
 def _normal(text: str) -> str:
     return text.lower().replace("’", "'")
 
 
-def _letter_counts(words: list[str]) -> Tensor:
-    """Return how often each word has characters of each class, int8 [words, classes]."""
-    counts = torch.zeros(len(words), _NUM_CLASSES, dtype=torch.int8)
-    characters = [[row, ord(c) % _NUM_CLASSES] for row, word in enumerate(words) for c in word]
-    rows, classes = torch.tensor(characters).unbind(1)
-    return counts.index_put_((rows, classes), counts.new_ones(()), accumulate=True)
+def _code_points(words: list[str]) -> IntArray:
+    return np.array(words, dtype=f"U{LONGEST_WORD}").view(np.uint32).reshape(len(words), -1)
+
+
+def _letter_set(words: list[str]) -> IntArray:
+    """Return a bit for each class of characters that a word has; an edit changes at most two."""
+    points = _code_points(words)
+    bits = np.where(points > 0, np.uint32(1) << (points % _NUM_CLASSES).astype(np.uint32), 0)
+    return np.bitwise_or.reduce(bits, axis=1)
+
+
+def _count_bits(values: IntArray) -> IntArray:
+    return _BITS[values & 0xFFFF] + _BITS[values >> 16]
+
+
+def _distances(word: str, others: IntArray, lengths: IntArray) -> IntArray:
+    """Return the edit distance of a word from each other word, exact up to `MAX_EDITS`.
+
+    Rows of the table of optimal string alignment, for all other words at once.
+    """
+    columns = others[:, : len(word) + MAX_EDITS]
+    far = np.int8(MAX_EDITS + 1)
+    before = last = np.broadcast_to(
+        np.minimum(np.arange(columns.shape[1] + 1), far).astype(np.int8),
+        (len(others), columns.shape[1] + 1),
+    )
+    for i, character in enumerate(word, 1):
+        row = np.full_like(last, far)
+        row[:, 0] = min(i, far)
+        same = columns == ord(character)
+        # only cells near the diagonal can be small
+        for j in range(max(1, i - MAX_EDITS), min(columns.shape[1], i + MAX_EDITS) + 1):
+            best = np.minimum(last[:, j], row[:, j - 1]) + np.int8(1)
+            best = np.minimum(best, last[:, j - 1] + ~same[:, j - 1])
+            if i > 1 and j > 1:
+                is_swap = same[:, j - 2] & (columns[:, j - 1] == ord(word[i - 2]))
+                best = np.where(is_swap, np.minimum(best, before[:, j - 2] + np.int8(1)), best)
+            row[:, j] = np.minimum(best, far)
+        before, last = last, row
+    return last[np.arange(len(others)), np.minimum(lengths, columns.shape[1])]

@@ -1,0 +1,5 @@
+"""`python -m gidd_proof` is the command `gidd-proof`."""
+
+from gidd_proof.cli import main
+
+main()

@@ -1,0 +1,77 @@
+"""Pseudo-log-likelihoods of crops with a network whose predictions are known."""
+
+import math
+
+import pytest
+import torch
+from gidd_proof.candidates import Candidate, Place
+from gidd_proof.confidence import contenders, crop, prior_scores
+from gidd_proof.scorer import CandidateScorer, Crop
+from gidd_proof.words import MODEL_FOLDER, WordList
+
+import gidd
+from gidd.diffusion import HybridSchedule
+from gidd.sampling import FunctionNetwork, Session, WindowReader, run_job
+
+TOKENIZER = gidd.from_pretrained(MODEL_FOLDER, device="cpu").tokenizer
+VOCAB = TOKENIZER.vocab
+PASSES = []
+
+
+def ramp(z, t):
+    """Predict token v with a probability proportional to v + 1, whatever the text."""
+    PASSES.append(len(z))
+    out = torch.arange(1, VOCAB.size + 1, dtype=torch.float32).expand(*z.shape, -1).clone()
+    out[..., VOCAB.mask_id] = 0
+    return out / out.sum(-1, keepdim=True)
+
+
+@pytest.fixture
+def scorer():
+    reader = WindowReader(Session(FunctionNetwork(ramp), HybridSchedule(VOCAB, p_uniform=0.3)))
+    return CandidateScorer(reader, TOKENIZER, frozenset("abcdé'-"))
+
+
+def test_the_likelihood_of_a_crop_is_the_sum_of_its_counted_characters(scorer):
+    total = sum(range(1, VOCAB.size + 1)) - (VOCAB.mask_id + 1)
+    a, b, c = (math.log((v + 1) / total) for v in TOKENIZER.encode("abc"))
+    crops = [Crop("abcd", 1, 3), Crop("ab", 0, 1)]
+    found = run_job(lambda jobs: scorer(jobs, crops, 0.01))
+    assert found == pytest.approx([b + c, a], rel=1e-5)
+
+
+def test_scores_are_kept(scorer):
+    first = run_job(lambda jobs: scorer(jobs, [Crop("abc", 0, 3)], 0.01))
+    PASSES.clear()
+    assert run_job(lambda jobs: scorer(jobs, [Crop("abc", 0, 3)], 0.01)) == first
+    assert PASSES == []
+
+
+@pytest.mark.parametrize(("text", "read"), [("a’b", "a'b"), ("ácä", "aca"), ("a🙂東b", "a--b")])
+def test_unknown_characters_are_replaced_one_by_one(scorer, text, read):
+    same = [Crop(text, 0, len(text)), Crop(read, 0, len(read))]
+    first, second = run_job(lambda jobs: scorer(jobs, same, 0.01))
+    assert first == second
+
+
+def test_a_crop_is_a_candidate_with_its_context():
+    text = "x" * 100 + "teh" + "y" * 100
+    found = crop(text, Place(100, 103, ()), "the")
+    assert len(found.text) == 64
+    assert found.text[found.start : found.stop] == "x" * 10 + "the" + "y" * 10
+    assert crop("teh", Place(0, 3, ()), "the") == Crop("the", 0, 3)
+
+
+def test_names_short_words_and_repeated_words_are_changed_less():
+    words = WordList({"people": 10})
+    place = Place(0, 6, (Candidate("people", -5.0),))
+    (plain,), (name,), (short,), (repeated,) = (
+        prior_scores(found, place, words, times)
+        for found, times in (("peopel", 1), ("Peopel", 1), ("pepl", 1), ("peopel", 4))
+    )
+    assert plain > max(name, short, repeated)
+
+
+def test_the_network_reads_what_is_not_decided():
+    assert contenders("peopel", [0.0, -4.0, -9.0]) == [0, 1]
+    assert contenders("peopel", [0.0, -9.0]) == []
