@@ -20,7 +20,7 @@ from gidd.cli import main
 for words in json.loads(sys.argv[1]):
     sys.argv, status = ["gidd", *words], 0
     try:
-        if words[0] == "python":
+        if words[:1] == ["python"]:
             exec(words[1], {{}})
         else:
             main()
