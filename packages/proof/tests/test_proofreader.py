@@ -1,5 +1,7 @@
 """Texts through the packaged model: what is fixed, what is kept, and what is refused."""
 
+import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +104,37 @@ def test_an_old_model_folder_loads_with_its_words(proofreader, tmp_path):
     (tmp_path / "words.txt").write_text("union\t5\nof\t20\n")
     again = gidd_proof.load(tmp_path, device="cpu")
     assert again.words.counts == {"union": 5, "of": 20}
+
+
+SCRIPTS = [
+    "abc etaoin ",
+    "ÀÉçñößł ",
+    "абвгд ",
+    "αβγδ ",
+    "العربية ",
+    "漢字かな ",
+    "🙂👩‍💻🇫🇷 ",
+    "\x00\t\r\n\u200b\u2028",
+]
+
+
+def test_random_documents_change_in_the_reported_places_only(proofreader):
+    """More documents: `DOCUMENTS=1000 pytest -k random_documents`."""
+    numbers = random.Random(0)
+    words = [*FIXED.split(), *TEXT.split(), "`peopel`", "https://x.org/peopel", "1st", "don’t"]
+    for _ in range(int(os.environ.get("DOCUMENTS", "25"))):
+        pieces = [
+            numbers.choice(words)
+            if numbers.random() < 0.6
+            else "".join(numbers.choices(numbers.choice(SCRIPTS), k=numbers.randrange(1, 9)))
+            for _ in range(numbers.randrange(1, 40))
+        ]
+        text = numbers.choice(["", " ", "\n"]).join(pieces)
+        result = proofreader.correct(text)
+        assert result.text == apply_edits(text, result.edits)
+        last = 0
+        for edit in result.edits:
+            assert edit.start >= last
+            assert text[edit.start : edit.stop] == edit.old
+            assert not any(map(str.isdigit, edit.old))
+            last = edit.stop
