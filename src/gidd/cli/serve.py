@@ -8,13 +8,14 @@ Examples:
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -88,22 +89,17 @@ def main(arguments: Sequence[str]) -> None:
     optional_package("prometheus_client", "serve")
     from gidd.serving import read_keys
 
-    keys = read_keys(options.api_keys)
     if options.replicas is not None:
         from gidd.serving.replicas import serve_replicas
 
         serve_replicas(
-            partial(build_app, options, keys),
+            build_application(options),
             host=options.host,
             port=options.port,
-            replicas=options.replicas,
-            max_replicas=options.max_replicas,
-            max_requests=options.worker.max_requests,
             seconds=options.worker.seconds,
-            num_gpus=1 if options.runtime.device == "cuda" else 0,
         )
     else:
-        app = build_app(options, keys)
+        app = build_app(options, read_keys(options.api_keys))
         config = uvicorn.Config(app, options.host, options.port, log_level="warning")
         socket = config.bind_socket()
         address = f"http://{options.host}:{socket.getsockname()[1]}"
@@ -114,6 +110,30 @@ def main(arguments: Sequence[str]) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         uvicorn.Server(config).run([socket])
     print_message("stopped.")
+
+
+def application(arguments: dict[str, str]) -> Any:
+    """Return the service for configuration files of Ray Serve, and so of KubeRay.
+
+    The argument `command` is the command line of `gidd serve`; host and port are Ray's.
+    """
+    command = shlex.split(arguments["command"])
+    return build_application(parse_checked(ServeOptions, "gidd serve", __doc__, command))
+
+
+def build_application(options: ServeOptions) -> Any:
+    """Return the service as an application of Ray Serve."""
+    from gidd.serving import read_keys
+    from gidd.serving.replicas import replica_application
+
+    return replica_application(
+        partial(build_app, options, read_keys(options.api_keys)),
+        replicas=options.replicas or 1,
+        max_replicas=options.max_replicas,
+        max_requests=options.worker.max_requests,
+        seconds=options.worker.seconds,
+        num_gpus=1 if options.runtime.device == "cuda" else 0,
+    )
 
 
 def build_app(options: ServeOptions, keys: dict[str, str]) -> FastAPI:

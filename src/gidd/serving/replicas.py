@@ -32,18 +32,16 @@ def _policy(context: Any) -> tuple[int, dict[str, Any]]:
     return wanted_replicas(list(waits), *ends), {}
 
 
-def serve_replicas(
+def replica_application(
     build: Callable[[], FastAPI],
     *,
-    host: str,
-    port: int,
     replicas: int,
     max_replicas: int | None,
     max_requests: int,
     seconds: float,
     num_gpus: float = 0,
-) -> None:
-    """Serve until SIGTERM or SIGINT; `build` makes the service of a replica, in its process.
+) -> Any:
+    """Return an application of Ray Serve; `build` makes the service of a replica, in its process.
 
     A replica that ends has `seconds` to finish what it accepted.
     """
@@ -66,8 +64,7 @@ def serve_replicas(
             "autoscaling_config": {
                 "min_replicas": replicas,
                 "max_replicas": max_replicas,
-                "metrics_interval_s": 2,
-                "look_back_period_s": 10,
+                "look_back_period_s": 20,  # replicas report every 10 seconds
                 "upscale_delay_s": 5,
                 "policy": {"policy_function": _policy},
             }
@@ -79,14 +76,20 @@ def serve_replicas(
         ray_actor_options={"num_gpus": num_gpus} if num_gpus else {},
         **count,
     )
+    return deployment(serve.ingress(build_app)(Replica)).bind()
+
+
+def serve_replicas(application: Any, *, host: str, port: int, seconds: float) -> None:
+    """Serve an application until SIGTERM or SIGINT; a request fails after `seconds`."""
+    serve = optional_package("ray.serve", "replicas")
     with ray_session(os.environ.get("RAY_ADDRESS")):
         serve.start(http_options={"host": host, "port": port, "request_timeout_s": seconds})
         try:
-            serve.run(deployment(serve.ingress(build_app)(Replica)).bind(), route_prefix="/")
+            serve.run(application, route_prefix="/")
             stop = threading.Event()
             for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
                 signal.signal(number, lambda *_: stop.set())  # pyright: ignore
-            print_message(f"serving {replicas} replicas at http://{host}:{port} (Ctrl+C ends it).")
+            print_message(f"serving replicas at http://{host}:{port} (Ctrl+C ends it).")
             stop.wait()
         finally:
             serve.shutdown()
