@@ -24,7 +24,7 @@ class Metrics(Collector):
         self._registry.register(self)
         self.latency = Histogram(
             "gidd_request_seconds",
-            "Time from the request to the end of its answer.",
+            "Time from the request to the start of its answer.",
             ("path", "status"),
             buckets=_SECONDS,
             registry=self._registry,
