@@ -229,6 +229,7 @@ def test_models_health_and_metrics(service):
     assert 'gidd_forward_passes_total{model="hybrid"}' in metrics
     assert 'gidd_request_seconds_bucket{le="0.01",path="/healthz",status="200"}' in metrics
     assert "text/html" in httpx.get(f"{service.url}/").headers["content-type"]
+    assert httpx.get(f"{service.url}/docs").status_code == 404  # it would load foreign scripts
 
 
 @pytest.mark.parametrize(

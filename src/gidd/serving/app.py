@@ -59,7 +59,9 @@ def create_app(
         for worker in service.workers.values():
             worker.close()
 
-    app = FastAPI(title="gidd", version=gidd.__version__, lifespan=lifespan)
+    # the pages of FastAPI load scripts from elsewhere; /openapi.json is the document
+    settings: Json = {"docs_url": None, "redoc_url": None, "lifespan": lifespan}
+    app = FastAPI(title="gidd", version=gidd.__version__, **settings)
     add_handlers(app)
     app.add_middleware(
         Gate,
