@@ -89,6 +89,7 @@ class HFNetwork(nn.Module):
         what, remedy = f"hf = {shorten(config.hf)}", f"Use fields of a {config.family}."
         with explain_damage(what, remedy, ConfigError):
             model = kind.from_config(_transformers_config(config), attn_implementation="sdpa")
+            model.tie_weights()  # transformers 5.0 does not on the meta device
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
