@@ -33,6 +33,16 @@ def kept(text: str) -> str:
         "JavaScirpt",
         "iPhnoe",
         "NASA's"[:4],
+        '<a hrfe="peopel">',
+        "<code>pip instal</code>",
+        "&nbps;",
+        "\\textbf",
+        "\\cite[see]{smtih}",
+        "$x_i + peopel$",
+        "\\(a pelope\\)",
+        ":clss:`Peopel`",
+        "@usre",
+        "#hashtga",
     ],
 )
 def test_code_addresses_paths_and_names(protected):
@@ -46,8 +56,25 @@ def test_fenced_code():
     assert kept("a\n```\nnever closed").startswith("..```")
 
 
+def test_markup_at_the_beginning_of_lines():
+    assert kept("---\ntitel: x\n---\nabc").startswith("---\ntitel: x\n---")
+    assert kept(".. code-blok:: x\nabc").startswith(".. code-blok:: x")
+    assert kept(":autor: abc").startswith(":autor:")
+    assert kept("[a lnik](htpp.x 'y')")[:7] == "......." and "](" in kept('[a](b "titel")')
+    assert kept("[nmae]: ./x.md").startswith("[nmae]: ./x.md")
+
+
 @pytest.mark.parametrize(
-    "text", ["A man, and/or his dog.", "I don't. We do", "Hello there.Next one", "a ` b", ""]
+    "text",
+    [
+        "A man, and/or his dog.",
+        "I don't. We do",
+        "Hello there.Next one",
+        "a ` b",
+        "",
+        "a < b and c > d",
+        "It costs $ or euros, $ again",
+    ],
 )
 def test_ordinary_words_may_change(text):
     assert not kept(text).strip(".")

@@ -149,6 +149,7 @@ def test_fuzzed_requests_are_answered_without_a_server_error(server):
         "\x00",
     ]
     values += ['{"annotation":[{"text":"\\ud800 peopel"}]}', "true", "picky", "%", "TYPOS"]
+    values += [text * 20_000 for text in ("a", "`", "::", "<code>"[:5], "a/", "\\(")]
     paths = ["check", "words", "words/add", "words/delete", "languages", "info", "..", "%00", ""]
     for _ in range(int(os.environ.get("FUZZED", "150"))):
         path = numbers.choice(["/v2/", "/", "//"]) + numbers.choice(paths)
