@@ -74,7 +74,7 @@ def test_help_is_shown_without_torch(words, printed):
     assert not has_torch
     assert "{None}" not in done.stdout
     if words[:1] not in (["data"], []):
-        line = rf"^ *(Example: )?gidd {words[0]} \w+".replace("--help ", "")
+        line = rf"^ *(Example: )?gidd {words[0]}( \w+|$)".replace("--help ", "")
         example = re.search(line, done.stdout, re.M)
         options = done.stdout.find("─ options")
         assert example is not None
