@@ -74,7 +74,8 @@ def test_help_is_shown_without_torch(words, printed):
     assert not has_torch
     assert "{None}" not in done.stdout
     if words[:1] not in (["data"], []):
-        line = rf"^ *(Example: )?gidd {words[0]}( \w+|$)".replace("--help ", "")
+        command = r"\w+" if words == ["--help"] else rf"{words[0]}( \w+|$)"
+        line = rf"^ *(Example: )?gidd {command}"
         example = re.search(line, done.stdout, re.M)
         options = done.stdout.find("─ options")
         assert example is not None
