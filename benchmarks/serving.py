@@ -259,7 +259,7 @@ def served_tokens_per_second(folder: Path, answers: Answers) -> float:
 
 def main() -> None:
     """Start the server, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="time of the load")
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
     options = parser.parse_args()
