@@ -86,7 +86,7 @@ def test_help_needs_no_torch():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "gidd-proof letter.txt" in shown.stdout
-    assert cli.ProofCommand().min_confidence == 0.5
+    assert cli.ProofCommand().min_confidence == 0.55
 
 
 def test_the_demo_says_what_it_did(capsys, monkeypatch):

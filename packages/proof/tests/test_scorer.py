@@ -75,3 +75,4 @@ def test_names_short_words_and_repeated_words_are_changed_less():
 def test_the_network_reads_what_is_not_decided():
     assert contenders("peopel", [0.0, -4.0, -9.0]) == [0, 1]
     assert contenders("peopel", [0.0, -9.0]) == []
+    assert contenders("togehter", [0.0, -1.0]) == []

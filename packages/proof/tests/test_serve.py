@@ -1,5 +1,6 @@
 """`gidd-proof serve`: the HTTP protocol of LanguageTool, with clients that people use."""
 
+import gc
 import http.client
 import json
 import os
@@ -7,6 +8,7 @@ import random
 import shutil
 import subprocess
 import threading
+from contextlib import closing
 from urllib.parse import urlencode
 
 import pytest
@@ -28,9 +30,10 @@ def request(server, path, form=None, method=None, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     headers = {"Content-Type": "application/x-www-form-urlencoded"} | (headers or {})
     body = urlencode(form) if form is not None else body
-    connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode(), answer.headers
+    with closing(connection):
+        connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers
 
 
 def check(server, **form):
@@ -160,10 +163,19 @@ def test_fuzzed_requests_are_answered_without_a_server_error(server):
         if numbers.random() < 0.3:
             path += "?" + urlencode(form)
         method = numbers.choice(["POST", "POST", "GET", "OPTIONS"])
-        status, _, _ = request(server, path, method=method, body=body)
-        assert status < 500, (method, path, body)
+        try:
+            status, _, _ = request(server, path, method=method, body=body)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # a request that is too long, or has a body without need, is not read to its end
+            assert len(path) + len(body) > 10_000
+            assert not isinstance(error, http.client.RemoteDisconnected)
+            continue
+        assert status < 500, (method, path[:80], body[:80])
+    assert check(server, text=TEXT)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the client leaves its socket open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_language_tool_python(server, proofreader):
     """The client that Python programs use."""
     client = pytest.importorskip("language_tool_python")
@@ -176,6 +188,8 @@ def test_language_tool_python(server, proofreader):
         ]
         assert matches[0].replacements[0] == "people"
         assert tool.correct(TEXT) == proofreader.correct(TEXT).text
+    del tool, matches
+    gc.collect()
 
 
 PAGE = """<!doctype html><textarea id=t>The 🙂 peopel came togehter.</textarea><p id=out></p>

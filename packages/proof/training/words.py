@@ -5,7 +5,7 @@
 It needs the package symspellpy (82,765 words with counts of the web) and Debian's `scowl` (words of
 American, British, Canadian and Australian English). Frequent words of the texts are added; a
 frequency is the mean of the web's and of the texts'. Dialect and abbreviations that look like a
-mistake in a word that is far more frequent ("thet", "dont") are left out.
+mistake in a word that is far more frequent are left out.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     print(result.text, result.changes)
 
 Reading order: `words` (known words), `error_models` (what mistakes look like), `edit_model` (the
-probability of a mistake), `protect` (what is never changed), `candidates`, `scorer`, `mistakes`,
-`word_proofreader` (words of a chunk of text), `proofreader` (texts); `cli`, `review`, `demo`.
+probability of a mistake), `protect` (what is never changed), `candidates`, `scorer`, `confidence`,
+`mistakes`, `proofreader` (texts); `user_words`; `cli`, `check`, `review`, `serve`, `lsp`, `demo`.
 """
 
 from importlib import import_module

@@ -70,7 +70,7 @@ class ProofCommand:
     model: Annotated[str | None, tyro.conf.DisallowNone] = None
     """Folder of a model of characters (`gidd export`); by default the packaged English model."""
 
-    min_confidence: float = 0.5
+    min_confidence: float = 0.55
     """Smallest probability of a change; 0 changes every place to its most likely text."""
 
     error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None

@@ -2,6 +2,8 @@
 
     score(c) = a (PLL(c) - max PLL) + b log f(c) + e log P(found | c) + the constants below
 
+with a = 0 for words of more than six letters.
+
 PLL is the pseudo-log-likelihood around the word, f the word frequency and P the probability of the
 mistake. All constants are those of a conditional logit fitted to `wikipedia-dev`; the softmax of
 the scores, with 0 for the found text, are the confidences.
@@ -17,25 +19,27 @@ from gidd_proof.candidates import Place
 from gidd_proof.scorer import Crop
 from gidd_proof.words import WordList
 
-LIKELIHOOD: Final = 0.25, 0.05
-"""Of words of at most six letters, and of longer ones, which frequency and edits decide."""
+LIKELIHOOD: Final = 0.355
+FREQUENCY: Final = 0.647
+MISTAKE: Final = 0.306
+CONSTANT: Final = 11.13
+LONGER: Final = -0.6
+"""For each letter that a candidate is longer than the found word."""
 
-FREQUENCY: Final = 0.796
-MISTAKE: Final = 0.269
-CONSTANT: Final = 12.35
-NAME: Final = -3.6
+NAME: Final = -3.7
 """Of a word with a capital, which is a name more often than a mistake."""
 
-TWO_WORDS: Final = -2.5
-SHORT: Final = -1.8
+TWO_WORDS: Final = -2.4
+SHORT: Final = -1.53
 """For each letter that a word is shorter than six: short words are near many others."""
 
 SHORT_LETTERS: Final = 6
+"""Longer words are not read by the network: frequency and edits decide, and it does not help."""
 
 REPEATED: Final = -0.7
 """For each doubling of the number of times that a text has the word."""
 
-DECIDED: Final = 5.0, 1.5
+DECIDED: Final = 6.0
 """Candidates that are behind by more, in nats, are not read: likelihoods rarely differ by more."""
 
 _CROP = 64
@@ -75,18 +79,13 @@ def prior_scores(found: str, place: Place, words: WordList, occurrences: int) ->
         constant
         + FREQUENCY * words.log_frequency(candidate.text)
         + MISTAKE * candidate.log_probability
+        + LONGER * (len(candidate.text) - len(found))
         + TWO_WORDS * (" " in candidate.text)
         for candidate in place.candidates
     ]
 
 
-def likelihood_scale(found: str) -> float:
-    """Return the factor a of a word."""
-    return LIKELIHOOD[len(found) > SHORT_LETTERS]
-
-
 def contenders(found: str, scores: Sequence[float]) -> list[int]:
     """Return the candidates between which the network decides; none if one is far ahead."""
-    least = max(scores) - DECIDED[len(found) > SHORT_LETTERS]
-    near = [i for i, score in enumerate(scores) if score > least]
-    return near if len(near) > 1 else []
+    near = [i for i, score in enumerate(scores) if score > max(scores) - DECIDED]
+    return near if len(near) > 1 and len(found) <= SHORT_LETTERS else []

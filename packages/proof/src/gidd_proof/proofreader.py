@@ -16,7 +16,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.pipeline import Correction, NoiseLevel, Span, apply_edits, decide, is_doubtful
 from gidd.sampling import PosteriorPass, run_job
 from gidd_proof.candidates import Place, find_places, unprotected_words
-from gidd_proof.confidence import contenders, crop, likelihood_scale, prior_scores
+from gidd_proof.confidence import LIKELIHOOD, contenders, crop, prior_scores
 from gidd_proof.edit_model import EditModel
 from gidd_proof.error_models import ErrorModel
 from gidd_proof.mistakes import CHARACTERS_PER_WORD, ScoredPlace, estimate_rate
@@ -24,7 +24,7 @@ from gidd_proof.protect import protected_spans
 from gidd_proof.scorer import CandidateScorer
 from gidd_proof.words import MODEL_FOLDER, WordList
 
-MIN_CONFIDENCE: Final = 0.5
+MIN_CONFIDENCE: Final = 0.55
 """Default of the least probability of a change: on `wikipedia-dev` it spoils at most 0.15% of the
 good words."""
 
@@ -165,7 +165,7 @@ class Proofreader:
         for (i, _), value in zip(read, values, strict=True):
             best[i] = max(value, best.get(i, -math.inf))
         for (i, k), value in zip(read, values, strict=True):
-            scores[i][k] += likelihood_scale(found[i]) * (value - best[i])
+            scores[i][k] += LIKELIHOOD * (value - best[i])
         scored = [
             ScoredPlace(place.start, (word, *(c.text for c in place.candidates)), (0.0, *weights))
             for place, word, weights in zip(places, found, scores, strict=True)
