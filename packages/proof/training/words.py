@@ -32,7 +32,7 @@ NOT_WORDS = {"nbsp", "https", "www", "http", "htm"}
 class Seen(NamedTuple):
     """How often the texts have a word, in how many of them, and how often in lower case."""
 
-    count: int
+    times: int
     files: int
     lower: int
 
@@ -47,15 +47,15 @@ def main() -> None:
     options = parser.parse_args()
     seen, web = count(options.texts), web_counts()
     small, all_words = scowl(SIZES), scowl(dict.fromkeys([*SIZES], 95))
-    in_texts, in_web = sum(word.count for word in seen.values()), sum(web.values())
+    in_texts, in_web = sum(word.times for word in seen.values()), sum(web.values())
     found = {
         word: max(1, round(5e8 * (web.get(word, 0) / in_web + number / in_texts)))
         for word in seen.keys() | web.keys() | small
-        for number in [seen[word].count if word in seen else 0]
+        for number in [seen[word].times if word in seen else 0]
         if word in web or word in small or is_frequent(word, seen[word], word in all_words)
     }
     known = scowl(dict.fromkeys([*SIZES], 70))
-    names = {w for w, s in seen.items() if w not in web and 2 * s.lower <= s.count and len(w) > 4}
+    names = {w for w, s in seen.items() if w not in web and 2 * s.lower <= s.times and len(w) > 4}
     is_safe = (known | names).__contains__
     doubtful = [w for w in found if not is_safe(w) and looks_wrong(w, found)]
     for word in NOT_WORDS.intersection(found).union(doubtful):
@@ -100,9 +100,9 @@ def is_frequent(word: str, seen: Seen, is_listed: bool) -> bool:
         return False
     if is_listed:
         return True
-    if 2 * seen.lower <= seen.count:  # a name
-        return seen.count >= 4 or (seen.count >= 3 and seen.files >= 2)
-    return (seen.count >= 4 and seen.files >= 3 and len(word) > 3) or seen.count >= 15
+    if 2 * seen.lower <= seen.times:  # a name
+        return seen.times >= 4 or (seen.times >= 3 and seen.files >= 2)
+    return (seen.times >= 4 and seen.files >= 3 and len(word) > 3) or seen.times >= 15
 
 
 def looks_wrong(word: str, found: dict[str, int]) -> bool:
