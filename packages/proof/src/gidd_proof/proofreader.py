@@ -25,8 +25,8 @@ from gidd_proof.scorer import CandidateScorer
 from gidd_proof.words import MODEL_FOLDER, WordList
 
 MIN_CONFIDENCE: Final = 0.55
-"""Default of the least probability of a change: on `wikipedia-dev` it spoils at most 0.15% of the
-good words."""
+"""Default of the least probability of a change, chosen so that at most 0.15% of the good words of
+`wikipedia-dev` are spoiled: 0.14% ± 0.04% on its first 300 sentences."""
 
 NOISE_RATE: Final = 0.02
 """Mistakes per character at which the network reads texts and edits are compared."""
