@@ -130,7 +130,7 @@ def test_tickets_that_are_pending_are_bounded():
         task = asyncio.ensure_future(windows.read(jobs, items, x_theta))
         while not task.done():
             await asyncio.sleep(0)
-            most = max(most, *(one.pending for one in jobs._sessions.values()), 0)
+            most = max(most, *(one.pending for one in jobs.pool.sessions), 0)
         return await task
 
     assert len(run_job(job)) == 100

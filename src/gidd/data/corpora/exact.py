@@ -124,7 +124,7 @@ HIDDEN_MARKOV = ExactCorpus(
 )
 SENTENCES = ExactCorpus(
     name="sentences",
-    description="exact source, 58 words: agreement, names, sums and brackets; known entropy",
+    description="exact source, 58 words: agreement, names, small arithmetic; known entropy",
     make=_sentences,
     num_documents=4_000,
     held_out=400,
