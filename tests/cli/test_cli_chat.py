@@ -158,12 +158,12 @@ class Terminal:
 
     def wait(self) -> int:
         try:
-            while select.select([self._side], [], [], 60)[0] and os.read(self._side, 1 << 16):
+            while select.select([self._side], [], [], 300)[0] and os.read(self._side, 1 << 16):
                 pass
         except OSError:  # the other side is closed
             pass
         os.close(self._side)
-        return self._process.wait(60)
+        return self._process.wait(300)
 
 
 @pytest.mark.slow
