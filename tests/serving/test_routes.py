@@ -122,6 +122,8 @@ def test_streamed_blocks_are_the_text_in_order(service, pipelines):
         assert [choice["finish_reason"] for choice in own][-1] in ("stop", "length")
         assert all(choice["finish_reason"] is None for choice in own[:-1])
     assert len(chunks) > 4
+    given = len(pipelines["hybrid"].tokenizer.encode("I embrace"))
+    assert last["usage"]["prompt_tokens"] == given  # once, of two samples
 
 
 def test_frames_replace_the_text_and_end_with_the_result(service, pipelines):
@@ -146,6 +148,8 @@ def test_a_chat_is_answered_in_one_piece_in_blocks_and_as_it_changes(post, servi
     ]
     body = {"messages": messages, "max_tokens": 8, "steps": 4, "seed": 3, "block_length": 4}
     found = post("chat/completions", body | {"n": 2})
+    one = post("chat/completions", body)["usage"]["prompt_tokens"]
+    assert found["usage"]["prompt_tokens"] == one > 0
     plain = [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "2 + 3"},

@@ -273,6 +273,9 @@ def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) 
 class StreamEnd(NamedTuple):
     """How a text that was sampled in blocks has ended."""
 
+    num_given: int
+    """Tokens that were given."""
+
     num_tokens: int
     """Tokens that were sampled, without those after the end."""
 
@@ -292,7 +295,7 @@ def stream_text(
     The first piece begins with the prompt. A character whose bytes end in the next block is held
     back until then, and so is what may be the beginning of a stop string.
     """
-    shown, first, end = "", request.first_blank, StreamEnd(0, is_stopped=False)
+    shown, first, end = "", request.first_blank, StreamEnd(request.first_blank, 0, is_stopped=False)
     blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
     block = next(blocks, None)
     while block is not None:
@@ -306,7 +309,7 @@ def stream_text(
         whole = "".join(texts[first:])
         text = whole[: end_of_text(whole, stop)]
         is_stopped = len(tokens) < len(request.tokens) or len(text) < len(whole)
-        end = StreamEnd(max(0, len(tokens) - first), is_stopped)
+        end = StreamEnd(first, max(0, len(tokens) - first), is_stopped)
         if block is not None:
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
         complete = "".join(texts[:first]) + text

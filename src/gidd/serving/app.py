@@ -177,7 +177,7 @@ class Service:
         prompts = texts.prompts_of(call.pipe, body)
         if body.stream and not body.diffusing:
             run = partial(texts.complete_in_blocks, call.pipe, body, prompts, call.seed)
-            return await call.stream_blocks(run, _text_choice, body.stream_options)
+            return await call.stream_blocks(run, _text_choice, body.stream_options, body.n)
         jobs = [
             partial(texts.complete, call.pipe, body, prompt, i, call.seed)
             for i, prompt in enumerate(prompts)
@@ -200,7 +200,7 @@ class Service:
             raise ServiceError(400, f"model: {call.model} was not trained on chats.", param="model")
         if body.stream and not body.diffusing:
             run = partial(texts.answer_in_blocks, call.pipe, body, call.seed)
-            return await call.stream_blocks(run, _delta_choice, body.stream_options)
+            return await call.stream_blocks(run, _delta_choice, body.stream_options, body.n)
         jobs = [
             partial(_with_index, i, partial(texts.answer, call.pipe, body, call.seed + i))
             for i in range(body.n)
@@ -280,7 +280,8 @@ def _fim_seed(body: FimBody) -> int | None:
 def _with_index(
     index: int, function: Callable[[Callable[[Any], None] | None], Json], emit: Any
 ) -> list[Json]:
-    return [function(emit) | {"index": index}]
+    choice = function(emit) | {"index": index}
+    return [choice | {"prompt_tokens": 0} if index else choice]  # counted once
 
 
 def _text_choice(choice: Json) -> Json:
@@ -370,7 +371,7 @@ class Call:
         }
 
     async def stream_blocks(
-        self, run: Callable[[Any], None], to_choice: _ToChoice, options: Any
+        self, run: Callable[[Any], None], to_choice: _ToChoice, options: Any, num_samples: int
     ) -> Response:
         """Stream the finished blocks of texts."""
         head, ended = self._head(is_chunk=True), list[Json]()
@@ -381,7 +382,8 @@ class Call:
                 if not isinstance(piece, str):
                     choice["finish_reason"] = "stop" if piece.is_stopped else "length"
                     choice["text"] = None
-                    ended.append({"tokens": piece.num_tokens})
+                    given = 0 if index % num_samples else piece.num_given  # once per prompt
+                    ended.append({"tokens": piece.num_tokens, "prompt_tokens": given})
                 yield head | {"choices": [to_choice(choice)]}
             if options is not None and options.include_usage:
                 yield head | {"choices": [], "usage": _usage(ended)}

@@ -161,7 +161,9 @@ def _pieces(
         return (yield from pipe.stream(stop=_stop(body), sample_index=number, **settings))
     (generation,) = pipe.generate(1, suffix=body.suffix, start_index=number, **settings)
     yield prompt + generation.filled[0]
-    return StreamEnd(sum(not given for given in generation.trace.protected), is_stopped=False)
+    protected = generation.trace.protected
+    given = len(pipe.token_texts.encode(prompt, "the prompt"))
+    return StreamEnd(given, len(protected) - sum(protected), is_stopped=False)
 
 
 def answer(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit | None) -> Json:
