@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -326,12 +326,16 @@ class Call:
     async def run_all(self, functions: list[Callable[[], _T]]) -> list[_T]:
         """Run functions in the worker, unless the client goes away."""
         self.worker.require_room(len(functions))
-        running = asyncio.ensure_future(
+        return await self._unless_gone(
             gather(
                 self.worker.call(one, charge=self.charge, record_edits=self._needs_edits)
                 for one in functions
             )
         )
+
+    async def _unless_gone(self, work: Awaitable[_T]) -> _T:
+        """Wait for something; end it if the client goes away."""
+        running = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._client_gone())
         try:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -388,7 +392,7 @@ class Call:
             if options is not None and options.include_usage:
                 yield head | {"choices": [], "usage": _usage(ended)}
 
-        return await _event_stream(chunks())
+        return await self._event_stream(chunks())
 
     async def stream_frames(
         self, run: Callable[[Any], list[Json]], to_choice: _ToChoice, options: Any
@@ -415,7 +419,7 @@ class Call:
                     if options is not None and options.include_usage:
                         yield head | {"choices": [], "usage": _usage(item)}
 
-        return await _event_stream(chunks())
+        return await self._event_stream(chunks())
 
     async def result_or_frames(
         self, run: Callable[[Any], _T], to_result: Callable[[_T], Json], *, is_stream: bool
@@ -432,7 +436,7 @@ class Call:
                 else:
                     yield {"result": to_result(item)}
 
-        return await _event_stream(chunks())
+        return await self._event_stream(chunks())
 
     async def _frames(self, run: Callable[[Any], _T]) -> AsyncGenerator[Frame | _T]:
         """Yield frames, not too many of them, and then the result."""
@@ -446,6 +450,24 @@ class Call:
                 await asyncio.sleep(max(0.0, last + _FRAME_SECONDS - time.monotonic()))
                 last = time.monotonic()
             yield item
+
+    async def _event_stream(self, chunks: AsyncGenerator[Json]) -> Response:
+        """Return server-sent events; what fails before the first of them is an ordinary error."""
+        first = await self._unless_gone(anext(chunks))
+
+        async def events() -> AsyncGenerator[bytes]:
+            try:
+                yield _event(first)
+                async for chunk in chunks:
+                    yield _event(chunk)
+            except Exception as error:
+                yield _event(error_body(as_service_error(error)))
+            finally:
+                await chunks.aclose()
+            yield b"data: [DONE]\n\n"
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
 
 def _mercury(
@@ -467,25 +489,6 @@ def _usage(choices: list[Json]) -> Json:
         "total_tokens": given + new,
         "forward_passes": passes,
     }
-
-
-async def _event_stream(chunks: AsyncGenerator[Json]) -> Response:
-    """Return server-sent events; what fails before the first of them is an ordinary error."""
-    first = await anext(chunks)
-
-    async def events() -> AsyncGenerator[bytes]:
-        try:
-            yield _event(first)
-            async for chunk in chunks:
-                yield _event(chunk)
-        except Exception as error:
-            yield _event(error_body(as_service_error(error)))
-        finally:
-            await chunks.aclose()
-        yield b"data: [DONE]\n\n"
-
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
 
 def _event(chunk: Json) -> bytes:
