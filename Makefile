@@ -2,7 +2,7 @@ PYTHON ?= python
 PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 LOWEST = OMP_NUM_THREADS=1 lowest/bin/python -m pytest -n 2 --dist worksteal -W ignore::DeprecationWarning -W ignore::FutureWarning
 
-.PHONY: attacks check constraints dev figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
+.PHONY: attacks check constraints dev docs figures format kills nightly size test test-ci test-long test-lowest test-perf test-proof
 
 dev:  ## install gidd and gidd-proof with everything that the tests use
 	$(PYTHON) -m pip install torch==2.13.0
@@ -66,3 +66,6 @@ kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared
 
 figures:  ## every figure quoted in docs/exact-figures.md
 	$(PYTHON) benchmarks/exact_figures.py
+
+docs:  ## the documentation site, into site/; a broken link is an error
+	$(PYTHON) -m zensical build --strict

@@ -61,7 +61,9 @@ def code_blocks(path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+    "path",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_code_in_the_documents_runs_and_prints_what_it_says(path, capsys, tmp_path, monkeypatch):
     """Blocks of one page run in order, in one namespace, as a reader would type them."""

@@ -1,0 +1,92 @@
+"""The documentation site: its navigation, its links, and that it builds."""
+
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINK = re.compile(r"!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\]\(([^)\s]+)\)")
+
+
+def prose(path: Path) -> str:
+    """The text of a page without its code."""
+    text = re.sub(r"^(```+).*?^\1", "", path.read_text(), flags=re.S | re.M)
+    return re.sub(r"`[^`\n]+`", "code", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names of the headings of a page, as GitHub and Markdown's `toc` make them."""
+    text = re.sub(r"^(```+).*?^\1", "", path.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#{1,6} +(.*?) *$", text, flags=re.M)
+    shown = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in shown}
+
+
+def pages_of(nav) -> list[str]:
+    """The files of a navigation, in order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [
+        page
+        for entry in (nav.values() if isinstance(nav, dict) else nav)
+        for page in pages_of(entry)
+    ]
+
+
+def test_every_page_is_once_in_the_navigation():
+    pages = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(pages) == [str(path.relative_to(DOCS)) for path in PAGES]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("packages/*/README.md")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_links_lead_to_files_and_headings(path):
+    dead: list[str] = []
+    for link in LINK.findall(prose(path)):
+        if re.match(r"[a-z]+:", link):
+            continue  # another site
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        is_outside = path.is_relative_to(DOCS) and not target.is_relative_to(DOCS)
+        if not target.exists() or is_outside or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert not dead, f"{path.name} has links to what is not there, or not on the site: {dead}"
+
+
+def public(name: str) -> set[str]:
+    """The classes and functions that a package exports."""
+    try:
+        package = importlib.import_module(name)
+    except ModuleNotFoundError:
+        return set()  # a function with a line of its own
+    members = {one: getattr(package, one) for one in getattr(package, "__all__", ())}
+    return {one for one, value in members.items() if isinstance(value, type | FunctionType)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs gidd[dev]")
+def test_the_site_builds_without_a_warning(tmp_path):
+    for name in ("mkdocs.yml", "docs", "src"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in PAGES:
+        html = (tmp_path / "site" / page.relative_to(DOCS)).with_suffix(".html").read_text()
+        for package in re.findall(r"^::: (gidd[\w.]*)$", page.read_text(), flags=re.M):
+            missing = {name for name in public(package) if f'id="{package}.{name}"' not in html}
+            assert not missing - {"ancestral"}, f"{page} lacks {missing}"  # on a line of its own
