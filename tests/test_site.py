@@ -66,6 +66,13 @@ def test_links_lead_to_files_and_headings(path):
     assert not dead, f"{path.name} has links to what is not there, or not on the site: {dead}"
 
 
+@pytest.mark.parametrize("name", ["errata.md", "paper-to-code.md"])
+def test_the_tests_that_are_cited_exist(name):
+    cited = set(re.findall(r"\b(test_\w+)", (DOCS / name).read_text()))
+    tests = "\n".join(path.stem + path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not {one for one in cited if one not in tests}
+
+
 def public(name: str) -> set[str]:
     """The classes and functions that a package exports."""
     try:
