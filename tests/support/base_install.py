@@ -1,11 +1,11 @@
-"""Use gidd with nothing but its base dependencies installed.
+"""Use the installed wheels with nothing but the base dependencies, away from the source tree.
 
     python tests/support/base_install.py
 
-`.ci/run` runs this in a virtual environment that holds the oldest supported versions of the base
-dependencies and no extra. It trains on an exact source, exports, samples, infills, corrects and
-scores, prints the help of every command, and checks that every command that needs an extra names
-it.
+`.ci/run` runs this in a virtual environment that holds the wheels, the oldest supported versions of
+the base dependencies and no extra. It trains on an exact source, exports, samples, infills,
+corrects, scores and proofreads, prints the help of every command, and checks that every command
+that needs an extra names it. Seconds are printed, not tested.
 """
 
 import importlib.util
@@ -13,17 +13,27 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
+from gidd.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("data", "train", "export", "sample", "infill", "correct", "score", "eval", "compare")
-COMMANDS += ("plot", "plan", "push", "chat", "serve", "doctor", "reproduce")
 TRAIN = (
     ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
     + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
 )  # fmt: skip
+IMPORT = """
+import sys, time
+start = time.perf_counter()
+import gidd, gidd_proof
+print(f"{time.perf_counter() - start:.2f} s")
+assert "torch" not in sys.modules, "import gidd must not import torch"
+for module in (gidd, gidd_proof):
+    assert "site-packages" in module.__file__, f"not a wheel: {module.__file__}"
+"""
 SCORE = """
 import gidd
 pipe = gidd.from_pretrained("model")
@@ -31,16 +41,27 @@ print(pipe.score(pipe.generate(1, length=8, steps=4)[0].text, nodes=2, repeats=2
 """
 
 
-def gidd(*words: str, status: int = 0) -> str:
-    """Run the command and return what it printed."""
-    command = [sys.executable, "-m", "gidd.cli", *words]
+def gidd(*words: str, status: int = 0, command: str = "gidd") -> str:
+    """Run a command of the wheels and return what it printed."""
+    start = time.perf_counter()
     done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
+        [Path(sys.executable).with_name(command), *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
     )
+    line = " ".join([command, *words])
     printed = done.stdout + done.stderr
-    assert done.returncode == status, f"gidd {' '.join(words)}: status {done.returncode}\n{printed}"
-    print(f"ok: gidd {' '.join(words)[:90]}")
+    assert done.returncode == status, f"{line}: status {done.returncode}\n{printed}"
+    print(f"ok: {line[:90]} ({time.perf_counter() - start:.2f} s)")
     return printed
+
+
+def python(code: str) -> str:
+    """Run code in a new process and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def installed_extras() -> list[str]:
@@ -59,21 +80,22 @@ def main() -> None:
     # fsspec and huggingface_hub are dependencies of torch and tokenizers
     present = set(installed_extras()) - {"fsspec", "huggingface_hub"}
     assert not present, f"this environment must hold no extra, but it has {present}"
+    os.environ.pop("PYTHONPATH", None)
+    os.chdir(tempfile.mkdtemp())
+    print(f"ok: import gidd, gidd_proof ({python(IMPORT)})")
     gidd("--help")
     for command in COMMANDS:
         gidd(command, "--help")
     assert "pip install 'gidd[eval]'" in gidd("doctor")
     gidd("train", "nano", "--help")
     gidd("train", "nano", "--dry-run")
-    os.chdir(tempfile.mkdtemp())
     gidd(*TRAIN, "--out", "run")
     gidd("export", "run", "--out", "model")
     text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
     gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
     gidd("correct", "--text", text, "--model", "model")
     gidd("sample", "model", "--length", "12", "--steps", "4", "--html", "page.html", "--jsonl")
-    done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True)
-    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+    assert float(python(SCORE)) > 0
     print("ok: pipe.score")
     Path("text.txt").write_text(text)
     gidd("score", "model", "text.txt", "--nodes", "2", "--repeats", "2")
@@ -113,6 +135,9 @@ def main() -> None:
     ):
         printed = gidd(*words, status=2)
         assert f"gidd[{extra}]" in printed, f"gidd {' '.join(words)} must name {extra}:\n{printed}"
+    gidd("--help", command="gidd-proof")
+    proofread = gidd("--text", "The peopel of the United States", command="gidd-proof")
+    assert "The people of the United States" in proofread, proofread
 
 
 if __name__ == "__main__":
