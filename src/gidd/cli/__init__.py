@@ -68,6 +68,7 @@ COMMANDS = {
     "plot": "plot runs, results of evaluations and noise schedules",
     "doctor": "show what is installed, what is missing for what, and the speed of this machine",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
 }
 """Module of this package: what it does."""
 
