@@ -64,7 +64,7 @@ kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 400 --kills 40 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 10000 --json
 
-figures:  ## every figure quoted in docs/exact-figures.md
+figures:  ## every figure quoted in docs/figures/exact.md
 	$(PYTHON) benchmarks/exact_figures.py
 
 docs:  ## the documentation site, into site/; a broken link is an error

@@ -1,4 +1,4 @@
-"""Every figure of docs/exact-figures.md, computed exactly, with nothing sampled.
+"""Every figure of docs/figures/exact.md, computed exactly, with nothing sampled.
 
 python benchmarks/exact_figures.py           # tables in Markdown, about two minutes on two cores
 python benchmarks/exact_figures.py --json    # the same as one JSON object on the last line
