@@ -46,6 +46,9 @@ class ReproduceOptions:
     quick: bool = False
     """A reduced version, in minutes."""
 
+    compile: bool = False
+    """Train with torch.compile: a quarter faster after a minute, needs a C++ compiler."""
+
     only: tuple[str, ...] = ()
     """Names of the runs to do; by default all."""
 
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     from gidd.evaluation.reproduce import LaptopPlan, reproduce
     from gidd.evaluation.reproduce_page import write_page
 
-    plan = LaptopPlan(corpus=options.corpus, validation=options.validation)
+    plan = LaptopPlan(corpus=options.corpus, validation=options.validation, compile=options.compile)
 
     def show(run: LaptopRun, number: int, total: int) -> None:
         print_message(f"{number} of {total}: {run.name}")
