@@ -8,7 +8,7 @@ import pytest
 
 from gidd.evaluation import reproduce as module
 from gidd.evaluation.reproduce import LAPTOP_RUNS, LaptopPlan, describe_sentences, reproduce
-from gidd.evaluation.reproduce_page import FAILS, HOLDS, OPEN, claims, write_page
+from gidd.evaluation.reproduce_page import FAILS, HOLDS, NOT_RUN, OPEN, claims, write_page
 from gidd.sources import sentence_source
 
 
@@ -20,38 +20,76 @@ def likelihood(level: float, seed: int = 0) -> dict:
     return {"windows": windows, "nats_per_token": value, "train_seconds": 60.0}
 
 
-def sentences(gain: float) -> dict:
+def sampled(gain: float, level: float = -3.0) -> dict:
+    """Samples whose self-accuracy follows their log-likelihood, corrected with a gain."""
     rng = random.Random(1)
-    before = [rng.gauss(-3, 0.5) for _ in range(100)]
+    before = [rng.gauss(level, 0.5) for _ in range(100)]
     after = [value + gain + rng.gauss(0, 0.1) for value in before]
-    own = {"log_prob": {"value": -3.0}, "sums_right": {"value": 0.5}}
-    parts = {"before": own | {"log_probs": before}, "after": own | {"log_probs": after}}
-    return likelihood(3.0) | {"sentences": parts | {"samplers": {}, "examples": [["a", "b"]]}}
+    own = {"log_prob": {"value": level}, "sums_right": {"value": 0.5}}
+    accuracies = [0.9 + 0.05 * value + rng.gauss(0, 0.01) for value in before]
+    return likelihood(3.0) | {
+        "sentences": {
+            "before": own | {"log_probs": before},
+            "after": own | {"log_probs": after},
+            "steps": {"8": own | {"log_probs": before, "self_accuracies": accuracies}},
+            "samplers": {"psi": own},
+            "examples": [["the cat sleep", "the cat sleeps"]],
+        }
+    }
 
 
-def verdicts(results: dict) -> dict[str, str]:
-    return {claim.text[:2] + claim.text[-3:]: claim.verdict for claim in claims(results)}
+def verdicts(results: dict, first: str = "sentences-") -> list[str]:
+    return [claim.verdict for claim in claims(results, first)]
 
 
 def test_verdicts_follow_from_the_data():
-    results = {
+    runs = {
         "mdm": likelihood(4.0),
         "gidd-0.0-elbo": likelihood(4.0),
-        **{f"gidd-{p}-dynamic": likelihood(4.0) for p in (0.1, 0.2)},
-        **{f"gidd-{p}-clamp": likelihood(4.2, 1) for p in (0.1, 0.2)},
-        **{f"gidd-{p}-elbo": likelihood(4.5, 2) for p in (0.1, 0.2)},
-        "sentences-0.1": sentences(0.3),
-        "sentences-0.2": sentences(0.0),
-        "sentences-0.0": sentences(-0.2),
+        **{f"gidd-{p}-clamp": likelihood(3.2, 1) for p in (0.1, 0.2)},
+        **{f"gidd-{p}-elbo": likelihood(3.5, 2) for p in (0.1, 0.2)},
+        "gidd-0.0-dynamic": sampled(-0.2, -3.5),
+        "gidd-0.1-dynamic": sampled(0.3),
+        "gidd-0.2-dynamic": sampled(0.0),
+        **{f"gidd-0.0-dynamic-{size}": likelihood(v) for size, v in (("small", 4), ("large", 3))},
+        **{f"gidd-0.2-dynamic-{size}": likelihood(v) for size, v in (("small", 4), ("large", 2))},
     }
-    found = [claim.verdict for claim in claims(results)]
-    assert found[:2] == [HOLDS, HOLDS] and found[3:6] == [HOLDS, OPEN, HOLDS]
-    assert found[2] == found[6] == found[7] == "not run"
-    worse = results | {"gidd-0.1-dynamic": likelihood(5.0), "sentences-0.0": sentences(0.3)}
-    assert claims(worse)[1].verdict == FAILS and claims(worse)[5].verdict == FAILS
-    assert claims(results | {"mdm": likelihood(4.5)})[0].verdict == FAILS
+    results = {f"sentences-{name}": row for name, row in runs.items()}
+    assert verdicts(results) == [HOLDS, HOLDS, HOLDS, HOLDS, HOLDS, OPEN, HOLDS, HOLDS, HOLDS]
+    assert set(verdicts(results, "")) == {NOT_RUN}
+
+    assert verdicts(results | {"sentences-mdm": likelihood(4.5)})[0] == FAILS
+    worse = results | {"sentences-gidd-0.1-dynamic": sampled(0.3, -4.0) | likelihood(5.0)}
+    assert verdicts(worse)[1] == FAILS and verdicts(worse)[3] == FAILS
+    assert verdicts(results | {"sentences-gidd-0.0-dynamic": sampled(0.3, -3.5)})[6] == FAILS
+    slower = {"sentences-gidd-0.2-dynamic-large": likelihood(3.9)}
+    assert verdicts(results | slower)[8] == FAILS
     page = write_page(results, "gidd reproduce laptop")
-    assert "| mdm | 4" in page and "before and after" in page
+    assert "| sentences-mdm | 4" in page and "<del>sleep</del> <ins>sleeps</ins>" in page
+
+
+def test_text_is_graded_by_the_grader():
+    nll = [5.0 + 0.01 * i for i in range(20)]
+    row = likelihood(5.0) | {
+        "samples": {
+            "8": {
+                "texts": [],
+                "own": {
+                    "gen_nll": nll,
+                    "self_accuracies": [1 - 0.1 * value for value in nll],
+                    "gen_ppl": {"value": 160.0},
+                },
+            }
+        },
+        "correction": [
+            {"temperature": 0.1, "forward_passes": n, "gen_ppl": ppl, "gen_ppl_se": 2.0}
+            for n, ppl in ((0, 160.0), (32, 120.0))
+        ],
+    }
+    results = {"gidd-0.1-dynamic": row, "gidd-0.0-dynamic": row}
+    found = verdicts(results, "")
+    assert found[3:5] == [OPEN, HOLDS] and found[7] == HOLDS
+    assert "| gidd-0.1-dynamic | 0.1 | 32 | - | 120 |" in write_page(results, "x")
 
 
 def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
@@ -95,10 +133,10 @@ def test_sums_of_samples_are_checked():
 def test_a_model_of_sentences_is_trained_and_measured(tmp_path):
     sizes = {"steps": 30, "windows": 8, "sentences": 16, "batch": 8, "length": 32}
     plan = replace(LaptopPlan().quick(), **sizes, learning_rate=3e-3)
-    results = reproduce(plan, tmp_path, only=["sentences-0.1"])
-    found = results["sentences-0.1"]
+    results = reproduce(plan, tmp_path, only=["sentences-gidd-0.1-dynamic"])
+    found = results["sentences-gidd-0.1-dynamic"]
     assert found["nats_per_token"]["value"] < 4.1  # of 58 words at random: 4.06
     assert found["sentences"]["after"]["log_prob"]["num_samples"] == 16
     assert set(found["sentences"]["samplers"]) >= {"ancestral", "psi", "remask_suspects"}
-    again = reproduce(plan, tmp_path, only=["sentences-0.1"])
+    again = reproduce(plan, tmp_path, only=["sentences-gidd-0.1-dynamic"])
     assert again == results

@@ -66,6 +66,7 @@ COMMANDS = {
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
     "reproduce": "repeat the paper's experiments on a laptop, or print their commands",
     "plot": "plot runs, results of evaluations and noise schedules",
+    "demo": "see a small model write, fill blanks and correct itself",
     "doctor": "show what is installed, what is missing for what, and the speed of this machine",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
     "completion": "print a script that completes commands and options in bash, zsh or fish",

@@ -27,9 +27,13 @@ from gidd.diffusion.likelihood import ScoredText
 from gidd.evaluation.graders import CausalScorer, load_grader
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
 from gidd.evaluation.results import Measurement, plain_data
-from gidd.evaluation.samples import evaluate_samples, generate_text_samples
+from gidd.evaluation.samples import (
+    evaluate_samples,
+    generate_text_samples,
+    self_accuracies,
+)
 from gidd.evaluation.self_correction import CorrectedState, correct_samples, correction_curve
-from gidd.evaluation.window_scores import ModelSource, score_windows
+from gidd.evaluation.window_scores import CausalModel, load_causal_model, score_windows
 from gidd.pipeline import Pipeline, SamplingOptions, SelfCorrectionOptions
 from gidd.runs.data import ensure_prepared, loader_config
 from gidd.runs.evaluate import validation_samples
@@ -43,18 +47,20 @@ from gidd.training.world import open_world
 Json = dict[str, Any]
 Source = Literal["text", "sentences"]
 
-Sizes = dict[str, dict[str, int]]
+SIZES: Final[dict[str, dict[str, dict[str, int]]]] = {
+    "text": {
+        "small": {"width": 64, "num_layers": 2, "num_heads": 2},
+        "medium": {"width": 96, "num_layers": 4, "num_heads": 3},
+        "large": {"width": 160, "num_layers": 5, "num_heads": 5},
+    },
+    "sentences": {
+        "small": {"width": 32, "num_layers": 2, "num_heads": 1},
+        "medium": {"width": 64, "num_layers": 2, "num_heads": 2},
+        "large": {"width": 96, "num_layers": 4, "num_heads": 3},
+    },
+}
+"""Networks by source: sentences have a vocabulary of 60 words."""
 
-SIZES: Final[Sizes] = {
-    "small": {"width": 64, "num_layers": 2, "num_heads": 2},
-    "medium": {"width": 96, "num_layers": 4, "num_heads": 3},
-    "large": {"width": 160, "num_layers": 5, "num_heads": 5},
-}
-_QUICK_SIZES: Final[Sizes] = {
-    "small": {"width": 32, "num_layers": 2, "num_heads": 1},
-    "medium": {"width": 64, "num_layers": 2, "num_heads": 2},
-    "large": {"width": 96, "num_layers": 3, "num_heads": 3},
-}
 _MASK_ONLY = component("schedule", "masked")
 _LONG_SUM = re.compile(r"(\d) \+ (\d) = (\d)")
 
@@ -78,23 +84,25 @@ class LaptopRun:
 
 
 def _laptop_runs() -> tuple[LaptopRun, ...]:
-    grader = LaptopRun("grader", size="large")
-    runs = [grader, LaptopRun("autoregressive")]
-    for p in (0.0, 0.1, 0.2):  # the headline rows come first
-        runs.append(LaptopRun(f"gidd-{p}-dynamic", p, is_sampled=True))
-    mdm = LaptopRun("mdm", 0.0, "elbo", "masked", is_sampled=True)
-    runs += [mdm, LaptopRun("gidd-0.0-elbo", 0.0, "elbo")]
-    for p in (0.0, 0.1, 0.2):
-        runs.append(
-            LaptopRun(f"sentences-{p}", p, source="sentences", size="small", is_sampled=True)
-        )
-    for p in (0.1, 0.2):
-        runs += [LaptopRun(f"gidd-{p}-{name}", p, name) for name in ("elbo", "clamp", "tight")]
-    runs += [LaptopRun("gidd-0.0-clamp", 0.0, "clamp"), LaptopRun("gidd-0.0-tight", 0.0, "tight")]
-    for size in ("small", "large"):
-        runs += [LaptopRun(f"gidd-{p}-dynamic-{size}", p, size=size) for p in (0.0, 0.1, 0.2)]
-    again = [run for run in runs if run.is_sampled or run.name in ("gidd-0.0-elbo",)]
-    again += [run for run in runs if run.name in ("gidd-0.1-elbo", "gidd-0.1-clamp")]
+    runs: list[LaptopRun] = []
+    for source in ("sentences", "text"):
+        first = "" if source == "text" else "sentences-"
+        if source == "text":
+            runs += [LaptopRun("grader", size="large"), LaptopRun("autoregressive")]
+        own = [LaptopRun(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
+        own.append(LaptopRun(f"{first}mdm", 0.0, "elbo", "masked"))
+        own.append(LaptopRun(f"{first}gidd-0.0-elbo", 0.0, "elbo"))
+        for p in (0.1, 0.2, 0.0):
+            for name in ("elbo", "clamp", "tight"):
+                if (p, name) != (0.0, "elbo"):
+                    own.append(LaptopRun(f"{first}gidd-{p}-{name}", p, name))
+        for size in ("small", "large"):
+            own += [
+                LaptopRun(f"{first}gidd-{p}-dynamic-{size}", p, size=size) for p in (0.0, 0.1, 0.2)
+            ]
+        runs += [replace(run, source=source) for run in own]
+    again = [run for run in runs if run.size == "medium" and run.p_uniform is not None]
+    again = [run for run in again if run.weighting != "tight"]
     return (*runs, *(replace(run, name=f"{run.name}-seed-1", seed=1) for run in again))
 
 
@@ -114,7 +122,7 @@ class LaptopPlan:
     batch: int = 32
     learning_rate: float = 3e-3
     is_quick: bool = False
-    """Whether models are smaller, and runs of second seeds and secondary settings left out."""
+    """Whether models of text are smaller, and second seeds and secondary settings left out."""
 
     compile: bool = False
     """Train with torch.compile: a quarter faster after a minute, needs a C++ compiler."""
@@ -156,7 +164,7 @@ class LaptopPlan:
         base = laptop(
             "nano", steps=self.steps, length=self.length, learning_rate=self.learning_rate
         )
-        size = (_QUICK_SIZES if self.is_quick else SIZES)[run.size]
+        size = SIZES["sentences" if self.is_quick else run.source][run.size]
         noise = hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else _MASK_ONLY
         weighting = component("weighting", run.weighting, **_weighting_options(run))
         diffusion = Diffusion(noise=noise, weighting=weighting)
@@ -255,7 +263,11 @@ def train_model(plan: LaptopPlan, run: LaptopRun, data: Path, out: Path) -> Path
 
 def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, data: Path, out: Path) -> Json:
     """Measure the likelihood of a run and, if it is sampled, its samples."""
-    loaded = ModelSource(str(model), "cpu").load()
+    loaded: Pipeline | CausalModel = (
+        load_causal_model(str(model), device="cpu")
+        if run.p_uniform is None
+        else gidd.from_pretrained(model, device="cpu", batch_size=16)
+    )
     texts = held_out_windows(plan, run, data)
     scores = score_windows(loaded, texts, PerplexityOptions(repeats=2))
     per_token = (scores.nelbo / scores.num_scored).tolist()
@@ -341,14 +353,21 @@ SAMPLER_SETTINGS: Final[dict[str, Json]] = {
 
 
 def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
-    """Measure samples by their true likelihood, before and after self-correction."""
+    """Measure samples by their true likelihood, by steps, and before and after self-correction."""
     length = min(64, plan.length)
     template = f"[MASK:{length}]"
+    few = plan.sentences // 4
+    by_steps: Json = {}
+    for steps in plan.denoising_steps:
+        samples = pipe.infill(template, few, seed=seed, steps=steps)
+        by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
+        by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
     generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
     before = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
     settings = SelfCorrectionOptions(temperature=0.1, forward_passes=64)
     after = correct_samples(pipe, before, settings, [64], seed)[64]
     found: Json = {
+        "steps": by_steps,
         "before": describe_sentences([state.tokens for state in before]),
         "after": describe_sentences([state.tokens for state in after]),
         "changed": Measurement.mean(
@@ -365,10 +384,10 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         needs_uniform = "then" in name or name == "remask_suspects"
         if (masked and needs_uniform) or (not masked and name == "remdm"):
             continue
-        samples = pipe.infill(template, plan.sentences // 4, seed=seed, **options)
+        samples = pipe.infill(template, few, seed=seed, **options)
         found["samplers"][name] = describe_sentences([one.trace.tokens for one in samples])
     if not masked:
-        texts = [sample.text for sample in generated[: plan.sentences // 4]]
+        texts = [sample.text for sample in generated[:few]]
         corrected = pipe.correct(texts)
         rates = [one.error_rate for one in corrected]
         tokens = [pipe.encode(one.text, "a sample") for one in corrected]

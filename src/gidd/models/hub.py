@@ -8,6 +8,7 @@ denoiser = load_pretrained("dvruette/gidd-small-p_unif-0.1").denoiser
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -49,6 +50,9 @@ from gidd.models.weights import (
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
+INSTALLED_MODELS = "gidd.models"
+"""Entry points of distributions that contain a model: its name, and the path of its folder."""
+
 _HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
@@ -108,17 +112,17 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
 
 
 def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrained:
-    """Load a model from a local folder or, if there is no such folder, from the Hugging Face hub.
+    """Load a model from a folder, an installed distribution or the Hugging Face hub, in this order.
 
     This is the loader below `gidd.from_pretrained`, which adds the tokenizer.
 
     Args:
-        name: A folder, or a model on the hub such as "dvruette/gidd-small-p_unif-0.1".
+        name: A folder, the name of an installed model, such as "nano", or a model on the hub, such
+            as "dvruette/gidd-small-p_unif-0.1".
         p_uniform: Fraction of uniform noise that a published checkpoint was trained with; by
             default taken from the end of the name.
     """
-    folder = Path(name) if Path(name).is_dir() else _download(str(name))
-    return load(folder, _p_uniform_in(name) if p_uniform is None else p_uniform)
+    return load(_find(name), _p_uniform_in(name) if p_uniform is None else p_uniform)
 
 
 class NetworkSource(NamedTuple):
@@ -135,7 +139,7 @@ class NetworkSource(NamedTuple):
 
 def load_network(name: str | Path) -> NetworkSource:
     """Load the network of any model: ours, another project's, or one of `transformers`."""
-    folder = Path(name) if Path(name).is_dir() else _download(str(name))
+    folder = _find(name)
     is_foreign = not (folder / MODEL_RECORD).is_file() and (folder / CONFIG).is_file()
     if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
@@ -151,10 +155,26 @@ def _p_uniform_in(name: str | Path) -> float | None:
     return float(suffix[1]) if suffix else None
 
 
+def installed_model(name: str | Path) -> Path | None:
+    """Return the folder of a model of an installed distribution, such as gidd-nano."""
+    found = next(iter(entry_points(group=INSTALLED_MODELS, name=str(name))), None)
+    return None if found is None else Path(found.load())
+
+
+def _find(name: str | Path) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    return installed_model(name) or _download(str(name))
+
+
 def _download(name: str) -> Path:
     missing = f"{name} is not a folder here"
     if not re.fullmatch(_HUB_NAME, name):
-        raise CheckpointError(f"{missing}, nor owner/name of a model on the Hugging Face hub.")
+        installed = ", ".join(sorted(entry_points(group=INSTALLED_MODELS).names))
+        raise CheckpointError(
+            f"{missing}, nor an installed model ({installed or '`pip install gidd-nano` adds nano'}"
+            "), nor owner/name of a model on the Hugging Face hub."
+        )
     if Path(name).parent.is_dir():
         raise CheckpointError(
             f"{missing}, although {Path(name).parent} is. Check the path; to download a model of "

@@ -21,7 +21,7 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
-from gidd.models.hub import MODEL_RECORD
+from gidd.models.hub import MODEL_RECORD, installed_model
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision
 from gidd.vocab import Vocab
@@ -47,8 +47,8 @@ def from_pretrained(
 
     Args:
         name: A folder written by `gidd export` or `gidd.models.save`, a folder with a checkpoint of
-            the authors or of another project (docs/importers.md), or a name on the Hugging Face
-            hub.
+            the authors or of another project (docs/importers.md), the name of an installed model,
+            such as "nano" of gidd-nano, or a name on the Hugging Face hub.
         device: "cpu", "cuda" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
             by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
@@ -68,7 +68,8 @@ def from_pretrained(
             f"`gidd export {folder} --out models/{folder.resolve().name}` and load that."
         )
     loaded = load_pretrained(name, p_uniform)
-    chosen, note = _tokenizer(name, tokenizer, loaded)
+    installed = None if folder.is_dir() else installed_model(name)
+    chosen, note = _tokenizer(installed or name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
     return pipeline_of(
         replace(loaded, notes=(*loaded.notes, *note)),

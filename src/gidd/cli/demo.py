@@ -1,0 +1,97 @@
+"""See a small model write, fill blanks and correct itself, without a network connection.
+
+Takes less than a minute on a laptop. The model is `nano` of the distribution gidd-nano.
+
+Examples:
+  gidd demo
+  gidd demo --model models/mine --prompt "The city"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from gidd.cli.model_options import show_steps
+from gidd.cli.output import CliConsole, plain
+from gidd.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Pipeline
+
+_LENGTH, _STEPS = 64, 64
+_NEXT = """\
+Go on:
+  gidd sample {model} --prompt "In the early" --live     write, and watch it
+  gidd infill {model} "The[MASK:3] of the[MASK:3]."      fill blanks
+  gidd serve {model}                                      the same on a page in the browser
+  gidd train nano                                        train one yourself"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Options of `gidd demo`."""
+
+    model: str = "nano"
+    """Folder or name of a model that was trained with uniform noise."""
+
+    prompt: str = "Scientists have found that"
+    """Begin of the text."""
+
+    infill: str = "The history of[MASK:4] is an example of[MASK:3]."
+    """Text with blanks."""
+
+    seed: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Parse, then generate, self-correct and infill."""
+    options = parse(DemoOptions, arguments, prog="gidd demo", description=__doc__)
+    import gidd
+
+    console = CliConsole(highlight=False)
+    pipe = gidd.from_pretrained(options.model)
+    pipe.require_visible_scores("the demo")
+    show_correction(console, pipe, options)
+    console.print("\n3. It fills blanks, looking at both sides:\n", style="bold")
+    with show_steps("infilling", pipe, 1, live=console.is_terminal) as on_step:
+        filled = pipe.infill(options.infill, 1, seed=options.seed, steps=16, on_step=on_step)
+    console.print(plain(options.infill), style="dim")
+    console.print(plain(filled[0].text), "\n")
+    console.print(plain(_NEXT.format(model=options.model)))
+
+
+def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -> None:
+    """Generate a text, and let the model replace its own mistakes."""
+    from gidd.viz.diff import TextChange, readable
+
+    console.print("1. The model turns noise into text, all places at once:\n", style="bold")
+    with show_steps("sampling", pipe, 1, live=console.is_terminal) as on_step:
+        (sample,) = pipe.generate(
+            1,
+            length=min(_LENGTH, pipe.context),
+            prompt=options.prompt,
+            steps=_STEPS,
+            seed=options.seed,
+            on_step=on_step,
+        )
+    console.print(plain(sample.text))
+    console.print("\n2. It reads the text again and replaces what it doubts:\n", style="bold")
+    with show_steps("correcting", pipe, 1, live=console.is_terminal) as on_step:
+        given = [(0, len(options.prompt))]
+        after = pipe.self_correct(
+            sample.text, protected=given, seed=options.seed, temperature=0.1, on_step=on_step
+        )
+    changes = [TextChange(one.start, one.old, one.new) for one in after.replacements]
+    colours = console.color_system is not None and not console.no_color
+    console.print(readable(after.original, changes, colours=colours))
+    console.print("\n", plain(after.text), sep="")
+    before, now = after.self_accuracy
+    console.print(
+        f"\nTokens that are the model's own first choice: {before:.0%} before, {now:.0%} after "
+        f"{after.forward_passes} forward passes.",
+        style="dim",
+    )
