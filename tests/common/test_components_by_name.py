@@ -1,4 +1,4 @@
-"""One list of names: the registry, the command line, files and docs/extending.md agree on it."""
+"""One list of names: the registry, the command line, files and docs/howto agree on it."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,9 @@ from gidd.common.config.codec import component_from_plain
 from gidd.common.config.registry import KINDS, builtin_components, component_names
 from gidd.errors import ConfigError
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[2] / "docs"
+KINDS_PAGE = (DOCS / "extending.md").read_text()
+PAGES = [path.read_text() for path in sorted((DOCS / "howto").glob("*.md"))]
 FLAGS = {
     "schedule": ("train", "--noise"),
     "weighting": ("train", "--weighting"),
@@ -66,19 +68,20 @@ def test_files_may_have_the_registered_names(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_lists_the_parts_of_gidd(kind):
     """A component that is added without a row here is not documented."""
-    _, _, after = PAGE.read_text().partition(f"(`{kind}`)\n")
+    (page,) = [page for page in PAGES if f"(`{kind}`)\n" in page]
+    after = page.partition(f"(`{kind}`)\n")[2]
     rows = re.findall(r"^\| `([^`]+)` \| \S", after.partition("\n## ")[0], re.M)
     assert rows == list(builtin_components(kind))
 
 
 def test_the_page_lists_the_kinds():
-    rows = re.findall(r"^\| \[`(\w+)`\]", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| \[`(\w+)`\]", KINDS_PAGE, re.M)
     assert rows == list(KINDS)
 
 
 def test_every_kind_has_an_example_of_a_few_lines():
     """They are run by tests/test_package.py."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", "\n".join(PAGES), re.S)
     for kind in KINDS:
         (example,) = [block for block in blocks if f'register("{kind}"' in block]
         lines = example.partition("@gidd.register")[2].partition("\n\n\n")[0].splitlines()

@@ -49,7 +49,7 @@ class Documents(ABC):
 class Corpus(ABC):
     """A named source of documents for `gidd data prepare`.
 
-    To add one, subclass this and register it: docs/extending.md.
+    To add one, subclass this and register it: docs/howto/corpus.md.
     """
 
     name: str
