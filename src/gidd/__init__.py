@@ -20,5 +20,5 @@ if TYPE_CHECKING:
     from gidd.runs.python_api import train as train
     from gidd.vocab import Vocab as Vocab
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gidd_proof.proofreader import Proofreader as Proofreader, load as load
     from gidd_proof.words import WordList as WordList
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 _MODULES = {
     "ErrorModel": "error_models",
     "Proofreader": "proofreader",

@@ -1,0 +1,73 @@
+"""What a release needs: one version, the Pythons that CI tests, and workflows without mistakes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import gidd
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml"))]
+
+
+def jobs(workflow: str) -> dict:
+    return yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())["jobs"]
+
+
+def steps(job: dict, key: str) -> list[str]:
+    return [step[key] for step in job["steps"] if key in step]
+
+
+def test_every_distribution_has_the_same_version():
+    found = {"CITATION.cff": yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]}
+    for path in PROJECTS:
+        settings = tomllib.loads(path.read_text())
+        assert settings["project"]["dynamic"] == ["version"], path
+        source = (path.parent / settings["tool"]["hatch"]["version"]["path"]).read_text()
+        found[path.parent.name] = re.search(r'^__version__ = "(.*)"$', source, re.M)[1]
+    assert set(found.values()) == {gidd.__version__}, found
+
+
+def test_claimed_pythons_are_tested():
+    tested = jobs("tests.yml")["change"]["strategy"]["matrix"]["python"]
+    for path in PROJECTS:
+        project = tomllib.loads(path.read_text())["project"]
+        names = (line.rpartition(" :: ")[2] for line in project.get("classifiers", ()))
+        claimed = [name for name in names if re.fullmatch(r"3\.\d+", name)]
+        assert claimed in ([], tested), path
+        assert project["requires-python"] == f">={tested[0]}", path
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_name_what_exists_and_have_no_more_rights_than_they_need(path):
+    text = path.read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["name"] == path.stem
+    assert workflow[True], "`on` is true in YAML"
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "secrets." not in text
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for name, job in workflow["jobs"].items():
+        assert {"runs-on", "timeout-minutes", "steps"} <= job.keys(), name
+        needed = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+        assert set(needed) <= workflow["jobs"].keys() - {name}, name
+        assert ("permissions" in job) == ("environment" in job), name  # rights need a gate
+        for action in steps(job, "uses"):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", action), action
+        for command in steps(job, "run"):
+            assert set(re.findall(r"\bmake ([\w-]+)", command)) <= set(targets), command
+            for file in re.findall(r"(?:^|\s)((?:tests|\.ci|docs)/\S+)", command):
+                assert (ROOT / file).exists(), command
+
+
+def test_a_release_is_built_checked_and_used_before_it_is_published():
+    build, publish = (jobs("release.yml")[name] for name in ("build", "publish"))
+    scripts = re.findall(r"python tests/support/(\w+)\.py", "\n".join(steps(build, "run")))
+    assert scripts == ["wheels", "base_install"]
+    assert publish["needs"] == "build" and publish["environment"] == "release"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert not steps(publish, "run"), "the job with rights runs no code of the repository"
