@@ -68,4 +68,5 @@ figures:  ## every figure quoted in docs/figures/exact.md
 	$(PYTHON) benchmarks/exact_figures.py
 
 docs:  ## the documentation site, into site/; a broken link is an error
+	$(PYTHON) docs/notebook_pages.py
 	$(PYTHON) -m zensical build --strict
