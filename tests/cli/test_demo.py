@@ -1,0 +1,48 @@
+"""`gidd demo` and models of installed distributions."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+from support.small_model import write_model
+
+import gidd
+from gidd.cli import main
+from gidd.models import hub
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> str:
+    """A model that a distribution provides under the name of tests."""
+    folder = write_model(tmp_path / "model", context=80)
+    monkeypatch.setattr("support.small_model.FOLDER", folder, raising=False)
+    point = EntryPoint("of-tests", "support.small_model:FOLDER", hub.INSTALLED_MODELS)
+
+    def entry_points(*, group: str, name: str = "of-tests"):
+        return [point] if name == "of-tests" else []
+
+    monkeypatch.setattr(hub, "entry_points", entry_points)
+    return "of-tests"
+
+
+def test_an_installed_model_is_loaded_by_its_name(installed, tmp_path, monkeypatch):
+    pipe = gidd.from_pretrained(installed, device="cpu")
+    assert pipe.describe()["model"]["name"] == installed
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / installed).mkdir()  # a folder here comes first
+    with pytest.raises(gidd.errors.CheckpointError, match="contains neither"):
+        gidd.from_pretrained(installed, device="cpu")
+
+
+def test_the_demo_writes_corrects_and_fills(installed, capsys):
+    prompt, blanks = "ab", "a[MASK:2]b"
+    main(["demo", "--model", installed, "--prompt", prompt, "--infill", blanks])
+    out = capsys.readouterr().out
+    assert "1. The model" in out and "2. It reads" in out and "3. It fills" in out
+    assert "first choice:" in out and blanks in out and f"gidd serve {installed}" in out
+
+
+def test_without_the_model_the_demo_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(hub, "INSTALLED_MODELS", "gidd.models.of.nobody")
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo"])
+    assert stopped.value.code == 2 and "pip install gidd-nano" in capsys.readouterr().err
