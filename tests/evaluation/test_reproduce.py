@@ -25,7 +25,7 @@ def sampled(gain: float, level: float = -3.0) -> dict:
     rng = random.Random(1)
     before = [rng.gauss(level, 0.5) for _ in range(100)]
     after = [value + gain + rng.gauss(0, 0.1) for value in before]
-    own = {"log_prob": {"value": level}, "sums_right": {"value": 0.5}}
+    own = {"log_prob": {"value": level}, "sums_right": {"value": 0.5}, "entropy": {"value": 2.0}}
     accuracies = [0.9 + 0.05 * value + rng.gauss(0, 0.01) for value in before]
     return likelihood(3.0) | {
         "sentences": {

@@ -25,6 +25,7 @@ from gidd.data.loading.loader import open_split
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import ScoredText
 from gidd.evaluation.graders import CausalScorer, load_grader
+from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
 from gidd.evaluation.results import Measurement, plain_data
 from gidd.evaluation.samples import (
@@ -407,13 +408,15 @@ def words_of(tokens: Sequence[int]) -> str:
 
 
 def describe_sentences(samples: Sequence[Sequence[int]]) -> Json:
-    """Return the true log-likelihood per token, and the fraction of sums that are right."""
+    """Return the true log-likelihood per token, the entropy, and the fraction of right sums."""
     source, words = sentence_source()
     tokens = torch.tensor([list(sample) for sample in samples]).clamp_max(len(words) - 1)
     log_prob = source.log_prob(tokens) / tokens.shape[1]
     sums = [found for one in samples for found in _LONG_SUM.findall(words_of(one))]
     right = [float(int(a) + int(b) == int(c)) for a, b, c in sums]
+    entropies = [sequence_entropy(sample) for sample in samples]
     return {
+        "entropy": Measurement.mean(entropies)._asdict(),
         "log_prob": Measurement.mean(log_prob.tolist())._asdict(),
         "log_probs": [round(value, 5) for value in log_prob.tolist()],
         "sums_right": Measurement.mean(right)._asdict(),

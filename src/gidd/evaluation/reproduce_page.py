@@ -287,11 +287,12 @@ def _sentence_samples(results: Results) -> list[str]:
             parts |= {"posterior corrector after 32 steps": found.get("posterior")}
             parts |= {f"64 passes: {kind}": one for kind, one in found["samplers"].items()}
             rows += [
-                (name, kind, _number(one["log_prob"]), _number(one["sums_right"]))
+                (name, kind, *(_number(one[key]) for key in ("log_prob", "entropy", "sums_right")))
                 for kind, one in parts.items()
                 if one is not None
             ]
-    lines += _table(("model", "samples", "log-likelihood per token", "sums right"), rows)
+    header = ("model", "samples", "log-likelihood per token", "entropy", "sums right")
+    lines += _table(header, rows)
     lines += ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
     for name, row in results.items():
         for before, after in row.get("sentences", {}).get("examples", [])[:1]:
