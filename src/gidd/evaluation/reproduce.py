@@ -111,7 +111,7 @@ LAPTOP_RUNS: Final = _laptop_runs()
 
 
 def _is_primary(run: LaptopRun) -> bool:
-    """Tell whether a verdict on the exact source, or the samples of a model of text, needs a run."""
+    """Tell whether a verdict on the exact source, or a sample of text, needs a run."""
     if run.source == "text":
         return run.seed == 0 and (run.is_sampled or run.name == "grader")
     secondary = ("tight", "0.0-clamp", "0.1-dynamic-", "seed-1")
