@@ -79,7 +79,7 @@ def test_the_openapi_document_is_kept(service):
 
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
     limits = settings(
-        max_examples=15,
+        max_examples=6,
         deadline=None,
         database=None,
         derandomize=True,
