@@ -64,6 +64,18 @@ def test_workflows_name_what_exists_and_have_no_more_rights_than_they_need(path)
                 assert (ROOT / file).exists(), command
 
 
+def test_the_documentation_is_built_with_its_packages():
+    lines = (ROOT / "pyproject.toml").read_text()
+    needed = re.findall(r'^ *"([\w-]+)>=.*# .*\bdocumentation$', lines, re.M)
+    (install,) = (run for run in steps(jobs("docs.yml")["build"], "run") if "install" in run)
+    assert needed and set(needed) <= set(install.split())
+
+
+def test_the_changelog_has_this_version():
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[:2] == ["Unreleased", gidd.__version__]
+
+
 def test_a_release_is_built_checked_and_used_before_it_is_published():
     build, publish = (jobs("release.yml")[name] for name in ("build", "publish"))
     scripts = re.findall(r"python tests/support/(\w+)\.py", "\n".join(steps(build, "run")))
