@@ -374,7 +374,9 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     before = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
     settings = SelfCorrectionOptions(temperature=0.1, forward_passes=64)
     after = correct_samples(pipe, before, settings, [64], seed)[64]
+    true = sentence_source()[0].sample(seed + 1000, torch.arange(plan.sentences), length)
     found: Json = {
+        "true": describe_sentences(true.tolist()),
         "steps": by_steps,
         "before": describe_sentences([state.tokens for state in before]),
         "after": describe_sentences([state.tokens for state in after]),

@@ -282,7 +282,8 @@ def _sentence_samples(results: Results) -> list[str]:
     rows: list[Sequence[str]] = []
     for name, row in results.items():
         if found := row.get("sentences"):
-            parts = {f"{steps} steps": one for steps, one in found["steps"].items()}
+            parts = {"texts of the source": found.get("true")}
+            parts |= {f"{steps} steps": one for steps, one in found["steps"].items()}
             parts["self-correction after 32 steps"] = found["after"]
             parts |= {"posterior corrector after 32 steps": found.get("posterior")}
             parts |= {f"64 passes: {kind}": one for kind, one in found["samplers"].items()}
