@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,16 @@ def test_sums_of_samples_are_checked():
     found = describe_sentences([right, wrong])
     assert found["sums_right"]["value"] == 0.5
     assert found["log_probs"][0] > found["log_probs"][1]
+
+
+def test_the_page_of_results_is_written_from_its_files():
+    docs = Path(__file__).parents[2] / "docs"
+    files = sorted((docs / "figures" / "laptop").glob("*.json"))
+    results = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    page = (docs / "results.md").read_text(encoding="utf-8")
+    written = write_page(results, "gidd reproduce laptop")
+    assert written[written.index("Written by") :].strip() in page
+    assert all(row["run"]["name"] == name for name, row in results.items())
 
 
 @pytest.mark.long

@@ -215,7 +215,9 @@ def _number(value: Json | None, transform: Callable[[float], float] = float) -> 
 def write_page(results: Results, command: str) -> str:
     """Return the page in Markdown."""
     done = [claim for first in SOURCES for claim in claims(results, first)]
-    order = sorted(done, key=lambda claim: claim.text[:1])
+    run = {claim.text for claim in done if claim.verdict != NOT_RUN}
+    shown = [claim for claim in done if claim.verdict != NOT_RUN or claim.text not in run]
+    order = sorted(shown, key=lambda claim: claim.text[:1])
     hours = sum(row["train_seconds"] + row.get("measure_seconds", 0) for row in results.values())
     lines = ["# Results", ""]
     lines += [
