@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--min-confidence", type=float, default=0.55)
+    parser.add_argument("--min-confidence", type=float, default=0.4)
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
     options = parser.parse_args()
     proofreader, total = gidd_proof.load(options.model, device="cpu"), Counter[str]()

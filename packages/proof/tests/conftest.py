@@ -6,7 +6,8 @@ from pathlib import Path
 import gidd_proof
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+for folder in ("benchmarks", "training"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture(scope="session")

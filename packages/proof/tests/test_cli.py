@@ -9,6 +9,7 @@ import pytest
 from gidd_proof import cli, demo
 from gidd_proof.cli import main
 from gidd_proof.demo import WordCounts, count_words
+from gidd_proof.proofreader import MIN_CONFIDENCE
 
 RATE = ["--error-rate", "0.05"]
 LETTER = "the peopel of the union\ncame togehter.\n"
@@ -86,7 +87,7 @@ def test_help_needs_no_torch():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "gidd-proof letter.txt" in shown.stdout
-    assert cli.ProofCommand().min_confidence == 0.55
+    assert cli.ProofCommand().min_confidence == MIN_CONFIDENCE
 
 
 def test_the_demo_says_what_it_did(capsys, monkeypatch):

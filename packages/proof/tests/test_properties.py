@@ -7,11 +7,12 @@ from gidd_proof.edit_model import EditModel, count_edits, edit_distance
 from gidd_proof.words import WordList
 
 pytest.importorskip("hypothesis", reason="needs the package hypothesis")
-from hypothesis import given, strategies as st  # noqa: E402
+from hypothesis import given, settings, strategies as st  # noqa: E402
 
 SHORT = st.text("abc'", max_size=6)
 
 
+@settings(deadline=None)
 @given(st.lists(SHORT.filter(bool), min_size=1, max_size=30, unique=True), SHORT.filter(bool))
 def test_near_words_are_those_within_two_edits(words, written):
     """The filter by letters loses none of the words that a comparison with all of them finds."""

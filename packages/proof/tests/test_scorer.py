@@ -6,6 +6,7 @@ import pytest
 import torch
 from gidd_proof.candidates import Candidate, Place
 from gidd_proof.confidence import contenders, crop, prior_scores
+from gidd_proof.contexts import Contexts, Table
 from gidd_proof.scorer import CandidateScorer, Crop
 from gidd_proof.words import MODEL_FOLDER, WordList
 
@@ -16,6 +17,7 @@ from gidd.sampling import FunctionNetwork, Session, WindowReader, run_job
 TOKENIZER = gidd.from_pretrained(MODEL_FOLDER, device="cpu").tokenizer
 VOCAB = TOKENIZER.vocab
 PASSES = []
+NO_CONTEXTS = Contexts(Table.without_ngrams())
 
 
 def ramp(z, t):
@@ -66,13 +68,27 @@ def test_names_short_words_and_repeated_words_are_changed_less():
     words = WordList({"people": 10})
     place = Place(0, 6, (Candidate("people", -5.0),))
     (plain,), (name,), (short,), (repeated,) = (
-        prior_scores(found, place, words, times)
+        prior_scores(found, place, words, NO_CONTEXTS, times)
         for found, times in (("peopel", 1), ("Peopel", 1), ("pepl", 1), ("peopel", 4))
     )
     assert plain > max(name, short, repeated)
 
 
+def test_known_words_need_better_neighbours():
+    words = WordList({"form": 10, "from": 10, "farm": 10})
+    confused = Contexts(Table.without_ngrams(), [("form", "from")])
+    found = Candidate("form", 0.0, -4.0)
+    fitting, other = Candidate("from", -5.0, 4.0), Candidate("farm", -5.0, 4.0)
+    place = Place(0, 4, (fitting, fitting._replace(gain=-4.0), other), found=found)
+    likely, unlikely, neighbour = prior_scores("form", place, words, confused, 1)
+    assert likely > 0 > unlikely
+    assert likely > neighbour
+
+
 def test_the_network_reads_what_is_not_decided():
-    assert contenders("peopel", [0.0, -4.0, -9.0]) == [0, 1]
-    assert contenders("peopel", [0.0, -9.0]) == []
-    assert contenders("togehter", [0.0, -1.0]) == []
+    long, short = Place(0, 8, ()), Place(0, 6, ())
+    assert contenders(long, [0.0, -2.0, -9.0]) == [0, 1]
+    assert contenders(long, [0.0, -9.0]) == []
+    assert contenders(long, [-20.0, -20.0]) == []
+    assert contenders(short, [0.0, -1.0]) == []
+    assert contenders(long._replace(found=Candidate("together", 0.0)), [0.0, -1.0]) == []

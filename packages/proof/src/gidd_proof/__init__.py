@@ -6,9 +6,9 @@
     result = proofreader.correct("The peopel of the Untied States.")
     print(result.text, result.changes)
 
-Reading order: `words` (known words), `error_models` (what mistakes look like), `edit_model` (the
-probability of a mistake), `protect` (what is never changed), `candidates`, `scorer`, `confidence`,
-`mistakes`, `proofreader` (texts); `user_words`; `cli`, `check`, `review`, `serve`, `lsp`, `demo`.
+Reading order: `words` (known words), `contexts` (words around them), `error_models` (what mistakes
+look like), `edit_model` (the probability of a mistake), `protect` (what is never changed),
+`candidates`, `rules`, `scorer`, `confidence`, `mistakes`, `proofreader` (texts); `user_words`; `cli`, `check`, `review`, `serve`, `lsp`, `demo`.
 """
 
 from importlib import import_module

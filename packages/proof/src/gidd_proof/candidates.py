@@ -7,28 +7,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gidd.pipeline import Span
+from gidd_proof.contexts import UNKNOWN, Contexts, Neighbours
 from gidd_proof.edit_model import EditModel
-from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList
+from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList, normal
 
-MAX_CANDIDATES: Final = 5
-"""Candidates of one place that the network scores."""
+MAX_CANDIDATES: Final = 8
+"""Candidates of one place."""
 
-PLAUSIBLE: Final = 6.0
-"""Candidates whose frequency and edits alone make them less likely than the best candidate by more
-than this, in nats, are not scored."""
+PLAUSIBLE: Final = 8.0
+"""Candidates that are less likely than the best one by more than this, in nats, are left out."""
+
+MIN_ODDS: Final = 2.0
+"""Known words are doubtful if neighbours and frequency prefer a candidate by this, in nats."""
 
 WRITTEN: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 """Letters, with apostrophes between them."""
 
-_LATIN = re.compile(r"[A-Za-zÀ-ɏ'’]+")
-_SENTENCE_END = re.compile(r"[a-z)][.!?] +[\"“']?$")
+_LATIN = re.compile(r"[A-Za-zÀ-ɏḀ-ỿ'’]+")
+_SENTENCE_END = re.compile(r"(?:[a-z)\d][.!?][\"”’']? +|\A\s*)[\"“‘'(]?$")
 _FREQUENT = 2e-5
 """Frequency of words between which a space may have been dropped."""
 
-_COMPARED = 24
-"""Near words whose edits are compared."""
+_COMPARED = 48, 12
+"""Near words whose neighbours are compared, and of these whose edits are compared."""
 
 _NATS_PER_EDIT = 6.0
+_CONTEXT_SCALE = 0.5
+_MAX_KNOWN = 3
+"""Candidates of a known word."""
 
 
 class Candidate(NamedTuple):
@@ -39,6 +45,9 @@ class Candidate(NamedTuple):
     log_probability: float
     """Log of the probability to write the text that was found instead."""
 
+    gain: float = 0.0
+    """What the words around it add to its log probability."""
+
 
 class Place(NamedTuple):
     """A word that may be wrong: text[start:stop], and what may be right."""
@@ -46,27 +55,38 @@ class Place(NamedTuple):
     start: int
     stop: int
     candidates: tuple[Candidate, ...]
+    begins_sentence: bool = False
+    found: Candidate | None = None
+    """The found word, if it is a known word."""
 
 
 def find_places(
-    text: str, protected: Sequence[Span], words: WordList, edits: EditModel
-) -> Iterator[Place]:
-    """Yield the words that may be wrong and have candidates, in order.
+    text: str, protected: Sequence[Span], words: WordList, edits: EditModel, contexts: Contexts
+) -> list[Place]:
+    """Return the words that may be wrong and have candidates, in order.
 
     Args:
         text: The text.
         protected: Spans that are never changed, in order of their beginnings.
         words: Known words.
         edits: Probabilities of mistakes.
+        contexts: What the neighbours of a word say about it.
     """
+    tokens = contexts.tokens(text)
+    finder = CandidateFinder(words, edits, contexts, text != text.lower())
+    places: list[Place] = []
+    known: list[tuple[re.Match[str], bool, Neighbours]] = []
     for match in unprotected_words(text, protected):
-        written = match[0]
-        if 1 < len(written) <= LONGEST_WORD and written not in words and _LATIN.fullmatch(written):
-            candidates = word_candidates(
-                written, words, edits, _begins_sentence(text, match.start())
-            )
+        written, start = match[0], match.start()
+        begins = begins_sentence(text, start)
+        if written in words:
+            if written == written.lower() or begins:
+                known.append((match, begins, tokens.around(start)))
+        elif 1 < len(written) <= LONGEST_WORD and _LATIN.fullmatch(written):
+            candidates = finder.of_unknown(written, tokens.around(start), begins)
             if candidates:
-                yield Place(match.start(), match.end(), candidates)
+                places.append(Place(start, match.end(), candidates, begins))
+    return sorted([*places, *finder.of_known(known)])
 
 
 def unprotected_words(text: str, protected: Sequence[Span]) -> Iterator[re.Match[str]]:
@@ -80,52 +100,96 @@ def unprotected_words(text: str, protected: Sequence[Span]) -> Iterator[re.Match
             yield match
 
 
-def word_candidates(
-    written: str, words: WordList, edits: EditModel, begins_sentence: bool = False
-) -> tuple[Candidate, ...]:
-    """Return what may be right in place of a word, most likely first by frequency and edits."""
-    rough = sorted(
-        words.near(written),
-        key=lambda near: FREQUENCY_SCALE * words.log_frequency(near[0]) - _NATS_PER_EDIT * near[1],
-        reverse=True,
-    )
-    proposals = {cased for word, _ in rough[:_COMPARED] for cased in _in_cases(written, word)}
-    proposals.update(_splits(written, words))
-    proposals.discard(written)
-    prior = {
-        Candidate(right, log_probability): log_probability
-        + FREQUENCY_SCALE * words.log_frequency(right)
-        for right in proposals
-        for log_probability in [edits.log_probability(written, right)]
-    }
-    ranked = sorted(prior, key=lambda c: (-prior[c], c.text))[:MAX_CANDIDATES]
-    kept = [c for c in ranked if prior[c] > prior[ranked[0]] - PLAUSIBLE]
-    if begins_sentence and written[:1].islower():
-        kept = [Candidate(_capitalized(c.text), c.log_probability) for c in kept]
-    return tuple(kept)
-
-
-def _in_cases(written: str, word: str) -> Iterable[str]:
-    """Yield a lower-case word in the case of the written one, whose first letter may be wrong."""
-    if "’" in written:
-        word = word.replace("'", "’")
-    if written[:1].isupper():
-        yield _capitalized(word)
-    else:
-        yield word
-
-
-def _capitalized(word: str) -> str:
-    return word[:1].upper() + word[1:]
-
-
-def _begins_sentence(text: str, start: int) -> bool:
-    """Whether a word follows the end of a sentence, as far as the characters before it show."""
+def begins_sentence(text: str, start: int) -> bool:
+    """Whether a word begins the text or follows the end of a sentence."""
     return _SENTENCE_END.search(text, max(0, start - 8), start) is not None
+
+
+class CandidateFinder(NamedTuple):
+    """Finds what may be right in place of a word."""
+
+    words: WordList
+    edits: EditModel
+    contexts: Contexts
+    has_capitals: bool
+    """Whether the text has capitals; without them, candidates have none."""
+
+    def of_unknown(
+        self, written: str, neighbours: Neighbours, begins: bool = False
+    ) -> tuple[Candidate, ...]:
+        """Return what may be right in place of an unknown word, most likely first."""
+        priors = {
+            word: FREQUENCY_SCALE * self.words.log_frequency(word) - _NATS_PER_EDIT * distance
+            for word, distance in self.words.near(written)
+        }
+        rough = sorted(priors, key=lambda word: -priors[word])[: _COMPARED[0]]
+        splits = list(_splits(written, self.words))
+        values = self.contexts.gains((neighbours, text) for text in [*rough, *splits])
+        gains = dict(zip([*rough, *splits], values.tolist(), strict=True))
+        rough.sort(key=lambda word: -priors[word] - _CONTEXT_SCALE * gains[word])
+        scored: list[tuple[float, str, Candidate]] = []
+        for word in [*rough[: _COMPARED[1]], *splits]:
+            edits = self.edits.log_probability(written.lower(), word)
+            prior = FREQUENCY_SCALE * self.words.log_frequency(word) + _CONTEXT_SCALE * gains[word]
+            cased = self._in_case(written, word, begins)
+            scored.append((prior + edits, cased, Candidate(cased, edits, gains[word])))
+        scored.sort(key=lambda item: (-item[0], item[1]))
+        return tuple(
+            candidate
+            for score, cased, candidate in scored[:MAX_CANDIDATES]
+            if score > scored[0][0] - PLAUSIBLE and cased != written
+        )
+
+    def of_known(self, found: Sequence[tuple[re.Match[str], bool, Neighbours]]) -> Iterator[Place]:
+        """Yield the known words between whose neighbours another word is far more likely."""
+        options = [
+            [match[0], *self.contexts.near(match[0])]
+            if self.contexts.token(match[0]) != UNKNOWN
+            and normal(match[0]) not in self.words.accepted
+            else []
+            for match, _, _ in found
+        ]
+        gains = iter(
+            self.contexts.gains(
+                (neighbours, word)
+                for (_, _, neighbours), near in zip(found, options, strict=True)
+                for word in near
+            ).tolist()
+        )
+        for (match, begins, _), near in zip(found, options, strict=True):
+            values = [next(gains) for _ in near]
+            odds = [
+                self.words.log_frequency(word) + gain
+                for word, gain in zip(near, values, strict=True)
+            ]
+            better = [i for i in range(1, len(near)) if odds[i] > odds[0] + MIN_ODDS]
+            better.sort(key=lambda i: -odds[i])
+            written = match[0]
+            candidates = tuple(
+                Candidate(
+                    self._in_case(written, near[i], begins),
+                    self.edits.log_probability(written.lower(), near[i]),
+                    values[i],
+                )
+                for i in better[:_MAX_KNOWN]
+            )
+            if candidates:
+                was = Candidate(written, 0.0, values[0])
+                yield Place(match.start(), match.end(), candidates, begins, was)
+
+    def _in_case(self, written: str, word: str, begins: bool) -> str:
+        """Return a lower-case word in the case that the found one should have."""
+        if "’" in written:
+            word = word.replace("'", "’")
+        is_capital = begins or self.contexts.is_name(word)
+        if written[:1].isupper() or (is_capital and self.has_capitals):
+            return word[:1].upper() + word[1:]
+        return word
 
 
 def _splits(written: str, words: WordList) -> Iterable[str]:
     """Yield two frequent words without the space between them; a rare word may be a prefix."""
+    written = written.lower()
     for i in range(1, len(written)):
         if min(words.frequency(written[:i]), words.frequency(written[i:])) >= _FREQUENT:
             yield f"{written[:i]} {written[i:]}"

@@ -45,7 +45,7 @@ class CheckCommand:
     """text: path:line:column and the right word; brief: path:line:column: wrong -> right; json: one
     object per mistake; sarif: for code hosts."""
 
-    min_confidence: float = 0.55
+    min_confidence: float = 0.4
     """Smallest probability of a correction that is reported."""
 
     words: Annotated[

@@ -1,6 +1,7 @@
 """Find and fix typos in English text.
 
-- Fixes letters that were replaced, dropped, added or swapped, and dropped spaces.
+- Fixes letters that were replaced, dropped, added or swapped, dropped spaces, doubled words, a/an, and
+  words that were confused (its/it's, then/than) where the words around them show it.
 - Never touches code, URLs, e-mail addresses, paths, words with digits or capitals inside.
 - A terminal shows changed lines with confidences, and doubtful places that are left for you. A pipe
   gets the corrected text. Files are changed only with --in-place.
@@ -70,7 +71,7 @@ class ProofCommand:
     model: Annotated[str | None, tyro.conf.DisallowNone] = None
     """Folder of a model of characters (`gidd export`); by default the packaged English model."""
 
-    min_confidence: float = 0.55
+    min_confidence: float = 0.4
     """Smallest probability of a change; 0 changes every place to its most likely text."""
 
     error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None

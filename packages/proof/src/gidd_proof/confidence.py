@@ -1,12 +1,17 @@
 """Scores of candidates: log odds that a candidate is right, against the text that was found.
 
-    score(c) = a (PLL(c) - max PLL) + b log f(c) + e log P(found | c) + the constants below
+An unknown word, with the frequency f, what neighbours add (`contexts`), and the probability of the
+mistake:
 
-with a = 0 for words of more than six letters.
+    score(c) = b log f(c) + g gain(c) + e log P(found | c) + a (PLL(c) - max PLL) + constants
 
-PLL is the pseudo-log-likelihood around the word, f the word frequency and P the probability of the
-mistake. All constants are those of a conditional logit fitted to `wikipedia-dev`; the softmax of
-the scores, with 0 for the found text, are the confidences.
+with the pseudo-log-likelihood PLL of the network for long words whose candidates are close. A known
+word:
+
+    score(c) = b' log(f(c) / f(found)) + g' (gain(c) - gain(found)) + constant
+
+The constants are those of conditional logits fitted to `wikipedia-dev` and to held-out text of the
+corpus with mistakes; the softmax of the scores, with 0 for the found text, are the confidences.
 """
 
 from __future__ import annotations
@@ -15,32 +20,54 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gidd_proof.candidates import Place
+from gidd_proof.candidates import Candidate, Place
+from gidd_proof.contexts import Contexts
 from gidd_proof.scorer import Crop
-from gidd_proof.words import WordList
+from gidd_proof.words import WordList, normal
 
-LIKELIHOOD: Final = 0.355
-FREQUENCY: Final = 0.647
-MISTAKE: Final = 0.306
-CONSTANT: Final = 11.13
-LONGER: Final = -0.6
+LIKELIHOOD: Final = 0.2
+FREQUENCY: Final = 0.78
+CONTEXT: Final = 0.57
+MISTAKE: Final = 0.365
+CONSTANT: Final = 12.07
+LONGER: Final = -0.28
 """For each letter that a candidate is longer than the found word."""
 
-NAME: Final = -3.7
-"""Of a word with a capital, which is a name more often than a mistake."""
+NAME: Final = -4.1
+"""Of a word with a capital within a sentence, which is a name more often than a mistake."""
 
-TWO_WORDS: Final = -2.4
-SHORT: Final = -1.53
+CAPITAL: Final = -2.7
+"""Of a word with a capital at the beginning of a sentence."""
+
+TWO_WORDS: Final = -3.6
+SHORT: Final = -1.25
 """For each letter that a word is shorter than six: short words are near many others."""
 
-SHORT_LETTERS: Final = 6
-"""Longer words are not read by the network: frequency and edits decide, and it does not help."""
+LONG: Final = 0.45
+"""For each letter, up to four, that a word without a capital is longer than six."""
 
-REPEATED: Final = -0.7
+SHORT_LETTERS: Final = 6
+"""Words of at most this many letters are not read by the network: neighbours say more, and with
+them its likelihood does not help."""
+
+REPEATED: Final = -0.83
 """For each doubling of the number of times that a text has the word."""
 
-DECIDED: Final = 6.0
+KNOWN_FREQUENCY: Final = 0.13
+KNOWN_CONTEXT: Final = 0.46
+KNOWN_CONSTANT: Final = -4.8
+CONFUSED_FREQUENCY: Final = 0.51
+CONFUSED_CONTEXT: Final = 0.6
+CONFUSED_CONSTANT: Final = -2.7
+"""Of words that writers confuse (`confusions.txt`): mistakes are more likely."""
+
+KNOWN_CAPITAL: Final = -0.5
+
+DECIDED: Final = 3.0
 """Candidates that are behind by more, in nats, are not read: likelihoods rarely differ by more."""
+
+HOPELESS: Final = -3.0
+"""Places whose best candidate has a lower score are not read."""
 
 _CROP = 64
 """Characters of a candidate with its context: crops of one length share forward passes."""
@@ -59,25 +86,33 @@ def crop(text: str, place: Place, candidate: str) -> Crop:
     return Crop(before + candidate + after, *scored)
 
 
-def prior_scores(found: str, place: Place, words: WordList, occurrences: int) -> list[float]:
+def prior_scores(
+    found: str, place: Place, words: WordList, contexts: Contexts, occurrences: int
+) -> list[float]:
     """Return the score of each candidate without the network.
 
     Args:
         found: The text that was found.
         place: Its place, with the candidates.
         words: Known words, with their frequencies.
+        contexts: Words that writers confuse.
         occurrences: How often the text has the found word.
     """
+    if place.found is not None:
+        return _known_scores(place.found, place, words, contexts)
     constant = (
         CONSTANT
         + SHORT * max(0, SHORT_LETTERS - len(found))
         + REPEATED * math.log2(max(1, occurrences))
     )
     if found[:1].isupper():
-        constant += NAME
+        constant += CAPITAL if place.begins_sentence else NAME
+    else:
+        constant += LONG * min(4, max(0, len(found) - SHORT_LETTERS))
     return [
         constant
         + FREQUENCY * words.log_frequency(candidate.text)
+        + CONTEXT * candidate.gain
         + MISTAKE * candidate.log_probability
         + LONGER * (len(candidate.text) - len(found))
         + TWO_WORDS * (" " in candidate.text)
@@ -85,7 +120,26 @@ def prior_scores(found: str, place: Place, words: WordList, occurrences: int) ->
     ]
 
 
-def contenders(found: str, scores: Sequence[float]) -> list[int]:
+def _known_scores(
+    found: Candidate, place: Place, words: WordList, contexts: Contexts
+) -> list[float]:
+    capital = KNOWN_CAPITAL * found.text[:1].isupper()
+    frequency, confused = words.log_frequency(found.text), contexts.confused(found.text)
+    scores: list[float] = []
+    for candidate in place.candidates:
+        more_frequent = words.log_frequency(candidate.text) - frequency
+        fits = candidate.gain - found.gain
+        if normal(candidate.text) in confused:
+            score = CONFUSED_CONSTANT + CONFUSED_FREQUENCY * more_frequent + CONFUSED_CONTEXT * fits
+        else:
+            score = KNOWN_CONSTANT + KNOWN_FREQUENCY * more_frequent + KNOWN_CONTEXT * fits
+        scores.append(score + capital)
+    return scores
+
+
+def contenders(place: Place, scores: Sequence[float]) -> list[int]:
     """Return the candidates between which the network decides; none if one is far ahead."""
-    near = [i for i, score in enumerate(scores) if score > max(scores) - DECIDED]
-    return near if len(near) > 1 and len(found) <= SHORT_LETTERS else []
+    best = max(scores)
+    near = [i for i, score in enumerate(scores) if score > best - DECIDED]
+    is_long = place.stop - place.start > SHORT_LETTERS
+    return near if place.found is None and is_long and len(near) > 1 and best > HOPELESS else []

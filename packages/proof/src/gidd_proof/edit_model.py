@@ -6,6 +6,7 @@ An edit replaces, adds or drops a character, or exchanges two neighbours (optima
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,9 @@ below are those of the 61,000 misspellings of one or two edits in codespell's li
 
 SAME_VOWEL: Final = 0.22
 """P(written | right) of another vowel, given that a vowel was replaced."""
+
+SAME_LETTER: Final = 0.3
+"""P(written | right) of the letter with an accent, given that a letter was replaced."""
 
 OTHER_LETTER: Final = 0.03
 """P(written | right) of another letter, given that a letter was replaced."""
@@ -177,6 +181,8 @@ class EditModel:
                 listed = self.error_model.probability(written, right)
                 likelihood = (1 - OTHER_MISTAKES) * listed + OTHER_MISTAKES * likelihood
             return self._cost("substitute", likelihood)
+        if not written.isascii() and unicodedata.normalize("NFKD", written)[0] == right:
+            return self._cost("substitute", SAME_LETTER)
         is_vowel = written in _VOWELS and right in _VOWELS
         return self._cost("substitute", SAME_VOWEL if is_vowel else OTHER_LETTER, is_first)
 

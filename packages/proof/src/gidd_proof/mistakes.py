@@ -27,6 +27,11 @@ class ScoredPlace(NamedTuple):
     weights: tuple[float, ...]
     """Log odds of each text against the found one, at `CALIBRATED_RATE`."""
 
+    @property
+    def stop(self) -> int:
+        """End of the found text."""
+        return self.start + len(self.texts[0])
+
     def probabilities(self, rate: float = CALIBRATED_RATE) -> list[float]:
         """Return the probability of each text, at a number of mistakes per word."""
         shift = math.log(rate / CALIBRATED_RATE)

@@ -17,16 +17,18 @@ from gidd.pipeline import Correction, NoiseLevel, Span, apply_edits, decide, is_
 from gidd.sampling import PosteriorPass, run_job
 from gidd_proof.candidates import Place, find_places, unprotected_words
 from gidd_proof.confidence import LIKELIHOOD, contenders, crop, prior_scores
+from gidd_proof.contexts import Contexts
 from gidd_proof.edit_model import EditModel
 from gidd_proof.error_models import ErrorModel
 from gidd_proof.mistakes import CHARACTERS_PER_WORD, ScoredPlace, estimate_rate
 from gidd_proof.protect import protected_spans
+from gidd_proof.rules import find_slips
 from gidd_proof.scorer import CandidateScorer
 from gidd_proof.words import MODEL_FOLDER, WordList
 
-MIN_CONFIDENCE: Final = 0.55
+MIN_CONFIDENCE: Final = 0.4
 """Default of the least probability of a change, chosen so that at most 0.15% of the good words of
-`wikipedia-dev` are spoiled: 0.14% ± 0.04% on its first 300 sentences."""
+`wikipedia-dev` are spoiled."""
 
 NOISE_RATE: Final = 0.02
 """Mistakes per character at which the network reads texts and edits are compared."""
@@ -54,7 +56,8 @@ def load(
     """
     folder = MODEL_FOLDER if model is None else model
     pipe = gidd.from_pretrained(folder, device=device)
-    return Proofreader(pipe, WordList.of_model(folder) if words is None else words)
+    words = WordList.of_model(folder) if words is None else words
+    return Proofreader(pipe, words, Contexts.of_model(folder))
 
 
 @final
@@ -68,6 +71,7 @@ class Proofreader:
 
     pipe: gidd.Pipeline
     words: WordList
+    contexts: Contexts
     error_model: ErrorModel | None = None
 
     def with_words(self, words: Iterable[str]) -> Proofreader:
@@ -110,15 +114,18 @@ class Proofreader:
             )
         start, spans = time.perf_counter(), sorted([*protected_spans(text), *protected])
         counts = Counter(match[0] for match in unprotected_words(text, spans))
-        places = list(find_places(text, spans, self.words, self._edits))
-        scored, forward_passes = list[ScoredPlace](), 0
+        scored, forward_passes = list(find_slips(text, spans, self.contexts)), 0
+        slips = {i for slip in scored for i in range(slip.start, slip.stop)}
+        found = find_places(text, spans, self.words, self._edits, self.contexts)
+        places = [place for place in found if place.start not in slips]
         for first in range(0, len(places), _PLACES_AT_ONCE):
             batch = places[first : first + _PLACES_AT_ONCE]
-            found, num_crops = self._score(text, batch, counts)
-            scored += found
+            with_scores, num_crops = self._score(text, batch, counts)
+            scored += with_scores
             forward_passes += num_crops
             if on_progress is not None:
                 on_progress(batch[-1].stop, len(text))
+        scored.sort()
         noise = None
         if error_rate is None:
             noise = self._noise_level(scored, counts.total(), forward_passes)
@@ -154,10 +161,10 @@ class Proofreader:
         """Return the log odds of the candidates of each place, and the number of crops read."""
         found = [text[place.start : place.stop] for place in places]
         scores = [
-            prior_scores(word, place, self.words, counts[word])
+            prior_scores(word, place, self.words, self.contexts, counts[word])
             for word, place in zip(found, places, strict=True)
         ]
-        read = [(i, k) for i, prior in enumerate(scores) for k in contenders(found[i], prior)]
+        read = [(i, k) for i, prior in enumerate(scores) for k in contenders(places[i], prior)]
         crops = [crop(text, places[i], places[i].candidates[k].text) for i, k in read]
         time = self._read_posteriors.time(NOISE_RATE)
         values = run_job(partial(self._score_crops, crops=crops, time=time)) if crops else []

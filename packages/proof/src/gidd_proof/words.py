@@ -48,8 +48,15 @@ _NUM_CLASSES = 32
 class WordList:
     """Words in lower case with their counts."""
 
-    def __init__(self, counts: Mapping[str, int]) -> None:
+    def __init__(self, counts: Mapping[str, int], accepted: Iterable[str] = ()) -> None:
+        """Make a list.
+
+        Args:
+            counts: Words in lower case with their counts.
+            accepted: Words in lower case that are right in every place.
+        """
         self.counts = dict(counts)
+        self.accepted = frozenset(accepted)
         self._near = lru_cache(CACHED_LOOKUPS)(self._find)
 
     @classmethod
@@ -57,7 +64,7 @@ class WordList:
         """Count the words of texts."""
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(map(_normal, _WORD.findall(text)))
+            counts.update(map(normal, _WORD.findall(text)))
         return cls(counts)
 
     @classmethod
@@ -68,12 +75,12 @@ class WordList:
 
     def with_words(self, words: Iterable[str]) -> WordList:
         """Return a list that also has words of a user, which count as moderately frequent."""
-        added = {_normal(word): round(_USER_FREQUENCY * self._total) or 1 for word in words}
-        return WordList(added | self.counts) if added else self
+        added = {normal(word): round(_USER_FREQUENCY * self._total) or 1 for word in words}
+        return WordList(added | self.counts, self.accepted.union(added)) if added else self
 
     def __contains__(self, word: str) -> bool:
         """Whether the list has a word, in any case."""
-        return self._count(_normal(word)) > 0
+        return self._count(normal(word)) > 0
 
     def __len__(self) -> int:
         """Return the number of words."""
@@ -81,7 +88,7 @@ class WordList:
 
     def frequency(self, word: str) -> float:
         """Return the fraction of all words that are this word; 0 for an unknown word."""
-        return self._count(_normal(word)) / self._total
+        return self._count(normal(word)) / self._total
 
     def log_frequency(self, text: str) -> float:
         """Return the sum of the log frequencies of the words of a text.
@@ -90,7 +97,7 @@ class WordList:
         unknown words share it.
         """
         total = 0.0
-        for word in _normal(text).split(" "):
+        for word in normal(text).split(" "):
             count = self._count(word)
             unknown = math.log(0.5) - _UNKNOWN
             total += (math.log(count) if count else unknown) - math.log(self._total)
@@ -101,7 +108,7 @@ class WordList:
 
         An edit drops, adds or replaces a character, or exchanges two neighbours.
         """
-        word = _normal(word)
+        word = normal(word)
         return self._near(word) if 0 < len(word) <= LONGEST_WORD else ()
 
     def save(self, path: Path) -> None:
@@ -165,7 +172,8 @@ class WordList:
         return _letter_set(self._ordered)
 
 
-def _normal(text: str) -> str:
+def normal(text: str) -> str:
+    """Return a text in lower case, with straight apostrophes."""
     return text.lower().replace("’", "'")
 
 

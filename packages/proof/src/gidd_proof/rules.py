@@ -1,0 +1,80 @@
+"""Slips that no word shows alone: doubled words, and a or an before the wrong sound."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gidd.pipeline import Span
+from gidd_proof.candidates import begins_sentence, unprotected_words
+from gidd_proof.contexts import END, UNKNOWN, Contexts, Neighbours
+from gidd_proof.mistakes import ScoredPlace
+
+DOUBLED: Final = 4.0
+"""Log odds that the second of two equal words is a mistake."""
+
+ARTICLE: Final = 4.0
+"""Log odds that an article before the wrong sound is a mistake."""
+
+MAX_GAIN: Final = -1.0
+"""Words that follow themselves more often, relative to their frequency, may be doubled: had had,
+very very."""
+
+_MIN_FREQUENCY = 2e-4
+"""Rarer words are doubled in names and in imitations of sounds."""
+
+_SPACE = re.compile(r"[ \t]*\n?[ \t]*")
+_SILENT_H = re.compile(r"(?:hour|honest|honou?r|heir)(?!loom)")
+_WEAK_H = re.compile(r"h(?:otel|istor|yster|abitua|eroi|eredi|allucin|ypothe|armon)")
+"""Some writers put an before these words."""
+
+_SPOKEN_CONSONANT = re.compile(
+    r"(?:one(?!i)|once|ones|oneself|eu|ewe|ewer|u(?:ni(?![nm])|nanim|biqui|kr|ran|rin|rol|s[aeu](?!d)"
+    r"|si|sur|t[ei]|top|vula)|ouija)"
+)
+_NO_NOUN = re.compile(
+    r"a|an|and|are|as|at|be|but|by|for|from|had|has|he|her|his|i|if|in|into|is|it|its|of|on|or|our"
+    r"|she|so|than|that|the|their|them|then|there|these|they|this|to|was|we|were|what|when|which"
+    r"|who|will|with|you|your|all|any|us|up|out|am|again|also|always|about|above|after|against"
+    r"|among|around|away|ago"
+)
+"""Words that follow a letter or a variable `a` rather than an article."""
+
+
+def find_slips(text: str, protected: Sequence[Span], contexts: Contexts) -> Iterator[ScoredPlace]:
+    """Yield doubled words and wrong articles, in order."""
+    before: re.Match[str] | None = None
+    for match in unprotected_words(text, protected):
+        if before is not None and _SPACE.fullmatch(text, before.end(), match.start()):
+            if is_doubled(before[0], match[0], contexts):
+                doubled = text[before.start() : match.end()]
+                yield ScoredPlace(before.start(), (doubled, before[0]), (0.0, DOUBLED))
+            elif right := right_article(before[0], match[0], begins_sentence(text, before.start())):
+                yield ScoredPlace(before.start(), (before[0], right), (0.0, ARTICLE))
+        before = match
+
+
+def is_doubled(first: str, second: str, contexts: Contexts) -> bool:
+    """Whether the second of two words repeats the first by mistake."""
+    if first.lower() != second or second == "that" or contexts.frequency(second) < _MIN_FREQUENCY:
+        return False
+    token = contexts.token(second)
+    (gain,) = contexts.gains([(Neighbours((UNKNOWN, token), (END, END)), second)])
+    (alone,) = contexts.gains([(Neighbours((UNKNOWN, UNKNOWN), (END, END)), second)])
+    return bool(gain - alone < MAX_GAIN)
+
+
+def right_article(article: str, word: str, begins: bool) -> str:
+    """Return the article that a word needs, or nothing if the article is right or unclear."""
+    if article not in (("A", "An") if begins else ("a", "an")):
+        return ""
+    lower = word.lower()
+    if len(word) < 2 or _NO_NOUN.fullmatch(lower) or not word.isascii() or word[1:] != lower[1:]:
+        return ""
+    is_vowel = lower[0] in "aeiou" and not _SPOKEN_CONSONANT.match(lower)
+    if _WEAK_H.match(lower):
+        return ""
+    right = "an" if is_vowel or _SILENT_H.match(lower) else "a"
+    right = right.capitalize() if begins else right
+    return "" if right == article else right

@@ -1,0 +1,72 @@
+"""Doubled words and articles."""
+
+import pytest
+from gidd_proof.contexts import Contexts
+from gidd_proof.rules import find_slips, right_article
+from gidd_proof.words import MODEL_FOLDER
+
+
+@pytest.fixture(scope="module")
+def contexts():
+    return Contexts.of_model(MODEL_FOLDER)
+
+
+def slips(text, contexts, protected=()):
+    return [place.texts for place in find_slips(text, protected, contexts)]
+
+
+def test_doubled_words(contexts):
+    assert slips("The the cat is is here.", contexts) == [("The the", "The"), ("is is", "is")]
+    assert slips("at the\nthe end", contexts) == [("the\nthe", "the")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "He had had it.",
+        "I know that that is so.",
+        "It is very very good.",
+        "We went to Duran Duran.",
+        "the, the",
+        "the\n\nthe",
+    ],
+)
+def test_words_that_may_be_doubled(contexts, text):
+    assert slips(text, contexts) == []
+
+
+def test_protected_words_are_not_doubled(contexts):
+    assert slips("the `the` the the", contexts, [(4, 9)]) == [("the the", "the")]
+
+
+@pytest.mark.parametrize(
+    ("article", "word", "right"),
+    [
+        ("a", "apple", "an"),
+        ("a", "hour", "an"),
+        ("a", "honest", "an"),
+        ("a", "umbrella", "an"),
+        ("a", "unimportant", "an"),
+        ("an", "banana", "a"),
+        ("an", "university", "a"),
+        ("an", "European", "a"),
+        ("an", "one", "a"),
+        ("an", "useful", "a"),
+    ],
+)
+def test_wrong_articles(article, word, right):
+    assert right_article(article, word, begins=False) == right
+    assert right_article(right, word, begins=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("article", "word"),
+    [("an", "hotel"), ("an", "MP"), ("a", "NASA"), ("a", "and"), ("a", "i"), ("the", "apple")],
+)
+def test_unclear_articles_stay(article, word):
+    assert right_article(article, word, begins=False) == ""
+
+
+def test_articles_keep_their_capital():
+    assert right_article("A", "apple", begins=True) == "An"
+    assert right_article("A", "apple", begins=False) == ""  # vitamin A
