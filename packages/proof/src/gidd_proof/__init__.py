@@ -8,7 +8,8 @@
 
 Reading order: `words` (known words), `contexts` (words around them), `error_models` (what mistakes
 look like), `edit_model` (the probability of a mistake), `protect` (what is never changed),
-`candidates`, `rules`, `scorer`, `confidence`, `mistakes`, `proofreader` (texts); `user_words`; `cli`, `check`, `review`, `serve`, `lsp`, `demo`.
+`candidates`, `rules`, `scorer`, `confidence`, `mistakes`, `proofreader` (texts); `user_words`;
+`cli`, `check`, `review`, `serve`, `lsp`, `demo`.
 """
 
 from importlib import import_module

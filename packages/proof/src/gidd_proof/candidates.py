@@ -33,6 +33,9 @@ _COMPARED = 48, 12
 
 _NATS_PER_EDIT = 6.0
 _CONTEXT_SCALE = 0.5
+_WORDS_AT_ONCE = 1 << 9
+"""Known words that are compared together: memory does not depend on the length of a text."""
+
 _MAX_KNOWN = 3
 """Candidates of a known word."""
 
@@ -86,7 +89,9 @@ def find_places(
             candidates = finder.of_unknown(written, tokens.around(start), begins)
             if candidates:
                 places.append(Place(start, match.end(), candidates, begins))
-    return sorted([*places, *finder.of_known(known)])
+    for first in range(0, len(known), _WORDS_AT_ONCE):
+        places += finder.of_known(known[first : first + _WORDS_AT_ONCE])
+    return sorted(places)
 
 
 def unprotected_words(text: str, protected: Sequence[Span]) -> Iterator[re.Match[str]]:

@@ -1,7 +1,7 @@
 """Find and fix typos in English text.
 
-- Fixes letters that were replaced, dropped, added or swapped, dropped spaces, doubled words, a/an, and
-  words that were confused (its/it's, then/than) where the words around them show it.
+- Fixes letters that were replaced, dropped, added or swapped, dropped spaces, doubled words, a/an,
+  and confused words (its/it's, then/than) where the words around them show it.
 - Never touches code, URLs, e-mail addresses, paths, words with digits or capitals inside.
 - A terminal shows changed lines with confidences, and doubtful places that are left for you. A pipe
   gets the corrected text. Files are changed only with --in-place.

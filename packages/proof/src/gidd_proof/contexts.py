@@ -224,7 +224,7 @@ class Contexts:
         Args:
             queries: Neighbours, and one or more words with spaces between them.
         """
-        rows: list[tuple[int, int, int]] = []
+        rows: list[Sequence[int]] = []
         owners: list[int] = []
         signs: list[int] = []
         owner = -1
@@ -235,7 +235,8 @@ class Contexts:
             owners += [owner] * (len(line) - 1)
             signs += [1] * (len(line) - 2) + [-1]
         values = self._log_ratios(np.array(rows, dtype=np.int64).reshape(-1, 3))
-        return np.bincount(owners, values * np.array(signs), owner + 1)
+        sums = np.bincount(owners, values * np.array(signs), owner + 1)
+        return sums.astype(np.float64)
 
     def _log_ratios(self, rows: IntArray) -> FloatArray:
         """Return log P(third | first, second) - log f(third); 0 if a token is unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Final
 
 from gidd.pipeline import Span
@@ -24,7 +25,7 @@ very very."""
 _MIN_FREQUENCY = 2e-4
 """Rarer words are doubled in names and in imitations of sounds."""
 
-_SPACE = re.compile(r"[ \t]*\n?[ \t]*")
+_SPACE = re.compile(r" |\n")
 _SILENT_H = re.compile(r"(?:hour|honest|honou?r|heir)(?!loom)")
 _WEAK_H = re.compile(r"h(?:otel|istor|yster|abitua|eroi|eredi|allucin|ypothe|armon)")
 """Some writers put an before these words."""
@@ -45,24 +46,27 @@ _NO_NOUN = re.compile(
 def find_slips(text: str, protected: Sequence[Span], contexts: Contexts) -> Iterator[ScoredPlace]:
     """Yield doubled words and wrong articles, in order."""
     before: re.Match[str] | None = None
+    is_slip = lru_cache(partial(is_never_doubled, contexts=contexts))
     for match in unprotected_words(text, protected):
         if before is not None and _SPACE.fullmatch(text, before.end(), match.start()):
-            if is_doubled(before[0], match[0], contexts):
-                doubled = text[before.start() : match.end()]
-                yield ScoredPlace(before.start(), (doubled, before[0]), (0.0, DOUBLED))
-            elif right := right_article(before[0], match[0], begins_sentence(text, before.start())):
-                yield ScoredPlace(before.start(), (before[0], right), (0.0, ARTICLE))
+            start, first, second = before.start(), before[0], match[0]
+            if first.lower() == second and is_slip(second):
+                yield ScoredPlace(start, (text[start : match.end()], first), (0.0, DOUBLED))
+            elif right := right_article(first, second, begins_sentence(text, start)):
+                yield ScoredPlace(start, (first, right), (0.0, ARTICLE))
         before = match
 
 
-def is_doubled(first: str, second: str, contexts: Contexts) -> bool:
-    """Whether the second of two words repeats the first by mistake."""
-    if first.lower() != second or second == "that" or contexts.frequency(second) < _MIN_FREQUENCY:
+def is_never_doubled(word: str, contexts: Contexts) -> bool:
+    """Whether a frequent word does not follow itself."""
+    if word == "that" or contexts.frequency(word) < _MIN_FREQUENCY:
         return False
-    token = contexts.token(second)
-    (gain,) = contexts.gains([(Neighbours((UNKNOWN, token), (END, END)), second)])
-    (alone,) = contexts.gains([(Neighbours((UNKNOWN, UNKNOWN), (END, END)), second)])
-    return bool(gain - alone < MAX_GAIN)
+    itself, nothing = ((UNKNOWN, token) for token in (contexts.token(word), UNKNOWN))
+    after = (END, END)
+    with_itself, alone = contexts.gains(
+        (Neighbours(before, after), word) for before in (itself, nothing)
+    )
+    return bool(with_itself - alone < MAX_GAIN)
 
 
 def right_article(article: str, word: str, begins: bool) -> str:
