@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ class EditModel:
     error_model: ErrorModel | None = None
 
     @cached_property
+    def _costs(self) -> dict[tuple[str, float, bool], float]:
+        """Costs that were computed."""
+        return {}
+
+    @cached_property
     def kinds(self) -> dict[str, float]:
         """Fractions of the kinds of mistakes; they sum to 1."""
         if self.error_model is None:
@@ -154,22 +160,18 @@ class EditModel:
 
     def log_probability(self, written: str, right: str) -> float:
         """Return log P(written | right) by the most likely edits, relative to no edit."""
+        deletes = [self._delete(right, j) for j in range(len(right))]
         before: list[float] = []
-        last = [0.0]
-        for j in range(1, len(right) + 1):
-            last.append(last[-1] + self._delete(right, j - 1))
+        last = [0.0, *accumulate(deletes)]
         for i, x in enumerate(written, 1):
-            row = [last[0] + self._insert(written, i - 1)]
+            insert = self._insert(written, i - 1)
+            row = [last[0] + insert]
             for j, y in enumerate(right, 1):
                 is_first = i == 1 or j == 1
-                same = last[j - 1] + (0.0 if x == y else self._substitute(x, y, is_first))
-                best = min(
-                    last[j] + self._insert(written, i - 1),
-                    row[-1] + self._delete(right, j - 1),
-                    same,
-                )
+                best = last[j - 1] + (0.0 if x == y else self._substitute(x, y, is_first))
+                best = min(best, last[j] + insert, row[-1] + deletes[j - 1])
                 if i > 1 and j > 1 and x == right[j - 2] != y and written[i - 2] == y:
-                    best = min(best, before[j - 2] + self._cost("swap", is_first=j == 2))
+                    best = min(best, before[j - 2] + self._cost("swap", 1.0, j == 2))
                 row.append(best)
             before, last = last, row
         return -last[-1]
@@ -196,6 +198,8 @@ class EditModel:
         return self._cost("delete", UNDOUBLED if is_double else 1.0, is_first=j == 0)
 
     def _cost(self, kind: str, likelihood: float = 1.0, is_first: bool = False) -> float:
-        if is_first:
-            likelihood *= FIRST_LETTER
-        return -math.log(min(self.error_rate * self.kinds[kind] * likelihood, 1.0))
+        key = kind, likelihood, is_first
+        if key not in self._costs:
+            factor = likelihood * (FIRST_LETTER if is_first else 1.0)
+            self._costs[key] = -math.log(min(self.error_rate * self.kinds[kind] * factor, 1.0))
+        return self._costs[key]

@@ -166,8 +166,8 @@ class Proofreader:
         ]
         read = [(i, k) for i, prior in enumerate(scores) for k in contenders(places[i], prior)]
         crops = [crop(text, places[i], places[i].candidates[k].text) for i, k in read]
-        time = self._read_posteriors.time(NOISE_RATE)
-        values = run_job(partial(self._score_crops, crops=crops, time=time)) if crops else []
+        read_crops = partial(self._score_crops, crops=crops, time=self._noise_time)
+        values = run_job(read_crops) if crops else []
         best: dict[int, float] = {}
         for (i, _), value in zip(read, values, strict=True):
             best[i] = max(value, best.get(i, -math.inf))
@@ -189,16 +189,16 @@ class Proofreader:
             min(max(0.0, value), 1.0) / CHARACTERS_PER_WORD
             for value in (rate - error, rate, rate + error)
         )
-        time = self._read_posteriors.time(NOISE_RATE)
-        return NoiseLevel(found, low, high, time, forward_passes)
+        return NoiseLevel(found, low, high, self._noise_time, forward_passes)
 
     @cached_property
     def _edits(self) -> EditModel:
         return EditModel(NOISE_RATE, self.error_model)
 
     @cached_property
-    def _read_posteriors(self) -> PosteriorPass:
-        return PosteriorPass(self.pipe.window_reader())
+    def _noise_time(self) -> float:
+        """The time t of the noise process with `NOISE_RATE`."""
+        return PosteriorPass(self.pipe.window_reader()).time(NOISE_RATE)
 
     @cached_property
     def _score_crops(self) -> CandidateScorer:

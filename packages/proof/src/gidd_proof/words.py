@@ -32,6 +32,9 @@ LONGEST_WORD: Final = 40
 CACHED_LOOKUPS: Final = 1 << 12
 """Words whose neighbours are kept in memory."""
 
+CACHED_FREQUENCIES: Final = 1 << 15
+"""Words whose log frequencies are kept in memory."""
+
 MAX_EDITS: Final = 2
 MAX_BYTES: Final = 64 << 20
 
@@ -58,6 +61,7 @@ class WordList:
         self.counts = dict(counts)
         self.accepted = frozenset(accepted)
         self._near = lru_cache(CACHED_LOOKUPS)(self._find)
+        self._log_frequency = lru_cache(CACHED_FREQUENCIES)(self._sum_log_frequencies)
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> WordList:
@@ -96,12 +100,7 @@ class WordList:
         Unknown words get a pseudo-count of 0.5, reduced by `_UNKNOWN` nats because many different
         unknown words share it.
         """
-        total = 0.0
-        for word in normal(text).split(" "):
-            count = self._count(word)
-            unknown = math.log(0.5) - _UNKNOWN
-            total += (math.log(count) if count else unknown) - math.log(self._total)
-        return total
+        return self._log_frequency(text)
 
     def near(self, word: str) -> tuple[tuple[str, int], ...]:
         """Return the other words that at most two edits of a word reach, and the edits of each.
@@ -136,6 +135,12 @@ class WordList:
         if word in self.counts or not word.endswith("'s"):
             return self.counts.get(word, 0)
         return -(-self.counts.get(word.removesuffix("'s"), 0) // _WORDS_PER_POSSESSIVE)
+
+    def _sum_log_frequencies(self, text: str) -> float:
+        counts = map(self._count, normal(text).split(" "))
+        unknown = math.log(0.5) - _UNKNOWN
+        logs = [math.log(count) if count else unknown for count in counts]
+        return math.fsum(logs) - len(logs) * math.log(self._total)
 
     def _find(self, word: str) -> tuple[tuple[str, int], ...]:
         """Return the words within two edits, shortest words first."""

@@ -1,0 +1,57 @@
+"""How often proposed changes are right, by their confidence.
+
+    OMP_NUM_THREADS=1 python benchmarks/reliability.py FOLDER --first 1000 --sentences 300
+
+FOLDER has NAME.tsv with wrong<TAB>right, a sentence per line (`--set`, by default wikipedia-dev). A
+proposal is the most likely other text of a doubtful place; it is right if it alone brings the
+sentence nearer to the right one, counted in words.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import gidd_proof
+from correction import read_set
+from rapidfuzz.distance import Levenshtein
+
+NUM_BINS = 10
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", default="wikipedia-dev")
+    parser.add_argument("--first", type=int, default=0, help="sentences that are left out")
+    parser.add_argument("--sentences", type=int, default=300)
+    options = parser.parse_args()
+    end = options.first + options.sentences
+    pairs = read_set(options.folder / f"{options.set}.tsv", end)[options.first :]
+    proofreader = gidd_proof.load(device="cpu")
+    proposals: defaultdict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for wrong, right in pairs:
+        target = right.split()
+        before = Levenshtein.distance(wrong.split(), target)
+        for edit in proofreader.correct(wrong).edits:
+            others = [a for a in edit.alternatives if a.text != edit.old]
+            best = max(others, key=lambda a: a.probability)
+            new = wrong[: edit.start] + best.text + wrong[edit.stop :]
+            is_right = Levenshtein.distance(new.split(), target) < before
+            number = min(int(NUM_BINS * best.probability), NUM_BINS - 1)
+            proposals[number].append((best.probability, is_right))
+    print("| confidence | proposals | mean confidence | right |")
+    print("|---|---|---|---|")
+    for number, found in sorted(proposals.items()):
+        mean = sum(confidence for confidence, _ in found) / len(found)
+        hits = sum(is_right for _, is_right in found) / len(found)
+        bounds = f"{number / NUM_BINS:.1f} to {(number + 1) / NUM_BINS:.1f}"
+        print(f"| {bounds} | {len(found)} | {mean:.2f} | {hits:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
