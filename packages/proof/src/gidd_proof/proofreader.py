@@ -27,8 +27,8 @@ from gidd_proof.scorer import CandidateScorer
 from gidd_proof.words import MODEL_FOLDER, WordList
 
 MIN_CONFIDENCE: Final = 0.4
-"""Default of the least probability of a change, chosen so that at most 0.15% of the good words of
-`wikipedia-dev` are spoiled."""
+"""Default of the least probability of a change, chosen on `wikipedia-dev`: 0.16% ± 0.07% of good
+words spoiled beside mistakes, 0.05% ± 0.04% of clean words touched (120 sentences)."""
 
 NOISE_RATE: Final = 0.02
 """Mistakes per character at which the network reads texts and edits are compared."""
