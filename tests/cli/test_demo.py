@@ -33,6 +33,24 @@ def test_an_installed_model_is_loaded_by_its_name(installed, tmp_path, monkeypat
         gidd.from_pretrained(installed, device="cpu")
 
 
+def test_an_installed_model_is_tuned_with_its_own_tokenizer(installed, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "peace and plenty for all"}\n' * 30)
+    tuned = gidd.train(
+        tmp_path / "run",
+        data=[str(tmp_path / "texts.jsonl")],
+        init_from=installed,
+        steps=1,
+        length=16,
+        global_batch=2,
+        evaluate_samples=2,
+        generate_samples=0,
+        device="cpu",
+        quiet=True,
+    )
+    source = gidd.from_pretrained(installed, device="cpu").tokenizer
+    assert tuned.tokenizer.fingerprint == source.fingerprint
+
+
 def test_the_demo_writes_corrects_and_fills(installed, capsys):
     prompt, blanks = "ab", "a[MASK:2]b"
     main(["demo", "--model", installed, "--prompt", prompt, "--infill", blanks])

@@ -43,3 +43,16 @@ def test_options_of_the_commands_exist(page, capsys, monkeypatch):
         assert not ended.value.code, (words, shown.err)
         missing = options - set(re.findall(r"--[\w.-]+", shown.out))
         assert not missing, (words, missing)
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_readme(capsys):
+    """The commands on the packaged model run; what it writes depends on the rounding of a CPU."""
+    block = re.search(r"```bash\n(gidd demo.*?)```", PAGES[0].read_text(), re.S)
+    shown = ""
+    for words in commands(block[0]):
+        cli.main(words)
+        shown += capsys.readouterr().out
+    assert "3. It fills blanks" in shown and "The history of" in shown
+    assert re.search(r"The president of the United.+ is .+by the people\.", shown)
+    assert re.search(r"NELBO +\d", shown)

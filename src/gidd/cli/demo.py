@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from gidd.cli.model_options import show_steps
 from gidd.cli.output import CliConsole, plain
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
 _LENGTH, _STEPS = 64, 64
 _NEXT = """\
 Go on:
-  gidd sample {model} --prompt "In the early" --live     write, and watch it
-  gidd infill {model} "The[MASK:3] of the[MASK:3]."      fill blanks
-  gidd serve {model}                                      the same on a page in the browser
-  gidd train nano                                        train one yourself"""
+  gidd sample {model} --prompt "In the early" --live   write, and watch it
+  gidd infill {model} "The[MASK:3] of the[MASK:3]."    fill blanks
+  gidd serve {model}                                   the same on a page in the browser
+  gidd train nano                                     train one yourself"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +37,13 @@ class DemoOptions:
     """Folder or name of a model that was trained with uniform noise."""
 
     prompt: str = "Scientists have found that"
-    """Begin of the text."""
+    """Beginning of the text."""
 
     infill: str = "The history of[MASK:4] is an example of[MASK:3]."
     """Text with blanks."""
 
-    seed: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    seed: int = 0
+    """Another number gives another text."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -75,6 +74,8 @@ def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -
             length=min(_LENGTH, pipe.context),
             prompt=options.prompt,
             steps=_STEPS,
+            temperature=0.8,
+            top_p=0.95,
             seed=options.seed,
             on_step=on_step,
         )

@@ -19,7 +19,7 @@ from gidd.common.config.components import Component
 from gidd.common.config.registry import name_of
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.models.hub import NetworkSource, load_network
+from gidd.models.hub import NetworkSource, installed_model, load_network
 from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
 from gidd.training.recorded import newest_run
@@ -113,8 +113,11 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     if "predicts_first" in options:
         options["predicts_first"] = True  # training includes the first token
     backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
-    if data.folder is None and (Path(run.init_from) / TOKENIZER_FILE).is_file():
-        data = replace(data, tokenizer=run.init_from)
+    folder = Path(run.init_from)
+    if not folder.is_dir():
+        folder = installed_model(run.init_from) or folder
+    if data.folder is None and (folder / TOKENIZER_FILE).is_file():
+        data = replace(data, tokenizer=str(folder))
     return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
 
 

@@ -1,0 +1,42 @@
+"""The model of packages/nano: loaded by its name, without a network connection."""
+
+from pathlib import Path
+
+import pytest
+from gidd_nano import FOLDER
+
+import gidd
+
+
+@pytest.fixture(scope="module")
+def nano():
+    return gidd.from_pretrained("nano", device="cpu")
+
+
+def test_it_is_small_and_complete():
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 16e6
+    card = (Path(__file__).parents[2] / "packages" / "nano" / "README.md").read_text()
+    assert "CC BY 4.0" in card and "OpenStax" in card  # the attribution of its training data
+
+
+def test_it_writes_the_same_text_again_and_fills_blanks(nano):
+    first, second = (
+        nano.generate(1, prompt="The history of", length=24, steps=8, seed=3)[0].text
+        for _ in range(2)
+    )
+    assert first == second and first.startswith("The history of")
+    filled = nano.infill("The[MASK:2] of the United[MASK].", 1, steps=4)[0].text
+    assert "MASK" not in filled and filled.endswith(".")
+
+
+def test_it_prefers_english_to_shuffled_words(nano):
+    sentence = "The cell is the smallest unit of life, and all organisms are made of cells."
+    shuffled = " ".join(sorted(sentence.split(), key=len))
+    likely, unlikely = nano.score([sentence, shuffled])
+    assert likely.nelbo < unlikely.nelbo
+
+
+def test_self_correction_makes_its_text_more_its_own(nano):
+    text = nano.generate(1, length=48, steps=16, seed=0)[0].text
+    before, after = nano.self_correct(text, temperature=0.1).self_accuracy
+    assert after > before
