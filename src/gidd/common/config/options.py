@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import threading
 from functools import cache
 from typing import Any, NamedTuple, cast, get_type_hints
 
@@ -19,6 +20,9 @@ from gidd.errors import ConfigError
 
 REQUIRED = inspect.Parameter.empty
 """Default of an option that must be given."""
+
+_PARSING = threading.Lock()
+"""Held while source is parsed: `ast.parse` of Python 3.11 fails at times in several threads."""
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -83,7 +87,8 @@ def _class_hints(make: type) -> dict[str, Any]:
 def attribute_docstrings(component: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(component)))
+        with _PARSING:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(component)))
     except (OSError, SyntaxError, TypeError):  # typed at a prompt
         return {}
     found: dict[str, str] = {}
