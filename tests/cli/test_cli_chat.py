@@ -156,6 +156,18 @@ class Terminal:
         before, _, self._seen = self._seen.partition(text)
         return before + text
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C at the prompt, again if no new line is shown.
+
+        Python's readline loses a signal between showing the prompt and waiting for a key, and
+        sees it at the next key. A person's finger is too slow for that, a test is not.
+        """
+        shown = b""
+        while b"\n" not in shown:
+            self.write("\x03")
+            while b"\n" not in shown and select.select([self._side], [], [], 10)[0]:
+                shown += os.read(self._side, 1 << 16)
+
     def wait(self) -> int:
         try:
             while select.select([self._side], [], [], 300)[0] and os.read(self._side, 1 << 16):
@@ -202,9 +214,12 @@ def test_a_conversation_in_a_terminal(model):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("keys", ["\x03", "/quit\n"])
-def test_ways_to_leave(model, keys):
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_ways_to_leave(model, is_interrupted):
     terminal = Terminal(["chat", model, *FEW])
     terminal.read_to("> ")
-    terminal.write(keys)
+    if is_interrupted:
+        terminal.interrupt()
+    else:
+        terminal.write("/quit\n")
     assert terminal.wait() == 0
