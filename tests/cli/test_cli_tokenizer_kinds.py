@@ -41,6 +41,17 @@ def test_prepare_and_show(kind, tmp_path, capsys):
     assert "must be left out" in capsys.readouterr().err
 
 
+def test_prepare_trains_a_tokenizer_of_a_size(tmp_path, capsys):
+    for _ in range(2):  # the second time resumes: same tokenizer
+        run("prepare texts --tokenizer 264 --out shards --validation 1")
+    tokenizer = Tokenizer.load("shards")
+    assert tokenizer.vocab.size == 264
+    assert read_back(tmp_path / "shards", tokenizer)["train"] == TEXTS[:2]
+    with pytest.raises(SystemExit):
+        run("prepare texts --tokenizer 264 --mask [M] --out other")
+    assert "must be left out" in capsys.readouterr().err
+
+
 def test_a_tokenizer_of_characters_by_itself(capsys):
     run("tokenizer texts --kind chars --out made")
     tokenizer = Tokenizer.load("made")

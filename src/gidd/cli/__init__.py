@@ -185,6 +185,7 @@ def _help() -> str:
         "usage: gidd COMMAND ...\n\n"
         "Discrete diffusion language models: train, sample, chat, infill, correct.\n\n"
         "examples:\n"
+        "  gidd demo                                    # a small model, in a minute\n"
         "  gidd train nano                              # minutes on a laptop\n"
         "  gidd export runs/nano --out models/nano\n"
         '  gidd sample models/nano --prompt "My fellow citizens"\n\n'

@@ -89,7 +89,7 @@ def prepare_command(
     sources: Sources,
     /,
     *,
-    tokenizer: str | None = None,
+    tokenizer: int | str | None = None,
     mask: str | None = None,
     end: str | None = None,
     pad: str | None = None,
@@ -128,8 +128,9 @@ def prepare_command(
             hub (hf:ORG/NAME?config=...&split=...&text=...), or names from `gidd data list`.
             Documents keep this order; the files of a folder are sorted by name.
         tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), bytes (259 tokens), chars (the
-            characters of the sources), a tokenizer.json, a folder with one, or a name on the
-            Hugging Face hub. Not needed for exact sources.
+            characters of the sources), a number (a byte-level BPE of that many tokens, trained on
+            the sources), a tokenizer.json, a folder with one, or a name on the Hugging Face hub.
+            Not needed for exact sources.
         mask: Mask token of the tokenizer, such as "<|mdm_mask|>", if it is not found by itself.
         end: End-of-text token, if it is not found by itself.
         pad: Padding token, if it is not found by itself.

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
 
 _LENGTH, _STEPS = 64, 64
-_NEXT = """\
-Go on:
-  gidd sample {model} --prompt "In the early" --live   write, and watch it
-  gidd infill {model} "The[MASK:3] of the[MASK:3]."    fill blanks
-  gidd serve {model}                                   the same on a page in the browser
-  gidd train nano                                     train one yourself"""
+_NEXT = {
+    "sample {} --live": "watch a text form",
+    'infill {} "The[MASK:3] of the[MASK:3]."': "fill blanks",
+    "serve {}": "a page in the browser (gidd[serve])",
+    "train nano": "train one yourself",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,9 @@ def main(arguments: Sequence[str]) -> None:
         filled = pipe.infill(options.infill, 1, seed=options.seed, steps=16, on_step=on_step)
     console.print(plain(options.infill), style="dim")
     console.print(plain(filled[0].text), "\n")
-    console.print(plain(_NEXT.format(model=options.model)))
+    console.print("Go on:")
+    for command, what in _NEXT.items():
+        console.print(plain(f"  gidd {command.format(options.model):40} {what}"))
 
 
 def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -> None:

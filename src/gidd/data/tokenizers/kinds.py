@@ -49,6 +49,8 @@ def tokenizer_for(texts: Iterable[str | Path], choice: int | str, **names: Any) 
     `names` are the names of special tokens and the revision, for `Tokenizer.load`.
     """
     if isinstance(choice, int):
+        if any(names.values()):
+            raise ConfigError("end, pad, mask and revision must be left out for a new tokenizer.")
         return train_tokenizer(texts, choice)
     if choice == "chars" and not any(names.values()):
         return train_characters(texts)
