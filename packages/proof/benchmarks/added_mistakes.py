@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gidd_proof
 import numpy as np
 from noises import NOISES, NoisyText, add_noise
 from rapidfuzz.distance import Levenshtein
-from spellcheckers import SPELLCHECKERS, Corrector, spellchecker
+from spellcheckers import METHODS, Corrector, correctors
 
 RESAMPLES = 1000
 
@@ -91,17 +90,15 @@ def main() -> None:
     parser.add_argument("texts", nargs="+", type=Path)
     parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=list(NOISES))
     parser.add_argument("--rates", nargs="+", type=float, default=[0.0, 0.01, 0.02, 0.05, 0.1])
-    parser.add_argument("--methods", nargs="+", default=["gidd-proof", *SPELLCHECKERS])
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--max-characters", type=int, default=20_000)
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
     options = parser.parse_args()
-    proofreader = gidd_proof.load(options.model, device="cpu")
-    methods: dict[str, Corrector] = {
-        name: spellchecker(name) if name in SPELLCHECKERS else lambda t: proofreader.correct(t).text
-        for name in options.methods
-    }
+    methods: dict[str, Corrector] = {}
+    for name in options.methods:
+        methods |= correctors(name, options.model)
     passages, rows = passages_of(options.texts, options.max_characters), list[dict[str, Any]]()
     print("| mistakes | rate | method | wrong before | after | cut | spoiled | seconds |")
     print("|---|---|---|---|---|---|---|---|")

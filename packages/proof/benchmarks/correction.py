@@ -2,6 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/correction.py FOLDER --json
     OMP_NUM_THREADS=1 python benchmarks/correction.py FOLDER --sets wikipedia-dev --sentences 200
+    OMP_NUM_THREADS=1 python benchmarks/correction.py FOLDER --out rows.json --resume
+    python benchmarks/correction.py --out benchmarks/correction.json --table
 
 FOLDER has files NAME.tsv with wrong<TAB>right, a sentence per line. For each set and method:
 
@@ -10,11 +12,13 @@ FOLDER has files NAME.tsv with wrong<TAB>right, a sentence per line. For each se
 - `spoiled`: the fraction of good words that were changed beside the mistakes;
 - `touched`: the fraction of words that were changed in the right sentences alone.
 
-Errors are bootstrap standard errors over sentences. Spell checkers are called as in
-`spellcheckers.py`; "careful" means that words with a capital are left alone. The constants
-of gidd-proof were chosen on wikipedia-dev. The JSON object has all rows, and for gidd-proof the
-keys `jfleg_cut`, `bea4660_cut`, `wiki_cut`, `spoiled` and `touched_clean` (the largest of all
-sets), `best_rival_cut` by set, and `ms_per_character` of sentences with mistakes, by CPU time.
+Errors are bootstrap standard errors over sentences. Spell checkers are called in the ways of
+`spellcheckers.py`. `--out` keeps the rows in a file; with `--resume`, methods that it has for a set
+are not measured again. `--table` prints the table of the documentation from that file. The
+constants of gidd-proof were chosen on wikipedia-dev. The JSON object has all rows, and for
+gidd-proof the keys `jfleg_cut`, `bea4660_cut`, `wiki_cut`, `spoiled` and `touched_clean` (the
+largest of all sets), `best_rival_cut` by set, and `ms_per_character` of sentences with mistakes, by
+CPU time.
 """
 
 from __future__ import annotations
@@ -22,17 +26,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gidd_proof
 import numpy as np
 from rapidfuzz.distance import Levenshtein
-from spellcheckers import SPELLCHECKERS, Corrector, spellchecker
+from spellcheckers import METHODS, OURS, Corrector, correctors
 
 RESAMPLES = 1000
 SETS = ("jfleg", "bea322", "bea4660", "wikipedia-realistic")
-OURS = "gidd-proof"
 
 
 class SentenceCounts(NamedTuple):
@@ -124,42 +127,69 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def cells(row: dict[str, Any]) -> list[str]:
+    """Return the rates of a row in percent, with their errors."""
+    return [
+        f"{row[key]:.{digits}%} ± {row[f'{key}_se']:.{digits}%}"
+        for key, digits in (("cut", 1), ("spoiled", 2), ("touched", 2))
+    ]
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Return a Markdown table with a column per set: cut (spoiled / touched)."""
+    by_method: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cut, *others = cells(row)
+        shown = f"{cut} ({' / '.join(other.partition(' ±')[0] for other in others)})"
+        by_method.setdefault(row["method"], {})[row["set"]] = shown
+    sets = list(dict.fromkeys(name for found in by_method.values() for name in found))
+    lines = [["", *sets], ["---"] * (len(sets) + 1)]
+    lines += [[method, *map(found.get, sets)] for method, found in by_method.items()]
+    return "".join(f"| {' | '.join(str(cell or '') for cell in line)} |\n" for line in lines)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="folder of the sets")
     parser.add_argument("--sets", nargs="+", default=list(SETS))
-    parser.add_argument("--methods", nargs="+", default=[OURS, *SPELLCHECKERS])
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--sentences", type=int, help="the first N of each set; by default all")
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    parser.add_argument("--out", type=Path, help="JSON file that keeps the rows")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
+    parser.add_argument("--table", action="store_true", help="print the rows that --out has")
     options = parser.parse_args()
-    methods: dict[str, Corrector] = {}
-    for name in options.methods:
-        if name == OURS:
-            correct = gidd_proof.load(options.model, device="cpu").correct
-            methods[name] = lambda text, correct=correct: correct(text).text
-        else:
-            methods[name] = spellchecker(name)
-            methods[f"{name}, careful"] = spellchecker(name, careful=True)
-    rows: list[dict[str, Any]] = []
+    out: Path | None = options.out
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    if out is not None and out.is_file():
+        saved = json.loads(out.read_text(encoding="utf-8"))["rows"]
+        rows = {(row["set"], row["method"]): row for row in saved}
+    if options.table:
+        print(table(rows.values()), end="")
+        return
+    if options.folder is None:
+        parser.error("give the folder of the sets")
     print("| set | method | cut | spoiled | touched | ms per character |")
     print("|---|---|---|---|---|---|")
-    for name in options.sets:
-        pairs = read_set(options.folder / f"{name}.tsv", options.sentences)
-        for method, correct in methods.items():
-            row = measure(pairs, correct)
-            rows.append({"set": name, "method": method} | row)
-            shown = [
-                f"{row[key]:.{digits}%} ± {row[f'{key}_se']:.{digits}%}"
-                for key, digits in (("cut", 1), ("spoiled", 2), ("touched", 2))
-            ]
-            cells = [name, method, *shown, f"{row['ms_per_character']:.3f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+    for chosen in options.methods:
+        for method, correct in correctors(chosen, options.model).items():
+            for name in options.sets:
+                if options.resume and (name, method) in rows:
+                    continue
+                pairs = read_set(options.folder / f"{name}.tsv", options.sentences)
+                row = {"set": name, "method": method} | measure(pairs, correct)
+                rows[name, method] = row
+                shown = [name, method, *cells(row), f"{row['ms_per_character']:.3f}"]
+                print(f"| {' | '.join(shown)} |", flush=True)
+                if out is not None:
+                    text = json.dumps(summary(list(rows.values())), indent=1)
+                    out.write_text(text + "\n", encoding="utf-8")
     if options.json:
-        print(json.dumps(summary(rows)))
+        print(json.dumps(summary(list(rows.values()))))
 
 
 if __name__ == "__main__":
