@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from gidd_proof.mistakes import CALIBRATED_RATE, ScoredPlace, estimate_rate
+from gidd_proof.mistakes import CALIBRATED_RATE, OTHER_TEXT, ScoredPlace, estimate_rate
 
 
 def place(log_odds):
@@ -32,3 +32,17 @@ def test_the_rate_is_a_fixed_point():
     rate = estimate_rate(places, 300)
     expected = sum(1 - p.probabilities(rate)[0] for p in places)
     assert rate == pytest.approx((expected + 60 * CALIBRATED_RATE) / 360, rel=1e-3)
+
+
+def test_typos_do_not_make_confused_words_more_likely():
+    typo, slip = place(1.0), place(1.0)._replace(is_slip=True)
+    assert typo.probabilities(0.2)[1] > typo.probabilities()[1]
+    assert slip.probabilities(0.2) == slip.probabilities() == typo.probabilities()
+    assert slip.probabilities(0.01) == typo.probabilities(0.01)
+
+
+def test_the_right_text_may_be_another():
+    assert sum(a.probability for a in place(3.0).alternatives(0.05)) == pytest.approx(1)
+    assert place(50.0).alternatives(0.05)[1].probability == pytest.approx(1 - OTHER_TEXT)
+    slip = place(50.0)._replace(is_slip=True)
+    assert slip.alternatives(0.05)[1].probability == pytest.approx(1)

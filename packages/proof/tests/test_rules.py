@@ -3,7 +3,9 @@
 import pytest
 from gidd_proof.contexts import Contexts
 from gidd_proof.rules import find_slips, right_article
-from gidd_proof.words import MODEL_FOLDER
+from gidd_proof.words import MODEL_FOLDER, WordList
+
+WORDS = WordList(dict.fromkeys(["apple", "huge"], 1))
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +14,7 @@ def contexts():
 
 
 def slips(text, contexts, protected=()):
-    return [place.texts for place in find_slips(text, protected, contexts)]
+    return [place.texts for place in find_slips(text, protected, WORDS, contexts)]
 
 
 def test_doubled_words(contexts):
@@ -70,3 +72,9 @@ def test_unclear_articles_stay(article, word):
 def test_articles_keep_their_capital():
     assert right_article("A", "apple", begins=True) == "An"
     assert right_article("A", "apple", begins=False) == ""  # vitamin A
+
+
+def test_articles_before_known_words_only(contexts):
+    assert slips("He ate a apple.", contexts) == [("a", "an")]
+    assert slips("from a iuge armadillo, an huge one", contexts) == [("an", "a")]
+    assert slips("The Dong-a apple", contexts) == []

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from gidd_proof.candidates import Candidate, Place
-from gidd_proof.confidence import contenders, crop, prior_scores
+from gidd_proof.candidates import Candidate, Place, Surroundings
+from gidd_proof.confidence import HYPHEN, QUOTE, contenders, crop, prior_scores
 from gidd_proof.contexts import Contexts, Table
 from gidd_proof.scorer import CandidateScorer, Crop
 from gidd_proof.words import MODEL_FOLDER, WordList
@@ -92,3 +92,20 @@ def test_the_network_reads_what_is_not_decided():
     assert contenders(long, [-20.0, -20.0]) == []
     assert contenders(short, [0.0, -1.0]) == []
     assert contenders(long._replace(found=Candidate("together", 0.0)), [0.0, -1.0]) == []
+
+
+def test_surroundings_of_a_word_make_changes_less_likely():
+    text = 'The Coot-peopel, "peopel" and 5 km'
+    words = WordList({"people": 10})
+
+    def score(start, stop):
+        around = Surroundings.of(text, start, stop)
+        place = Place(start, stop, (Candidate("people", -5.0),), surroundings=around)
+        return prior_scores(text[start:stop], place, words, NO_CONTEXTS, 1)[0]
+
+    after_hyphen, quoted = text.index("-") + 1, text.index('"') + 1
+    plain = prior_scores("peopel", Place(0, 6, (Candidate("people", -5.0),)), words, NO_CONTEXTS, 1)
+    assert score(after_hyphen, after_hyphen + 6) == pytest.approx(plain[0] + HYPHEN)
+    assert score(quoted, quoted + 6) == pytest.approx(plain[0] + 2 * QUOTE)
+    assert Surroundings.of(text, text.index("km"), len(text)) == Surroundings(follows_number=True)
+    assert Surroundings.of(text, 0, 3) == Surroundings()

@@ -26,6 +26,19 @@ REGIONS = ("english", "american", "british", "british_z", "canadian", "australia
 SIZES = {"words": 60, "upper": 60, "proper-names": 60, "contractions": 70}
 """Kinds of SCOWL's lists, and the largest size of each that is taken."""
 
+LARGE = 70, 7
+"""Size of SCOWL's lists from which long words are taken too, and their least number of letters: a
+mistake in a long word rarely gives another word."""
+
+_ABBREVIATIONS = """
+km kg cm mm ml lb mph kph rpm kb mb gb px min sec hr hrs yrs eg ie cf inc jr sr st dr mr capt co pre
+tv dvd dvds cds usb gps pdfs vlog ebook ebooks signup qubit qubits pled teenaged uber
+von der ibn du des el et da das facto masse
+"""
+
+ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
+"""Words that are taken though they look like mistakes: units, titles, parts of names, new words."""
+
 NOT_WORDS = {"nbsp", "https", "www", "http", "htm"}
 
 
@@ -46,7 +59,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     seen, web = count(options.texts), web_counts()
-    small, all_words = scowl(SIZES), scowl(dict.fromkeys([*SIZES], 95))
+    size, letters = LARGE
+    known, all_words = (scowl(dict.fromkeys([*SIZES], upto)) for upto in (size, 95))
+    small = scowl(SIZES) | {word for word in known if len(word) >= letters} | ABBREVIATIONS
     in_texts, in_web = sum(word.times for word in seen.values()), sum(web.values())
     found = {
         word: max(1, round(5e8 * (web.get(word, 0) / in_web + number / in_texts)))
@@ -54,9 +69,8 @@ def main() -> None:
         for number in [seen[word].times if word in seen else 0]
         if word in web or word in small or is_frequent(word, seen[word], word in all_words)
     }
-    known = scowl(dict.fromkeys([*SIZES], 70))
     names = {w for w, s in seen.items() if w not in web and 2 * s.lower <= s.times and len(w) > 4}
-    is_safe = (known | names).__contains__
+    is_safe = (known | names | ABBREVIATIONS).__contains__
     doubtful = [w for w in found if not is_safe(w) and looks_wrong(w, found)]
     for word in NOT_WORDS.intersection(found).union(doubtful):
         del found[word]

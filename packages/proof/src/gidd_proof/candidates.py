@@ -23,6 +23,8 @@ MIN_ODDS: Final = 2.0
 WRITTEN: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 """Letters, with apostrophes between them."""
 
+_HYPHENS = frozenset("-–")
+_QUOTES = frozenset("\"'“”‘’«»")
 _LATIN = re.compile(r"[A-Za-zÀ-ɏḀ-ỿ'’]+")
 _SENTENCE_END = re.compile(r"(?:[a-z)\d][.!?][\"”’']? +|\A\s*)[\"“‘'(]?$")
 _FREQUENT = 2e-5
@@ -52,6 +54,26 @@ class Candidate(NamedTuple):
     """What the words around it add to its log probability."""
 
 
+class Surroundings(NamedTuple):
+    """Characters around a word that make a mistake less likely."""
+
+    has_hyphen: bool = False
+    quotes: int = 0
+    """Number of its sides with a quotation mark."""
+
+    follows_number: bool = False
+
+    @classmethod
+    def of(cls, text: str, start: int, stop: int) -> Surroundings:
+        """Return the surroundings of text[start:stop]."""
+        sides = text[max(0, start - 1) : start], text[stop : stop + 1]
+        return cls(
+            any(side in _HYPHENS for side in sides),
+            sum(side in _QUOTES for side in sides),
+            text[max(0, start - 2) : start - 1].isdigit() and sides[0] in " -",
+        )
+
+
 class Place(NamedTuple):
     """A word that may be wrong: text[start:stop], and what may be right."""
 
@@ -59,6 +81,7 @@ class Place(NamedTuple):
     stop: int
     candidates: tuple[Candidate, ...]
     begins_sentence: bool = False
+    surroundings: Surroundings = Surroundings()
     found: Candidate | None = None
     """The found word, if it is a known word."""
 
@@ -88,7 +111,8 @@ def find_places(
         elif 1 < len(written) <= LONGEST_WORD and _LATIN.fullmatch(written):
             candidates = finder.of_unknown(written, tokens.around(start), begins)
             if candidates:
-                places.append(Place(start, match.end(), candidates, begins))
+                around = Surroundings.of(text, *match.span())
+                places.append(Place(*match.span(), candidates, begins, around))
     for first in range(0, len(known), _WORDS_AT_ONCE):
         places += finder.of_known(known[first : first + _WORDS_AT_ONCE])
     return sorted(places)
@@ -180,7 +204,8 @@ class CandidateFinder(NamedTuple):
             )
             if candidates:
                 was = Candidate(written, 0.0, values[0])
-                yield Place(match.start(), match.end(), candidates, begins, was)
+                around = Surroundings.of(match.string, *match.span())
+                yield Place(*match.span(), candidates, begins, around, was)
 
     def _in_case(self, written: str, word: str, begins: bool) -> str:
         """Return a lower-case word in the case that the found one should have."""

@@ -29,19 +29,22 @@ LIKELIHOOD: Final = 0.2
 FREQUENCY: Final = 0.78
 CONTEXT: Final = 0.57
 MISTAKE: Final = 0.365
-CONSTANT: Final = 12.07
+CONSTANT: Final = 12.97
 LONGER: Final = -0.28
 """For each letter that a candidate is longer than the found word."""
 
-NAME: Final = -4.1
+NAME: Final = -5.6
 """Of a word with a capital within a sentence, which is a name more often than a mistake."""
 
-CAPITAL: Final = -2.7
+CAPITAL: Final = -4.2
 """Of a word with a capital at the beginning of a sentence."""
 
 TWO_WORDS: Final = -3.6
 SHORT: Final = -1.25
 """For each letter that a word is shorter than six: short words are near many others."""
+
+TWO_LETTERS: Final = -1.3
+"""Of a word of two letters, in addition."""
 
 LONG: Final = 0.45
 """For each letter, up to four, that a word without a capital is longer than six."""
@@ -49,6 +52,24 @@ LONG: Final = 0.45
 SHORT_LETTERS: Final = 6
 """Words of at most this many letters are not read by the network: neighbours say more, and with
 them its likelihood does not help."""
+
+HYPHEN: Final = -4.0
+"""Of a part of a word with hyphens."""
+
+QUOTE: Final = -1.0
+"""For each side with a quotation mark: single words in quotes are terms and foreign words."""
+
+AFTER_NUMBER: Final = -2.0
+"""Of a word of at most three letters after a number, which is a unit."""
+
+STEM: Final = -1.5
+"""Of a known word with a prefix or an ending."""
+
+PLURAL: Final = -1.5
+"""Of a known word with an s, in addition."""
+
+SHORTENED: Final = -1.0
+"""Of a candidate that is the beginning of the found word: foreign words have other endings."""
 
 REPEATED: Final = -0.83
 """For each doubling of the number of times that a text has the word."""
@@ -100,10 +121,17 @@ def prior_scores(
     """
     if place.found is not None:
         return _known_scores(place.found, place, words, contexts)
+    around, lower = place.surroundings, normal(found)
     constant = (
         CONSTANT
         + SHORT * max(0, SHORT_LETTERS - len(found))
+        + TWO_LETTERS * (len(found) == 2)
         + REPEATED * math.log2(max(1, occurrences))
+        + HYPHEN * around.has_hyphen
+        + QUOTE * around.quotes
+        + AFTER_NUMBER * (around.follows_number and len(found) <= 3)
+        + STEM * words.has_stem(found)
+        + PLURAL * (lower.endswith("s") and lower[:-1] in words)
     )
     if found[:1].isupper():
         constant += CAPITAL if place.begins_sentence else NAME
@@ -116,6 +144,7 @@ def prior_scores(
         + MISTAKE * candidate.log_probability
         + LONGER * (len(candidate.text) - len(found))
         + TWO_WORDS * (" " in candidate.text)
+        + SHORTENED * lower.startswith(normal(candidate.text))
         for candidate in place.candidates
     ]
 
@@ -123,7 +152,12 @@ def prior_scores(
 def _known_scores(
     found: Candidate, place: Place, words: WordList, contexts: Contexts
 ) -> list[float]:
-    capital = KNOWN_CAPITAL * found.text[:1].isupper()
+    around = place.surroundings
+    constant = (
+        KNOWN_CAPITAL * found.text[:1].isupper()
+        + HYPHEN * around.has_hyphen
+        + QUOTE * around.quotes
+    )
     frequency, confused = words.log_frequency(found.text), contexts.confused(found.text)
     scores: list[float] = []
     for candidate in place.candidates:
@@ -133,7 +167,7 @@ def _known_scores(
             score = CONFUSED_CONSTANT + CONFUSED_FREQUENCY * more_frequent + CONFUSED_CONTEXT * fits
         else:
             score = KNOWN_CONSTANT + KNOWN_FREQUENCY * more_frequent + KNOWN_CONTEXT * fits
-        scores.append(score + capital)
+        scores.append(score + constant)
     return scores
 
 

@@ -114,7 +114,7 @@ class Proofreader:
             )
         start, spans = time.perf_counter(), sorted([*protected_spans(text), *protected])
         counts = Counter(match[0] for match in unprotected_words(text, spans))
-        scored, forward_passes = list(find_slips(text, spans, self.contexts)), 0
+        scored, forward_passes = list(find_slips(text, spans, self.words, self.contexts)), 0
         slips = {i for slip in scored for i in range(slip.start, slip.stop)}
         found = find_places(text, spans, self.words, self._edits, self.contexts)
         places = [place for place in found if place.start not in slips]
@@ -174,7 +174,12 @@ class Proofreader:
         for (i, k), value in zip(read, values, strict=True):
             scores[i][k] += LIKELIHOOD * (value - best[i])
         scored = [
-            ScoredPlace(place.start, (word, *(c.text for c in place.candidates)), (0.0, *weights))
+            ScoredPlace(
+                place.start,
+                (word, *(candidate.text for candidate in place.candidates)),
+                (0.0, *weights),
+                is_slip=place.found is not None and bool(self.contexts.confused(word)),
+            )
             for place, word, weights in zip(places, found, scores, strict=True)
         ]
         return scored, len(crops)

@@ -11,6 +11,7 @@ from gidd.pipeline import Span
 from gidd_proof.candidates import begins_sentence, unprotected_words
 from gidd_proof.contexts import END, UNKNOWN, Contexts, Neighbours
 from gidd_proof.mistakes import ScoredPlace
+from gidd_proof.words import WordList
 
 DOUBLED: Final = 4.0
 """Log odds that the second of two equal words is a mistake."""
@@ -25,13 +26,14 @@ very very."""
 _MIN_FREQUENCY = 2e-4
 """Rarer words are doubled in names and in imitations of sounds."""
 
+_HYPHENS = ("-", "–")
 _SPACE = re.compile(r" |\n")
 _SILENT_H = re.compile(r"(?:hour|honest|honou?r|heir)(?!loom)")
 _WEAK_H = re.compile(r"h(?:otel|istor|yster|abitua|eroi|eredi|allucin|ypothe|armon)")
 """Some writers put an before these words."""
 
 _SPOKEN_CONSONANT = re.compile(
-    r"(?:one(?!i)|once|ones|oneself|eu|ewe|ewer|u(?:ni(?![nm])|nanim|biqui|kr|ran|rin|rol|s[aeu](?!d)"
+    r"(?:one(?!i)|once|ones|oneself|eu|ewe|ewer|u(?:ni(?![nm])|nanim|biqui|kr|ran|rin|rol|rug|s[aeu](?!d)"
     r"|si|sur|t[ei]|top|vula)|ouija)"
 )
 _NO_NOUN = re.compile(
@@ -43,17 +45,23 @@ _NO_NOUN = re.compile(
 """Words that follow a letter or a variable `a` rather than an article."""
 
 
-def find_slips(text: str, protected: Sequence[Span], contexts: Contexts) -> Iterator[ScoredPlace]:
-    """Yield doubled words and wrong articles, in order."""
+def find_slips(
+    text: str, protected: Sequence[Span], words: WordList, contexts: Contexts
+) -> Iterator[ScoredPlace]:
+    """Yield doubled words and wrong articles before known words, in order."""
     before: re.Match[str] | None = None
     is_slip = lru_cache(partial(is_never_doubled, contexts=contexts))
     for match in unprotected_words(text, protected):
         if before is not None and _SPACE.fullmatch(text, before.end(), match.start()):
             start, first, second = before.start(), before[0], match[0]
             if first.lower() == second and is_slip(second):
-                yield ScoredPlace(start, (text[start : match.end()], first), (0.0, DOUBLED))
-            elif right := right_article(first, second, begins_sentence(text, start)):
-                yield ScoredPlace(start, (first, right), (0.0, ARTICLE))
+                yield ScoredPlace(start, (text[start : match.end()], first), (0.0, DOUBLED), True)
+            elif (
+                (right := right_article(first, second, begins_sentence(text, start)))
+                and second in words
+                and text[start - 1 : start] not in _HYPHENS
+            ):
+                yield ScoredPlace(start, (first, right), (0.0, ARTICLE), True)
         before = match
 
 

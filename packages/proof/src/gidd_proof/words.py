@@ -39,6 +39,12 @@ MAX_EDITS: Final = 2
 MAX_BYTES: Final = 64 << 20
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_STEM_LETTERS = 4
+_ENDINGS = re.compile(r"(.+?)(?:e?s|e?d|e?r|ly|ing|ness|less|like|ism|ist|y)")
+_PREFIXES = re.compile(
+    r"(?:anti|bi|co|de|dis|inter|micro|mis|multi|non|out|over|post|pre|re|semi|sub|super|trans|un"
+    r"|under)(.+)"
+)
 _UNKNOWN = 20.0
 _WORDS_PER_POSSESSIVE = 20
 _USER_FREQUENCY = 1e-6
@@ -89,6 +95,13 @@ class WordList:
     def __len__(self) -> int:
         """Return the number of words."""
         return len(self.counts)
+
+    def has_stem(self, word: str) -> bool:
+        """Whether a word is a known word with a prefix or an ending of English."""
+        found = (pattern.fullmatch(normal(word)) for pattern in (_ENDINGS, _PREFIXES))
+        stems = [match[1] for match in found if match is not None]
+        stems += [f"{stem}e" for stem in stems]  # balustraded: balustrade
+        return any(len(stem) >= _STEM_LETTERS and stem in self.counts for stem in stems)
 
     def frequency(self, word: str) -> float:
         """Return the fraction of all words that are this word; 0 for an unknown word."""
