@@ -13,18 +13,15 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from gidd.cli.model_options import parse_checked
 from gidd.common.messages import print_message
-
-if TYPE_CHECKING:
-    from gidd.evaluation.reproduce import LaptopRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,38 +52,22 @@ class ReproduceOptions:
     keep_models: bool = False
     """Keep the models in OUT/models."""
 
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        from gidd.evaluation.reproduce import LAPTOP_RUNS
-
-        names = [run.name for run in LAPTOP_RUNS]
-        if unknown := [name for name in self.only if name not in names]:
-            yield f"only must be of {', '.join(names)}, got {', '.join(unknown)}."
-
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, run, write the page."""
     options = parse_checked(ReproduceOptions, "gidd reproduce", __doc__, arguments)
-    if options.size == "paper":
-        from gidd.evaluation.reproduce import paper_commands
-
-        for line in paper_commands():
-            print(line)
-        return
-    from gidd.evaluation.reproduce import LaptopPlan, reproduce
+    from gidd.evaluation.reproduce import LaptopPlan, paper_commands, reproduce
     from gidd.evaluation.reproduce_page import write_page
 
+    if options.size == "paper":
+        print(*paper_commands(), sep="\n")
+        return
     plan = LaptopPlan(corpus=options.corpus, validation=options.validation, compile=options.compile)
-
-    def show(run: LaptopRun, number: int, total: int) -> None:
-        print_message(f"{number} of {total}: {run.name}")
-
     results = reproduce(
         plan.quick() if options.quick else plan,
         options.out,
         only=options.only,
         keep_models=options.keep_models,
-        on_run=show,
     )
     words = ["gidd reproduce laptop", *(["--quick"] if options.quick else [])]
     words += ["--corpus", *options.corpus] if options.corpus != ("sotu",) else []

@@ -11,8 +11,10 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
@@ -21,20 +23,18 @@ import torch
 import gidd
 from gidd.common.config.components import component
 from gidd.common.files import write_json
+from gidd.common.messages import print_message
 from gidd.data.loading.loader import open_split
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import ScoredText
+from gidd.errors import ConfigError
 from gidd.evaluation.graders import CausalScorer, load_grader
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
 from gidd.evaluation.results import Measurement, plain_data
-from gidd.evaluation.samples import (
-    evaluate_samples,
-    generate_text_samples,
-    self_accuracies,
-)
+from gidd.evaluation.samples import evaluate_samples, generate_text_samples, self_accuracies
 from gidd.evaluation.self_correction import CorrectedState, correct_samples, correction_curve
-from gidd.evaluation.window_scores import CausalModel, load_causal_model, score_windows
+from gidd.evaluation.window_scores import load_causal_model, score_windows
 from gidd.pipeline import Pipeline, SamplingOptions, SelfCorrectionOptions
 from gidd.runs.data import ensure_prepared, loader_config
 from gidd.runs.evaluate import validation_samples
@@ -48,22 +48,13 @@ from gidd.training.world import open_world
 Json = dict[str, Any]
 Source = Literal["text", "sentences"]
 
-SIZES: Final[dict[str, dict[str, dict[str, int]]]] = {
-    "text": {
-        "small": {"width": 64, "num_layers": 2, "num_heads": 2},
-        "medium": {"width": 96, "num_layers": 4, "num_heads": 3},
-        "large": {"width": 160, "num_layers": 5, "num_heads": 5},
-    },
-    "sentences": {
-        "small": {"width": 32, "num_layers": 2, "num_heads": 1},
-        "medium": {"width": 64, "num_layers": 2, "num_heads": 2},
-        "large": {"width": 96, "num_layers": 4, "num_heads": 3},
-    },
+SIZES: Final[dict[Source, dict[str, tuple[int, int, int]]]] = {
+    "text": {"small": (64, 2, 2), "medium": (96, 4, 3), "large": (160, 5, 5)},
+    "sentences": {"small": (32, 2, 1), "medium": (64, 2, 2), "large": (96, 4, 3)},
 }
-"""Networks by source: sentences have a vocabulary of 60 words."""
+"""Width, layers and heads by source: sentences have a vocabulary of 58 words."""
 
-_MASK_ONLY = component("schedule", "masked")
-_LONG_SUM = re.compile(r"(\d) \+ (\d) = (\d)")
+_SUM = re.compile(r"(\d) \+ (\d) = (\d)")
 
 
 @final
@@ -84,30 +75,24 @@ class LaptopRun:
     """Whether its samples are measured, before and after self-correction."""
 
 
-def _laptop_runs() -> tuple[LaptopRun, ...]:
-    runs: list[LaptopRun] = []
-    for source in ("sentences", "text"):
-        first = "" if source == "text" else "sentences-"
+def _laptop_runs() -> Iterator[LaptopRun]:
+    for source, first in (("sentences", "sentences-"), ("text", "")):
+        run = partial(LaptopRun, source=source)
         if source == "text":
-            runs += [LaptopRun("grader", size="large"), LaptopRun("autoregressive")]
-        own = [LaptopRun(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
-        own.append(LaptopRun(f"{first}mdm", 0.0, "elbo", "masked"))
-        own.append(LaptopRun(f"{first}gidd-0.0-elbo", 0.0, "elbo"))
-        for p in (0.1, 0.2, 0.0):
-            for name in ("elbo", "clamp", "tight"):
-                if (p, name) != (0.0, "elbo"):
-                    own.append(LaptopRun(f"{first}gidd-{p}-{name}", p, name))
-        for size in ("small", "large"):
-            own += [
-                LaptopRun(f"{first}gidd-{p}-dynamic-{size}", p, size=size) for p in (0.0, 0.1, 0.2)
-            ]
-        runs += [replace(run, source=source) for run in own]
-    again = [run for run in runs if run.size == "medium" and run.p_uniform is not None]
-    again = [run for run in again if run.weighting != "tight"]
-    return (*runs, *(replace(run, name=f"{run.name}-seed-1", seed=1) for run in again))
+            yield from (run("grader", size="large"), run("autoregressive"))
+        own = [run(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
+        own.append(run(f"{first}mdm", 0.0, "elbo", "masked"))
+        weights = [(0.0, "elbo"), *product((0.1, 0.2, 0.0), ("elbo", "clamp", "tight"))]
+        own += [run(f"{first}gidd-{p}-{name}", p, name) for p, name in dict.fromkeys(weights)]
+        yield from own
+        for size, p in product(("small", "large"), (0.0, 0.1, 0.2)):
+            yield run(f"{first}gidd-{p}-dynamic-{size}", p, size=size)
+        for one in own:
+            if one.weighting != "tight":
+                yield replace(one, name=f"{one.name}-seed-1", seed=1)
 
 
-LAPTOP_RUNS: Final = _laptop_runs()
+LAPTOP_RUNS: Final = tuple(sorted(_laptop_runs(), key=lambda run: run.seed))
 
 
 def _is_primary(run: LaptopRun) -> bool:
@@ -163,58 +148,49 @@ class LaptopPlan:
             second_grader=None,
         )
 
-    def runs(self) -> list[LaptopRun]:
-        """Return the runs of this plan."""
-        return [run for run in LAPTOP_RUNS if not self.is_quick or _is_primary(run)]
-
     def run_config(self, run: LaptopRun, data: Path) -> RunConfig:
         """Return the training of a run; all have the same steps, batches and learning rate."""
         base = laptop(
             "nano", steps=self.steps, length=self.length, learning_rate=self.learning_rate
         )
-        size = SIZES["sentences" if self.is_quick else run.source][run.size]
-        noise = hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else _MASK_ONLY
-        weighting = component("weighting", run.weighting, **_weighting_options(run))
-        diffusion = Diffusion(noise=noise, weighting=weighting)
+        width, layers, heads = SIZES["sentences" if self.is_quick else run.source][run.size]
+        masked = component("schedule", "masked")
+        limit = {"w_max": 1.0} if run.weighting == "clamp" else {}
+        diffusion = Diffusion(
+            noise=hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else masked,
+            weighting=component("weighting", run.weighting, **limit),
+        )
+        train = replace(
+            base.train,
+            global_batch=self.batch,
+            seed=run.seed,
+            compile=self.compile,
+            evaluate_every=self.steps,
+            generate_samples=0,
+        )
         return replace(
             base,
-            backbone=base.backbone.changed(**size),
+            backbone=base.backbone.changed(width=width, num_layers=layers, num_heads=heads),
             objective=Autoregressive() if run.p_uniform is None else diffusion,
             data=DataConfig(folder=data, length=self.length),
-            train=replace(
-                base.train,
-                global_batch=self.batch,
-                seed=run.seed,
-                compile=self.compile,
-                evaluate_every=self.steps,
-                generate_samples=0,
-            ),
+            train=train,
         )
 
 
-def _weighting_options(run: LaptopRun) -> Json:
-    return {"w_max": 1.0} if run.weighting == "clamp" else {}
-
-
-OnRun = Callable[[LaptopRun, int, int], None]
-
-
 def reproduce(
-    plan: LaptopPlan,
-    out: Path,
-    *,
-    only: Sequence[str] = (),
-    keep_models: bool = False,
-    on_run: OnRun | None = None,
+    plan: LaptopPlan, out: Path, *, only: Sequence[str] = (), keep_models: bool = False
 ) -> dict[str, Json]:
     """Train and measure what has no result yet; return all results by name."""
-    runs = [run for run in plan.runs() if not only or run.name in only]
+    names = [run.name for run in LAPTOP_RUNS]
+    if unknown := [name for name in only if name not in names]:
+        raise ConfigError(f"only must be of {', '.join(names)}, got {', '.join(unknown)}.")
+    runs = [run for run in LAPTOP_RUNS if not plan.is_quick or _is_primary(run)]
+    runs = [run for run in runs if not only or run.name in only]
     for number, run in enumerate(runs, 1):
         file = out / "results" / f"{run.name}.json"
         if file.exists():
             continue
-        if on_run is not None:
-            on_run(run, number, len(runs))
+        print_message(f"{number} of {len(runs)}: {run.name}")
         start = time.process_time()
         data = prepare_source(plan, run.source, out)
         model = train_model(plan, run, data, out)
@@ -235,23 +211,15 @@ def reproduce(
         if not keep_models and run.name != "grader":
             shutil.rmtree(out / "models" / run.name)
         shutil.rmtree(out / "runs" / run.name)
-    return read_results(out)
-
-
-def read_results(out: Path) -> dict[str, Json]:
-    """Return the results of a folder by the name of the run."""
     files = sorted((out / "results").glob("*.json"))
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def prepare_source(plan: LaptopPlan, source: Source, out: Path) -> Path:
     """Tokenize a corpus, unless that is done; return the folder."""
-    sources = plan.corpus if source == "text" else ("sentences",)
-    data = DataConfig(
-        sources=sources,
-        tokenizer=plan.tokenizer,
-        validation=plan.validation if source == "text" else None,
-    )
+    data = DataConfig(sources=("sentences",), tokenizer=plan.tokenizer)
+    if source == "text":
+        data = replace(data, sources=plan.corpus, validation=plan.validation)
     with open_world("cpu") as world:
         return ensure_prepared(data, out / "corpora" / source, world, quiet=True)
 
@@ -271,7 +239,7 @@ def train_model(plan: LaptopPlan, run: LaptopRun, data: Path, out: Path) -> Path
 
 def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, data: Path, out: Path) -> Json:
     """Measure the likelihood of a run and, if it is sampled, its samples."""
-    loaded: Pipeline | CausalModel = (
+    loaded = (
         load_causal_model(str(model), device="cpu")
         if run.p_uniform is None
         else gidd.from_pretrained(model, device="cpu", batch_size=16)
@@ -309,10 +277,9 @@ def _samples(
     found: Json = {"texts": [sample.text for sample in samples[:3]]}
     for name, grader in graders.items():
         result = evaluate_samples(samples, grader=grader)
-        keys = ("gen_ppl", "entropy", "self_accuracy")
-        found[name] = {
-            key: value._asdict() for key, value in result.measurements.items() if key in keys
-        }
+        numbers = ("gen_ppl", "entropy", "self_accuracy")
+        measured = result.measurements.items()
+        found[name] = {key: value._asdict() for key, value in measured if key in numbers}
         found[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
         found[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
     return found
@@ -320,9 +287,8 @@ def _samples(
 
 def held_out_windows(plan: LaptopPlan, run: LaptopRun, data: Path) -> list[ScoredText]:
     """Return the same held-out windows for all runs of a source."""
-    config = plan.run_config(run, data)
-    tokenizer = Tokenizer.load(data)
-    settings = replace(loader_config(config, tokenizer), seed=0)
+    settings = loader_config(plan.run_config(run, data), Tokenizer.load(data))
+    settings = replace(settings, seed=0)
     batch = validation_samples(open_split(data, "validation"), settings, plan.windows)
     full = [row for row, valid in zip(batch.tokens, batch.valid, strict=True) if valid.all()]
     return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
@@ -374,19 +340,16 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     before = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
     settings = SelfCorrectionOptions(temperature=0.1, forward_passes=64)
     after = correct_samples(pipe, before, settings, [64], seed)[64]
+    pairs = [(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
+    changed = [sum(x != y for x, y in zip(a, b, strict=True)) / len(a) for a, b in pairs]
     true = sentence_source()[0].sample(seed + 1000, torch.arange(plan.sentences), length)
     found: Json = {
         "true": describe_sentences(true.tolist()),
         "steps": by_steps,
-        "before": describe_sentences([state.tokens for state in before]),
-        "after": describe_sentences([state.tokens for state in after]),
-        "changed": Measurement.mean(
-            [_fraction_changed(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
-        )._asdict(),
-        "examples": [
-            [words_of(a.tokens), words_of(b.tokens)]
-            for a, b in zip(before[:3], after[:3], strict=True)
-        ],
+        "before": describe_sentences([a for a, _ in pairs]),
+        "after": describe_sentences([b for _, b in pairs]),
+        "changed": Measurement.mean(changed)._asdict(),
+        "examples": [[words_of(a), words_of(b)] for a, b in pairs[:3]],
         "samplers": {},
     }
     masked = not pipe.can_score_visible_tokens
@@ -397,17 +360,11 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         samples = pipe.infill(template, few, seed=seed, **options)
         found["samplers"][name] = describe_sentences([one.trace.tokens for one in samples])
     if not masked:
-        texts = [sample.text for sample in generated[:few]]
-        corrected = pipe.correct(texts)
-        rates = [one.error_rate for one in corrected]
+        corrected = pipe.correct([sample.text for sample in generated[:few]])
         tokens = [pipe.encode(one.text, "a sample") for one in corrected]
         found["posterior"] = describe_sentences(tokens)
-        found["error_rate"] = Measurement.mean(rates)._asdict()
+        found["error_rate"] = Measurement.mean([one.error_rate for one in corrected])._asdict()
     return found
-
-
-def _fraction_changed(a: Sequence[int], b: Sequence[int]) -> float:
-    return sum(x != y for x, y in zip(a, b, strict=True)) / len(a)
 
 
 def words_of(tokens: Sequence[int]) -> str:
@@ -421,7 +378,7 @@ def describe_sentences(samples: Sequence[Sequence[int]]) -> Json:
     source, words = sentence_source()
     tokens = torch.tensor([list(sample) for sample in samples]).clamp_max(len(words) - 1)
     log_prob = source.log_prob(tokens) / tokens.shape[1]
-    sums = [found for one in samples for found in _LONG_SUM.findall(words_of(one))]
+    sums = [found for one in samples for found in _SUM.findall(words_of(one))]
     right = [float(int(a) + int(b) == int(c)) for a, b, c in sums]
     entropies = [sequence_entropy(sample) for sample in samples]
     return {

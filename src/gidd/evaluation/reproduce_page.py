@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gidd.evaluation.results import Measurement
@@ -50,111 +51,101 @@ def verdict(differences: Sequence[Difference]) -> str:
     """Tell whether all differences are above zero, significantly."""
     if not differences:
         return NOT_RUN
-    if any(_is_sure(one) and one.value < 0 for one in differences):
+    sure = [p is not None and p < SIGNIFICANCE_LEVEL for _, _, p, *_ in differences]
+    if any(is_sure and one.value < 0 for is_sure, one in zip(sure, differences, strict=True)):
         return FAILS
-    return HOLDS if all(_is_sure(one) for one in differences) else OPEN
-
-
-def _is_sure(one: Difference) -> bool:
-    return one.p_value is not None and one.p_value < SIGNIFICANCE_LEVEL
-
-
-def _all_seeds(results: Results, *names: str) -> list[list[Json]]:
-    """Return the results of some runs, for each seed that all of them have."""
-    seeds = ([results.get(name + suffix) for name in names] for suffix in ("", "-seed-1"))
-    return [[one for one in row if one] for row in seeds if all(row)]
-
-
-def _show(differences: Sequence[Difference]) -> str:
-    return "; ".join(f"{one.value:+.3f} ± {one.standard_error or 0:.3f}" for one in differences)
+    return HOLDS if all(sure) else OPEN
 
 
 def claims(results: Results, first: str) -> list[Claim]:
     """Return the claims of the paper's abstract and section 5 for runs named `first`..."""
+    found: list[Claim] = []
+
+    def rows(*names: str) -> list[list[Json]]:
+        """Return the results of some runs, for each seed that all of them have."""
+        seeds = ([results.get(first + n + suffix) for n in names] for suffix in ("", "-seed-1"))
+        return [[one for one in row if one] for row in seeds if all(row)]
 
     def windows(a: str, b: str) -> list[Difference]:
-        rows = _all_seeds(results, first + a, first + b)
-        return [difference(x["windows"], y["windows"]) for x, y in rows]
+        return [difference(x["windows"], y["windows"]) for x, y in rows(a, b)]
 
-    found: list[Claim] = []
-    source = SOURCES[first]
-
-    def add(text: str, paper: str, ours: str, state: str) -> None:
-        found.append(Claim(text, source, paper, "-" if state == NOT_RUN else ours, state))
+    def add(
+        text: str, paper: str, unit: str, values: Sequence[Difference], state: str = ""
+    ) -> None:
+        shown = "; ".join(f"{one.value:+.3f} ± {one.standard_error or 0:.3f}" for one in values)
+        ours = f"{unit}: {shown}" if values else "-"
+        found.append(Claim(text, SOURCES[first], paper, ours, state or verdict(values)))
 
     same = windows("mdm", "gidd-0.0-elbo")
+    are_same = HOLDS if all(abs(one.value) < _SAME for one in same) else FAILS
     add(
         "1. GIDD with p_u = 0 is masked diffusion: the same likelihood",
         "PPL 24.37 and 24.36",
-        f"nats per token, GIDD less MDM: {_show(same)}",
-        (HOLDS if all(abs(one.value) < _SAME for one in same) else FAILS) if same else NOT_RUN,
+        "nats per token, GIDD less MDM",
+        same,
+        are_same if same else NOT_RUN,
     )
     for better, worse, paper in (
         ("dynamic", "clamp", "PPL 23.90 and 25.09 (p_u = 0.1)"),
         ("clamp", "elbo", "PPL 25.09 and 26.88 (p_u = 0.1)"),
     ):
-        gains = [
-            gain
-            for p in ("0.1", "0.2")
-            for gain in windows(f"gidd-{p}-{better}", f"gidd-{p}-{worse}")
-        ]
+        both = [windows(f"gidd-{p}-{better}", f"gidd-{p}-{worse}") for p in ("0.1", "0.2")]
         add(
             f"2. With p_u > 0, the weights {better} are better than {worse}",
             paper,
-            f"nats per token, {worse} less {better}: {_show(gains)}",
-            verdict(gains),
+            f"nats per token, {worse} less {better}",
+            [*both[0], *both[1]],
         )
-    few = [
-        difference(*(quality(one, _FEW_STEPS) for one in pair))
-        for pair in _all_seeds(results, f"{first}gidd-0.0-dynamic", f"{first}gidd-0.1-dynamic")
-    ]
     add(
         f"3. With few steps ({_FEW_STEPS} for 64 tokens), hybrid models write better text",
         "generative PPL 387 and 904 at 32 steps",
-        f"log-likelihood per token, p_u = 0.1 less p_u = 0: {_show(few)}",
-        verdict(few),
+        "log-likelihood per token, p_u = 0.1 less p_u = 0",
+        [
+            difference(quality(x, _FEW_STEPS), quality(y, _FEW_STEPS))
+            for x, y in rows("gidd-0.0-dynamic", "gidd-0.1-dynamic")
+        ],
     )
     for p, paper in (("0.1", "-"), ("0.2", "PPL 214 to 93"), ("0.0", "no gain")):
-        rows = _all_seeds(results, f"{first}gidd-{p}-dynamic")
-        gains = [correction_gain(row) for (row,) in rows]
-        state = verdict(gains)
-        if p == "0.0" and gains:
-            state = FAILS if state == HOLDS else HOLDS
-        says = "does not raise" if p == "0.0" else "raises"
+        gains = [correction_gain(row) for (row,) in rows(f"gidd-{p}-dynamic")]
+        state, says = verdict(gains), "raises"
+        if p == "0.0":
+            says = "does not raise"
+            state = {HOLDS: FAILS, NOT_RUN: NOT_RUN}.get(state, HOLDS)
         add(
             f"4. Self-correction {says} the quality of samples with p_u = {p}",
             paper,
-            f"log-likelihood per token, after less before: {_show(gains)}",
+            "log-likelihood per token, after less before",
+            gains,
             state,
         )
     correlations = [
         (p, correlation)
         for p in ("0.1", "0.2")
-        for (row,) in _all_seeds(results, f"{first}gidd-{p}-dynamic")
+        for (row,) in rows(f"gidd-{p}-dynamic")
         if (correlation := self_accuracy_correlation(row)) is not None
     ]
-    add(
-        "5. Self-accuracy tracks the quality of samples of hybrid models",
-        "correlated",
-        "correlation of self-accuracy and log-likelihood: "
-        + ", ".join(f"{c:+.2f} (p_u = {p})" for p, c in correlations),
-        (HOLDS if all(c > _CORRELATED for _, c in correlations) else FAILS)
-        if correlations
-        else NOT_RUN,
+    shown = ", ".join(f"{c:+.2f} (p_u = {p})" for p, c in correlations)
+    tracks = HOLDS if all(c > _CORRELATED for _, c in correlations) else FAILS
+    found.append(
+        Claim(
+            "5. Self-accuracy tracks the quality of samples of hybrid models",
+            SOURCES[first],
+            "correlated",
+            f"correlation of self-accuracy and log-likelihood: {shown}" if shown else "-",
+            tracks if correlations else NOT_RUN,
+        )
     )
-    names = [
-        f"{first}gidd-{p}-dynamic-{size}" for p in ("0.0", "0.2") for size in ("small", "large")
-    ]
+    sizes = [f"{first}gidd-{p}-dynamic-{s}" for p in ("0.0", "0.2") for s in ("small", "large")]
     scaling: list[Difference] = []
-    if all(name in results for name in names):
-        masks_small, masks_large, small, large = (results[name]["windows"] for name in names)
-        masks = [x - y for x, y in zip(masks_small, masks_large, strict=True)]
-        scaling = [difference(masks, [x - y for x, y in zip(small, large, strict=True)])]
+    if all(name in results for name in sizes):
+        gains = zip(*(results[name]["windows"] for name in sizes), strict=True)
+        scaling = [mean_difference([(c - d) - (a - b) for a, b, c, d in gains])]
     state = verdict(scaling)
     add(
         "6. Uniform noise scales at least as well as masks",
         "a steeper slope with p_u = 0.2",
-        f"gain of the large over the small model, p_u = 0.2 less p_u = 0: {_show(scaling)}",
+        "gain of the large over the small model, p_u = 0.2 less p_u = 0",
+        scaling,
         HOLDS if state == OPEN and scaling[0].value > 0 else state,
     )
     return found
@@ -182,23 +173,14 @@ def correction_gain(row: Json) -> Difference:
 def self_accuracy_correlation(row: Json) -> float | None:
     """Return the correlation of self-accuracy and quality over samples of all numbers of steps."""
     parts = row.get("sentences", {}).get("steps") or row.get("samples", {})
-    pairs = [
-        pair
-        for steps, part in parts.items()
-        for pair in zip(
-            (part if "sentences" in row else part["own"])["self_accuracies"],
-            quality(row, steps),
-            strict=True,
-        )
-        if None not in pair
-    ]
-    if len(pairs) < 8:
+    pairs: list[tuple[float, float]] = []
+    for steps, part in parts.items():
+        accuracies = part.get("own", part)["self_accuracies"]
+        found = zip(accuracies, quality(row, steps), strict=True)
+        pairs += [pair for pair in found if None not in pair]
+    if len(pairs) < 8 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
-    x, y = zip(*pairs, strict=True)
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    products = sum((a - mean_x) * (b - mean_y) for a, b in pairs)
-    norm = math.sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
-    return products / norm if norm else None
+    return statistics.correlation(*zip(*pairs, strict=True))
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -206,10 +188,9 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _number(value: Json | None, transform: Callable[[float], float] = float) -> str:
-    if value is None or value["value"] is None:
-        return "-"
-    return f"{transform(value['value']):.3g}"
+def _number(value: Json | float | None) -> str:
+    number = value["value"] if isinstance(value, dict) else value
+    return "-" if number is None else f"{number:.3g}"
 
 
 def write_page(results: Results, command: str) -> str:
@@ -219,8 +200,9 @@ def write_page(results: Results, command: str) -> str:
     shown = [claim for claim in done if claim.verdict != NOT_RUN or claim.text not in run]
     order = sorted(shown, key=lambda claim: claim.text[:1])
     hours = sum(row["train_seconds"] + row.get("measure_seconds", 0) for row in results.values())
-    lines = ["# Results", ""]
-    lines += [
+    lines = [
+        "# Results",
+        "",
         "The claims of the paper, measured with models that a CPU trains in minutes, on an exact "
         "source (`sentences`, whose true likelihood grades samples) and on text (graded by a "
         "larger autoregressive model of the same corpus).",
@@ -231,57 +213,44 @@ def write_page(results: Results, command: str) -> str:
         "",
         "## Claims",
         "",
+        *_table(("claim", "on", "the paper", "here", "verdict"), order),
     ]
-    lines += _table(("claim", "on", "the paper", "here", "verdict"), order)
     for first, source in SOURCES.items():
-        own = {name: row for name, row in results.items() if _source_of(name) == first}
-        lines += [f"## Likelihood, {source}", ""]
-        rows = [
-            (
-                name,
-                _number(row["nats_per_token"]),
-                _number(row["nats_per_token"], math.exp),
-                str(_PAPER_PPL.get(name.removeprefix(first), "-")),
-                f"{row['train_seconds'] / 60:.1f}",
-            )
-            for name, row in own.items()
-        ]
+        rows: list[Sequence[str]] = []
+        for name, row in results.items():
+            if name.startswith("sentences-") == bool(first):
+                nats, minutes = row["nats_per_token"]["value"], row["train_seconds"] / 60
+                paper = str(_PAPER_PPL.get(name.removeprefix(first), "-"))
+                ppl = _number(math.exp(nats))
+                rows.append((name, _number(nats), ppl, paper, f"{minutes:.1f}"))
         header = ("model", "nats per token", "PPL", "PPL in the paper", "CPU minutes")
-        lines += _table(header, rows)
+        lines += [f"## Likelihood, {source}", "", *_table(header, rows)]
     return "\n".join([*lines, *_text_samples(results), *_sentence_samples(results)])
 
 
-def _source_of(name: str) -> str:
-    return "sentences-" if name.startswith("sentences-") else ""
-
-
 def _text_samples(results: Results) -> list[str]:
-    lines = ["## Samples of text by denoising steps", ""]
+    keys = ("gen_ppl", "entropy", "self_accuracy")
     rows = [
-        (
-            name,
-            steps,
-            *(_number(measured["own"].get(key)) for key in ("gen_ppl", "entropy", "self_accuracy")),
-            _number(measured.get("second", {}).get("gen_ppl")),
-        )
+        (name, steps, *(_number(one["own"].get(key)) for key in keys))
+        + (_number(one.get("second", {}).get("gen_ppl")),)
         for name, row in results.items()
-        for steps, measured in row.get("samples", {}).items()
+        for steps, one in row.get("samples", {}).items()
     ]
     header = ("model", "steps", "generative PPL", "entropy", "self-accuracy", "PPL by SmolLM2")
-    lines += [*_table(header, rows), "## Self-correction of text", ""]
-    keys = ("temperature", "forward_passes", "changed_tokens", "gen_ppl", "entropy")
-    keys += ("self_accuracy",)
+    lines = ["## Samples of text by denoising steps", "", *_table(header, rows)]
+    keys = ("temperature", "forward_passes", "changed_tokens", *keys)
     rows = [
-        (name, *("-" if one.get(key) is None else f"{one[key]:.3g}" for key in keys))
+        (name, *(_number(one.get(key)) for key in keys))
         for name, row in results.items()
         for one in row.get("correction", ())
     ]
-    return lines + _table(("model", *(key.replace("_", " ") for key in keys)), rows)
+    header = ("model", *(key.replace("_", " ") for key in keys))
+    return [*lines, "## Self-correction of text", "", *_table(header, rows)]
 
 
 def _sentence_samples(results: Results) -> list[str]:
-    lines = ["## Samples of the exact source", ""]
     rows: list[Sequence[str]] = []
+    examples: list[str] = []
     for name, row in results.items():
         if found := row.get("sentences"):
             parts = {"texts of the source": found.get("true")}
@@ -294,13 +263,12 @@ def _sentence_samples(results: Results) -> list[str]:
                 for kind, one in parts.items()
                 if one is not None
             ]
+            for before, after in found["examples"][:1]:
+                examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
     header = ("model", "samples", "log-likelihood per token", "entropy", "sums right")
-    lines += _table(header, rows)
-    lines += ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
-    for name, row in results.items():
-        for before, after in row.get("sentences", {}).get("examples", [])[:1]:
-            lines += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
-    return lines
+    lines = ["## Samples of the exact source", "", *_table(header, rows)]
+    first = ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
+    return [*lines, *first, *examples]
 
 
 def _marked(before: list[str], after: list[str]) -> str:
