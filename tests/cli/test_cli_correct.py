@@ -12,7 +12,7 @@ from support.resources import largest_file
 from support.small_model import TEXT, write_model
 
 from gidd.cli import main
-from gidd.cli.corrections import line_starts, percent, place_of
+from gidd.cli.correct import line_starts, percent, place_of
 from gidd.cli.model_options import ModelOptions
 from gidd.pipeline import from_pretrained
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gidd.common import limits
+from gidd.common import files
 from gidd.common.config.codec import from_plain, plain_from_yaml
-from gidd.common.files import explain_damage, file_kind, parse_json, read_json
-from gidd.common.limits import Limit
+from gidd.common.files import Limit, explain_damage, file_kind, parse_json, read_json
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError, DataError
 
@@ -33,7 +32,7 @@ def test_an_invalid_environment_variable_is_refused(text, monkeypatch):
 
 
 def test_limits_stand_in_the_documentation():
-    found = [value for value in vars(limits).values() if isinstance(value, Limit)]
+    found = [value for value in vars(files).values() if isinstance(value, Limit)]
     text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
     for limit in found:
         assert f"| {limit.default:,} {limit.unit} |" in text

@@ -10,8 +10,7 @@ import pytest
 from gidd.cli import main
 from gidd.errors import ConfigError
 from gidd.evaluation.compare import ABSENT, compare_results
-from gidd.evaluation.ratios import RowRatio
-from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.results import EvaluationResult, Measurement, RowRatio
 
 
 def result(numbers=None, rows=(), manifest=None, kind="ppl"):
@@ -129,7 +128,7 @@ def test_a_single_document_is_tested_by_the_error_of_its_estimate(tmp_path, caps
 
 
 def test_without_scipy_differences_have_errors_and_no_p_values(files, capsys, monkeypatch):
-    monkeypatch.setattr("gidd.evaluation.significance.HAS_SCIPY", False)
+    monkeypatch.setattr("gidd.evaluation.compare.HAS_SCIPY", False)
     main(["compare", *files])
     out = capsys.readouterr().out
     assert "+1.33 ± 0.33" in out and 'pip install "gidd[eval]"' in out

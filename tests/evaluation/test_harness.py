@@ -16,7 +16,7 @@ from support.small_model import CONTEXT, TEXT
 from gidd.diffusion.likelihood import ScoredText, estimate_nelbo
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.harness import lm
-from gidd.evaluation.harness.continuations import (
+from gidd.evaluation.harness.choices import (
     conditional_parts,
     cut_at,
     encode_continuation,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gidd.common.limits import Limit
+from gidd.common.files import Limit
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.results import RESULT_FORMAT, EvaluationResult, Measurement
 

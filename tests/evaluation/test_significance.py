@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from gidd.evaluation.results import Measurement
-from gidd.evaluation.significance import (
+from gidd.evaluation.compare import (
     PERMUTATIONS,
     holm_p_values,
     mean_difference,
     sign_flip_p_value,
     unpaired_difference,
 )
+from gidd.evaluation.results import Measurement
 
 stats = pytest.importorskip("scipy.stats", reason="comes with gidd[eval]")
 

@@ -7,8 +7,7 @@ from support.pretended_device import move_to_pretended, pretended_cuda
 from support.pretended_tensor import DeviceError, PretendedTensor
 from torch import Tensor, nn
 
-from gidd.common.devices import has_kernels, kind_of, upload
-from gidd.common.kernels import define_kernel
+from gidd.common.devices import define_kernel, has_kernels, kind_of, upload
 
 CUDA = torch.device("cuda:0")
 

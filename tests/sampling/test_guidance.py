@@ -25,7 +25,7 @@ from gidd.sampling import (
     corrector_plan,
     sampling_plan,
 )
-from gidd.sampling.guidance import guide
+from gidd.sampling.network import guide
 from gidd.vocab import Vocab
 
 SMALL = Vocab(4, mask_id=3)

@@ -15,8 +15,7 @@ from gidd.data.batch import Batch
 from gidd.errors import ConfigError, TrainingDiverged
 from gidd.training import loop
 from gidd.training.build import build_state
-from gidd.training.optim import OptimConfig
-from gidd.training.optimizers import build_optimizers
+from gidd.training.optim import OptimConfig, build_optimizers
 from gidd.training.parallel import FSDP
 from gidd.training.recorded import run_from_plain
 from gidd.training.world import open_world

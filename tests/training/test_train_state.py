@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gidd.training.optim import OptimConfig
-from gidd.training.optimizers import adamw
+from gidd.training.optim import OptimConfig, adamw
 from gidd.training.state import EMA, TrainState
 
 

@@ -9,8 +9,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSche
 from gidd.errors import ConfigError, DataError
 from gidd.viz import figure
 from gidd.viz.figure import COLOURS
-from gidd.viz.noise_plot import plot_noise
-from gidd.viz.result_plot import Panel, ResultTable, plot_results
+from gidd.viz.result_plot import Panel, ResultTable, plot_noise, plot_results
 from gidd.vocab import Vocab
 
 pytest.importorskip("matplotlib", reason="comes with gidd[viz]")
@@ -205,7 +204,7 @@ def test_noise_of_every_kind_is_drawn(tmp_path):
 
 def test_noise_fractions_and_weights_are_those_of_the_paper(tmp_path):
     """Eq. 16: at t = 1/2, p_u of all tokens are uniform. App. H.8: 1 / (t (1 - t)) on masks."""
-    from gidd.viz.noise_plot import _fractions, _weights
+    from gidd.viz.result_plot import _fractions, _weights
 
     schedule = HybridSchedule(Vocab(size=9, mask_id=0), 0.2)
     half = _fractions(schedule, np.array([0.5]))

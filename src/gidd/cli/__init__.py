@@ -23,7 +23,7 @@ from gidd.common.messages import print_message
 from gidd.errors import GiddError
 
 if TYPE_CHECKING:
-    from gidd.cli.corrections import (
+    from gidd.cli.correct import (
         TextSource as TextSource,
         describe_edits as describe_edits,
         line_starts as line_starts,

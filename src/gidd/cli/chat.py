@@ -133,7 +133,7 @@ class Conversation:
 
     def show_answer(self, before: list[dict[str, str]], message: str, console: CliConsole) -> None:
         """Show an answer while it forms, and print it; Ctrl-C keeps what is there."""
-        from gidd.pipeline.stop_strings import end_of_text
+        from gidd.pipeline.text import end_of_text
         from gidd.viz.terminal import AnswerView
 
         view = AnswerView(console, self.pipe.token_texts, self.pipe.schedule.vocab.mask_id)

@@ -112,7 +112,7 @@ def _p(value: float | None) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    from gidd.evaluation.significance import HAS_SCIPY
+    from gidd.evaluation.compare import HAS_SCIPY
 
     tests = comparison.num_tests
     paired = [number for number in comparison.numbers if number.difference.is_paired]

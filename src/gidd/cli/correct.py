@@ -17,30 +17,36 @@ Examples:
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
-from gidd.cli.corrections import (
-    matching_spans,
-    print_correction,
-    read_sources,
-    replace_file,
-    require_patterns,
-    show_changes,
-    show_patch,
-    summary,
-)
 from gidd.cli.model_options import Flat, ModelOptions, parse_checked
-from gidd.cli.output import write_stdout
+from gidd.cli.output import (
+    CliConsole,
+    decode_utf8,
+    plain,
+    print_json,
+    require_writable,
+    write_stdout,
+)
 from gidd.common.config.allowed import field_problems, optional
+from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
-from gidd.errors import DataError
+from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Correction, Span, TextEdit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +131,164 @@ def main(arguments: Sequence[str]) -> None:
             write_stdout(correction.text)
         name = "" if alone else f"{source.name}: "
         print_message(f"{name}{summary(correction, time.perf_counter() - start)}")
+
+
+class TextSource(NamedTuple):
+    """A text to correct, and the file that it is from."""
+
+    name: str
+    path: Path | None
+    text: str
+
+
+def read_sources(
+    files: Sequence[str], text: str | None, *, in_place: bool, is_printed: bool
+) -> list[TextSource]:
+    """Read the texts as `read_texts` does; raise `ConfigError` if a result could not be written.
+
+    Several texts on standard output need `is_printed`: a form that can be told apart.
+    """
+    if in_place and (text is not None or "-" in files):
+        raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
+    sources = list(dict.fromkeys(read_texts(files, text)))
+    for source in sources:
+        if in_place and source.path is not None:
+            require_writable(source.path.resolve(), "--in-place")
+    if len(sources) > 1 and not (in_place or is_printed or sys.stdout.isatty()):
+        raise ConfigError(
+            f"{len(sources)} texts cannot be printed one after the other. Add --in-place, --diff "
+            "or --jsonl, or name one FILE."
+        )
+    return sources
+
+
+def read_texts(files: Sequence[str], text: str | None) -> list[TextSource]:
+    """Read the text of --text, or the texts of files and of standard input (-)."""
+    if bool(files) == (text is not None):
+        raise ConfigError("give either FILE (- for standard input) or --text TEXT.")
+    if files.count("-") > 1:
+        raise ConfigError("FILE must be - at most once: standard input is read once.")
+    return [TextSource("the text", None, text)] if text is not None else [*map(_read, files)]
+
+
+def _read(name: str) -> TextSource:
+    if name == "-":
+        content = sys.stdin.buffer.read()
+        return TextSource("standard input", None, decode_utf8(content, "standard input"))
+    path = Path(name)
+    try:
+        return TextSource(name, path, decode_utf8(path.read_bytes(), name))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
+
+
+def matching_spans(patterns: Sequence[str], text: str) -> list[Span]:
+    """Return the spans of a text that match a regular expression of --protect."""
+    return [match.span() for pattern in patterns for match in re.finditer(pattern, text)]
+
+
+def require_patterns(patterns: Sequence[str]) -> None:
+    """Raise `ConfigError` if a pattern is not a regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"--protect must be a regular expression, got {pattern!r}: {error}."
+            ) from error
+
+
+def replace_file(path: Path, before: str, after: str) -> None:
+    """Write a file atomically if it still has the text `before`; keep its mode and owner."""
+    path = path.resolve()  # follow symbolic links
+    remove_dead_temporaries(path)
+    if path.read_bytes() != before.encode():
+        raise DataError(f"{path} changed while it was being corrected: not written. Run it again.")
+    if after == before:
+        return
+    found = path.stat()
+    with atomic_path(path, mode=0o600) as temporary:  # private until its permissions are set
+        temporary.write_bytes(after.encode())
+        with suppress(PermissionError, AttributeError):  # only root gives files away
+            os.chown(temporary, found.st_uid, found.st_gid)
+        temporary.chmod(found.st_mode & 0o777)  # without setuid and setgid
+
+
+def show_changes(name: str | None, correction: Correction) -> None:
+    """Print the lines with changes and doubtful places, after the name of the file, if given."""
+    from gidd.viz import diff
+
+    console = CliConsole(highlight=False)
+    colours = console.color_system is not None and not console.no_color
+    changes = [diff.TextChange(e.start, e.old, e.new, _note(e)) for e in correction.edits]
+    if name is not None:
+        console.print(plain(name), style="bold")
+    if changes:
+        console.print(diff.readable(correction.original, changes, colours=colours))
+
+
+def _note(edit: TextEdit) -> str:
+    """Return the confidence in a change; for a doubtful place, the most likely other text."""
+    if edit.is_change:
+        return percent(edit.confidence) if edit.confidence else ""
+    return f"{edit.best_other}? {percent(edit.probability_of(edit.best_other))}"
+
+
+def percent(probability: float) -> str:
+    """Return a probability in per cent; only certainty is 100%."""
+    return "100%" if probability == 1 else f"{min(probability, 0.99):.0%}"
+
+
+def show_patch(source: TextSource, correction: Correction, *, alone: bool) -> None:
+    """Print the changes as a unified diff; of several files, each is named by its path."""
+    from gidd.viz import diff
+
+    path = source.path
+    name = "text" if path is None else path.name if alone else path.as_posix().lstrip("/")
+    write_stdout(diff.unified(name, correction.original, correction.text))
+
+
+def print_correction(name: str, correction: Correction) -> None:
+    """Print a correction as one line of JSON."""
+    names = ("text", "original", "edits", "error_rate", "noise_level", "forward_passes", "manifest")
+    values = {key: getattr(correction, key) for key in names}
+    values["edits"], noise = list(describe_edits(correction)), correction.noise_level
+    values["noise_level"] = None if noise is None else noise._asdict()
+    print_json(file=name, **values)
+
+
+def describe_edits(correction: Correction) -> Iterator[dict[str, Any]]:
+    """Yield each place that may be wrong as plain data, with line and column from 1."""
+    starts = line_starts(correction.original)
+    for edit in correction.edits:
+        line, column = place_of(starts, edit.start)
+        place = {"start": edit.start, "stop": edit.stop, "line": line, "column": column}
+        texts = {"old": edit.old, "new": edit.new, "change": edit.is_change}
+        yield place | texts | {"alternatives": [a._asdict() for a in edit.alternatives]}
+
+
+def line_starts(text: str) -> list[int]:
+    """Return the index of the first character of each line; lines end with a line feed."""
+    starts = [0]
+    while place := text.find("\n", starts[-1]) + 1:
+        starts.append(place)
+    return starts
+
+
+def place_of(starts: Sequence[int], index: int) -> tuple[int, int]:
+    """Return line and column of a character, both from 1."""
+    line = bisect_right(starts, index)
+    return line, index - starts[line - 1] + 1
+
+
+def summary(correction: Correction, seconds: float) -> str:
+    """Return the figures of a correction in a line."""
+    noise, changes = correction.noise_level, len(correction.changes)
+    rate = f"{correction.error_rate:.1%} wrong as given"
+    if noise is not None:
+        rate = f"estimated {noise.error_rate:.1%} wrong ({100 * noise.low:.1f}-{noise.high:.1%})"
+    return (
+        f"{rate}, {changes:,} change{'' if changes == 1 else 's'}, "
+        f"{len(correction.suggestions):,} left for you, "
+        f"{correction.forward_passes:,} forward passes, {seconds:,.0f} s"
+    )

@@ -67,7 +67,7 @@ def plot_command(
         _plot_results(sources, out, x, y, group)
     elif kind == "model":
         from gidd.models import load_pretrained
-        from gidd.viz.noise_plot import plot_noise
+        from gidd.viz.result_plot import plot_noise
 
         loaded = [(printable(s.resolve().name), load_pretrained(s).schedule) for s in sources]
         plot_noise(loaded, out)

@@ -18,8 +18,7 @@ from gidd.cli.parsing import (
     parse,
 )
 from gidd.common.config.options import attribute_docstrings
-from gidd.common.files import read_regular
-from gidd.common.limits import YAML_BYTES
+from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import Diffusion, RunConfig

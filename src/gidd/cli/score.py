@@ -25,7 +25,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from gidd.cli.corrections import read_texts
+from gidd.cli.correct import read_texts
 from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain, print_json
 from gidd.common.messages import show_counts

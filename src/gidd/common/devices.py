@@ -1,12 +1,13 @@
-"""The device to compute on."""
+"""The device to compute on, and operators of torch that have a kernel for GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,3 +91,24 @@ def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":  # which reads pinned memory when it gets there
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+_LIBRARY = torch.library.Library("gidd", "DEF")
+
+
+def define_kernel(
+    schema: str,
+    *,
+    definition: Callable[..., Any],
+    launch: Callable[..., Any],
+    shapes: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Define the operator `gidd::<name>` of a schema such as `twice(Tensor x) -> Tensor`.
+
+    `definition` computes it on the CPU, `launch` on CUDA; `shapes` returns empty tensors.
+    """
+    name = _LIBRARY.define(schema)
+    _LIBRARY.impl(name, definition, "CPU")
+    _LIBRARY.impl(name, launch, "CUDA")
+    torch.library.register_fake(f"gidd::{name}", shapes, lib=_LIBRARY)
+    return getattr(torch.ops.gidd, name).default

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from gidd.common.files import read_regular
-from gidd.common.limits import Limit
+from gidd.common.files import Limit, read_regular
 from gidd.errors import ConfigError, DataError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")

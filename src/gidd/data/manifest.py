@@ -17,8 +17,7 @@ import numpy as np
 
 from gidd.common.config.allowed import Allowed, integer, require_arguments
 from gidd.common.config.codec import ADDED_LATER, from_plain
-from gidd.common.files import read_json, sha256, write_json
-from gidd.common.limits import MANIFEST_BYTES
+from gidd.common.files import MANIFEST_BYTES, read_json, sha256, write_json
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError

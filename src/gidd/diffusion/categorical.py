@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gidd.common.devices import has_kernels
-from gidd.common.kernels import define_kernel
+from gidd.common.devices import define_kernel, has_kernels
 from gidd.diffusion.randomness import UNIT_BITS
 from gidd.errors import ConfigError
 

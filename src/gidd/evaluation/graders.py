@@ -27,8 +27,7 @@ from gidd.common.terminal import shorten
 from gidd.diffusion.likelihood import RankGroup
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.evaluation.options import GraderOptions
-from gidd.evaluation.ratios import ratio_of_sums
-from gidd.evaluation.results import Measurement
+from gidd.evaluation.results import Measurement, ratio_of_sums
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,9 +21,9 @@ from gidd.common.config.allowed import field_problems, integer, number
 from gidd.common.optional import optional_package
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
+from gidd.evaluation.compare import sign_flip_p_value
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.evaluation.sample_files import json_objects, text_field
-from gidd.evaluation.significance import sign_flip_p_value
 
 ASPECTS: Final = ("clarity", "grammaticality", "factuality", "style", "creativity")
 PROMPT_FILE: Final = Path(__file__).with_name("judge_prompt.txt")

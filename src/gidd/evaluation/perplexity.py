@@ -17,8 +17,7 @@ from torch import Tensor
 from gidd.diffusion.likelihood import RankGroup, ScoredText
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.options import PerplexityOptions
-from gidd.evaluation.ratios import RATIOS
-from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.results import RATIOS, EvaluationResult, Measurement
 from gidd.evaluation.texts import EncodedCorpus, EncodedDocument, encode_corpus, source_names
 from gidd.evaluation.window_scores import CausalModel, OnForwardPasses, WindowScores, score_windows
 from gidd.pipeline import Pipeline

@@ -8,13 +8,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from gidd.evaluation.results import Measurement
-from gidd.evaluation.significance import (
+from gidd.evaluation.compare import (
     SIGNIFICANCE_LEVEL,
     Difference,
     mean_difference,
     unpaired_difference,
 )
+from gidd.evaluation.results import Measurement
 
 Json = dict[str, Any]
 Results = dict[str, Json]

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gidd.common.files import file_kind, parse_json, read_regular
-from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.files import DOCUMENT_BYTES, file_kind, parse_json, read_regular
 from gidd.common.terminal import shorten
 from gidd.errors import DataError
 

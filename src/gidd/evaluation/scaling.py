@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 import gidd
 from gidd.common.config.codec import KIND, to_plain
-from gidd.common.files import explain_damage, read_regular
-from gidd.common.limits import YAML_BYTES
+from gidd.common.files import YAML_BYTES, explain_damage, read_regular
 from gidd.common.terminal import printable, shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from gidd.common.config.registry import component_names
-from gidd.common.files import explain_damage, read_json, sha256, write_json
-from gidd.common.limits import CONTEXT_TOKENS
+from gidd.common.files import CONTEXT_TOKENS, explain_damage, read_json, sha256, write_json
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule

@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gidd.common.files import atomic_path, explain_damage, file_kind
-from gidd.common.limits import RECORD_BYTES
+from gidd.common.files import RECORD_BYTES, atomic_path, explain_damage, file_kind
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError

@@ -19,13 +19,6 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.pipeline.chat import ChatAnswer as ChatAnswer
-    from gidd.pipeline.edits import (
-        Alternative as Alternative,
-        TextEdit as TextEdit,
-        apply_edits as apply_edits,
-        decide as decide,
-        is_doubtful as is_doubtful,
-    )
     from gidd.pipeline.load import from_pretrained as from_pretrained
     from gidd.pipeline.noise_level import (
         NoiseLevel as NoiseLevel,
@@ -37,13 +30,18 @@ if TYPE_CHECKING:
     )
     from gidd.pipeline.pipeline import Pipeline as Pipeline
     from gidd.pipeline.results import (
+        Alternative as Alternative,
         Correction as Correction,
         Generation as Generation,
         Replacement as Replacement,
         ResultManifest as ResultManifest,
         Scores as Scores,
         SelfCorrection as SelfCorrection,
+        TextEdit as TextEdit,
         Trace as Trace,
+        apply_edits as apply_edits,
+        decide as decide,
+        is_doubtful as is_doubtful,
     )
     from gidd.pipeline.text import (
         EncodedText as EncodedText,

@@ -16,8 +16,7 @@ from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
 from gidd.pipeline.results import Generation, ResultManifest, Trace, describe_request
-from gidd.pipeline.stop_strings import cut_at_stop, end_of_text, without_partial_stop
-from gidd.pipeline.text import TokenDecoder
+from gidd.pipeline.text import TokenDecoder, cut_at_stop, end_of_text, without_partial_stop
 from gidd.sampling import (
     Choices,
     Frame,

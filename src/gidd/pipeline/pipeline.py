@@ -23,7 +23,13 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, push_to_hub, save
 from gidd.pipeline.chat import ChatAnswer, build_chat_request
-from gidd.pipeline.correct import CorrectSettings, OnCharacters, TokenCorrector, correct_texts
+from gidd.pipeline.correct import (
+    CorrectSettings,
+    OnCharacters,
+    SelfCorrector,
+    TokenCorrector,
+    correct_texts,
+)
 from gidd.pipeline.generate import (
     StreamEnd,
     build_choices,
@@ -52,9 +58,7 @@ from gidd.pipeline.results import (
     describe_schedule,
 )
 from gidd.pipeline.score import TokenProbability, score_texts, token_probabilities
-from gidd.pipeline.self_correct import SelfCorrector
-from gidd.pipeline.stop_strings import require_stop
-from gidd.pipeline.text import EncodedText, Span, TokenDecoder, ban_unwritten_tokens
+from gidd.pipeline.text import EncodedText, Span, TokenDecoder, ban_unwritten_tokens, require_stop
 from gidd.sampling import (
     CachedFeatures,
     OnStep,

@@ -30,7 +30,7 @@ from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
 from gidd.training.build import build_objective, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
-from gidd.training.optimizers import build_optimizers
+from gidd.training.optim import build_optimizers
 from gidd.training.parallel import DDP
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World

@@ -30,7 +30,7 @@ from gidd.common.actors import ActorOptions, map_on_ray
 from gidd.common.config.allowed import SEED, field_problems, integer, optional
 from gidd.common.config.codec import to_plain
 from gidd.common.devices import choose
-from gidd.common.limits import MANIFEST_BYTES
+from gidd.common.files import MANIFEST_BYTES
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.load import from_pretrained

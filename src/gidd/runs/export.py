@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gidd.common.config.codec import to_plain
-from gidd.common.files import explain_damage, read_regular
-from gidd.common.limits import CONTEXT_TOKENS, YAML_BYTES
+from gidd.common.files import CONTEXT_TOKENS, YAML_BYTES, explain_damage, read_regular
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import CheckpointError, ComponentNotInstalled, GiddError

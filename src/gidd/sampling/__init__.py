@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         gain as gain,
         likelihood as likelihood,
     )
-    from gidd.sampling.guidance import Guidance as Guidance
     from gidd.sampling.jobs import (
         Jobs as Jobs,
         SessionPool as SessionPool,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         DenoisingNetwork as DenoisingNetwork,
         ForwardPass as ForwardPass,
         FunctionNetwork as FunctionNetwork,
+        Guidance as Guidance,
     )
     from gidd.sampling.plan import (
         Plan as Plan,

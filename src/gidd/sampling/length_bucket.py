@@ -16,8 +16,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import BestState, Canvas, time_dtype
 from gidd.sampling.choices import BatchChoices
-from gidd.sampling.guidance import BatchGuidance
-from gidd.sampling.network import DenoisingNetwork, ForwardPass, unusable_predictions
+from gidd.sampling.network import BatchGuidance, DenoisingNetwork, ForwardPass, unusable_predictions
 from gidd.sampling.plan import Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.request import Edit, Frame

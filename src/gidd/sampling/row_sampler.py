@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from gidd.common.devices import kind_of
-from gidd.common.kernels import define_kernel
+from gidd.common.devices import define_kernel, kind_of
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.schedule import TINY
 from gidd.sampling.processors import temper

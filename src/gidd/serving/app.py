@@ -23,7 +23,6 @@ from gidd.sampling.jobs import gather
 from gidd.serving import texts
 from gidd.serving.access import Access, Gate
 from gidd.serving.errors import ServiceError, add_handlers, as_service_error, error_body
-from gidd.serving.frames import Frame, describe_frame
 from gidd.serving.metrics import Metrics
 from gidd.serving.options import ServiceOptions
 from gidd.serving.protocol import (
@@ -35,7 +34,7 @@ from gidd.serving.protocol import (
     SampledBody,
     ScoreBody,
 )
-from gidd.serving.texts import Json
+from gidd.serving.texts import Frame, Json, describe_frame
 from gidd.serving.worker import Cancelled, Worker
 
 _T = TypeVar("_T")

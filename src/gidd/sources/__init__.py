@@ -7,8 +7,7 @@ distributions of small sources).
 
 from gidd.sources.base import EntropyRate, Source, stationary_distribution
 from gidd.sources.enumeration import SmallWorld, exact_nodes, total_variation, unigram_nelbo
-from gidd.sources.hidden_markov import HiddenMarkovSource
-from gidd.sources.markov import MarkovSource
+from gidd.sources.markov import HiddenMarkovSource, MarkovSource
 from gidd.sources.sentences import sentence_source
 
 SOURCES: tuple[type[Source], ...] = (MarkovSource, HiddenMarkovSource)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from gidd.sources.base import stationary_distribution
-from gidd.sources.hidden_markov import HiddenMarkovSource
+from gidd.sources.markov import HiddenMarkovSource
 
 _State = tuple[Any, ...]
 """What must be remembered, and last the word that the state emits."""

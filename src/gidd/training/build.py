@@ -18,7 +18,7 @@ from gidd.models.lora import add_lora, reset_lora
 from gidd.models.networks import Initializer, blocks_of, initialize, require_no_buffers
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
-from gidd.training.optimizers import build_optimizers
+from gidd.training.optim import build_optimizers
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab

@@ -12,10 +12,10 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.viz.diff import TextChange as TextChange, readable as readable, unified as unified
     from gidd.viz.html import Replay as Replay, write_page as write_page
-    from gidd.viz.noise_plot import plot_noise as plot_noise
     from gidd.viz.result_plot import (
         Panel as Panel,
         ResultTable as ResultTable,
+        plot_noise as plot_noise,
         plot_results as plot_results,
     )
     from gidd.viz.run_plot import (

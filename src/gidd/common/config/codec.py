@@ -18,7 +18,7 @@ import yaml
 from gidd.common.config.components import COMPONENT_KIND, Component
 from gidd.common.config.options import REQUIRED, options_of
 from gidd.common.config.registry import KINDS, UNREGISTERED, find_component, kind_of_base, name_of
-from gidd.common.limits import MAX_DEPTH, YAML_BYTES
+from gidd.common.files import MAX_DEPTH, YAML_BYTES
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, ScheduleError
 

@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
     "backbone": Kind("gidd.models.backbones", "COMPONENTS", None, ("vocab_size", "max_length")),
     "corpus": Kind("gidd.data.corpora", "CORPORA", "Corpus"),
     "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("model", "noisy")),
-    "optimizer": Kind("gidd.training.optimizers", "COMPONENTS", None, ("network", "optim")),
+    "optimizer": Kind("gidd.training.optim", "COMPONENTS", None, ("network", "optim")),
     "importer": Kind("gidd.models.importers", "COMPONENTS", "Importer"),
     "metric": Kind("gidd.evaluation.metrics", "COMPONENTS", None, ("text", "tokens")),
 }

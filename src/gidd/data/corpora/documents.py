@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.files import DOCUMENT_BYTES
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError

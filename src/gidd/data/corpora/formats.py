@@ -14,8 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
-from gidd.common.files import file_kind
-from gidd.common.limits import DOCUMENT_BYTES
+from gidd.common.files import DOCUMENT_BYTES, file_kind
 from gidd.common.optional import optional_package
 from gidd.common.urls import is_url, without_credentials
 from gidd.data.corpora import remote

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 
 from gidd.common.config.codec import from_plain
-from gidd.common.files import atomic_write, read_json, write_json
-from gidd.common.limits import PIECE_CHARACTERS
+from gidd.common.files import PIECE_CHARACTERS, atomic_write, read_json, write_json
 from gidd.data.chat import encode_chat, parse_chat
 from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.manifest import GIVEN, INDEX, ShardRecord

@@ -17,8 +17,7 @@ from typing import Any, Literal, get_args
 
 from gidd.common.config.allowed import choice, require_arguments
 from gidd.common.config.codec import from_plain
-from gidd.common.files import read_json, write_json
-from gidd.common.limits import MANIFEST_BYTES
+from gidd.common.files import MANIFEST_BYTES, read_json, write_json
 from gidd.common.terminal import shorten
 from gidd.data.corpora.documents import Documents
 from gidd.data.manifest import DATA_MANIFEST

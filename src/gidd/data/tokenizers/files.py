@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gidd.common.files import explain_damage, parse_json, read_json, read_regular
-from gidd.common.limits import RECORD_BYTES, TOKENIZER_BYTES
+from gidd.common.files import (
+    RECORD_BYTES,
+    TOKENIZER_BYTES,
+    explain_damage,
+    parse_json,
+    read_json,
+    read_regular,
+)
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gidd.common.files import explain_damage, read_json, read_regular
-from gidd.common.limits import TOKENIZER_BYTES
+from gidd.common.files import TOKENIZER_BYTES, explain_damage, read_json, read_regular
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers.encoding import NUM_BYTES, byte_characters, cut
 from gidd.data.tokenizers.files import (

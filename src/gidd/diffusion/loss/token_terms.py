@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.devices import kind_of
-from gidd.common.kernels import define_kernel
+from gidd.common.devices import define_kernel, kind_of
 from gidd.diffusion.elbo import itakura_saito_term
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.schedule import TINY, MixingSchedule

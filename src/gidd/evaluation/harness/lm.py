@@ -25,18 +25,16 @@ from gidd.errors import ConfigError
 from gidd.evaluation.harness.choices import (
     Choice,
     ChoiceScores,
+    Continuation,
     EarlyStop,
     OnPasses,
     Question,
-    score_questions,
-)
-from gidd.evaluation.harness.continuations import (
-    Continuation,
     conditional_parts,
     encode_continuation,
     generate_texts,
     is_greedy,
     joint_parts,
+    score_questions,
 )
 from gidd.evaluation.options import TaskOptions
 from gidd.pipeline import Pipeline, from_pretrained

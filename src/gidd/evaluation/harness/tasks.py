@@ -21,8 +21,7 @@ from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.evaluation.harness.choices import ChoiceScores, OnPasses
 from gidd.evaluation.options import TaskOptions
-from gidd.evaluation.ratios import ratio_of_sums
-from gidd.evaluation.results import EvaluationResult, Measurement
+from gidd.evaluation.results import EvaluationResult, Measurement, ratio_of_sums
 from gidd.evaluation.sample_files import json_objects
 from gidd.pipeline import Pipeline
 

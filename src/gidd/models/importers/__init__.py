@@ -1,8 +1,7 @@
 """Readers of other projects' checkpoints.
 
-`checkpoint` reads configurations and weights; `gidd_v1`, `gidd_scaling`, `dit_family`,
-`transformer_family` and `diffusion_gemma` have one function per layout. `hf` reads networks that
-are not diffusion models, to fine-tune them.
+`checkpoint` reads configurations and weights; `gidd_v1`, `dit_family` and `transformer_family` have
+one function per layout. `hf` reads networks that are not diffusion models, to fine-tune them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,9 @@ from gidd.common.config.components import component
 from gidd.common.config.registry import component_names
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError, ConfigError
-from gidd.models.importers import (
-    diffusion_gemma,
-    dit_family,
-    gidd_scaling,
-    gidd_v1,
-    transformer_family,
-)
+from gidd.models.importers import dit_family, gidd_v1
 from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
+from gidd.models.importers.transformer_family import read_diffusion_gemma, read_dream, read_llada
 from gidd.models.weights import Pretrained
 
 
@@ -78,15 +72,15 @@ def _is_sedd(checkpoint: ForeignCheckpoint) -> bool:
 
 COMPONENTS: dict[str, Importer] = {
     "gidd": _Layout(_has("model_type", "dit"), gidd_v1.read),
-    "gidd-scaling": _Layout(_has("model_type", "gidd"), gidd_scaling.read),
+    "gidd-scaling": _Layout(_has("model_type", "gidd"), gidd_v1.read_scaling),
     "scdd": _Layout(_has("parameterization", "scdd"), dit_family.read_scdd),
     "xdlm": _Layout(_has("algo.name", "xdlm"), dit_family.read_xdlm),
     "mdlm": _Layout(_is_mdlm, dit_family.read_mdlm),
     "duo": _Layout(_is_duo, dit_family.read_duo),
     "sedd": _Layout(_is_sedd, dit_family.read_sedd),
-    "llada": _Layout(_has("model_type", "llada"), transformer_family.read_llada),
-    "dream": _Layout(_has("model_type", "Dream"), transformer_family.read_dream),
-    "diffusion-gemma": _Layout(_has("model_type", "diffusion_gemma"), diffusion_gemma.read),
+    "llada": _Layout(_has("model_type", "llada"), read_llada),
+    "dream": _Layout(_has("model_type", "Dream"), read_dream),
+    "diffusion-gemma": _Layout(_has("model_type", "diffusion_gemma"), read_diffusion_gemma),
 }
 """Layouts by name, in the order in which they are tried; registered ones follow."""
 

@@ -13,8 +13,14 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from gidd.common.files import explain_damage, read_json, sha256
-from gidd.common.limits import CONTEXT_TOKENS, MANIFEST_BYTES, RECORD_BYTES
+from gidd.common.files import (
+    CONTEXT_TOKENS,
+    MANIFEST_BYTES,
+    RECORD_BYTES,
+    explain_damage,
+    read_json,
+    sha256,
+)
 from gidd.common.terminal import shorten
 from gidd.errors import CheckpointError
 from gidd.models.weights import (

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gidd.common.files import explain_damage
-from gidd.common.limits import CONTEXT_TOKENS
+from gidd.common.files import CONTEXT_TOKENS, explain_damage
 from gidd.common.optional import optional_package
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.hf import HFNetwork, field_names

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.sampling.steps.ancestral import ancestral as ancestral
+    from gidd.sampling.steps.ancestral import Psi as Psi, ancestral as ancestral
     from gidd.sampling.steps.confidence import (
         Confidence as Confidence,
         Greedy as Greedy,
         Threshold as Threshold,
     )
-    from gidd.sampling.steps.psi import Psi as Psi
-    from gidd.sampling.steps.remask_suspects import RemaskSuspects as RemaskSuspects
-    from gidd.sampling.steps.remdm import ReMDM as ReMDM
+    from gidd.sampling.steps.remasking import RemaskSuspects as RemaskSuspects, ReMDM as ReMDM
     from gidd.sampling.steps.renoise import Renoise as Renoise
 
 COMPONENTS: dict[str, str] = {

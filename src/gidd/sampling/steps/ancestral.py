@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from gidd.common.config.allowed import number
+from gidd.common.config.components import require_options
 from gidd.common.devices import copy_to, kind_of
 from gidd.diffusion.categorical import draw_flat, flat_entries, happens
 from gidd.diffusion.process import flat_transition, noise, noise_at, transition_noise_at
@@ -20,7 +23,6 @@ from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
 
 FROM_X_THETA = -1
 """Placeholder for a token that is still to be drawn from x_theta."""
@@ -139,3 +141,39 @@ class ReverseNoise:
         vocab = self.schedule.vocab
         choice = draw_flat(self.on_device[3], vocab.size, vocab.mask_id, u)
         return torch.where(choice == 0, x, choice - 1)
+
+
+_PROBABILITY = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the ancestral sampler.")
+
+
+@final
+@dataclass(frozen=True)
+class Psi:
+    """Draw z_s from the Psi-posterior of Deschenaux et al. (arXiv 2602.21185), for every noise.
+
+        (1 - renoise) p_theta(z_s | z_t) + renoise sum_x p(x | z_t) q_s(z_s | x)
+
+    `renoise` is 1 - kappa of the paper. Both terms have the marginals of Z_s, so the mixture has
+    them too, and the second one can change any token, also a mistake of an earlier step. p(x | z_t)
+    is x_theta times q_t(z_t | x), normalised: the reverse step to time 0. It is close to certain
+    near t = 0, so samples converge to the data with more steps. With s = t it is a corrector.
+    """
+
+    renoise: float = 0.1
+    """Probability to redraw a token from the data and renew its noise."""
+
+    @staticmethod
+    def problems(renoise: float) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        return _PROBABILITY.problems("renoise", renoise)
+
+    def __post_init__(self) -> None:
+        require_options(self)
+
+    def __call__(
+        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
+    ) -> StepOutput:
+        """Draw the tokens of time s."""
+        renoise = torch.full_like(t, self.renoise)[:, None]
+        restarts = happens(renoise, canvas.random(Stream.PLACE))
+        return reverse_step(ReverseNoise(schedule, s, t, canvas), prediction, restarts)

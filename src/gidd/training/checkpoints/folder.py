@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, final
 
 from gidd.common.files import (
+    MANIFEST_BYTES,
     TEMPORARY,
     explain_damage,
     file_lock,
@@ -34,7 +35,6 @@ from gidd.common.files import (
     sha256,
     write_text,
 )
-from gidd.common.limits import MANIFEST_BYTES
 from gidd.errors import CheckpointError, ConfigError
 from gidd.training.checkpoints.tensors import incomplete_tensors
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast, final
 
 from gidd.common import files
-from gidd.common.files import parse_json
-from gidd.common.limits import RECORD_BYTES
+from gidd.common.files import RECORD_BYTES, parse_json
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 
