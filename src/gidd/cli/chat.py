@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -95,7 +95,6 @@ def main(arguments: Sequence[str]) -> None:
                 print_text(" ".join(answer.splitlines()))
 
 
-@final
 class Conversation:
     """The messages so far, and how the next answer is sampled."""
 

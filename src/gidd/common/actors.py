@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, final
+from typing import Any
 
 from gidd import errors
 from gidd.common.config.allowed import field_problems, integer, number, optional
@@ -21,7 +21,6 @@ _MOST_BLOCKS = 10_000
 """Tasks that Ray Data schedules; each has one or more items."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class ActorOptions:
     """Actors on a Ray cluster."""
@@ -125,7 +124,6 @@ def map_on_ray(
             yield int(row["position"]), json.loads(row["result"])
 
 
-@final
 class _Actor:
     """Calls a worker on batches of one item; its errors are results, so that Ray does not retry."""
 

@@ -18,13 +18,12 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast, final
+from typing import IO, Any, BinaryIO, cast
 
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, GiddError
 
 
-@final
 @dataclass(frozen=True)
 class Limit:
     """The largest accepted value of a size."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import final
 
 from gidd.common.terminal import printable
 from gidd.common.urls import redacted
@@ -61,7 +60,6 @@ def show_actions() -> Generator[OnProgress]:
         yield draw
 
 
-@final
 class ProgressLines:
     """Prints a line at most every 30 seconds, so that logs and pipes show that work goes on."""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,7 +40,6 @@ _CHUNK = 1 << 22
 """Entries checked at a time."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
     """File name, size and checksums of a shard."""
@@ -71,7 +70,6 @@ class ShardRecord:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Shards of one split, in the order of the sources."""
@@ -87,7 +85,6 @@ class Split:
         return cls(documents=documents, tokens=tokens, shards=tuple(shards))
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class DataManifest:
     """Contents of a prepared folder."""

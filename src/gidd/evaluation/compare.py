@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, cast, final
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -66,7 +66,6 @@ class ComparedSetting(NamedTuple):
     second: Any
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Two results of one kind of evaluation."""

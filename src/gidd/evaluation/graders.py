@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,6 @@ class CausalRow(NamedTuple):
     targets: list[int]
 
 
-@final
 class CausalScorer:
     """A causal language model of `transformers` with its own tokenizer.
 

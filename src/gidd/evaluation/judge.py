@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gidd import __version__
@@ -80,7 +80,6 @@ def read_samples(before: Path, after: Path | None = None) -> Samples:
     return samples
 
 
-@final
 class Judge:
     """A model behind a chat-completions API that grades texts; answers are kept in a JSONL file."""
 

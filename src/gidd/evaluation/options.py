@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 from gidd.common.config.allowed import (
     SEED,
@@ -29,7 +29,6 @@ SELF_CORRECTION: Final = "self_correction"
 _COUNT = optional(integer(1))
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class PerplexityOptions(LikelihoodOptions):
     """Which tokens are scored, and the budget of the estimate of a diffusion model."""
@@ -54,7 +53,6 @@ class PerplexityOptions(LikelihoodOptions):
             yield f"stride must be at most the length {self.length}, got {self.stride}."
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class GraderOptions:
     """The causal language model of generative perplexity."""
@@ -120,7 +118,6 @@ class FrontierSetting(NamedTuple):
         return " ".join(parts)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class FrontierGrid:
     """Values to combine."""
@@ -166,7 +163,6 @@ class FrontierGrid:
         return found
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class CurveOptions:
     """Samples, and how long and at which temperatures to correct them."""
@@ -223,7 +219,6 @@ _TASK_RULES: dict[str, str] = {
 }
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(EstimatorOptions):
     """How continuations are scored; `TaskOptions.of_rule` has the defaults of each rule."""

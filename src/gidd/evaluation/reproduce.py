@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -57,7 +57,6 @@ SIZES: Final[dict[Source, dict[str, tuple[int, int, int]]]] = {
 _SUM = re.compile(r"(\d) \+ (\d) = (\d)")
 
 
-@final
 @dataclass(frozen=True)
 class LaptopRun:
     """One model."""
@@ -103,7 +102,6 @@ def _is_primary(run: LaptopRun) -> bool:
     return not any(part in run.name for part in secondary)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class LaptopPlan:
     """Sizes of the experiment."""

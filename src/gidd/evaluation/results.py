@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeGuard, cast, final
+from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,7 +47,6 @@ class Measurement(NamedTuple):
         return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}"
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
     """What one evaluation measured."""

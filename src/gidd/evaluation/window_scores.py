@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,6 @@ class WindowScores(NamedTuple):
     """The part of `nelbo` above the largest time."""
 
 
-@final
 class CausalModel:
     """An autoregressive model with a tokenizer of this library, which scores given tokens."""
 
@@ -255,7 +254,6 @@ def score_on_ray(
     return WindowScores(**joined)
 
 
-@final
 class _WindowWorker:
     def __init__(self, source: ModelSource, options: PerplexityOptions) -> None:
         self._model, self._options = source.load(), options

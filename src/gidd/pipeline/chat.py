@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.data.chat import Messages, answer_end, check_messages, render_prompt
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _MAX_DEFAULT_TOKENS = 256
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class ChatAnswer:
     """The answer to a conversation."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain, compress
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 import torch
 
@@ -65,7 +65,6 @@ class CorrectSettings(TypedDict, total=False):
     on_progress: OnCharacters | None
 
 
-@final
 @dataclass(frozen=True)
 class TokenCorrector:
     """Corrects texts with a model; its methods are jobs, so several texts share forward passes."""
@@ -190,7 +189,6 @@ def correct_texts(
     )
 
 
-@final
 @dataclass(frozen=True)
 class SelfCorrector:
     """Corrects texts with one plan of Algorithm 1, App. C.

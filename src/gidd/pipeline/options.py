@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from gidd.common.config.allowed import (
     SEED,
@@ -53,7 +53,6 @@ _MAX_STEPS = 1_000_000
 _TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class SelfCorrectionOptions:
     """Self-correction (App. C): replace unlikely tokens of a finished text, a few at a time."""
@@ -114,7 +113,6 @@ class SelfCorrectionOptions:
         return corrector_plan(corrector, self.forward_passes, CLEAN_TIME)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """Sampler, number of steps, and restrictions on the predicted distribution."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Unpack, final, overload
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -84,7 +84,6 @@ _MAX_DEFAULT_LENGTH = 2048
 """The context of a model can be far longer than what a user expects to wait for."""
 
 
-@final
 class Pipeline:
     """A denoiser with its noise schedule, tokenizer and engine; `gidd.from_pretrained` loads one.
 

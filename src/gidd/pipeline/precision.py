@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Literal, Protocol, cast, final, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -108,7 +108,6 @@ def _padded_head(head: nn.Linear) -> nn.Linear:
     return padded
 
 
-@final
 @dataclass(frozen=True)
 class _InMode:
     """A network whose backbone computes in bf16 or TF32; the output layer stays in float32."""
@@ -165,7 +164,6 @@ def _tf32(device: str = "cuda") -> Generator[None]:
                 settings.fp32_precision = before
 
 
-@final
 @dataclass(frozen=True)
 class _Float32Head:
     denoiser: Denoiser

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, Self, final
+from typing import Any, Final, NamedTuple, Self
 
 from torch import Tensor
 
@@ -25,7 +25,6 @@ _EXCERPT = reprlib.Repr()
 _EXCERPT.maxstring = 80
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """How one sequence was sampled."""
@@ -67,7 +66,6 @@ class Trace:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """A sampled text."""
@@ -121,7 +119,6 @@ class Replacement(NamedTuple):
     `self_correct` its x_theta in the corrected text."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """A text that was given, with the places changed that are probably wrong."""
@@ -160,7 +157,6 @@ class Correction:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class SelfCorrection:
     """A text after self-correction (App. C)."""
@@ -196,7 +192,6 @@ class SelfCorrection:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """The likelihood of a text under a model."""

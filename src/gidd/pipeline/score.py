@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +54,6 @@ class TokenProbability(NamedTuple):
     """The most likely tokens and their probabilities."""
 
 
-@final
 @dataclass(frozen=True)
 class _ReadTop:
     """Reads x_theta of the token at each position, and the most likely tokens."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from os.path import commonprefix
-from typing import NamedTuple, final
+from typing import NamedTuple
 from unicodedata import category
 
 from gidd.common.config.allowed import require_arguments
@@ -50,7 +50,6 @@ class EncodedText(NamedTuple):
     """Whether correction skips the token: line breaks, tabs, parts of characters, unknown ones."""
 
 
-@final
 class TokenDecoder:
     """Splits a text into the text of each of its tokens.
 

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Self, cast, final
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ class Collective(NamedTuple):
     bytes: int
 
 
-@final
 class MemoryTracker(TorchDispatchMode):
     """Track the storages of fake tensors by kind; data-dependent sizes take their maximum."""
 
@@ -249,7 +248,6 @@ def infers_sharding() -> bool:
     return False
 
 
-@final
 class LaunchCounter(TorchDispatchMode):
     """Count the operators of code that runs on fake tensors on the CPU, as if on a GPU.
 

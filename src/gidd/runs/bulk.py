@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,7 +55,6 @@ class BulkSample(NamedTuple):
     forward_passes: int
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class BulkJob:
     """Samples to draw; the arguments of `Pipeline.generate` and `gidd.from_pretrained`."""
@@ -114,7 +113,6 @@ class BulkJob:
         return json.loads(json.dumps(settings))  # as the manifest is read: without tuples
 
 
-@final
 @dataclass(frozen=True)
 class SampleFolder:
     """Samples from `start_index` on; `settings` are plain data and have it and `block_size`."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -87,7 +87,6 @@ class ClosableBatches(Iterator[Batch], Protocol):
         ...
 
 
-@final
 class PreparedData:
     """Token shards: a prepared folder, or the run's own `data/`."""
 
@@ -119,7 +118,6 @@ class PreparedData:
         ]
 
 
-@final
 class TokenStream:
     """Batches of tokens from Python, without a validation split."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ _OF_THE_RUN = ("dropout", "checkpoint_activations")
 """Options of a network that have no influence on its weights."""
 
 
-@final
 @dataclass(frozen=True)
 class InitialWeights:
     """A model whose weights a run starts from."""

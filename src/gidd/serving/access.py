@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,7 +51,6 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
     return keys
 
 
-@final
 @dataclass
 class Allowance:
     """An amount that is refilled at a constant rate: at most what a minute gives."""
@@ -79,7 +78,6 @@ class Allowance:
         self.left -= amount
 
 
-@final
 class Access:
     """Checks keys, and what each has used."""
 
@@ -124,7 +122,6 @@ class Access:
             allowance.take(cost, float("-inf"), "cost")
 
 
-@final
 class Gate:
     """Lets requests in: checks the key, then receives a body of limited size and time."""
 

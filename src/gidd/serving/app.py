@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -98,7 +98,6 @@ async def page() -> Response:
     return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
 
-@final
 class Service:
     """The routes, and what they share."""
 
@@ -305,7 +304,6 @@ def _delta_choice(choice: Json) -> Json:
 _ToChoice = Callable[[Json], Json]
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request of a client to a model."""

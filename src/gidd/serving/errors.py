@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, final
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -26,7 +26,6 @@ _CLIENT_GONE = 499
 _MAX_PROBLEMS = 5
 
 
-@final
 class ServiceError(GiddError):
     """An error with an HTTP status."""
 

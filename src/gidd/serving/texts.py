@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, final
+from typing import Any
 
 from gidd.errors import DataError
 from gidd.pipeline import Generation, Pipeline, SelfCorrectionOptions
@@ -337,7 +337,6 @@ MASK = "░"
 """Stands for a token that is masked."""
 
 
-@final
 @dataclass(frozen=True)
 class Frame:
     """A sequence after a step."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
 from gidd.errors import GiddError, Overloaded
 from gidd.pipeline import Pipeline
@@ -23,7 +23,6 @@ class Cancelled(GiddError):
     """The client is gone, so the call was ended."""
 
 
-@final
 class Worker:
     """Runs calls of a pipeline; one thread makes the forward passes of all of them.
 
@@ -159,7 +158,6 @@ def _run(jobs: Jobs, function: Callable[[], _T]) -> _T:
             raise Cancelled("the request was cancelled.") from error
 
 
-@final
 class Outbox(Generic[_T]):
     """Items from another thread, for an event loop."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Self, final
+from typing import Self
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -145,7 +145,6 @@ class CanvasView:
         return how if self._step_index - step_index < _FRESH_STEPS else "settled"
 
 
-@final
 class AnswerView(CanvasView):
     """Shows the answer of a chat while it forms: no given tokens, nothing after its end."""
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar
 
+from gidd.common.config.allowed import Allowed
 from gidd.common.config.options import REQUIRED, options_of
 from gidd.common.config.registry import UNREGISTERED, find_component, name_of
 from gidd.common.terminal import shorten
@@ -17,7 +18,6 @@ COMPONENT_KIND = "component kind"
 """Key in the metadata of a dataclass field that holds a `Component`: its kind."""
 
 
-@final
 @dataclass(frozen=True)
 class Component:
     """A component by name, and its options: `component("schedule", "hybrid", p_uniform=0.1)`."""
@@ -91,6 +91,22 @@ def require_options(component: Any) -> None:
     options = {option.name: getattr(component, option.name) for option in fields(component)}
     if found := list(component.problems(**options)):
         raise ConfigError("\n".join(found))
+
+
+class CheckedOptions:
+    """Base of a component with options, a dataclass: values that are not allowed raise."""
+
+    allowed: ClassVar[Mapping[str, Allowed]] = {}
+    """What the options may be."""
+
+    @classmethod
+    def problems(cls, **options: Any) -> Iterable[str]:
+        """Yield one message per invalid option."""
+        for name, allowed in cls.allowed.items():
+            yield from allowed.problems(name, options[name])
+
+    def __post_init__(self) -> None:
+        require_options(self)
 
 
 def component(kind: str, name: str, /, **options: Any) -> Component:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,6 @@ _BATCH = 1024
 """Documents sampled at a time."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class ExactCorpus(Corpus):
     """Documents of equal length, sampled independently from a source."""
@@ -62,7 +61,6 @@ class ExactCorpus(Corpus):
         return "".join(map(chr, codes[:num_tokens]))
 
 
-@final
 @dataclass(frozen=True)
 class _Samples(Documents):
     """Documents of an `ExactCorpus`; document i is a function of the corpus and i."""

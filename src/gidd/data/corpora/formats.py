@@ -12,7 +12,7 @@ from gzip import GzipFile
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from gidd.common.files import DOCUMENT_BYTES, file_kind
 from gidd.common.optional import optional_package
@@ -39,7 +39,6 @@ _EXPANSION, _SMALL = 100, 8 << 20
 """A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
 
 
-@final
 @dataclass(frozen=True, repr=False)
 class Files(Corpus):
     """A file, or all files of a folder sorted by name; a path or a URL."""
@@ -99,7 +98,6 @@ class _File(Documents):
         return Path(self.path).open("rb")
 
 
-@final
 class _TextFile(_File):
     """A text file: one document, byte for byte."""
 
@@ -142,7 +140,6 @@ class _JsonLines(_File):
                     yield number, line
 
 
-@final
 class _WholeLines(_JsonLines):
     """JSON lines, each read as it is."""
 
@@ -151,7 +148,6 @@ class _WholeLines(_JsonLines):
             yield _decode(line, self.name, number)
 
 
-@final
 class ParquetFile(_File):
     """Parquet: one document per row, in one column."""
 

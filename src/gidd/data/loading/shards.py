@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ Sliceable: TypeAlias = "Array | _Entries"
 """Integers with a length and slices: in memory, memory-mapped or remote."""
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class TokenShard:
     """Concatenated tokens of the documents of one file."""
@@ -75,7 +74,6 @@ def invalid_tokens(place: str, vocab_size: int) -> DataError:
     )
 
 
-@final
 class ShardSet:
     """The documents of several shards as one list."""
 
@@ -175,7 +173,6 @@ def _size(name: str) -> int:
         return int(system.size(path))
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class _Entries:
     """Integers of a file from byte `skip` on: memory-mapped, or read by byte ranges for a URL.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from gidd.common.actors import ray_session
 from gidd.common.files import remove_leftovers
@@ -40,7 +40,6 @@ class _Resources:
     """Maximum number of tasks to run at once. None: no limit."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(_Resources):
     """Resources of a Ray cluster."""
@@ -49,7 +48,6 @@ class RayOptions(_Resources):
     """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions(_Resources):
     """Options of the Slurm jobs."""
@@ -187,7 +185,6 @@ def _logs(preparation: Preparation, name: str) -> str:
     return str(folder)
 
 
-@final
 class _Step:
     """A step of a datatrove pipeline: calls a function of the rank on a machine of the cluster.
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from gidd.common.files import file_lock, remove_leftovers
 from gidd.common.messages import show_counts
@@ -97,7 +97,6 @@ def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) 
     return preparation.finish()
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """A planned preparation, split into tasks that any process on any machine can run."""

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,6 @@ _BATCH_CHARACTERS = 1 << 21
 _BATCH_PIECES = 4096
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """A task with everything a worker process needs."""

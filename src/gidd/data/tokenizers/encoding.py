@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, final
+from typing import Any
 from unicodedata import category, normalize
 
 import numpy as np
@@ -161,7 +161,6 @@ _BY_CATEGORY = {"Pd": "-—–", "Pi": "\"“'", "Pf": "\"”'", "Sc": "$", "Zs"
 """Other dashes, opening and closing quotes, currencies and spaces."""
 
 
-@final
 class SimilarCharacters(dict[int, int]):
     """A table for `str.translate`: code points to those of known characters, if one is similar."""
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeVar
 
 from gidd.common.files import explain_damage, write_text
 from gidd.common.terminal import shorten
@@ -65,7 +65,6 @@ def _explain_failure(method: Callable[[Tokenizer, _A], _T]) -> Callable[[Tokeniz
     return call
 
 
-@final
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with the special tokens that diffusion needs.
 

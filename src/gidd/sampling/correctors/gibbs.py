@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import integer, optional
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
@@ -31,7 +30,7 @@ _POSITIONS = optional(integer(1, fix="Leave it out to redraw every distance-th p
 
 @final
 @dataclass(frozen=True)
-class Gibbs:
+class Gibbs(CheckedOptions):
     """Redraw random positions, at least `distance` apart, from alpha x_theta + beta pi (s = t).
 
     x_theta does not depend on the position's own token, so this marginal is the conditional
@@ -47,14 +46,7 @@ class Gibbs:
     num_positions: int | None = None
     """Number of positions to redraw; None is every `distance`-th one, from a random offset."""
 
-    @staticmethod
-    def problems(distance: int, num_positions: int | None) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from DISTANCE.problems("distance", distance)
-        yield from _POSITIONS.problems("num_positions", num_positions)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"distance": DISTANCE, "num_positions": _POSITIONS}
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
@@ -70,7 +62,7 @@ class Gibbs:
 
 @final
 @dataclass(frozen=True)
-class GibbsSweep:
+class GibbsSweep(CheckedOptions):
     """Redraw every `distance`-th free position from alpha x_theta + beta pi (s = t).
 
     The next call starts one position later, so `distance` calls are one sweep. Like `Gibbs`, it
@@ -80,13 +72,7 @@ class GibbsSweep:
     distance: int = 2
     """Distance in tokens between positions that are redrawn together."""
 
-    @staticmethod
-    def problems(distance: int) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        return DISTANCE.problems("distance", distance)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"distance": DISTANCE}
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction

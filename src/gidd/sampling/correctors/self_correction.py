@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import Allowed, integer
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.sampling.canvas import BestState, Canvas, StepOutput
@@ -55,7 +55,7 @@ def gain(proposal: Proposal) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class SelfCorrectionStep:
+class SelfCorrectionStep(CheckedOptions):
     """Run one iteration of Algorithm 1, App. C (s = t): draw tokens, commit the best change.
 
     A sequence has converged when no token would change. It also stops after `patience` steps
@@ -83,19 +83,13 @@ class SelfCorrectionStep:
     score: Score = likelihood
     """Ranks the changes: `likelihood` or `gain`."""
 
-    @staticmethod
-    def problems(
-        temperature: float, patience: int, num_tokens: int, distance: int, score: Score
-    ) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from TEMPERATURE.problems("temperature", temperature)
-        yield from _COUNT.problems("patience", patience)
-        yield from _COUNT.problems("num_tokens", num_tokens)
-        yield from DISTANCE.problems("distance", distance)
-        yield from _SCORE.problems("score", score)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {
+        "temperature": TEMPERATURE,
+        "patience": _COUNT,
+        "num_tokens": _COUNT,
+        "distance": DISTANCE,
+        "score": _SCORE,
+    }
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction

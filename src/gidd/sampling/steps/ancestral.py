@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import number
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.common.devices import copy_to, kind_of
 from gidd.diffusion.categorical import draw_flat, flat_entries, happens
 from gidd.diffusion.process import flat_transition, noise, noise_at, transition_noise_at
@@ -148,7 +147,7 @@ _PROBABILITY = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the ancestral sa
 
 @final
 @dataclass(frozen=True)
-class Psi:
+class Psi(CheckedOptions):
     """Draw z_s from the Psi-posterior of Deschenaux et al. (arXiv 2602.21185), for every noise.
 
         (1 - renoise) p_theta(z_s | z_t) + renoise sum_x p(x | z_t) q_s(z_s | x)
@@ -162,13 +161,7 @@ class Psi:
     renoise: float = 0.1
     """Probability to redraw a token from the data and renew its noise."""
 
-    @staticmethod
-    def problems(renoise: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        return _PROBABILITY.problems("renoise", renoise)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"renoise": _PROBABILITY}
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import number
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
@@ -89,7 +88,7 @@ class Greedy(_FillByConfidence):
 
 @final
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(CheckedOptions):
     """Fill masks as `Confidence` does, and also all with max x_theta >= `fill`.
 
     Each is filled with a token drawn from its x_theta. At least one mask is filled per step. A
@@ -107,14 +106,7 @@ class Threshold:
     replace: float = 0.9
     """Replace a token if another has at least this probability."""
 
-    @staticmethod
-    def problems(fill: float, replace: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from _PROBABILITY.problems("fill", fill)
-        yield from _PROBABILITY.problems("replace", replace)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"fill": _PROBABILITY, "replace": _PROBABILITY}
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` if sampling from noise, t = 1, does not start with masks only.

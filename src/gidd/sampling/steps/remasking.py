@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import number
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import happens
 from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.diffusion.process import noise_at
@@ -27,7 +26,7 @@ _FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 never remasks a token.
 
 @final
 @dataclass(frozen=True)
-class ReMDM:
+class ReMDM(CheckedOptions):
     """Fill masks, and remask visible tokens with probability sigma (Wang et al., 2503.00307).
 
     sigma = min(cap, rescale sigma_max), sigma_max = min(1, beta_s / alpha_t). A mask stays with
@@ -43,14 +42,7 @@ class ReMDM:
     rescale: float = 1.0
     """Fraction of the largest possible probability to remask a token."""
 
-    @staticmethod
-    def problems(cap: float, rescale: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from _FRACTION.problems("cap", cap)
-        yield from _FRACTION.problems("rescale", rescale)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"cap": _FRACTION, "rescale": _FRACTION}
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` unless the noise is masking only."""
@@ -86,7 +78,7 @@ class ReMDM:
 
 @final
 @dataclass(frozen=True)
-class RemaskSuspects:
+class RemaskSuspects(CheckedOptions):
     """Fill masks as `Confidence` does, and put suspect tokens back to masks.
 
     The token-to-mask rule LowProb of Yao (arXiv 2604.18738): a visible token with x_theta below
@@ -102,14 +94,7 @@ class RemaskSuspects:
     max_fraction: float = 0.25
     """Maximum fraction of the free positions to remask in one step."""
 
-    @staticmethod
-    def problems(suspect: float, max_fraction: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from _FRACTION.problems("suspect", suspect)
-        yield from _FRACTION.problems("max_fraction", max_fraction)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"suspect": _FRACTION, "max_fraction": _FRACTION}
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` unless the noise has masks and random tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import number
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.process import posterior, sample_prior
 from gidd.diffusion.randomness import Stream
@@ -23,7 +22,7 @@ _POSITIVE = number(lambda value: 0 < value <= 1e6, "in (0, 1e6]")
 
 @final
 @dataclass(frozen=True)
-class Renoise:
+class Renoise(CheckedOptions):
     """Draw all tokens, accept those of least entropy, and replace all others by noise.
 
     The k tokens of least entropy are accepted for which the sum of the entropies without the
@@ -47,14 +46,9 @@ class Renoise:
     stop_entropy: float = 0.005
     """Stop if the result repeats and the mean entropy is below this, in nats."""
 
-    @staticmethod
-    def problems(**options: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        for name, value in options.items():
-            yield from _POSITIVE.problems(name, value)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = dict.fromkeys(
+        ("entropy_bound", "min_temperature", "max_temperature", "stop_entropy"), _POSITIVE
+    )
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction

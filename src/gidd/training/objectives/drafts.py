@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 from gidd.common.config.allowed import number
-from gidd.common.config.components import require_options
+from gidd.common.config.components import CheckedOptions
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo
 
 @final
 @dataclass(frozen=True)
-class Drafts:
+class Drafts(CheckedOptions):
     """The NELBO, with the model's own mistakes in place of random tokens in some samples.
 
     In a `fraction` of the samples, every random token of z_t is masked and then drawn from
@@ -44,13 +43,7 @@ class Drafts:
     fraction: float = 0.5
     """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
 
-    @staticmethod
-    def problems(fraction: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from _FRACTION.problems("fraction", fraction)
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {"fraction": _FRACTION}
 
     def __call__(self, model: DiffusionObjective, noisy: NoisyBatch) -> NoisyLoss:
         """Draft random tokens of some samples, and return the loss of all samples."""
