@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import ConfigError
-from gidd.models import SIZES, DiT, DiTConfig, read_published, read_training
+from gidd.models import SIZES, DiT, DiTConfig, load, read_training
 from gidd.models.backbones.layers import LocalMixing
 from gidd.vocab import Vocab
 
@@ -90,7 +90,7 @@ def test_a_10b_model_on_meta_is_built_in_seconds():
 
 
 def test_golden_logits_of_the_published_layout():
-    model = read_published(GOLDEN / "dit_tiny_hf").denoiser.backbone
+    model = load(GOLDEN / "dit_tiny_hf").denoiser.backbone
     z, t = IO["input_ids"], IO["timesteps"]
     with torch.no_grad():
         inside = {"embed": model.embedding(z)}

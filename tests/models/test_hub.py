@@ -42,7 +42,6 @@ from gidd.models import (
     load,
     load_pretrained,
     push_to_hub,
-    read_published,
     read_training,
     save,
 )
@@ -238,7 +237,7 @@ def test_every_tensor_of_the_published_models_is_mapped(size):
 
 
 def test_import_and_export_are_byte_identical(tmp_path):
-    pretrained = read_published(PUBLISHED)
+    pretrained = load(PUBLISHED)
     export_reference(tmp_path, pretrained.denoiser, p_uniform=0.2)
     file = "model.safetensors"
     assert (tmp_path / file).read_bytes() == (PUBLISHED / file).read_bytes()
@@ -251,7 +250,7 @@ def test_import_and_export_are_byte_identical(tmp_path):
 
 
 def test_published_to_ours_and_back(tmp_path):
-    pretrained = read_published(PUBLISHED)
+    pretrained = load(PUBLISHED)
     save(tmp_path / "ours", pretrained.denoiser, pretrained.schedule)
     loaded = load(tmp_path / "ours")
     assert loaded.schedule == pretrained.schedule

@@ -45,7 +45,6 @@ class ChatOptions:
     """Options of `gidd chat`."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
 
     system: str = ""
     """System message, before all others."""

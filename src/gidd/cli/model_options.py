@@ -26,7 +26,8 @@ _F = TypeVar("_F")
 Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
 """Options without a prefix; those that are off by default cannot be given the value None."""
 
-ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
+ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""
 
 _COMPONENTS = {"sampler": "step", "final_corrector": "corrector"}
@@ -64,7 +65,6 @@ class TextCommandOptions:
     """Options of the commands that generate samples."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
 
     num_samples: int = 1
     """Number of samples."""
@@ -130,11 +130,15 @@ def show_steps(
         yield None
 
 
-class _Checked(Protocol):
-    def problems(self) -> Iterable[str]: ...
+class CheckedCommand(Protocol):
+    """Options of a command."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        ...
 
 
-_C = TypeVar("_C", bound=_Checked)
+_C = TypeVar("_C", bound=CheckedCommand)
 
 
 def parse_checked(

@@ -56,7 +56,6 @@ class ScoreCommand:
     """Options of `gidd score`."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
@@ -112,19 +111,15 @@ def main(arguments: Sequence[str]) -> None:
         return
     (score,) = scores
     if score.confidence is not None and console.color_system and not console.no_color:
-        console.print(_coloured(pipe.token_texts(score.tokens), score.confidence), soft_wrap=True)
+        shown = Text()
+        for text, p in zip(pipe.token_texts(score.tokens), score.confidence, strict=True):
+            style = next((style for limit, style in _STYLES if p < limit), "")
+            shown.append(printable(text), style)
+        console.print(shown, soft_wrap=True)
         legend = (Text(f"below {limit:.0%}", style) for limit, style in _STYLES)
         console.print(Text("\nconfidence: ") + Text("  ").join(legend) + Text("\n"))
     for label, value in _lines(score).items():
         console.print(f"{label:15} {value}")
-
-
-def _coloured(texts: Sequence[str], confidence: Sequence[float]) -> Text:
-    shown = Text()
-    for text, probability in zip(texts, confidence, strict=True):
-        style = next((style for limit, style in _STYLES if probability < limit), "")
-        shown.append(printable(text), style)
-    return shown
 
 
 def _lines(score: Scores) -> dict[str, str]:

@@ -75,7 +75,8 @@ class LaptopRun:
 
 
 def _laptop_runs() -> Iterator[LaptopRun]:
-    for source, first in (("sentences", "sentences-"), ("text", "")):
+    first_parts: dict[Source, str] = {"sentences": "sentences-", "text": ""}
+    for source, first in first_parts.items():
         run = partial(LaptopRun, source=source)
         if source == "text":
             yield from (run("grader", size="large"), run("autoregressive"))

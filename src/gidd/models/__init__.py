@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         save as save,
     )
     from gidd.models.importers.gidd_v1 import (
-        read_published as read_published,
         read_training as read_training,
     )
     from gidd.models.weights import Pretrained as Pretrained

@@ -240,10 +240,10 @@ def score_texts(
     ) or [(None, None)] * len(texts)
     return [
         Scores(
-            text=text,
+            text=texts[i],
             tokens=tuple(tokens[i]),
-            confidence=_without(readings[i][0], len(prompt)),
-            noise_level=readings[i][1],
+            confidence=own and own[len(prompt) :],
+            noise_level=noise,
             nelbo=float(nelbo[i]),
             standard_error=math.sqrt(float(variance[i])),
             reconstruction=float(reconstruction[i]),
@@ -251,12 +251,8 @@ def score_texts(
             forward_passes=int(forward_passes[i]),
             manifest=manifest(task, int(forward_passes[i])),
         )
-        for i, text in enumerate(texts)
+        for i, (own, noise) in enumerate(readings)
     ]
-
-
-def _without(confidence: tuple[float, ...] | None, num_given: int) -> tuple[float, ...] | None:
-    return None if confidence is None else confidence[num_given:]
 
 
 async def _read(

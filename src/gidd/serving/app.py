@@ -189,7 +189,8 @@ class Service:
 
     async def fim(self, body: FimBody, request: Request) -> Response:
         """Fill in what is between `prompt` and `suffix`."""
-        return await self.complete(body.model_copy(update={"seed": _fim_seed(body)}), request)
+        seed = body.random_seed if body.seed is None else body.seed
+        return await self.complete(body.model_copy(update={"seed": seed}), request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
@@ -248,12 +249,10 @@ class Service:
         name: str = request.scope.get("state", {}).get("key", "")
         self.access.begin(name)
         model = body.model or next(iter(self.workers))
-        worker, seed = self._worker(model), None
-        if isinstance(body, SampledBody):
-            seed = body.seed
+        seed = body.seed if isinstance(body, SampledBody) else None
         return Call(
             request=request,
-            worker=worker,
+            worker=self._worker(model),
             model=model,
             id=f"{kind}-{secrets.token_hex(12)}",
             seed=secrets.randbelow(2**31) if seed is None else seed,
@@ -262,17 +261,9 @@ class Service:
 
     def _worker(self, model: str) -> Worker:
         if model not in self.workers:
-            raise ServiceError(
-                404,
-                f"model: must be one of {', '.join(self.workers)}.",
-                "model_not_found",
-                "model",
-            )
+            allowed = f"model: must be one of {', '.join(self.workers)}."
+            raise ServiceError(404, allowed, "model_not_found", "model")
         return self.workers[model]
-
-
-def _fim_seed(body: FimBody) -> int | None:
-    return body.random_seed if body.seed is None else body.seed
 
 
 def _with_index(
@@ -323,9 +314,11 @@ class Call:
     async def run_all(self, functions: list[Callable[[], _T]]) -> list[_T]:
         """Run functions in the worker, unless the client goes away."""
         self.worker.require_room(len(functions))
+        # masked models have no other record of the probability of a token
+        record_edits = not self.pipe.can_score_visible_tokens
         return await self._unless_gone(
             gather(
-                self.worker.call(one, charge=self.charge, record_edits=self._needs_edits)
+                self.worker.call(one, charge=self.charge, record_edits=record_edits)
                 for one in functions
             )
         )
@@ -342,11 +335,6 @@ class Call:
         finally:
             gone.cancel()
             running.cancel()
-
-    @property
-    def _needs_edits(self) -> bool:
-        # masked models have no other record of the probability of a token
-        return not self.pipe.can_score_visible_tokens
 
     async def _client_gone(self) -> None:
         while (await self.request.receive())["type"] != "http.disconnect":

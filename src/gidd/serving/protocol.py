@@ -26,6 +26,12 @@ class Body(BaseModel):
     model: str | None = Field(None, description="Name of the model; the first one by default.")
 
 
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
 class SampledBody(Body):
     """Fields of requests that sample."""
 
@@ -55,13 +61,18 @@ class SampledBody(Body):
     )
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream."""
+class WrittenBody(SampledBody):
+    """Fields of requests that write a text from left to right."""
 
-    include_usage: bool = False
+    block_length: int | None = Field(None, ge=1, description="Sample in blocks of so many tokens.")
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOP)] | None = None
+    presence_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
+    frequency_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
+    stream_options: StreamOptions | None = None
+    user: str | None = None
 
 
-class CompletionBody(SampledBody):
+class CompletionBody(WrittenBody):
     """A request of /v1/completions."""
 
     model_config = ConfigDict(
@@ -78,15 +89,9 @@ class CompletionBody(SampledBody):
     ) = ""
     suffix: Text | None = Field(None, description="Text after the completion: it is filled in.")
     max_tokens: int | None = Field(16, ge=1)
-    block_length: int | None = Field(None, ge=1, description="Sample in blocks of so many tokens.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOP)] | None = None
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
-    presence_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
-    frequency_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
-    stream_options: StreamOptions | None = None
-    user: str | None = None
 
 
 class FimBody(CompletionBody):
@@ -116,7 +121,7 @@ class Message(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ChatBody(SampledBody):
+class ChatBody(WrittenBody):
     """A request of /v1/chat/completions."""
 
     model_config = ConfigDict(
@@ -126,14 +131,8 @@ class ChatBody(SampledBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    block_length: int | None = Field(None, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOP)] | None = None
-    presence_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
-    frequency_penalty: float = Field(0.0, ge=0, le=0, description="Only 0.")
     logprobs: Literal[False] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="None.")
-    stream_options: StreamOptions | None = None
-    user: str | None = None
 
 
 class InfillBody(SampledBody):

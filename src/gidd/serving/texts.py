@@ -21,6 +21,7 @@ from gidd.serving.protocol import (
     InfillBody,
     SampledBody,
     ScoreBody,
+    WrittenBody,
 )
 
 Json = dict[str, Any]
@@ -122,7 +123,7 @@ def finish_reason(generation: Generation) -> str:
     return "stop" if len(generation.tokens) < len(generation.trace.tokens) else "length"
 
 
-def _stop(body: CompletionBody | ChatBody) -> tuple[str, ...]:
+def _stop(body: WrittenBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 

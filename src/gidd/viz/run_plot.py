@@ -148,13 +148,8 @@ def _plot_kinds(axes: Any, groups: Sequence[RunGroup]) -> None:
         for kind, line in _KINDS.items():
             curve = group.band("training", f"nelbo_{kind}", smooth=True)
             if curve is not None:
-                axes.plot(
-                    curve.steps,
-                    curve.mean,
-                    line,
-                    color=colour,
-                    marker="D" * (len(curve.steps) == 1),
-                )
+                marker = "D" * (len(curve.steps) == 1)
+                axes.plot(curve.steps, curve.mean, line, color=colour, marker=marker)
                 limits += [float(curve.mean.min()), float(curve.mean.max())]
     if axes.lines:
         handles = [line_handle(color="grey", linestyle=line) for line in _KINDS.values()]
@@ -181,13 +176,8 @@ def _plot_noisy(
     smooth = group.band("training", name, smooth=True)
     if smooth is None:
         return None
-    axes.plot(
-        smooth.steps,
-        smooth.mean,
-        color=colour,
-        marker="D" * (len(smooth.steps) == 1),
-        linewidth=1.8,
-    )
+    marker = "D" * (len(smooth.steps) == 1)
+    axes.plot(smooth.steps, smooth.mean, color=colour, marker=marker, linewidth=1.8)
     limits += [float(smooth.low.min()), float(smooth.high.max())]
     if len(group.runs) > 1:
         style = {"color": colour, "alpha": 0.2, "linewidth": 0}

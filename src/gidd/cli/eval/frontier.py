@@ -35,7 +35,6 @@ class FrontierCommand:
     """Options of `gidd eval frontier`."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
     grid: Flat[FrontierGrid] = field(default_factory=FrontierGrid)
 
     num_samples: int = 64

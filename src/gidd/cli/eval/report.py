@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.table import Table
 
-from gidd.cli.model_options import parse_checked
+from gidd.cli.model_options import CheckedCommand, parse_checked
 from gidd.cli.output import CliConsole, plain, require_writable
 from gidd.common.messages import print_message
 
@@ -31,20 +31,12 @@ class ResultOptions:
     """Print the result with its manifest as JSON instead of a table."""
 
 
-class EvaluationOptions(Protocol):
-    """Options of an evaluation."""
-
+class _Evaluation(CheckedCommand, Protocol):
     @property
-    def result(self) -> ResultOptions:
-        """Where the result goes."""
-        ...
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        ...
+    def result(self) -> ResultOptions: ...
 
 
-_T = TypeVar("_T", bound=EvaluationOptions)
+_T = TypeVar("_T", bound=_Evaluation)
 
 
 def parse_evaluation(

@@ -28,7 +28,6 @@ class CurveCommand:
     """Options of `gidd eval self-correction`."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
     curve: Flat[CurveOptions] = field(default_factory=CurveOptions)
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     grading: Flat[GraderOptions] = field(default_factory=GraderOptions)

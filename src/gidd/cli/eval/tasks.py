@@ -39,7 +39,6 @@ class TasksCommand:
     """Options of `gidd eval tasks`."""
 
     model: ModelName
-    """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TASK...")]
     """Tasks of lm_eval, `paper`, .jsonl or .yaml files, or folders of them."""
     limit: Annotated[int | None, tyro.conf.DisallowNone] = None

@@ -57,7 +57,8 @@ def unit_encoder(inner: Any) -> Encode | None:
         return None
     model: Mapping[str, Any] = definition["model"]
     if is_bytes(definition):
-        return _byte_encoder(model["vocab"])
+        table = np.array([model["vocab"][character] for character in byte_characters()])
+        return lambda text: table[np.frombuffer(text.encode(), dtype=np.uint8)].tolist()
     return _character_encoder(model) if is_character_level(definition) else None
 
 
@@ -80,11 +81,6 @@ def _has_no_merges(tokenizer: Mapping[str, Any]) -> bool:
         and tokenizer["normalizer"] is None
         and all(token["special"] for token in tokenizer["added_tokens"])
     )
-
-
-def _byte_encoder(vocab: Mapping[str, int]) -> Encode:
-    table = np.array([vocab[character] for character in byte_characters()])
-    return lambda text: table[np.frombuffer(text.encode(), dtype=np.uint8)].tolist()
 
 
 def _character_encoder(model: Mapping[str, Any]) -> Encode:

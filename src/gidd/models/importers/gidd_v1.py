@@ -32,7 +32,6 @@ from gidd.models.importers.checkpoint import (
     ForeignCheckpoint,
     Weights,
     open_safetensors,
-    read_checkpoint,
 )
 from gidd.models.networks import network_from_tensors, require_network
 from gidd.models.weights import COPY_AGAIN, Pretrained, Shape, require_tensors
@@ -114,14 +113,6 @@ def read(checkpoint: ForeignCheckpoint) -> Pretrained:
     schedule = FirstReleaseSchedule(vocab, float(p_uniform))
     _log.info("%s: %s", checkpoint.folder, _SCHEDULE_NOTE)
     return _pretrained(config, weights, schedule, _SCHEDULE_NOTE)
-
-
-def read_published(folder: Path, p_uniform: float | None = None) -> Pretrained:
-    """Read a published checkpoint.
-
-    `p_uniform`, the fraction of uniform noise it was trained with, overrides `config.json`.
-    """
-    return read(read_checkpoint(folder, p_uniform))
 
 
 def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:

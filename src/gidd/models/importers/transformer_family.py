@@ -40,28 +40,16 @@ _LLADA_NAMES = {
 
 _SIZES = ("num_heads", "vocab_size", "width", "num_layers", "num_kv_heads", "mlp_width")
 _LLADA_SIZES = ("n_heads", "embedding_size", "d_model", "n_layers", "n_kv_heads")
-_DREAM_SIZES = tuple(
-    [
-        "num_attention_heads",
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "intermediate_size",
-    ]
+_DREAM_SIZES = (
+    *("num_attention_heads", "vocab_size", "hidden_size", "num_hidden_layers"),
+    *("num_key_value_heads", "intermediate_size"),
 )
 """Names of `_SIZES` in the configurations."""
 
 _LLADA_REQUIRED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
-_LLADA_FALSE = tuple(
-    [
-        "alibi",
-        "attention_layer_norm",
-        "input_emb_norm",
-        "include_bias",
-        "include_qkv_bias",
-        "scale_logits",
-    ]
+_LLADA_FALSE = (
+    *("alibi", "attention_layer_norm", "input_emb_norm", "include_bias", "include_qkv_bias"),
+    "scale_logits",
 )
 _DREAM_CONTEXT = 2048
 """Tokens that Dream was trained on; `max_position_embeddings` is the one of its first weights."""

@@ -21,7 +21,8 @@ from gidd.sampling.prediction import Prediction
 from gidd.sampling.row_sampler import RowSampler
 from gidd.sampling.steps.confidence import free_masks, masks_to_fill, require_masks
 
-_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 never remasks a token.")
+_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the ancestral sampler.")
+_SUSPECTS = _FRACTION._replace(fix="0 never remasks a token.")
 
 
 @final
@@ -94,7 +95,7 @@ class RemaskSuspects(CheckedOptions):
     max_fraction: float = 0.25
     """Maximum fraction of the free positions to remask in one step."""
 
-    allowed = {"suspect": _FRACTION, "max_fraction": _FRACTION}
+    allowed = {"suspect": _SUSPECTS, "max_fraction": _SUSPECTS}
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` unless the noise has masks and random tokens."""

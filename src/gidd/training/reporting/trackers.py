@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from gidd.common import files
 from gidd.common.optional import optional_package
@@ -25,28 +25,18 @@ _FLUSH_SECONDS = 1
 """A kill loses the points of the last second; metrics.jsonl loses none."""
 
 
-class Tracker(Protocol):
-    """A program that stores and plots the metrics of runs."""
-
-    def scalars(self, step: int, values: Mapping[str, float], /) -> None:
-        """Log metrics, named training/... or validation/..."""
-        ...
-
-    def text(self, step: int, name: str, text: str, /) -> None:
-        """Log a text, e.g. a generated sample."""
-        ...
-
-    def close(self) -> None:
-        """Flush and close."""
-        ...
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class _FunctionTracker:
+class Tracker:
+    """A program that stores and plots the metrics of runs."""
+
     name: str
     scalars: Callable[[int, Mapping[str, float]], None]
+    """Log metrics, named training/... or validation/..., of a step."""
+
     text: Callable[[int, str, str], None]
+    """Log a text by name, e.g. a generated sample, of a step."""
+
     close: Callable[[], None]
 
     def __str__(self) -> str:
@@ -89,7 +79,7 @@ def tensorboard_tracker(
         for tag, value in values.items():
             writer.add_scalar(tag, value, step)
 
-    return _FunctionTracker(
+    return Tracker(
         name="TensorBoard",
         scalars=scalars,
         text=lambda step, name, text: writer.add_text(name, _verbatim(text), step),
@@ -134,7 +124,7 @@ def wandb_tracker(
         page = wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
         run.log({"step": step, name: page})
 
-    return _FunctionTracker(
+    return Tracker(
         name="Weights & Biases",
         scalars=lambda step, values: run.log({"step": step, **values}),
         text=log_text,
@@ -168,7 +158,7 @@ def trackio_tracker(
     def log_text(step: int, name: str, text: str) -> None:
         run.log({name: trackio.Markdown(_verbatim(text))}, step=step)
 
-    return _FunctionTracker(
+    return Tracker(
         name="trackio",
         scalars=lambda step, values: run.log(dict(values), step=step),
         text=log_text,
