@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gidd.cli import reproduce as command
+from gidd.errors import ConfigError
 from gidd.evaluation import reproduce as module
 from gidd.evaluation.reproduce import LAPTOP_RUNS, LaptopPlan, describe_sentences, reproduce
 from gidd.evaluation.reproduce_page import FAILS, HOLDS, NOT_RUN, OPEN, claims, write_page
@@ -116,6 +118,17 @@ def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
     }
     assert (tmp_path / "models" / "grader").exists()  # it grades the samples of the others
     assert not (tmp_path / "models" / "autoregressive").exists()
+
+
+def test_the_command_writes_the_page_of_what_is_done(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "sentences-mdm.json").write_text(json.dumps(likelihood(4.0)))
+    command.main(["laptop", "--only", "sentences-mdm", "--out", str(tmp_path)])
+    assert "| sentences-mdm | 4" in (tmp_path / "results.md").read_text()
+    with pytest.raises(ConfigError, match="only must be of .*, got mdn"):
+        command.main(["laptop", "--only", "mdn", "--out", str(tmp_path)])
+    command.main(["paper"])
+    assert "gidd eval ppl models/small-mdm" in capsys.readouterr().out
 
 
 def test_names_of_runs_are_different():

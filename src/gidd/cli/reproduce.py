@@ -14,63 +14,56 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from gidd.cli.model_options import parse_checked
+from gidd.cli.parsing import parse
 from gidd.common.messages import print_message
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
-    """Options of `gidd reproduce`."""
+def reproduce_command(
+    size: Annotated[Literal["laptop", "paper"], tyro.conf.Positional],
+    /,
+    *,
+    out: Path = Path("results/laptop"),
+    corpus: tuple[str, ...] = ("sotu",),
+    validation: Annotated[int | None, tyro.conf.DisallowNone] = None,
+    quick: bool = False,
+    compile: bool = False,
+    only: tuple[str, ...] = (),
+    keep_models: bool = False,
+) -> None:
+    """Repeat the paper's experiments.
 
-    size: Annotated[Literal["laptop", "paper"], tyro.conf.Positional]
-    """laptop runs the experiments; paper prints the commands of the paper's."""
+    Args:
+        size: laptop runs the experiments; paper prints the commands of the paper's.
+        out: Folder of the results.
+        corpus: Texts to train on: corpora by name, files or folders, as for `gidd data prepare`.
+        validation: Hold out the last N documents; by default as the corpus defines, or a tenth.
+        quick: A reduced version, in minutes.
+        compile: Train with torch.compile: a quarter faster after a minute, needs a C++ compiler.
+        only: Names of the runs to do; by default all.
+        keep_models: Keep the models in OUT/models.
+    """
+    from gidd.evaluation.reproduce import LaptopPlan, paper_commands, reproduce
+    from gidd.evaluation.reproduce_page import write_page
 
-    out: Path = Path("results/laptop")
-    """Folder of the results."""
-
-    corpus: tuple[str, ...] = ("sotu",)
-    """Texts to train on: corpora by name, files or folders, as for `gidd data prepare`."""
-
-    validation: Annotated[int | None, tyro.conf.DisallowNone] = None
-    """Hold out the last N documents; by default as the corpus defines, or a tenth."""
-
-    quick: bool = False
-    """A reduced version, in minutes."""
-
-    compile: bool = False
-    """Train with torch.compile: a quarter faster after a minute, needs a C++ compiler."""
-
-    only: tuple[str, ...] = ()
-    """Names of the runs to do; by default all."""
-
-    keep_models: bool = False
-    """Keep the models in OUT/models."""
+    if size == "paper":
+        print(*paper_commands(), sep="\n")
+        return
+    plan = LaptopPlan(corpus=corpus, validation=validation, compile=compile)
+    plan = plan.quick() if quick else plan
+    results = reproduce(plan, out, only=only, keep_models=keep_models)
+    words = ["gidd reproduce laptop", *(["--quick"] if quick else [])]
+    words += ["--corpus", *corpus] if corpus != ("sotu",) else []
+    page = out / "results.md"
+    page.write_text(write_page(results, " ".join(words)), encoding="utf-8")
+    print_message(f"wrote {page}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, run, write the page."""
-    options = parse_checked(ReproduceOptions, "gidd reproduce", __doc__, arguments)
-    from gidd.evaluation.reproduce import LaptopPlan, paper_commands, reproduce
-    from gidd.evaluation.reproduce_page import write_page
-
-    if options.size == "paper":
-        print(*paper_commands(), sep="\n")
-        return
-    plan = LaptopPlan(corpus=options.corpus, validation=options.validation, compile=options.compile)
-    results = reproduce(
-        plan.quick() if options.quick else plan,
-        options.out,
-        only=options.only,
-        keep_models=options.keep_models,
-    )
-    words = ["gidd reproduce laptop", *(["--quick"] if options.quick else [])]
-    words += ["--corpus", *options.corpus] if options.corpus != ("sotu",) else []
-    page = options.out / "results.md"
-    page.write_text(write_page(results, " ".join(words)), encoding="utf-8")
-    print_message(f"wrote {page}")
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    parse(reproduce_command, arguments, prog="gidd reproduce", description=__doc__, config=flags)
