@@ -48,13 +48,11 @@ class ModelOptions:
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
 
-    def load(self, model: str) -> Pipeline:
+    def load(self, model: str, batch_size: int | None = None) -> Pipeline:
         """Load a model; warnings go to stderr."""
         from gidd.pipeline import from_pretrained
 
-        pipe = from_pretrained(
-            model, device=self.device, precision=self.precision, tokenizer=self.tokenizer
-        )
+        pipe = from_pretrained(model, **vars(self), batch_size=batch_size)
         for note in pipe.notes:
             print_message(note)
         return pipe

@@ -10,13 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import tyro
 
-from gidd.cli.parsing import (
-    ComponentOptions,
-    chosen_name,
-    component_options,
-    name_option,
-    parse,
-)
+from gidd.cli.parsing import ComponentOptions, chosen_name, component_options, name_option, parse
 from gidd.common.config.options import attribute_docstrings
 from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError

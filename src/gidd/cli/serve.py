@@ -145,21 +145,11 @@ def build_app(options: ServeOptions, keys: dict[str, str]) -> FastAPI:
 
 def load_workers(options: ServeOptions) -> dict[str, Worker]:
     """Load the models of a service, by name."""
-    from gidd.pipeline import from_pretrained
     from gidd.serving import Worker
 
     workers: dict[str, Worker] = {}
     for name, model in zip(options.names, options.models, strict=True):
-        runtime = options.runtime
-        pipe = from_pretrained(
-            model,
-            device=runtime.device,
-            precision=runtime.precision,
-            tokenizer=runtime.tokenizer,
-            batch_size=options.batch_size,
-        )
-        for note in pipe.notes:
-            print_message(note)
+        pipe = options.runtime.load(model, options.batch_size)
         pipe.warm_up()
         workers[name] = Worker(pipe, options.worker)
     return workers

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
         push_to_hub as push_to_hub,
         save as save,
     )
-    from gidd.models.importers.gidd_v1 import (
-        read_training as read_training,
-    )
+    from gidd.models.importers.gidd_v1 import read_training as read_training
     from gidd.models.weights import Pretrained as Pretrained
 
 __getattr__, __dir__ = lazy_exports(__name__)

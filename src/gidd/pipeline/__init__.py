@@ -8,9 +8,8 @@
     pipe.noise_level("We is a nation of law.")
     pipe.score("We are a nation of laws.")
 
-Reading order: `options`, `text` (tokens and text), `edits`, `noise_level`, `results`, `pipeline`
-with `generate`, `stop_strings`, `chat`, `correct`, `self_correct` and `score`, `load`. Names are
-imported on first use.
+Reading order: `options`, `noise_level`, `results`, `text` (tokens and text), `pipeline` with
+`generate`, `chat`, `correct` and `score`, `load`. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -20,10 +19,7 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.pipeline.chat import ChatAnswer as ChatAnswer
     from gidd.pipeline.load import from_pretrained as from_pretrained
-    from gidd.pipeline.noise_level import (
-        NoiseLevel as NoiseLevel,
-        estimate_noise as estimate_noise,
-    )
+    from gidd.pipeline.noise_level import NoiseLevel as NoiseLevel, estimate_noise as estimate_noise
     from gidd.pipeline.options import (
         SamplingOptions as SamplingOptions,
         SelfCorrectionOptions as SelfCorrectionOptions,

@@ -27,12 +27,7 @@ from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate, visible
 from gidd.diffusion.schedule import TINY
 from gidd.errors import DataError
 from gidd.sampling.jobs import Jobs
-from gidd.sampling.windows import (
-    PosteriorPass,
-    WindowReader,
-    WindowTokens,
-    read_own_probability,
-)
+from gidd.sampling.windows import PosteriorPass, WindowReader, WindowTokens, read_own_probability
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -152,17 +152,16 @@ class Gate:
     async def _body(self, declared: bytes, receive: Receive) -> bytes | None:
         """Return the body, None if the client has gone."""
         body, is_complete = bytearray(), False
-        while not is_complete:
+        while True:
             if max(len(body), int(declared)) > self._max_bytes:
                 raise ServiceError(413, f"the body must have at most {self._max_bytes:,} bytes.")
+            if is_complete:
+                return bytes(body)
             message: Any = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
             is_complete = not message.get("more_body", False)
-        if len(body) > self._max_bytes:
-            raise ServiceError(413, f"the body must have at most {self._max_bytes:,} bytes.")
-        return bytes(body)
 
 
 def _with_body(body: bytes, receive: Receive) -> Receive:

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from gidd.common.devices import copy_to, positions
 from gidd.data.batch import Batch
 from gidd.diffusion.categorical import draw
-from gidd.diffusion.loss import (
-    CHUNK_TOKENS,
-    FusedLoss,
-    fused_cross_entropy,
-    loss_at,
-    noisy_tokens,
-)
+from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss, fused_cross_entropy, loss_at, noisy_tokens
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule

@@ -13,13 +13,7 @@ from urllib.parse import parse_qsl
 
 from gidd.common.optional import optional_package
 from gidd.common.urls import require_no_references
-from gidd.data.corpora.documents import (
-    Corpus,
-    Documents,
-    no_column,
-    require_document_size,
-    text_of,
-)
+from gidd.data.corpora.documents import Corpus, Documents, no_column, require_document_size, text_of
 from gidd.data.corpora.formats import reader
 from gidd.data.corpora.remote import make_stamp, wrap_errors
 from gidd.errors import ConfigError

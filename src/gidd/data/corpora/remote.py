@@ -12,12 +12,7 @@ from io import BufferedReader
 from typing import Any
 
 from gidd.common.optional import optional_package
-from gidd.common.urls import (
-    expand_secrets,
-    hide_secrets,
-    restore_references,
-    without_credentials,
-)
+from gidd.common.urls import expand_secrets, hide_secrets, restore_references, without_credentials
 from gidd.errors import DataError, GiddError
 
 SECONDS_TO_CONNECT = 30
