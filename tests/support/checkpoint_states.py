@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,20 @@ OTHERS = {
     "empty": ((0, 4), torch.float32),
     "flags": ((3,), torch.bool),
 }
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was loaded, and the damage of newer ones."""
+
+    step: int
+    record: dict[str, Any]
+    notes: list[str]
+
+
+def restore(checkpoints: Checkpoints, tensors: dict[str, Tensor]) -> Restored | None:
+    """Load the newest valid checkpoint into tensors; None if there is none."""
+    found = checkpoints.read_latest(lambda step: checkpoints.read(step, tensors))
+    return None if found is None else Restored(found[0].step, found[1], found[0].notes)
 
 
 def wholes(seed: int) -> dict[str, Tensor]:

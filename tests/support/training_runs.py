@@ -16,6 +16,7 @@ from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import RunConfig
 from gidd.training.parallel import DDP, Parallel
 from gidd.training.world import open_world
+from support.checkpoint_states import restore
 
 
 def speeches(folder: Path, vocab_size: int = 512, documents: int | None = None) -> Path:
@@ -79,7 +80,7 @@ def final_tensors(run: RunConfig, out: Path) -> dict[str, torch.Tensor]:
     vocab = Tokenizer.load(run.data.folder).vocab
     with open_world("cpu", 600) as world:
         state = build_state(run, vocab, world)
-        restored = Checkpoints(out / "checkpoints", world).restore(state.tensors())
+        restored = restore(Checkpoints(out / "checkpoints", world), state.tensors())
         assert restored is not None
         assert restored.step == run.train.steps
         return {name: tensor.clone() for name, tensor in state.tensors().items()}

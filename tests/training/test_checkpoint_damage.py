@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoint_states import bits, on_ranks_save, placed, wholes
+from support.checkpoint_states import bits, on_ranks_save, placed, restore, wholes
 from support.ranks import run_ranks, wait_for_all_ranks
 
 from gidd.errors import CheckpointError
@@ -97,11 +97,11 @@ def test_each_of_1000_corruptions_is_found_before_use_and_the_checkpoint_before_
         tensors = wholes(99)
         older.rename(hidden)
         with pytest.raises(CheckpointError, match=r"is damaged") as error:
-            two.restore(tensors)
+            restore(two, tensors)
         assert str(path) in str(error.value), kind
         assert bits(tensors) == bits(wholes(99)), kind
         hidden.rename(older)
-        restored = two.restore(tensors)
+        restored = restore(two, tensors)
         assert restored is not None
         assert restored[:2] == (10, {"step": 10}), kind
         assert str(path) in "; ".join(restored.notes), kind
@@ -111,7 +111,7 @@ def test_each_of_1000_corruptions_is_found_before_use_and_the_checkpoint_before_
         for name, data in good.items():
             (newest / name).write_bytes(data)
     assert len(kinds) == 9
-    assert two.restore(wholes(99)) == (20, {"step": 20}, [])
+    assert restore(two, wholes(99)) == (20, {"step": 20}, [])
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_every_byte_of_the_manifest_counts(two):
 
 def test_a_folder_under_the_name_of_another_step_is_refused(two):
     two.path(20).rename(two.path(30))
-    restored = two.restore(wholes(99))
+    restored = restore(two, wholes(99))
     assert restored is not None
     assert restored.step == 10
     assert restored.notes == [f"{two.path(30) / MANIFEST} belongs to step 20"]
@@ -142,7 +142,7 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(two, name):
     manifest = read_manifest(two.path(20), 20)
     files = {**manifest.files, name: {"bytes": 0, "sha256": ""}}
     write_manifest(two.path(20), CheckpointManifest(step=20, tensors=manifest.tensors, files=files))
-    restored = two.restore(wholes(99))
+    restored = restore(two, wholes(99))
     assert restored is not None
     assert restored.step == 10
     assert f"{MANIFEST} names {name!r}" in restored.notes[0]
@@ -160,7 +160,7 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(two, name):
 )
 def test_a_manifest_that_is_something_else_is_refused(two, text):
     (two.path(20) / MANIFEST).write_text(text)
-    restored = two.restore(wholes(99))
+    restored = restore(two, wholes(99))
     assert restored is not None
     assert restored.notes == [f"{two.path(20) / MANIFEST} is damaged"]
 
@@ -169,7 +169,7 @@ def test_a_link_in_place_of_a_file_is_refused(two):
     path = two.path(20) / "record.json"
     path.rename(two.folder / "elsewhere.json")
     path.symlink_to(two.folder / "elsewhere.json")
-    restored = two.restore(wholes(99))
+    restored = restore(two, wholes(99))
     assert restored is not None
     assert restored.notes == [f"{path} is not a plain file"]
 
@@ -180,7 +180,7 @@ def test_a_link_in_place_of_a_file_is_refused(two):
 def test_hidden_files_of_the_system_are_no_damage_and_are_not_read(two, name):
     (two.path(20) / name).write_bytes(b"of the system")
     tensors = wholes(99)
-    assert two.restore(tensors) == (20, {"step": 20}, [])
+    assert restore(two, tensors) == (20, {"step": 20}, [])
     assert bits(tensors) == bits(wholes(20))
 
 
@@ -199,7 +199,7 @@ def forget(folder: Path, step: int, pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["*.safetensors", "shard-00001-model-00002-*.safetensors"])
 def test_a_manifest_that_promises_more_tensors_than_its_files_hold_is_refused(two, pattern):
     forget(two.path(20), 20, pattern)
-    restored = two.restore(wholes(99))
+    restored = restore(two, wholes(99))
     assert restored is not None
     assert restored.step == 10
     assert f"{two.path(20)} does not hold all of " in restored.notes[0]
@@ -211,7 +211,7 @@ def test_part_of_a_sharded_tensor_does_not_count_as_the_tensor(tmp_path, world):
     checkpoints = Checkpoints(tmp_path, world)
     forget(checkpoints.path(5), 5, "shard-00002-*.safetensors")
     with pytest.raises(CheckpointError, match=r"step-000000005 does not hold all of .*bias"):
-        checkpoints.restore(wholes(99))
+        restore(checkpoints, wholes(99))
 
 
 def test_files_that_vanish_after_the_check_lead_to_the_checkpoint_before(two, monkeypatch):
@@ -222,7 +222,7 @@ def test_files_that_vanish_after_the_check_lead_to_the_checkpoint_before(two, mo
 
     monkeypatch.setattr(checkpoint, "read_tensors", read_too_late)
     tensors = wholes(99)
-    restored = two.restore(tensors)
+    restored = restore(two, tensors)
     assert restored is not None
     assert restored.step == 10
     assert all("is missing" in note for note in restored.notes)
@@ -237,7 +237,7 @@ def test_when_all_files_vanish_after_the_check_the_run_does_not_restart(two, mon
 
     monkeypatch.setattr(checkpoint, "read_tensors", read_too_late)
     with pytest.raises(CheckpointError, match="step-000000020"):
-        two.restore(wholes(99))
+        restore(two, wholes(99))
 
 
 def test_when_valid_files_cannot_be_read_no_older_ones_are_taken(two, monkeypatch):
@@ -246,7 +246,7 @@ def test_when_valid_files_cannot_be_read_no_older_ones_are_taken(two, monkeypatc
 
     monkeypatch.setattr(checkpoint_tensors.dcp.HuggingFaceStorageReader, "read_data", no_memory)
     with pytest.raises(CheckpointError, match=r"step-000000020 could not be read: no memory left"):
-        two.restore(wholes(99))
+        restore(two, wholes(99))
 
 
 def on_ranks_restore_damaged(folder: Path) -> tuple[Any, dict[str, bytes]]:
@@ -260,7 +260,7 @@ def on_ranks_restore_damaged(folder: Path) -> tuple[Any, dict[str, bytes]]:
             shard.write_bytes(shard.read_bytes()[:-1] + b"?")
         wait_for_all_ranks(world)
         tensors = placed(world, "fsdp", 99)
-        return checkpoints.restore(tensors), bits(tensors)
+        return restore(checkpoints, tensors), bits(tensors)
 
 
 def test_all_ranks_take_the_checkpoint_before_when_one_finds_damage(tmp_path):
@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_model_is_named_and_no_older_one_taken(two, chan
     asked = {name: tensor for name, tensor in asked.items() if tensor is not None}
     before = bits(asked)
     with pytest.raises(CheckpointError, match=f"step-000000020 holds another model: {message}"):
-        two.restore(asked)
+        restore(two, asked)
     assert bits(asked) == before
 
 
@@ -313,7 +313,7 @@ def on_ranks_restore_listening(folder: Path) -> list[str]:
         pickle.loads(pickle.dumps(Path("a")))
         assert UNPICKLED  # the hook works
         UNPICKLED.clear()
-        assert checkpoints.restore(tensors) == (5, {"seed": 5}, [])
+        assert restore(checkpoints, tensors) == (5, {"seed": 5}, [])
         return UNPICKLED
 
 

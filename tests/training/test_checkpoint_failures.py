@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoint_states import restore
 from support.ranks import run_ranks, wait_for_all_ranks
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -57,7 +58,7 @@ def on_ranks_fill_disk(folder: Path) -> str:
         wait_for_all_ranks(world)
         assert not list(folder.glob(".*"))
         tensors = filled(0)
-        assert checkpoints.restore(tensors) == (2, {}, [])
+        assert restore(checkpoints, tensors) == (2, {}, [])
         assert torch.equal(tensors["b"], filled(2)["b"])
         wait_for_all_ranks(world)
         if world.is_rank_zero:
@@ -85,7 +86,7 @@ def test_a_disk_that_became_read_only_leaves_the_last_checkpoint(small_disk, wor
     checkpoints.save(2, filled(2), {})
     with pytest.raises(CheckpointError, match=r"Read-only file system.*step-000000001"):
         checkpoints.wait()
-    assert checkpoints.restore(filled(0)) == (1, {}, [])
+    assert restore(checkpoints, filled(0)) == (1, {}, [])
 
 
 def on_ranks_last_may_not_write(folder: Path) -> str:
@@ -100,7 +101,7 @@ def on_ranks_last_may_not_write(folder: Path) -> str:
             checkpoints.save(3, filled(3), {})
         wait_for_all_ranks(world)
         assert os.listdir(folder) == ["step-000000001"]
-        assert checkpoints.restore(filled(0)) == (1, {}, [])
+        assert restore(checkpoints, filled(0)) == (1, {}, [])
         return str(error.value)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoint_states import restore
 from support.kill_training import hold_while_saving
 from support.ranks import CONTEXT, start_ranks, wait_for_all_ranks
 from torch import Tensor
@@ -34,7 +35,7 @@ def save_until_killed(folder: Path, begun: Any, ready: Any) -> None:
     with open_world("cpu", timeout=600) as world, Checkpoints(folder, world) as checkpoints:
         assert not list(folder.glob(".*"))
         tensors = state(world, -1)
-        restored = checkpoints.restore(tensors)
+        restored = restore(checkpoints, tensors)
         step = restored.step if restored else 0
         if restored:
             assert restored.notes == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoint_states import restore
 from support.ranks import run_ranks
 
 from gidd.errors import CheckpointError
@@ -33,7 +34,7 @@ def test_the_newest_and_every_nth_stay(tmp_path, world):
 
 def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path, world):
     tensors = {"a": torch.ones(1)}
-    assert Checkpoints(tmp_path / "new", world).restore(tensors) is None
+    assert restore(Checkpoints(tmp_path / "new", world), tensors) is None
     assert tensors["a"] == 1
 
 
@@ -42,7 +43,7 @@ def test_a_step_is_not_written_twice(tmp_path, world):
     for value in (1.0, 2.0):
         checkpoints.save(1, {"a": torch.tensor(value)}, {})
     tensors = {"a": torch.tensor(0.0)}
-    checkpoints.restore(tensors)
+    restore(checkpoints, tensors)
     assert tensors["a"] == 1
 
 
@@ -54,7 +55,7 @@ def damaged_second(folder: Path, world: World) -> Checkpoints:
     checkpoints.wait()
     (checkpoints.path(2) / "record.json").unlink()
     checkpoints = Checkpoints(folder, world)
-    assert checkpoints.restore({"a": torch.tensor(0)}) == (
+    assert restore(checkpoints, {"a": torch.tensor(0)}) == (
         1,
         {},
         [f"{checkpoints.path(2) / 'record.json'} is missing"],
@@ -67,7 +68,7 @@ def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path, world):
     checkpoints.save(2, {"a": torch.tensor(2)}, {})
     checkpoints.wait()
     assert sorted(os.listdir(tmp_path)) == ["step-000000001", "step-000000002"]
-    assert checkpoints.restore({"a": torch.tensor(0)}) == (2, {}, [])
+    assert restore(checkpoints, {"a": torch.tensor(0)}) == (2, {}, [])
 
 
 def test_a_damaged_one_is_not_counted_among_those_that_stay(tmp_path, world):
@@ -90,7 +91,7 @@ def test_leftovers_go_at_the_start_but_not_for_a_reader(tmp_path, world):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard").write_text("half")
     (tmp_path / "notes.txt").write_text("mine")
-    assert Checkpoints(tmp_path, world, read_only=True).restore({}) is None
+    assert restore(Checkpoints(tmp_path, world, read_only=True), {}) is None
     assert len(os.listdir(tmp_path)) == 3
     with Checkpoints(tmp_path, world):
         assert sorted(os.listdir(tmp_path)) == ["lock", "notes.txt"]
@@ -110,7 +111,7 @@ def test_a_second_run_is_refused_and_deletes_nothing_of_the_first(tmp_path, worl
         assert under_way.is_dir()
         first.save(1, {"a": torch.ones(1)}, {})
     with Checkpoints(tmp_path, world) as second:
-        assert second.restore({"a": torch.ones(1)}) == (1, {}, [])
+        assert restore(second, {"a": torch.ones(1)}) == (1, {}, [])
 
 
 def test_a_run_that_failed_does_not_keep_the_next_one_out(tmp_path, world):

@@ -11,6 +11,5 @@ from gidd.training.checkpoints.folder import (
 )
 from gidd.training.checkpoints.manager import (
     Checkpoints as Checkpoints,
-    Restored as Restored,
     ValidCheckpoint as ValidCheckpoint,
 )

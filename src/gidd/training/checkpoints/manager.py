@@ -54,15 +54,6 @@ class ValidCheckpoint(NamedTuple):
     """Damaged files of newer checkpoints, which were therefore skipped."""
 
 
-class Restored(NamedTuple):
-    """A checkpoint that was loaded."""
-
-    step: int
-    record: dict[str, Any]
-    notes: list[str]
-    """As in `ValidCheckpoint`."""
-
-
 @final
 class Checkpoints:
     """The checkpoints of one run: folders `step-000000123`, each complete or absent.
@@ -149,19 +140,6 @@ class Checkpoints:
             if self._saving.done():  # otherwise Ctrl-C interrupted the wait and the save continues
                 self._saving = None
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> Restored | None:
-        """Load the newest valid checkpoint, or return None if the folder has none.
-
-        Tensors are filled in place; names, dtypes and shapes must match the checkpoint. All ranks
-        enter; their number may differ from when it was saved. Files are verified before any tensor
-        is changed; if they disappear after that, another checkpoint is loaded (`read_latest`).
-        """
-        found = self.read_latest(lambda step: self.read(step, tensors))
-        if found is None:
-            return None
-        valid, record = found
-        return Restored(valid.step, record, valid.notes)
-
     def read_latest(self, read: Callable[[int], T]) -> tuple[ValidCheckpoint, T] | None:
         """Return the newest valid checkpoint and the result of `read`, which is given its step.
 
@@ -215,7 +193,8 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """Load a checkpoint that `latest_valid` found, and return its record. All ranks enter.
 
-        Tensors are filled as by `restore`; with `partial`, the checkpoint may hold more of them.
+        Tensors are filled in place; names, dtypes and shapes must match the checkpoint, which may
+        hold more of them with `partial`. The number of ranks may differ from when it was saved.
         """
         self.require_same_model(step, tensors, partial=partial)
         path = self.path(step)
