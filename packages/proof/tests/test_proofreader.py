@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +106,20 @@ def test_modern_documents(proofreader, name, fixed):
 def test_clean_modern_documents_come_back_unchanged(proofreader, path):
     clean = path.read_text()
     assert proofreader.correct(clean).text == clean
+
+
+def test_torch_and_the_network_are_loaded_when_a_text_needs_them():
+    code = """
+import sys
+import gidd_proof
+proofreader = gidd_proof.load(device="cpu")
+assert proofreader.correct("The peopel are hapy.").text == "The people are happy."
+assert "torch" not in sys.modules
+assert proofreader.correct("The conseration was a matter of contination.").forward_passes
+assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def test_an_old_model_folder_loads_with_its_words(proofreader, tmp_path):

@@ -19,7 +19,7 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.pipeline.chat import ChatAnswer as ChatAnswer
     from gidd.pipeline.load import from_pretrained as from_pretrained
-    from gidd.pipeline.noise_level import NoiseLevel as NoiseLevel, estimate_noise as estimate_noise
+    from gidd.pipeline.noise_level import estimate_noise as estimate_noise
     from gidd.pipeline.options import (
         SamplingOptions as SamplingOptions,
         SelfCorrectionOptions as SelfCorrectionOptions,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Alternative as Alternative,
         Correction as Correction,
         Generation as Generation,
+        NoiseLevel as NoiseLevel,
         Replacement as Replacement,
         ResultManifest as ResultManifest,
         Scores as Scores,

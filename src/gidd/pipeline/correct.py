@@ -18,10 +18,11 @@ import torch
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
-from gidd.pipeline.noise_level import NoiseLevel, OnForwardPassesDone, estimate_noise
+from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
 from gidd.pipeline.results import (
     Alternative,
     Correction,
+    NoiseLevel,
     Replacement,
     ResultManifest,
     SelfCorrection,

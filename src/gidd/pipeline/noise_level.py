@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate, visible_noise
 from gidd.diffusion.schedule import TINY
 from gidd.errors import DataError
+from gidd.pipeline.results import NoiseLevel
 from gidd.sampling.jobs import Jobs
 from gidd.sampling.windows import PosteriorPass, WindowReader, WindowTokens, read_own_probability
 
@@ -57,23 +58,6 @@ _NORMAL_QUANTILE = 1.959964
 
 OnForwardPassesDone = Callable[[int, int], None]
 """Called with the number of forward passes done, and of all that may be needed."""
-
-
-class NoiseLevel(NamedTuple):
-    """Estimated fraction of wrong tokens, with a 95% interval."""
-
-    error_rate: float
-    low: float
-    high: float
-
-    time: float
-    """Time of the network at which its noise is nearest to the error rate."""
-
-    forward_passes: int = 0
-    """Forward passes."""
-
-    def __str__(self) -> str:
-        return f"{self.error_rate:.1%} ({100 * self.low:.1f}-{self.high:.1%})"
 
 
 async def estimate_noise(

@@ -39,7 +39,7 @@ from gidd.pipeline.generate import (
     stream_text,
     stripped,
 )
-from gidd.pipeline.noise_level import NoiseLevel, OnForwardPassesDone
+from gidd.pipeline.noise_level import OnForwardPassesDone
 from gidd.pipeline.options import (
     ERROR_RATE,
     MIN_CONFIDENCE,
@@ -52,6 +52,7 @@ from gidd.pipeline.precision import Precision, choose_precision, in_precision, w
 from gidd.pipeline.results import (
     Correction,
     Generation,
+    NoiseLevel,
     ResultManifest,
     Scores,
     SelfCorrection,

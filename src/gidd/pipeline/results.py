@@ -1,4 +1,7 @@
-"""Results of a pipeline: the text, the confidence in its tokens, and the manifest of settings."""
+"""Results of a pipeline: the text, the confidence in its tokens, and the manifest of settings.
+
+Functions that need torch import it: a proofreader that needs no network starts without it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from torch import Tensor
-
-from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError
-from gidd.models.record import record_schedule
-from gidd.pipeline.noise_level import NoiseLevel
-from gidd.sampling import Ban, Edit, Frame, Plan, Processor, Request, Require, Sample, Step
+
+if TYPE_CHECKING:
+    from gidd.diffusion.schedule import MixingSchedule
+    from gidd.sampling import Edit, Frame, Plan, Processor, Request, Sample, Step
 
 ResultManifest = dict[str, Any]
 """Everything needed to reproduce a result: versions, model, schedule, plan, seed, device."""
@@ -117,6 +118,24 @@ class Replacement(NamedTuple):
     confidence_after: float
     """Probability that the new token is right: by `correct` its posterior probability, by
     `self_correct` its x_theta in the corrected text."""
+
+
+class NoiseLevel(NamedTuple):
+    """Estimated fraction of wrong tokens, with a 95% interval."""
+
+    error_rate: float
+    low: float
+    high: float
+
+    time: float
+    """Time of the network at which its noise is nearest to the error rate; nan if the estimate
+    needed no network."""
+
+    forward_passes: int = 0
+    """Forward passes."""
+
+    def __str__(self) -> str:
+        return f"{self.error_rate:.1%} ({100 * self.low:.1f}-{self.high:.1%})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +262,8 @@ class Scores:
 
 def describe_schedule(schedule: MixingSchedule) -> dict[str, Any]:
     """Return the schedule as a saved model records it; a custom one by the name of its class."""
+    from gidd.models.record import record_schedule
+
     try:
         return record_schedule(schedule)[0]
     except ConfigError:
@@ -276,6 +297,8 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _options(step: Step) -> dict[str, Any]:
+    from torch import Tensor
+
     options: dict[str, Any] = {}
     if isinstance(step, partial):
         options = step.keywords
@@ -291,6 +314,8 @@ def _options(step: Step) -> dict[str, Any]:
 
 def describe_processors(processors: Sequence[Processor]) -> list[str]:
     """Return a short description of each processor: its name and settings, not its tokens."""
+    from gidd.sampling import Ban, Require
+
     return [
         f"{type(p).__name__}({len(p.tokens)} of {p.vocab.size} tokens)"
         if isinstance(p, Require | Ban)

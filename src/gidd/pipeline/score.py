@@ -24,13 +24,12 @@ from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import score_tokens
 from gidd.pipeline.noise_level import (
-    NoiseLevel,
     OnForwardPassesDone,
     estimate_noise,
     expected_forward_passes,
 )
 from gidd.pipeline.options import CLEAN_TIME, LikelihoodOptions
-from gidd.pipeline.results import ResultManifest, Scores
+from gidd.pipeline.results import NoiseLevel, ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_job, run_jobs
 from gidd.sampling.network import require_finite_predictions
 from gidd.sampling.windows import TextWindows

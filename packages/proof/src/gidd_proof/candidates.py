@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gidd.pipeline import Span
 from gidd_proof.contexts import UNKNOWN, Contexts, Neighbours
 from gidd_proof.edit_model import EditModel
 from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList, normal
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Span
 
 MAX_CANDIDATES: Final = 8
 """Candidates of one place."""

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from gidd_proof.candidates import Candidate, Place
 from gidd_proof.contexts import Contexts
-from gidd_proof.scorer import Crop
 from gidd_proof.words import WordList, normal
 
 LIKELIHOOD: Final = 0.2
@@ -95,6 +94,14 @@ _CROP = 64
 
 _SCORED = 10
 """Characters on each side of a candidate whose likelihood is added."""
+
+
+class Crop(NamedTuple):
+    """A short text, and the section text[start:stop] that is scored."""
+
+    text: str
+    start: int
+    stop: int
 
 
 def crop(text: str, place: Place, candidate: str) -> Crop:

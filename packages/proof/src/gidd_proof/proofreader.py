@@ -7,24 +7,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import gidd
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline import Correction, NoiseLevel, Span, apply_edits, decide, is_doubtful
-from gidd.sampling import PosteriorPass, run_job
+from gidd.pipeline import Correction, NoiseLevel, apply_edits, decide, is_doubtful
 from gidd_proof.candidates import Place, find_places, unprotected_words
-from gidd_proof.confidence import LIKELIHOOD, contenders, crop, prior_scores
+from gidd_proof.confidence import LIKELIHOOD, Crop, contenders, crop, prior_scores
 from gidd_proof.contexts import Contexts
 from gidd_proof.edit_model import EditModel
 from gidd_proof.error_models import ErrorModel
 from gidd_proof.mistakes import CHARACTERS_PER_WORD, ScoredPlace, estimate_rate
 from gidd_proof.protect import protected_spans
 from gidd_proof.rules import find_slips
-from gidd_proof.scorer import CandidateScorer
 from gidd_proof.words import MODEL_FOLDER, WordList
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Span
 
 MIN_CONFIDENCE: Final = 0.4
 """Default of the least probability of a change, chosen on `wikipedia-dev`: 0.16% ± 0.07% of good
@@ -32,9 +33,6 @@ words spoiled beside mistakes, 0.05% ± 0.04% of clean words touched (120 senten
 
 NOISE_RATE: Final = 0.02
 """Mistakes per character at which the network reads texts and edits are compared."""
-
-_CROPS_PER_PASS = 16
-"""Candidates in a forward pass: on a CPU, twice as fast as one by one."""
 
 _PLACES_AT_ONCE = 64
 """Places that are scored together: memory does not depend on the length of a text."""
@@ -48,6 +46,8 @@ def load(
 ) -> Proofreader:
     """Load a model of characters and its words.
 
+    The network of the packaged model, and torch, are loaded when a text first needs them.
+
     Args:
         model: A folder written by `gidd export`, or a name on the Hugging Face hub; by default the
             packaged English model.
@@ -55,9 +55,23 @@ def load(
         device: "cpu", "cuda" or "mps"; by default the fastest available.
     """
     folder = MODEL_FOLDER if model is None else model
-    pipe = gidd.from_pretrained(folder, device=device)
     words = WordList.of_model(folder) if words is None else words
-    return Proofreader(pipe, words, Contexts.of_model(folder))
+    load_pipe = cache(partial(_load_pipe, folder, device))
+    if model is not None:
+        load_pipe()
+    return Proofreader(load_pipe, words, Contexts.of_model(folder))
+
+
+def _load_pipe(folder: str | Path, device: str | None) -> gidd.Pipeline:
+    pipe = gidd.from_pretrained(folder, device=device)
+    if not pipe.tokenizer.is_character_level:
+        raise ConfigError(
+            "proofreading needs a model whose tokens are characters, got a tokenizer of kind "
+            f"{pipe.tokenizer.kind}. Correct tokens with `gidd correct`, or train a model with "
+            "`gidd train proof`."
+        )
+    pipe.require_visible_scores("proofreading")
+    return pipe
 
 
 @final
@@ -69,7 +83,9 @@ class Proofreader:
     nor are characters outside of the model's vocabulary.
     """
 
-    pipe: gidd.Pipeline
+    load_pipe: Callable[[], gidd.Pipeline]
+    """Returns the pipeline of the network; called when a text first needs it."""
+
     words: WordList
     contexts: Contexts
     error_model: ErrorModel | None = None
@@ -78,14 +94,10 @@ class Proofreader:
         """Return a proofreader that also knows words of a user."""
         return replace(self, words=self.words.with_words(words))
 
-    def __post_init__(self) -> None:
-        if not self.pipe.tokenizer.is_character_level:
-            raise ConfigError(
-                "proofreading needs a model whose tokens are characters, got a tokenizer of kind "
-                f"{self.pipe.tokenizer.kind}. Correct tokens with `gidd correct`, or train a model "
-                "with `gidd train proof`."
-            )
-        self.pipe.require_visible_scores("proofreading")
+    @property
+    def pipe(self) -> gidd.Pipeline:
+        """The pipeline of the network."""
+        return self.load_pipe()
 
     def correct(
         self,
@@ -128,7 +140,7 @@ class Proofreader:
         scored.sort()
         noise = None
         if error_rate is None:
-            noise = self._noise_level(scored, counts.total(), forward_passes)
+            noise = _noise_level(scored, counts.total())
             error_rate = noise.error_rate
         rate = max(error_rate * CHARACTERS_PER_WORD, 1e-9)
         decided = (
@@ -152,7 +164,7 @@ class Proofreader:
             error_rate=error_rate,
             noise_level=noise,
             forward_passes=forward_passes,
-            manifest=self.pipe.manifest(start, task, forward_passes),
+            manifest=self._manifest(start, task, forward_passes),
         )
 
     def _score(
@@ -166,8 +178,7 @@ class Proofreader:
         ]
         read = [(i, k) for i, prior in enumerate(scores) for k in contenders(places[i], prior)]
         crops = [crop(text, places[i], places[i].candidates[k].text) for i, k in read]
-        read_crops = partial(self._score_crops, crops=crops, time=self._noise_time)
-        values = run_job(read_crops) if crops else []
+        values = self._likelihoods(crops) if crops else []
         best: dict[int, float] = {}
         for (i, _), value in zip(read, values, strict=True):
             best[i] = max(value, best.get(i, -math.inf))
@@ -184,31 +195,30 @@ class Proofreader:
         ]
         return scored, len(crops)
 
-    def _noise_level(
-        self, places: Sequence[ScoredPlace], num_words: int, forward_passes: int
-    ) -> NoiseLevel:
-        """Return the estimated mistakes per character, with the interval of a Poisson count."""
-        rate = estimate_rate(places, num_words)
-        error = 1.96 * math.sqrt(rate / max(1, num_words))
-        low, found, high = (
-            min(max(0.0, value), 1.0) / CHARACTERS_PER_WORD
-            for value in (rate - error, rate, rate + error)
-        )
-        return NoiseLevel(found, low, high, self._noise_time, forward_passes)
+    def _manifest(self, start: float, task: dict[str, Any], forward_passes: int) -> dict[str, Any]:
+        """Return what identifies the settings, and the network if the text needed it."""
+        if forward_passes:
+            return self.pipe.manifest(start, task, forward_passes)
+        seconds = round(time.perf_counter() - start, 3)
+        return {"gidd": gidd.__version__, **task, "forward_passes": 0, "seconds": seconds}
 
     @cached_property
     def _edits(self) -> EditModel:
         return EditModel(NOISE_RATE, self.error_model)
 
     @cached_property
-    def _noise_time(self) -> float:
-        """The time t of the noise process with `NOISE_RATE`."""
-        return PosteriorPass(self.pipe.window_reader()).time(NOISE_RATE)
+    def _likelihoods(self) -> Callable[[Sequence[Crop]], list[float]]:
+        from gidd_proof.scorer import likelihood_scorer  # needs torch
 
-    @cached_property
-    def _score_crops(self) -> CandidateScorer:
-        texts = self.pipe.token_texts
-        known = {texts.decode_one(v) for v in range(self.pipe.schedule.vocab.size)}
-        characters = frozenset(text for text in known if len(text) == 1)
-        reader = self.pipe.window_reader(_CROPS_PER_PASS)
-        return CandidateScorer(reader, self.pipe.tokenizer, characters)
+        return likelihood_scorer(self.pipe, NOISE_RATE)
+
+
+def _noise_level(places: Sequence[ScoredPlace], num_words: int) -> NoiseLevel:
+    """Return the estimated mistakes per character, with the interval of a Poisson count."""
+    rate = estimate_rate(places, num_words)
+    error = 1.96 * math.sqrt(rate / max(1, num_words))
+    low, found, high = (
+        min(max(0.0, value), 1.0) / CHARACTERS_PER_WORD
+        for value in (rate - error, rate, rate + error)
+    )
+    return NoiseLevel(found, low, high, time=math.nan)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gidd.pipeline import Span
+if TYPE_CHECKING:
+    from gidd.pipeline import Span
+
 
 NEVER_CHANGED: Final[tuple[str, ...]] = (
     r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?s:.*?)(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",

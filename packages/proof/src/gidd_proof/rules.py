@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gidd.pipeline import Span
 from gidd_proof.candidates import begins_sentence, unprotected_words
 from gidd_proof.contexts import END, UNKNOWN, Contexts, Neighbours
 from gidd_proof.mistakes import ScoredPlace
 from gidd_proof.words import WordList
+
+if TYPE_CHECKING:
+    from gidd.pipeline import Span
 
 DOUBLED: Final = 4.0
 """Log odds that the second of two equal words is a mistake."""

@@ -77,7 +77,9 @@ def serve(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--port must be in [0, 65535], got {command.port}.")
     import gidd_proof
 
-    checker = Checker(gidd_proof.load(command.model), user_file())
+    proofreader = gidd_proof.load(command.model)
+    proofreader.load_pipe()  # before the first request
+    checker = Checker(proofreader, user_file())
     try:
         server = make_server(checker, command.host, command.port, command.allow_origin)
     except OSError as error:

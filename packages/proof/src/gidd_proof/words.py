@@ -49,8 +49,9 @@ _UNKNOWN = 20.0
 _WORDS_PER_POSSESSIVE = 20
 _USER_FREQUENCY = 1e-6
 _BITS = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.int8)
-_NUM_CLASSES = 32
-"""Classes of characters; words are compared by the sets of their classes first."""
+_CLASSES = np.array([0, *(1 << i for i in range(1, 32))], dtype=np.uint32)
+"""Bits of the classes of characters by code point modulo 32; words are compared by the sets of
+their classes first. The class of padding does not count."""
 
 
 @final
@@ -134,9 +135,14 @@ class WordList:
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise ValueError(f"it must have at most {MAX_BYTES:,} bytes")
-            lines = path.read_text(encoding="utf-8").split("\n")
-            split = (line.rstrip("\r").partition("\t") for line in lines if line.strip())
-            return cls({word.lower(): max(1, int(count or 1)) for word, _, count in split})
+            text = path.read_text(encoding="utf-8").lower()
+            cells = text.rstrip("\n").replace("\t", "\n").split("\n")
+            if len(cells) == 2 * text.count("\t") == 2 * text.count("\n"):  # as `save` writes
+                counts = [max(1, int(count)) for count in cells[1::2]]
+                return cls(dict(zip(cells[::2], counts, strict=True)))
+            lines = (line.rstrip("\r") for line in text.split("\n"))
+            split = (line.partition("\t") for line in lines if line.strip())
+            return cls({word: max(1, int(count or 1)) for word, _, count in split})
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} cannot be read as a list of words: {error}. Write one word per line, a "
@@ -161,7 +167,7 @@ class WordList:
             np.searchsorted(self._lengths, len(word) + change)
             for change in (-MAX_EDITS, MAX_EDITS + 1)
         )
-        differing = _count_bits(self._letters[first:last] ^ _letter_set([word])[0])
+        differing = _count_bits(self._letters[first:last] ^ _letter_sets(_code_points([word])))
         rows = first + np.flatnonzero(differing <= 2 * MAX_EDITS)
         distance = _distances(word, self._characters[rows], self._lengths[rows])
         found = np.flatnonzero((distance <= MAX_EDITS) & (distance > 0))
@@ -187,7 +193,7 @@ class WordList:
 
     @cached_property
     def _letters(self) -> IntArray:
-        return _letter_set(self._ordered)
+        return _letter_sets(self._characters)
 
 
 def normal(text: str) -> str:
@@ -199,11 +205,9 @@ def _code_points(words: list[str]) -> IntArray:
     return np.array(words, dtype=f"U{LONGEST_WORD}").view(np.uint32).reshape(len(words), -1)
 
 
-def _letter_set(words: list[str]) -> IntArray:
+def _letter_sets(words: IntArray) -> IntArray:
     """Return a bit for each class of characters that a word has; an edit changes at most two."""
-    points = _code_points(words)
-    bits = np.where(points > 0, np.uint32(1) << (points % _NUM_CLASSES).astype(np.uint32), 0)
-    return np.bitwise_or.reduce(bits, axis=1)
+    return np.bitwise_or.reduce(_CLASSES[words % len(_CLASSES)], axis=1)
 
 
 def _count_bits(values: IntArray) -> IntArray:

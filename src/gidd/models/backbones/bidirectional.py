@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import size_problems
-from gidd.models.backbones.layers import Rotation, attention_mask, require_length, rotate, rotation
+from gidd.models.backbones.layers import (
+    Embedding,
+    Rotation,
+    attention_mask,
+    require_length,
+    rotate,
+    rotation,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -97,7 +104,7 @@ class BidirectionalTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.accepts_segments = config.shifted_mask_id is None  # a shift crosses documents
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.embed_tokens = Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
         self.norm = _RMSNorm(config)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)

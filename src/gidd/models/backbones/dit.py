@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import (
     Block,
+    Embedding,
     LocalMixing,
     TimeEmbedding,
     attention_mask,
@@ -44,7 +45,7 @@ class DiT(nn.Module):
         self.uses_time = config.uses_time
         self.accepts_segments = not config.mixing_width  # mixing reads across documents
         width, time_width = config.width, config.time_width
-        self.embedding = nn.Embedding(config.vocab_size, width)
+        self.embedding = Embedding(config.vocab_size, width)
         self.time = TimeEmbedding(time_width)
         self.blocks = nn.ModuleList(
             Block(width, config.num_heads, time_width, config.dropout, config.mixing_width)

@@ -92,6 +92,15 @@ def layer_norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-5, bias=False)
 
 
+class Embedding(nn.Embedding):
+    """Embedding of tokens."""
+
+    def reset_parameters(self) -> None:
+        """Initialise, except on the meta device: torch would import its compiler, in 2 s."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class TimeEmbedding(nn.Module):
     """Embedding of a time in [0, 1]: cosines and sines, then two linear layers.
 

@@ -21,7 +21,14 @@ from gidd.common.config.allowed import field_problems, number
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import size_problems
-from gidd.models.backbones.layers import Rotation, attention_mask, require_length, rotate, rotation
+from gidd.models.backbones.layers import (
+    Embedding,
+    Rotation,
+    attention_mask,
+    require_length,
+    rotate,
+    rotation,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -96,7 +103,7 @@ class ScaledTransformer(nn.Module):
     def __init__(self, config: ScaledConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.embed_tokens = Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
         self.norm = _RMSNorm(config)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
