@@ -34,7 +34,7 @@ def path_of(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def nano(pipelines):
-    with served({"nano": pipelines["hybrid"]}) as found:
+    with served({"nano": pipelines["hybrid"], "chat": pipelines["hybrid"]}) as found:
         yield found
 
 
