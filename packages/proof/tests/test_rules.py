@@ -78,3 +78,27 @@ def test_articles_before_known_words_only(contexts):
     assert slips("He ate a apple.", contexts) == [("a", "an")]
     assert slips("from a iuge armadillo, an huge one", contexts) == [("an", "a")]
     assert slips("The Dong-a apple", contexts) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Then th ecat sat down.", "the cat"),
+        ("The end o fthe road.", "of the"),
+        ("We mad eit home.", "made it"),
+        ("The cat a nd the dog.", "and"),
+        ("He went t he wrong way.", "the"),
+    ],
+)
+def test_moved_spaces(contexts, text, right):
+    words = WordList.of_model(MODEL_FOLDER)
+    assert [place.texts[1] for place in find_slips(text, [], words, contexts)] == [right]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["books with Rei on the cover", "in Pool C along with them", "met oy the players", "a b c"],
+)
+def test_spaces_between_words_that_may_be_right_stay(contexts, text):
+    words = WordList.of_model(MODEL_FOLDER)
+    assert list(find_slips(text, [], words, contexts)) == []

@@ -1,4 +1,4 @@
-"""Slips that no word shows alone: doubled words, and a or an before the wrong sound."""
+"""Slips that no word shows alone: doubled words, moved spaces, a or an before the wrong sound."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ DOUBLED: Final = 4.0
 ARTICLE: Final = 4.0
 """Log odds that an article before the wrong sound is a mistake."""
 
+MOVED_SPACE: Final = 2.5
+"""Log odds that a space is in the wrong place, if the neighbours of what it gives fit."""
+
 MAX_GAIN: Final = -1.0
 """Words that follow themselves more often, relative to their frequency, may be doubled: had had,
 very very."""
 
 _MIN_FREQUENCY = 2e-4
 """Rarer words are doubled in names and in imitations of sounds."""
+
+_FREQUENT = 2e-5
+"""Least frequency of words between which a space may have moved."""
 
 _HYPHENS = ("-", "–")
 _SPACE = re.compile(r" |\n")
@@ -50,9 +56,15 @@ _NO_NOUN = re.compile(
 def find_slips(
     text: str, protected: Sequence[Span], words: WordList, contexts: Contexts
 ) -> Iterator[ScoredPlace]:
-    """Yield doubled words and wrong articles before known words, in order."""
+    """Yield doubled words, moved spaces and wrong articles before known words, in order."""
     before: re.Match[str] | None = None
     is_slip = lru_cache(partial(is_never_doubled, contexts=contexts))
+
+    def fits(start: int, words: str) -> bool:
+        """Whether neighbours make words more likely in place of the two that begin at `start`."""
+        around = contexts.tokens(text).around(start, count=2)
+        return bool(contexts.gains([(around, words)])[0] > 0)
+
     for match in unprotected_words(text, protected):
         if before is not None and _SPACE.fullmatch(text, before.end(), match.start()):
             start, first, second = before.start(), before[0], match[0]
@@ -64,6 +76,10 @@ def find_slips(
                 and text[start - 1 : start] not in _HYPHENS
             ):
                 yield ScoredPlace(start, (first, right), (0.0, ARTICLE), True)
+            elif (right := with_moved_space(first, second, words)) and fits(start, right):
+                found = text[start : match.end()]
+                yield ScoredPlace(start, (found, right), (0.0, MOVED_SPACE), True)
+                match = None
         before = match
 
 
@@ -77,6 +93,29 @@ def is_never_doubled(word: str, contexts: Contexts) -> bool:
         (Neighbours(before, after), word) for before in (itself, nothing)
     )
     return bool(with_itself - alone < MAX_GAIN)
+
+
+def with_moved_space(first: str, second: str, words: WordList) -> str:
+    """Return two words with their space elsewhere, or without it; nothing if they may be right.
+
+    One of them must be unknown, and what is returned must be frequent.
+    """
+    joined = first + second
+    if joined[1:] != joined[1:].lower() or all(
+        map(partial(_is_word, words=words), (first, second))
+    ):
+        return ""
+    options = [joined, *(f"{joined[:i]} {joined[i:]}" for i in (len(first) - 1, len(first) + 1))]
+    is_frequent = partial(_is_word, words=words, least=_FREQUENT)
+    frequent = [text for text in options if all(map(is_frequent, text.split(" ")))]
+    return max(frequent, key=words.log_frequency, default="")
+
+
+def _is_word(text: str, words: WordList, least: float = 0.0) -> bool:
+    """Whether a text is a known word: of the letters only a and I, and no ending of a number."""
+    if len(text) == 1:
+        return text in ("a", "A", "I")
+    return text not in ("nd", "rd", "th") and words.frequency(text) > least
 
 
 def right_article(article: str, word: str, begins: bool) -> str:
