@@ -86,7 +86,7 @@ def test_mistakes_of_a_user_are_refused(proofreader):
         ("blog.txt", 12),
         ("email.txt", 15),
         ("essay.txt", 9),
-        ("fiction.txt", 13),
+        ("fiction.txt", 14),
         ("news.txt", 15),
         ("readme.md", 15),
     ],

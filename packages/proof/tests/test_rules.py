@@ -2,7 +2,7 @@
 
 import pytest
 from gidd_proof.contexts import Contexts
-from gidd_proof.rules import find_slips, right_article
+from gidd_proof.rules import find_slips, find_variants, right_article
 from gidd_proof.words import MODEL_FOLDER, WordList
 
 WORDS = WordList(dict.fromkeys(["apple", "huge"], 1))
@@ -102,3 +102,20 @@ def test_moved_spaces(contexts, text, right):
 def test_spaces_between_words_that_may_be_right_stay(contexts, text):
     words = WordList.of_model(MODEL_FOLDER)
     assert list(find_slips(text, [], words, contexts)) == []
+
+
+def variants(text):
+    return [place.texts for place in find_variants(text, [])]
+
+
+def test_a_text_keeps_the_spelling_that_it_has_most():
+    assert variants("The colour of the theatre, and the Center.") == [("Center", "Centre")]
+    assert variants("The color of the theater, and the centre.") == [("centre", "center")]
+    assert variants("The color of the theatre.") == []  # as many
+    assert variants("The colour of the theatre was organized, organised.") == []
+
+
+def test_other_spellings_are_listed_and_not_changed(proofreader):
+    found = proofreader.correct("The colour of the theatre is that of the center.")
+    assert found.changes == ()
+    assert [(edit.old, edit.best_other) for edit in found.suggestions] == [("center", "centre")]

@@ -67,11 +67,14 @@ def test_a_crop_is_a_candidate_with_its_context():
 def test_names_short_words_and_repeated_words_are_changed_less():
     words = WordList({"people": 10})
     place = Place(0, 6, (Candidate("people", -5.0),))
+    (lower_case,) = prior_scores(
+        "peopel", place._replace(has_capitals=False), words, NO_CONTEXTS, 1
+    )
     (plain,), (name,), (short,), (repeated,) = (
         prior_scores(found, place, words, NO_CONTEXTS, times)
         for found, times in (("peopel", 1), ("Peopel", 1), ("pepl", 1), ("peopel", 4))
     )
-    assert plain > max(name, short, repeated)
+    assert plain > max(name, short, repeated, lower_case)
 
 
 def test_known_words_need_better_neighbours():

@@ -33,7 +33,7 @@ mistake in a long word rarely gives another word."""
 _ABBREVIATIONS = """
 km kg cm mm ml lb mph kph rpm kb mb gb px min sec hr hrs yrs eg ie cf inc jr sr st dr mr capt co pre
 tv dvd dvds cds usb gps pdfs vlog ebook ebooks signup qubit qubits pled teenaged uber
-von der ibn du des el et da das facto masse
+usa uk ii iii iv vi vii viii von der ibn du des el et da das facto masse
 """
 
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())

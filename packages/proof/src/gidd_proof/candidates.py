@@ -84,6 +84,9 @@ class Place(NamedTuple):
     candidates: tuple[Candidate, ...]
     begins_sentence: bool = False
     surroundings: Surroundings = Surroundings()
+    has_capitals: bool = True
+    """Whether the text has capitals; without them, names look like mistakes."""
+
     found: Candidate | None = None
     """The found word, if it is a known word."""
 
@@ -114,7 +117,7 @@ def find_places(
             candidates = finder.of_unknown(written, tokens.around(start), begins)
             if candidates:
                 around = Surroundings.of(text, *match.span())
-                places.append(Place(*match.span(), candidates, begins, around))
+                places.append(Place(*match.span(), candidates, begins, around, finder.has_capitals))
     for first in range(0, len(known), _WORDS_AT_ONCE):
         places += finder.of_known(known[first : first + _WORDS_AT_ONCE])
     return sorted(places)
@@ -207,7 +210,7 @@ class CandidateFinder(NamedTuple):
             if candidates:
                 was = Candidate(written, 0.0, values[0])
                 around = Surroundings.of(match.string, *match.span())
-                yield Place(*match.span(), candidates, begins, around, was)
+                yield Place(*match.span(), candidates, begins, around, self.has_capitals, was)
 
     def _in_case(self, written: str, word: str, begins: bool) -> str:
         """Return a lower-case word in the case that the found one should have."""

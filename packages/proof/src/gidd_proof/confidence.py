@@ -38,6 +38,9 @@ NAME: Final = -5.6
 CAPITAL: Final = -4.2
 """Of a word with a capital at the beginning of a sentence."""
 
+NO_CAPITALS: Final = -1.5
+"""Of a word of a text without capitals, which may be a name."""
+
 TWO_WORDS: Final = -3.6
 SHORT: Final = -1.25
 """For each letter that a word is shorter than six: short words are near many others."""
@@ -134,6 +137,7 @@ def prior_scores(
         + SHORT * max(0, SHORT_LETTERS - len(found))
         + TWO_LETTERS * (len(found) == 2)
         + REPEATED * math.log2(max(1, occurrences))
+        + NO_CAPITALS * (not place.has_capitals)
         + HYPHEN * around.has_hyphen
         + QUOTE * around.quotes
         + AFTER_NUMBER * (around.follows_number and len(found) <= 3)

@@ -21,7 +21,7 @@ from gidd_proof.edit_model import EditModel
 from gidd_proof.error_models import ErrorModel
 from gidd_proof.mistakes import CHARACTERS_PER_WORD, ScoredPlace, estimate_rate
 from gidd_proof.protect import protected_spans
-from gidd_proof.rules import find_slips
+from gidd_proof.rules import find_slips, find_variants
 from gidd_proof.words import MODEL_FOLDER, WordList
 
 if TYPE_CHECKING:
@@ -137,12 +137,14 @@ class Proofreader:
             forward_passes += num_crops
             if on_progress is not None:
                 on_progress(batch[-1].stop, len(text))
-        scored.sort()
         noise = None
         if error_rate is None:
             noise = _noise_level(scored, counts.total())
             error_rate = noise.error_rate
         rate = max(error_rate * CHARACTERS_PER_WORD, 1e-9)
+        taken = {i for place in scored for i in range(place.start, place.stop)}
+        scored += (place for place in find_variants(text, spans) if place.start not in taken)
+        scored.sort()
         decided = (
             decide(place.start, place.texts[0], place.alternatives(rate), min_confidence)
             for place in scored

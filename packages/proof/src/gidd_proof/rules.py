@@ -1,4 +1,4 @@
-"""Slips that no word shows alone: doubled words, moved spaces, a or an before the wrong sound."""
+"""Slips that no word shows alone: doubled words, moved spaces, articles, mixed spellings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gidd_proof.candidates import begins_sentence, unprotected_words
 from gidd_proof.contexts import END, UNKNOWN, Contexts, Neighbours
 from gidd_proof.mistakes import ScoredPlace
-from gidd_proof.words import WordList
+from gidd_proof.words import MODEL_FOLDER, WordList
 
 if TYPE_CHECKING:
     from gidd.pipeline import Span
@@ -23,6 +23,14 @@ ARTICLE: Final = 4.0
 
 MOVED_SPACE: Final = 2.5
 """Log odds that a space is in the wrong place, if the neighbours of what it gives fit."""
+
+VARIANT: Final = -1.0
+"""Log odds that the rarer of American and British spelling in a text is a mistake: it is listed and
+not changed."""
+
+VARIANTS_FILE: Final = "variants.txt"
+"""File of the packaged model with American and British spellings, written by
+`training/variants.py`."""
 
 MAX_GAIN: Final = -1.0
 """Words that follow themselves more often, relative to their frequency, may be doubled: had had,
@@ -81,6 +89,36 @@ def find_slips(
                 yield ScoredPlace(start, (found, right), (0.0, MOVED_SPACE), True)
                 match = None
         before = match
+
+
+def find_variants(text: str, protected: Sequence[Span]) -> Iterator[ScoredPlace]:
+    """Yield the British spellings of a text that has more American ones, or the other way round."""
+    variants = _variants()
+    found = [
+        (match, *variants[match[0].lower()])
+        for match in unprotected_words(text, protected)
+        if match[0].lower() in variants
+    ]
+    num_british = sum(is_british for _, _, is_british in found)
+    num_american = len(found) - num_british
+    for match, other, is_british in found:
+        if (
+            is_british
+            and num_american > num_british
+            or not is_british
+            and num_british > num_american
+        ):
+            cased = other.capitalize() if match[0][0].isupper() else other
+            yield ScoredPlace(match.start(), (match[0], cased), (0.0, VARIANT), True)
+
+
+@lru_cache(1)
+def _variants() -> dict[str, tuple[str, bool]]:
+    """Return the other spelling of words, and whether the word is the British one."""
+    lines = (MODEL_FOLDER / VARIANTS_FILE).read_text(encoding="utf-8").splitlines()
+    pairs = list(map(str.split, lines))
+    american = {here: (there, False) for here, there in pairs}
+    return american | {there: (here, True) for here, there in pairs}
 
 
 def is_never_doubled(word: str, contexts: Contexts) -> bool:
