@@ -3,7 +3,7 @@
 python benchmarks/nano.py --json                         # needs gidd-nano and gidd-proof
 python benchmarks/nano.py --page packages/nano/SAMPLES.md
 
-A word exists if it is one of the 115,978 of gidd-proof's list. Samples are the first of seed 0,
+A word exists if it is one of the 140,446 of gidd-proof's list. Samples are the first of seed 0,
 not selected.
 """
 

@@ -20,11 +20,11 @@ from gidd.cli.parsing import parse
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
 
-_LENGTH, _STEPS = 64, 64
+_LENGTH, _STEPS, _CORRECTIONS = 64, 64, 16
 _NEXT = {
     "sample {} --live": "watch a text form",
-    'infill {} "The[MASK:3] of the[MASK:3]."': "fill blanks",
-    "serve {}": "a page in the browser (gidd[serve])",
+    'infill {} "The[MASK:2] of the[MASK:2]."': "fill blanks",
+    "serve {}": "try it on a page (gidd[serve])",
     "train nano": "train one yourself",
 }
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     console.print(plain(filled[0].text), "\n")
     console.print("Go on:")
     for command, what in _NEXT.items():
-        console.print(plain(f"  gidd {command.format(options.model):40} {what}"))
+        console.print(plain(f"  gidd {command.format(options.model):42} {what}"))
 
 
 def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -> None:
@@ -86,7 +86,13 @@ def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -
     with show_steps("correcting", pipe, 1, live=console.is_terminal) as on_step:
         given = [(0, len(options.prompt))]
         after = pipe.self_correct(
-            sample.text, protected=given, seed=options.seed, temperature=0.1, on_step=on_step
+            sample.text,
+            protected=given,
+            score="gain",
+            temperature=0.1,
+            forward_passes=_CORRECTIONS,
+            seed=options.seed,
+            on_step=on_step,
         )
     changes = [TextChange(one.start, one.old, one.new) for one in after.replacements]
     colours = console.color_system is not None and not console.no_color
