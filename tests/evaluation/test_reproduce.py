@@ -85,14 +85,17 @@ def test_text_is_graded_by_the_grader():
             }
         },
         "correction": [
-            {"temperature": 0.1, "forward_passes": n, "gen_ppl": ppl, "gen_ppl_se": 2.0}
+            {"temperature": 0.1, "forward_passes": n, "entropy": 4.0}
+            | {"gen_ppl": ppl, "gen_ppl_se": 2.0}
             for n, ppl in ((0, 160.0), (32, 120.0))
         ],
     }
     results = {"gidd-0.1-dynamic": row, "gidd-0.0-dynamic": row}
     found = verdicts(results, "")
     assert found[3:5] == [OPEN, HOLDS] and found[7] == HOLDS
-    assert "| gidd-0.1-dynamic | 0.1 | 32 | - | 120 |" in write_page(results, "x")
+    assert "| gidd-0.1-dynamic | 0.1 | 32 | - | 120 | 4 |" in write_page(results, "x")
+    row["correction"][1]["entropy"] = 3.0  # likelier because it repeats itself
+    assert verdicts(results, "")[4] == OPEN
 
 
 def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
