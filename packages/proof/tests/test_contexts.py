@@ -2,13 +2,14 @@
 
 import math
 
-import contexts as training
 import numpy as np
 import pytest
 from gidd_proof.contexts import DISCOUNT, END, UNKNOWN, Contexts, Neighbours, Table
 from gidd_proof.words import MODEL_FOLDER
 
 from gidd.errors import DataError
+
+training = pytest.importorskip("contexts", reason="needs packages/proof/training")
 
 TEXTS = [
     "the dog barks. the cat sleeps. the dog sleeps.\n" * 6,
