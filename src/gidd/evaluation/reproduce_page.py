@@ -109,11 +109,10 @@ def claims(results: Results, first: str) -> list[Claim]:
         corrected = [row for (row,) in rows(f"gidd-{p}-dynamic")]
         gains = [correction_gain(row) for row in corrected]
         entropies = [correction_entropy(row) for row in corrected]
-        state, says = verdict(gains), "raises"
+        state, says = verdict(gains), "does not raise" if p == "0.0" else "raises"
         if state == HOLDS and any(b < _KEPT_ENTROPY * a for a, b in entropies):
             state = OPEN  # likelier, because it repeats itself
-        if p == "0.0":
-            says = "does not raise"
+        elif p == "0.0":
             state = {HOLDS: FAILS, NOT_RUN: NOT_RUN}.get(state, HOLDS)
         add(
             f"4. Self-correction {says} the quality of samples with p_u = {p}",
