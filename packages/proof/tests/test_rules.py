@@ -20,6 +20,7 @@ def slips(text, contexts, protected=()):
 def test_doubled_words(contexts):
     assert slips("The the cat is is here.", contexts) == [("The the", "The"), ("is is", "is")]
     assert slips("at the\nthe end", contexts) == [("the\nthe", "the")]
+    assert slips("at the the the end", contexts) == [("the the", "the")]  # changes do not overlap
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class Proofreader:
         scored, forward_passes = list(find_slips(text, spans, self.words, self.contexts)), 0
         slips = {i for slip in scored for i in range(slip.start, slip.stop)}
         found = find_places(text, spans, self.words, self._edits, self.contexts)
-        places = [place for place in found if place.start not in slips]
+        places = [place for place in found if slips.isdisjoint(range(place.start, place.stop))]
         for first in range(0, len(places), _PLACES_AT_ONCE):
             batch = places[first : first + _PLACES_AT_ONCE]
             with_scores, num_crops = self._score(text, batch, counts)
@@ -143,7 +143,8 @@ class Proofreader:
             error_rate = noise.error_rate
         rate = max(error_rate * CHARACTERS_PER_WORD, 1e-9)
         taken = {i for place in scored for i in range(place.start, place.stop)}
-        scored += (place for place in find_variants(text, spans) if place.start not in taken)
+        variants = find_variants(text, spans)
+        scored += (one for one in variants if taken.isdisjoint(range(one.start, one.stop)))
         scored.sort()
         decided = (
             decide(place.start, place.texts[0], place.alternatives(rate), min_confidence)

@@ -78,6 +78,7 @@ def find_slips(
             start, first, second = before.start(), before[0], match[0]
             if first.lower() == second and is_slip(second):
                 yield ScoredPlace(start, (text[start : match.end()], first), (0.0, DOUBLED), True)
+                match = None  # one change of the three in "the the the"
             elif (
                 (right := right_article(first, second, begins_sentence(text, start)))
                 and second in words
