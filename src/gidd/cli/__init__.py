@@ -73,9 +73,7 @@ COMMANDS = {
 }
 """Module of this package: what it does."""
 
-_CLOSED_PIPE, _INTERRUPTED = 141, 130
-"""Exit codes that shells report for SIGPIPE and SIGINT."""
-
+_CLOSED_PIPE, _INTERRUPTED = 141, 130  # exit codes that shells report for SIGPIPE and SIGINT
 _STOPPED = "stopped."
 _OUT_OF_MEMORY = "out of memory. Use a smaller batch, length, number of samples or model."
 

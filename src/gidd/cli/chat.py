@@ -45,22 +45,16 @@ class ChatOptions:
     """Options of `gidd chat`."""
 
     model: ModelName
-
     system: str = ""
     """System message, before all others."""
-
     max_tokens: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Tokens sampled for an answer, end and padding included; None is what fits, at most 256."""
-
     stop: tuple[str, ...] = ()
     """Texts: an answer ends before the first of them."""
-
     seed: int = 0
     """Random seed; the same seed gives the same answers."""
-
     jsonl: bool = False
     """Print the conversation after each answer, as a JSON object per line."""
-
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from gidd.evaluation.results import Measurement
 
 _SMALLEST_P = 1e-16
-_NAME_WIDTH = 13
-"""Characters of "bits_per_byte", which fit beside the numbers in 80 columns."""
-
-_LONGEST = 120
-"""Characters of a setting that the table shows; --json prints all."""
+_NAME_WIDTH = 13  # characters of "bits_per_byte", which fit beside the numbers in 80 columns
+_LONGEST = 120  # characters of a setting that the table shows; --json prints all
 
 
 def compare_command(

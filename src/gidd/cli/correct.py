@@ -55,33 +55,24 @@ class CorrectCommand:
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
-
     model: str
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
     text: Annotated[str | None, tyro.conf.DisallowNone] = None
     """The text itself, instead of a file."""
-
     error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None
     """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
-
     min_confidence: Annotated[float | None, tyro.conf.DisallowNone] = None
     """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
-
     protect: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
     ] = ()
     """Regular expression; matching text is never changed."""
-
     in_place: bool = False
     """Replace the files by the corrected texts; each write is atomic."""
-
     diff: bool = False
     """Print the changes as a patch (unified diff)."""
-
     jsonl: bool = False
     """Print one JSON object per text, with all edits and settings."""
-
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:

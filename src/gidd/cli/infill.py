@@ -26,7 +26,6 @@ class InfillOptions(TextCommandOptions):
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """Text with blanks, or - to read it from standard input."""
-
     choices: tuple[str, ...] = ()
     """Texts of which the blank becomes one, each of the blank's number of tokens."""
 

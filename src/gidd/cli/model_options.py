@@ -40,11 +40,9 @@ class ModelOptions:
 
     device: Literal["cpu", "cuda", "mps"] | None = None
     """Device to run on; None is the fastest available."""
-
     precision: Literal["float32", "tf32", "bf16"] | None = None
     """Precision of the transformer; None is bf16 on CUDA, float32 elsewhere. The output layer and
     probabilities stay float32."""
-
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
 
@@ -63,16 +61,12 @@ class TextCommandOptions:
     """Options of the commands that generate samples."""
 
     model: ModelName
-
     num_samples: int = 1
     """Number of samples."""
-
     seed: int = 0
     """Random seed; the same seed gives the same samples."""
-
     start_index: int = 0
     """Index of the first sample: 5 gives the sixth sample of `--num-samples 6`."""
-
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     output: Flat[OutputOptions] = field(default_factory=OutputOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)

@@ -42,17 +42,13 @@ class OutputOptions:
 
     live: bool = False
     """Show every step live in the terminal."""
-
     html: Path | None = None
     """Write an HTML page that replays every step; a single file that works offline."""
-
     jsonl: bool = False
     """Print one JSON object per line, with tokens and settings."""
-
     confidence: bool = False
     """With --jsonl: include the probability of each token of the final text, which takes a forward
     pass per sample."""
-
     edits: bool = False
     """With --jsonl: include every change of a token, with its step and probability."""
 

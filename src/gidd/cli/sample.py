@@ -37,35 +37,25 @@ class SampleOptions(TextCommandOptions):
 
     prompt: str = ""
     """Text that every sample starts with."""
-
     suffix: str = ""
     """Text that every sample ends with. Without it, a sample ends at the end-of-text token."""
-
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
-
     max_tokens: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of new tokens, in place of --length."""
-
     stop: tuple[str, ...] = ()
     """Texts: a sample ends before the first of them that is generated."""
-
     out: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """Folder to write many samples to, as JSONL files; resumes if it exists."""
-
     executor: Literal["local", "ray"] = "local"
     """With --out: sample in this process, or on the actors of a Ray cluster."""
-
     samples_per_file: int = 64
     """With --out: samples per file; an interruption loses the unfinished files only."""
-
     batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
     """With --out: batch size of a forward pass; None is 1 on a CPU, 16 on other devices. Samples
     are identical only for equal values."""
-
     threads: int = 1
     """With --out: CPU threads per process or actor; several actors use cores better."""
-
     ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
 

@@ -41,14 +41,11 @@ _STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
 _COLUMNS = ("NELBO", "per token", "perplexity", "bits per byte", "error rate")
 """Numbers in the table of several texts."""
 
-_FIELDS = (
+_FIELDS = (  # fields of the JSON output
     *("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior"),
     *("noise_level", "forward_passes", "manifest"),
 )
-"""Fields of the JSON output."""
-
-_NUMBERS_WIDTH = 170
-"""Characters of a line besides the name of a file."""
+_NUMBERS_WIDTH = 170  # characters of a line besides the name of a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +53,17 @@ class ScoreCommand:
     """Options of `gidd score`."""
 
     model: ModelName
-
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
-
     text: Annotated[str | None, tyro.conf.DisallowNone] = None
     """The text itself, instead of a file."""
-
     prompt: str = ""
     """A condition: likelihoods are of each text given this prompt."""
-
     likelihood: Flat[LikelihoodOptions] = field(
         default_factory=lambda: LikelihoodOptions(nodes=8, repeats=6)
     )
-
     jsonl: bool = False
     """Print one JSON object per text, with tokens, confidence and settings."""
-
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:

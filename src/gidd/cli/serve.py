@@ -41,26 +41,19 @@ class ServeOptions:
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folders written by `gidd export`, or names of models on the Hugging Face hub. Clients name a
     model by the last part."""
-
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is every address of this machine."""
-
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
-
     batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Sequences in a forward pass; None is 1 on a CPU, 16 on other devices."""
-
     replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
     """Number of replicas, on all machines of a Ray cluster; None is one process without Ray."""
-
     max_replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
     """With --replicas: add replicas up to this number while requests wait."""
-
     api_keys: Annotated[Path | None, tyro.conf.DisallowNone] = None
     """File of API keys: lines of a SHA-256 and a name. The environment variable GIDD_API_KEY is one
     more key. Without keys, everybody who reaches the port may use it."""
-
     worker: Flat[WorkerOptions] = field(default_factory=WorkerOptions)
     service: Flat[ServiceOptions] = field(default_factory=ServiceOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)

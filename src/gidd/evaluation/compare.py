@@ -30,8 +30,7 @@ class ComparedNumber(NamedTuple):
     name: str
     first: Measurement
     second: Measurement
-    difference: Difference
-    """Second minus first."""
+    difference: Difference  # second minus first
     adjusted_p_value: float | None = None
     """p-value adjusted for the number of tests of the comparison (Holm)."""
 
@@ -60,8 +59,7 @@ class ComparedNumber(NamedTuple):
 class ComparedSetting(NamedTuple):
     """An entry of the manifests in which two results differ."""
 
-    name: str
-    """Keys from the outside in, joined by dots."""
+    name: str  # keys from the outside in, joined by dots
     first: Any
     second: Any
 
@@ -200,8 +198,7 @@ class Difference(NamedTuple):
 
     value: float
     standard_error: float | None = None
-    p_value: float | None = None
-    """None if the standard error is unknown, or scipy is not installed."""
+    p_value: float | None = None  # None if the standard error is unknown, or scipy is not installed
     is_paired: bool = False
     num_pairs: int = 0
 

@@ -50,10 +50,8 @@ _MASKED = (
 class CorrectedState(NamedTuple):
     """A sample after some forward passes of self-correction."""
 
-    tokens: tuple[int, ...]
-    """The complete sequence."""
-    forward_passes: int
-    """Forward passes used so far."""
+    tokens: tuple[int, ...]  # the complete sequence
+    forward_passes: int  # forward passes used so far
 
 
 class SequenceScores(NamedTuple):

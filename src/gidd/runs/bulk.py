@@ -67,7 +67,6 @@ class BulkJob:
     suffix: str = ""
     length: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-
     tokenizer: str | None = None
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""

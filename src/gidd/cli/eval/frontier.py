@@ -36,7 +36,6 @@ class FrontierCommand:
 
     model: ModelName
     grid: Flat[FrontierGrid] = field(default_factory=FrontierGrid)
-
     num_samples: int = 64
     """Number of samples of each setting."""
     length: Annotated[int | None, tyro.conf.DisallowNone] = None
