@@ -33,7 +33,6 @@ class InfillOptions(TextCommandOptions):
 def main(arguments: Sequence[str]) -> None:
     """Parse, infill, show."""
     options = parse_checked(InfillOptions, "gidd infill", __doc__, arguments)
-    options.output.check()
     text = options.text
     if text == "-":
         text = decode_utf8(sys.stdin.buffer.read(), "standard input")

@@ -17,7 +17,7 @@ Examples:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.cli.correct import read_texts
-from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain, print_json
 from gidd.common.messages import show_counts
 from gidd.common.terminal import printable
@@ -49,13 +49,13 @@ _NUMBERS_WIDTH = 170  # characters of a line besides the name of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCommand:
+class ScoreCommand(CheckedCommand):
     """Options of `gidd score`."""
 
     model: ModelName
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
-    text: Annotated[str | None, tyro.conf.DisallowNone] = None
+    text: str | None = None
     """The text itself, instead of a file."""
     prompt: str = ""
     """A condition: likelihoods are of each text given this prompt."""
@@ -65,10 +65,6 @@ class ScoreCommand:
     jsonl: bool = False
     """Print one JSON object per text, with tokens, confidence and settings."""
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        return self.likelihood.problems()
 
 
 def main(arguments: Sequence[str]) -> None:
