@@ -34,7 +34,7 @@ from gidd.sampling import (
     no_op,
     run_job,
 )
-from gidd.sampling.jobs import block_requests, gather, sample_blocks
+from gidd.sampling.jobs import gather, next_block, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -294,22 +294,16 @@ def stream_text(
     The first piece begins with the prompt. A character whose bytes end in the next block is held
     back until then, and so is what may be the beginning of a stop string.
     """
-    shown, first, end = "", request.first_blank, StreamEnd(request.first_blank, 0, is_stopped=False)
-    blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
-    block = next(blocks, None)
-    while block is not None:
+    first, tokens, shown = request.first_blank, (), ""
+    end = StreamEnd(first, 0, is_stopped=False)
+    while not end.is_stopped and (block := next_block(request, tokens, block_length)) is not None:
         (sample,) = run_job(partial(Jobs.sample, session=session, requests=[block]))
-        tokens = block.truncate_at_stop(sample.tokens)
-        try:
-            block = blocks.send(sample)
-        except StopIteration:
-            block = None
-        texts = token_texts(tokens)
+        tokens, texts = sample.tokens, token_texts(sample.text)
         whole = "".join(texts[first:])
         text = whole[: end_of_text(whole, stop)]
-        is_stopped = len(tokens) < len(request.tokens) or len(text) < len(whole)
-        end = StreamEnd(first, max(0, len(tokens) - first), is_stopped)
-        if block is not None:
+        is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
+        end = StreamEnd(first, max(0, len(sample.text) - first), is_stopped)
+        if not is_stopped and len(tokens) < len(request.tokens):
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
         complete = "".join(texts[:first]) + text
         if len(complete) > len(shown):
