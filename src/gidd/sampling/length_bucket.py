@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
 from gidd.sampling.canvas import BestState, Canvas, time_dtype
 from gidd.sampling.choices import BatchChoices
-from gidd.sampling.network import BatchGuidance, DenoisingNetwork, ForwardPass, unusable_predictions
+from gidd.sampling.network import UNUSABLE_PREDICTIONS, BatchGuidance, DenoisingNetwork, ForwardPass
 from gidd.sampling.plan import Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.request import Edit, Frame
@@ -288,7 +288,8 @@ class LengthBucket:
                     f"the step {ticket.next_step.name} must return ids of the vocabulary at "
                     "positions that may change, got other numbers. Correct its function."
                 )
-                events.append(self._fail(row, unusable_predictions() if is_valid else unknown))
+                unusable = CheckpointError(UNUSABLE_PREDICTIONS)
+                events.append(self._fail(row, unusable if is_valid else unknown))
                 continue
             ticket.add(own, frame, bool(was_read))
             if values:
