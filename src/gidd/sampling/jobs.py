@@ -319,7 +319,6 @@ async def sample_blocks(
     session: Session,
     request: Request,
     block_length: int,
-    *,
     on_step: OnStep | None = None,
     is_end: Callable[[tuple[int, ...]], bool] | None = None,
 ) -> Sample:

@@ -132,15 +132,11 @@ def is_replaced(
     return (other > found) & (other >= (min_confidence or 0.0))
 
 
-def _is_square(channel: object) -> bool:
-    return isinstance(channel, Tensor) and channel.ndim == 2 and len(set(channel.shape)) == 1
-
-
 _ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
 _MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability.")
 _CHANNEL = Allowed(
-    _is_square,
-    "a square tensor of probabilities [V, V], V the vocabulary size",
+    lambda channel: isinstance(channel, Tensor),
+    "a tensor of probabilities [V, V], V the vocabulary size",
     "Leave it out if wrong tokens are distributed like the noise.",
 )
 
@@ -177,7 +173,7 @@ class PosteriorCorrection(CheckedOptions):
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` if the channel is one of another vocabulary."""
         size = schedule.vocab.size
-        if self.channel is not None and len(self.channel) != size:
+        if self.channel is not None and self.channel.shape != (size, size):
             raise ConfigError(
                 f"channel must have a row and a column for each of the {size} tokens of the "
                 f"vocabulary, got {list(self.channel.shape)}. Make it with the model's tokenizer."
