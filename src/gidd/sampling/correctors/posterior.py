@@ -135,7 +135,7 @@ def is_replaced(
 _ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
 _MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability.")
 _CHANNEL = Allowed(
-    lambda channel: isinstance(channel, Tensor),
+    torch.is_tensor,
     "a tensor of probabilities [V, V], V the vocabulary size",
     "Leave it out if wrong tokens are distributed like the noise.",
 )
