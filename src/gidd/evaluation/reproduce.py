@@ -353,10 +353,9 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     """Measure samples by their true likelihood, by steps, and before and after self-correction."""
     length = min(64, plan.length)
     template = f"[MASK:{length}]"
-    few = plan.sentences // 4
     by_steps: Json = {}
     for steps in plan.denoising_steps:
-        samples = pipe.infill(template, few, seed=seed, steps=steps)
+        samples = pipe.infill(template, min(128, plan.sentences), seed=seed, steps=steps)
         by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
         by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
     generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
@@ -375,6 +374,7 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         "examples": [[words_of(a), words_of(b)] for a, b in pairs[:3]],
         "samplers": {},
     }
+    few = plan.sentences // 4
     masked = not pipe.can_score_visible_tokens
     for name, options in SAMPLER_SETTINGS.items():
         needs_uniform = "then" in name or name == "remask_suspects"
