@@ -105,14 +105,11 @@ def _laptop_runs() -> Iterator[LaptopRun]:
         own.append(run(f"{first}mdm", 0.0, "elbo", "masked"))
         weights = [(0.0, "elbo"), *product((0.1, 0.2, 0.0), ("elbo", "clamp", "tight"))]
         own += [run(f"{first}gidd-{p}-{name}", p, name) for p, name in dict.fromkeys(weights)]
+        for size, p in product(("small", "large"), (0.0, 0.1, 0.2) if first else ()):
+            own.append(run(f"{first}gidd-{p}-dynamic-{size}", p, size=size))
         yield from own
-        yield from (
-            replace(one, name=f"{one.name}-seed-1", seed=1)
-            for one in own
-            if one.weighting != "tight"
-        )
-    for size, p in product(("small", "large"), (0.0, 0.1, 0.2)):
-        yield LaptopRun(f"sentences-gidd-{p}-dynamic-{size}", p, size=size, source="sentences")
+        seconds = [one for one in own if one.weighting != "tight"]
+        yield from (replace(one, name=f"{one.name}-seed-1", seed=1) for one in seconds)
 
 
 LAPTOP_RUNS: Final = tuple(sorted(_laptop_runs(), key=lambda run: (run.is_adapted, run.seed)))
