@@ -6,7 +6,7 @@ import torch
 import gidd.training.world
 from gidd.common.devices import choose, has_bf16
 from gidd.errors import ConfigError
-from gidd.training.parallel import FSDP
+from gidd.training.parallel import FSDP, place
 from gidd.training.world import open_world
 
 
@@ -44,7 +44,7 @@ def test_an_apple_gpu_trains_alone_and_undivided(monkeypatch):
     with open_world() as world:
         assert (world.device.type, world.mesh.device_type) == ("mps", "cpu")
         with pytest.raises(ConfigError, match="Use ddp"):
-            FSDP().place(torch.nn.Linear(2, 2), [], world, torch.float32)
+            place(FSDP(), torch.nn.Linear(2, 2), [], world, torch.float32)
     on(monkeypatch, "mps", WORLD_SIZE=2)
     with pytest.raises(ConfigError, match="one process, got 2"), open_world():
         pass

@@ -16,5 +16,5 @@ def test_errors_of_user_input_are_value_errors(name):
 
 def test_a_missing_array_is_reported_as_missing(tmp_path):
     """Not as an unreadable one: `DataError` is a ValueError, which numpy also raises."""
-    with pytest.raises(DataError, match=r"a\.npy does not exist"):
-        open_shard(tmp_path / "a.npy")
+    with pytest.raises(DataError, match=r"a\.ds does not exist"):
+        open_shard(tmp_path / "a.ds")

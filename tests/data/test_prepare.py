@@ -18,7 +18,7 @@ from gidd.data.corpora import CORPORA
 from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare
-from gidd.data.preparation.work_plan import make_tasks
+from gidd.data.preparation.tasks import make_tasks
 from gidd.data.tokenizers import END, MASK, Tokenizer, gpt2, train_tokenizer
 from gidd.errors import ConfigError, DataError
 
@@ -254,9 +254,9 @@ def rewritten(folder: Path, shard_number: int, tokens: np.ndarray, ends: list[in
     [
         ([1, 2, 300], [2, 3], "below 300"),
         ([1, 299, 2], [2, 3], r"mask \(299\)"),
-        ([1, 2, 3], [2, 1, 3], "must not decrease"),
-        ([1, 2, 3], [1, 2], "ends at token 2"),
-        ([1, 2, 3], [1, 4], "ends at token 4"),
+        ([1, 2, 3], [2, 1, 3], "documents decrease"),
+        ([1, 2, 3], [1, 2], "index ends at 2"),
+        ([1, 2, 3], [1, 4], "index ends at 4"),
     ],
 )
 def test_wrong_numbers_are_found_even_if_checksums_agree(prepared, tmp_path, tokens, ends, message):

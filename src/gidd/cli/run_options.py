@@ -15,9 +15,8 @@ from gidd.common.config.options import attribute_docstrings
 from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
-from gidd.training.config import Diffusion, RunConfig
+from gidd.training.config import DDP, FSDP, Diffusion, RunConfig
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import DDP, FSDP
 from gidd.training.recorded import run_from_yaml
 
 _PRESET_NAMES = """\
@@ -27,7 +26,7 @@ presets (number of parameters without embeddings):
   (dynamic weights and weight decay), mdm (masked diffusion), llama (autoregressive)
 """
 
-_HELP = {  # options that choose a component
+_HELP = {
     "objective": "What training minimises; --objective.OPTION sets its options below. None is the "
     "preset's.",
     "noise": "Noise schedule; --noise.OPTION sets its options below. None is the preset's.",
@@ -37,6 +36,8 @@ _HELP = {  # options that choose a component
     "all. None is the preset's.",
     "backbone": "Network; --backbone.OPTION sets its options below. None is the preset's.",
 }
+"""Options that choose a component."""
+
 _GROUPS = ("data", "optim", "train", "lora", "parallel")
 _YAML = (".yaml", ".yml")
 

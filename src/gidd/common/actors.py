@@ -17,6 +17,7 @@ from gidd.common.config.allowed import field_problems, integer, number, optional
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 
+Worker = Callable[..., Callable[[Any], Any]]
 _MOST_BLOCKS = 10_000
 """Tasks that Ray Data schedules; each has one or more items."""
 
@@ -38,11 +39,11 @@ class ActorOptions:
     num_gpus: float = 0
     """GPUs per actor; below 1, several actors share one."""
 
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, which begins with `ray.` and its name."""
+    def problems(self, prefix: str = "") -> Iterable[str]:
+        """Yield one message per invalid option; `prefix` goes before the option's name."""
         return field_problems(
             self,
-            "ray.",
+            prefix,
             num_actors=optional(integer(1)),
             num_cpus=number(lambda n: 0 < n < 1e6, "above 0"),
             num_gpus=number(lambda n: 0 <= n < 1e6, "of at least 0", "0 runs on the CPU."),
@@ -87,10 +88,7 @@ def ray_session(address: str | None) -> Generator[ModuleType]:
 
 
 def map_on_ray(
-    worker: Callable[..., Callable[[Any], Any]],
-    arguments: tuple[Any, ...],
-    items: Sequence[Any],
-    options: ActorOptions,
+    worker: Worker, arguments: tuple[Any, ...], items: Sequence[Any], options: ActorOptions
 ) -> Generator[tuple[int, Any]]:
     """Yield the position and the result of each item, in the order in which actors finish them.
 
@@ -108,9 +106,8 @@ def map_on_ray(
         logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
         ray_data.DataContext.get_current().enable_progress_bars = False
         rows = [{"position": i, "item": json.dumps(item)} for i, item in enumerate(items)]
-        results = ray_data.from_items(
-            rows, override_num_blocks=min(len(rows), _MOST_BLOCKS)
-        ).map_batches(
+        blocks = ray_data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
+        results = blocks.map_batches(
             _Actor,
             fn_constructor_args=(worker, arguments),
             batch_size=1,
@@ -127,10 +124,8 @@ def map_on_ray(
 class _Actor:
     """Calls a worker on batches of one item; its errors are results, so that Ray does not retry."""
 
-    def __init__(
-        self, worker: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]
-    ) -> None:
-        self._make: Callable[[], Callable[[Any], Any]] = cache(lambda: worker(*arguments))
+    def __init__(self, worker: Worker, arguments: tuple[Any, ...]) -> None:
+        self._make = cache(lambda: worker(*arguments))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         (item,) = batch["item"]

@@ -39,13 +39,9 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Return the type of a tensor's device, by which code chooses how to compute: "cpu", "cuda".
-
-    Returns the faked device type inside `acting_as`, except under torch.compile.
-    """
-    if torch.compiler.is_compiling():
-        return tensor.device.type
-    return _acting_as.get() or tensor.device.type
+    """Return the device type by which code chooses how to compute; inside `acting_as`, that one."""
+    faked = None if torch.compiler.is_compiling() else _acting_as.get()
+    return faked or tensor.device.type
 
 
 @contextmanager

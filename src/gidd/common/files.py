@@ -87,10 +87,7 @@ MAX_DEPTH = 64
 TEMPORARY = ".tmp"
 """Suffix of temporary files; a file with this suffix may be deleted."""
 
-_KINDS = {
-    **{"-": "regular file", "d": "folder", "p": "named pipe"},
-    **{"s": "socket", "c": "character device", "b": "block device"},
-}
+_KINDS = {"d": "folder", "p": "named pipe", "s": "socket", "c": "character device"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write to a full disk, which do not name the file."""
 
@@ -152,11 +149,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path, busy: GiddError) -> Generator[None]:
-    """Hold an exclusive lock on a file while the block runs.
-
-    `busy` is raised if another process holds it. `path` is not deleted afterwards: two processes
-    could each lock a different file of that name.
-    """
+    """Lock a file, which stays, while the block runs; raise `busy` if another process has it."""
     with path.open("a") as file:
         try:
             _lock(file)
@@ -166,10 +159,7 @@ def file_lock(path: Path, busy: GiddError) -> Generator[None]:
 
 
 def _lock(file: IO[Any]) -> bool:
-    """Lock a file until it is closed, or raise `BlockingIOError` if another process has locked it.
-
-    Returns False if the system or the file system has no locks.
-    """
+    """Lock a file until it is closed; False: there are no locks. Raises if it is locked already."""
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
@@ -190,10 +180,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_dead_temporaries(path: Path) -> None:
-    """Delete the temporary files of `path` that no process has locked: those of killed processes.
-
-    Nothing is deleted where there are no locks.
-    """
+    """Delete the temporary files of `path` of killed processes: those that none has locked."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}{re.escape(TEMPORARY)}")
     with os.scandir(path.parent) as entries:
         regular = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -215,10 +202,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object, limit: Limit = RECORD_BYTES) -> None:
-    """Write indented JSON atomically, unless the file already holds it.
-
-    What `read_json` with the same limit could not read is not written.
-    """
+    """Write JSON atomically, unless the file holds it; raise if `read_json` could not read it."""
     try:
         text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         data = text.encode()
@@ -232,18 +216,15 @@ def write_json(path: Path, value: object, limit: Limit = RECORD_BYTES) -> None:
 def read_json(
     path: Path, remedy: str, error: type[GiddError], limit: Limit = RECORD_BYTES
 ) -> dict[str, Any]:
-    """Read a JSON object, or raise `error` with a message that ends with `remedy`: what to do.
-
-    The file is not trusted: its size, number of values and nesting are limited.
-    """
+    """Read a JSON object that is not trusted; messages of `error` end with `remedy`: what to do."""
     try:
         value = parse_json(read_regular(path, error, limit), str(path))
+        if not isinstance(value, dict):
+            raise ValueError("it must be an object")
     except GiddError:
         raise
     except (OSError, ValueError) as reason:
         raise error(f"{path} cannot be read as JSON: {reason}. {remedy}") from reason
-    if not isinstance(value, dict):
-        raise error(f"{path} must hold a JSON object. {remedy}")
     return cast("dict[str, Any]", value)
 
 
@@ -300,7 +281,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def explain_damage(what: str, remedy: str, error: type[GiddError]) -> Generator[None]:
     """Raise `error` for any exception of the block, because a damaged file can cause any.
 
-    Compiled libraries also raise subclasses of `BaseException` (a panic in Rust).
+    Compiled libraries also raise subclasses of `BaseException` (a panic in Rust). As a decorator,
+    it explains the exceptions of a function.
     """
     try:
         yield

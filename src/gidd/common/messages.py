@@ -18,10 +18,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def print_message(text: str) -> None:
-    """Print a message after `gidd: `, without control characters and credentials of URLs.
-
-    Messages quote names and contents of files; a log file may be shown on a terminal later.
-    """
+    """Print a message after `gidd: `, without control characters and credentials of URLs."""
     print(f"gidd: {printable(redacted(text))}", file=sys.stderr, flush=True)
 
 

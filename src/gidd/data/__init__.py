@@ -2,10 +2,7 @@
 
 Reading order: `tokenizers`; `corpora` (where documents come from); `preparation` (documents to
 shards of tokens on disk); `manifest` (contents and checksums of the shards); `loading` and `batch`
-(shards to batches).
-
-This module imports neither torch nor optional packages, because every worker process of a
-preparation imports it. `gidd.data.loading` imports torch.
+(shards to batches), the only ones that import torch: worker processes do not need it.
 """
 
 from gidd.data.corpora import CORPORA as CORPORA, Corpus as Corpus

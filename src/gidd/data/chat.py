@@ -6,8 +6,8 @@ The tokens of answers are generated and scored; all others are given.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -79,19 +79,11 @@ def check_messages(messages: Any, place: str) -> Messages:
 
 
 def render(tokenizer: Tokenizer, messages: Messages, *, add_generation_prompt: bool = False) -> str:
-    """Return the messages as the tokenizer's chat template writes them.
-
-    `add_generation_prompt` adds what comes before the next answer.
-    """
+    """Return the messages as the template writes them, if asked with the start of an answer."""
     template = _compiled(tokenizer.chat_template or DEFAULT_TEMPLATE)
+    values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
     try:
-        return template.render(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-            **tokenizer.named_tokens,
-        )
+        return template.render(values, tools=None, documents=None, **tokenizer.named_tokens)
     except Exception as error:  # the template is a program, with messages of its own
         raise DataError(f"the chat template refuses the messages: {error}") from error
 
@@ -118,15 +110,11 @@ def _compiled(source: str) -> Any:
     def to_json(value: object, indent: int | None = None, **_: object) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
-    def now(form: str) -> str:
-        return datetime.now().strftime(form)
-
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = now
+    environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
     try:
         return environment.from_string(source)
     except TemplateError as error:

@@ -37,7 +37,7 @@ def _is_shard(file: object) -> bool:
 _PREPARE = "Run `gidd data prepare` again: it writes the missing files."
 _RESTORE = "Delete the file and run `gidd data prepare` again, or restore it from a copy."
 _CHUNK = 1 << 22
-"""Entries checked at a time."""
+"""Tokens checked at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,16 @@ class ShardRecord:
             documents=(self.documents, integer(1)),
             tokens=(self.tokens, integer(1)),
         )
+
+    def files(self, dtype: str) -> dict[str, tuple[int, str]]:
+        """Return size and SHA-256 of each file by name, for tokens of type `dtype`."""
+        num_bytes = self.tokens * np.dtype(dtype).itemsize
+        files = {
+            self.file: (num_bytes, self.tokens_sha256),
+            self.file + INDEX: (self.documents * 8, self.index_sha256),
+        }
+        given = self.given_sha256
+        return files if given is None else files | {self.file + GIVEN: (self.tokens, given)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that have a value."""
@@ -191,35 +201,22 @@ def verify(folder: str | Path, tokenizer: Tokenizer | FastTokenizer | None = Non
 
 
 def _verify_shard(folder: Path, shard: ShardRecord, manifest: DataManifest) -> None:
-    path, index = folder / shard.file, folder / (shard.file + INDEX)
-    dtype = np.dtype(manifest.dtype).newbyteorder("<")
-    _verify_file(path, shard.tokens * dtype.itemsize, shard.tokens_sha256)
-    _verify_file(index, shard.documents * 8, shard.index_sha256)
-    if shard.given_sha256 is not None:
-        _verify_file(folder / (shard.file + GIVEN), shard.tokens, shard.given_sha256)
-    last = 0
-    for start in range(0, shard.documents, _CHUNK):
-        ends = np.fromfile(index, dtype="<u8", count=_CHUNK, offset=start * 8).astype(np.int64)
-        if (np.diff(ends, prepend=last) < 0).any():
-            raise DataError(f"{index}: document ends must not decrease. {_RESTORE}")
-        last = int(ends[-1])
-    if last != shard.tokens:
-        raise DataError(
-            f"{index} ends at token {last}, but {path.name} has {shard.tokens}. {_RESTORE}"
-        )
+    from gidd.data.loading.shards import open_shard  # with torch, which others need not import
+
+    for file, (size, expected) in shard.files(manifest.dtype).items():
+        path = folder / file
+        if not path.is_file():
+            raise DataError(f"{path} does not exist. {_PREPARE}")
+        if (actual := path.stat().st_size) != size:
+            raise DataError(f"{path} must have {size} bytes, got {actual}. {_RESTORE}")
+        if sha256(path) != expected:
+            raise DataError(f"{path}: its SHA-256 is not the one in {DATA_MANIFEST}. {_RESTORE}")
+    opened = open_shard(folder / shard.file, np.dtype(manifest.dtype).type)
+    opened.sizes()  # raises if ends of documents decrease
     for start in range(0, shard.tokens, _CHUNK):
-        ids = np.fromfile(path, dtype=dtype, count=_CHUNK, offset=start * dtype.itemsize)
+        ids = opened.tokens[start : start + _CHUNK]
         if ids.max() >= manifest.vocab.size or (ids == manifest.vocab.mask_id).any():
             raise DataError(
-                f"{path}: token ids must be below {manifest.vocab.size} and not the mask "
+                f"{opened.file}: token ids must be below {manifest.vocab.size} and not the mask "
                 f"({manifest.vocab.mask_id}); others occur after token {start}. {_RESTORE}"
             )
-
-
-def _verify_file(path: Path, size: int, expected: str) -> None:
-    if not path.is_file():
-        raise DataError(f"{path} does not exist. {_PREPARE}")
-    if (actual := path.stat().st_size) != size:
-        raise DataError(f"{path} must have {size} bytes, got {actual}. {_RESTORE}")
-    if sha256(path) != expected:
-        raise DataError(f"{path}: its SHA-256 is not the one in {DATA_MANIFEST}. {_RESTORE}")

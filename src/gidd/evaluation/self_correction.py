@@ -50,8 +50,10 @@ _MASKED = (
 class CorrectedState(NamedTuple):
     """A sample after some forward passes of self-correction."""
 
-    tokens: tuple[int, ...]  # the complete sequence
-    forward_passes: int  # forward passes used so far
+    tokens: tuple[int, ...]
+    """The complete sequence."""
+    forward_passes: int
+    """Forward passes used so far."""
 
 
 class SequenceScores(NamedTuple):
@@ -78,9 +80,8 @@ def correction_curve(
     Without a grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
-    found = *options.problems(), *sampling.problems(), *options.sampling_problems(sampling)
-    if found:
-        raise ConfigError("\n".join(found))
+    if problems := [*options.problems(), *options.sampling_problems(sampling)]:
+        raise ConfigError("\n".join(problems))
     budgets = sorted(options.forward_passes)
     plain = replace(sampling, self_correction=SelfCorrectionOptions(forward_passes=0))
     measured: dict[tuple[float, int], list[_Measured]] = {}

@@ -21,7 +21,7 @@ from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.loading.loader import open_split
 from gidd.data.loading.shards import invalid_tokens
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
-from gidd.data.preparation.work_plan import VALIDATION
+from gidd.data.preparation.tasks import VALIDATION
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.text import TokenDecoder
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 class Document(NamedTuple):
     """A text to evaluate on."""
 
-    id: str  # source and number of the document, such as `sotu#3`
+    id: str
+    """Source and number of the document, such as `sotu#3`."""
     text: str
     tokens: tuple[int, ...] | None = None
     """Tokens of a prepared folder of the same tokenizer, of a text without end-of-text; otherwise
     None."""
-    given: tuple[bool, ...] | None = None  # the condition of a chat, which is not scored
+    given: tuple[bool, ...] | None = None
+    """The condition of a chat, which is not scored."""
 
 
 class EncodedDocument(NamedTuple):
@@ -46,7 +48,8 @@ class EncodedDocument(NamedTuple):
 
     id: str
     tokens: Int[Tensor, " n"]
-    num_bytes: int  # of a chat: of its answers, without special tokens
+    num_bytes: int
+    """Of a chat: of its answers, without special tokens."""
     given: Bool[Tensor, " n"] | None = None
 
 

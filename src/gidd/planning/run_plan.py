@@ -25,8 +25,7 @@ from gidd.planning.counters import Collective
 from gidd.planning.hardware import Assumptions, Device
 from gidd.planning.step_trace import RankBatch, StepTrace, trace_in_child
 from gidd.training.build import build_objective, with_precision
-from gidd.training.config import Diffusion, RunConfig
-from gidd.training.parallel import FSDP
+from gidd.training.config import FSDP, Diffusion, RunConfig
 from gidd.training.reporting.speed import training_flops_per_token
 from gidd.vocab import Vocab
 

@@ -31,12 +31,14 @@ from gidd.training.build import build_objective, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
 from gidd.training.optim import build_optimizers
-from gidd.training.parallel import DDP
+from gidd.training.parallel import DDP, place
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
-_DDP_BUCKET = 25 * 2**20  # bytes of gradients that DDP reduces in one call
+_DDP_BUCKET = 25 * 2**20
+"""Bytes of gradients that DDP reduces in one call."""
+
 Backend = Literal["cuda", "cpu"]
 
 
@@ -88,7 +90,7 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     blocks = blocks_of(objective.network)
-    run.parallel.place(objective, blocks, world, precision)
+    place(run.parallel, objective, blocks, world, precision)
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(objective)
     forward, backward, end = (LaunchCounter() for _ in range(3))

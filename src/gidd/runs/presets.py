@@ -7,9 +7,8 @@ from dataclasses import replace
 from gidd.common.config.components import Component, component
 from gidd.diffusion.constants import PAPER_CEILING
 from gidd.models.backbones.dit_config import SIZES
-from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
+from gidd.training.config import FSDP, Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import FSDP
 
 OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2")
 SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024)

@@ -35,13 +35,15 @@ from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import GivenComponents, build_objective
-from gidd.training.config import Diffusion, RunConfig
+from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig
 from gidd.training.objective import DiffusionObjective
-from gidd.training.parallel import DDP, FSDP, Parallel, is_sharded
+from gidd.training.parallel import is_sharded, place
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world
 
-_NEVER = 1e9  # seconds
+_NEVER = 1e9
+"""Seconds."""
+
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 """Batches of tokens, int64 [global batch, length], or pairs with the given tokens, bool."""
 
@@ -279,7 +281,7 @@ def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
     objective = state.objective
     if is_sharded(objective):
         objective, vocab = build_objective(run, done.tokenizer.vocab), done.tokenizer.vocab
-        DDP().place(objective, (), world, torch.float32)
+        place(DDP(), objective, (), world, torch.float32)
         initialize(objective.network, 0, lambda: run.network_config(vocab.size).build())
     assert isinstance(objective, DiffusionObjective)
     weights = dict(state.objective.named_parameters()) if state.ema is None else state.ema.values

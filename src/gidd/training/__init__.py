@@ -1,9 +1,8 @@
 """Training, on one process or many.
 
-Reading order: `config` (with `optim` and `parallel`), `build` (from a configuration to a model),
-`objective` (the loss), `state`, `loop`, `checkpoints/`, `resume` (what may change in between),
-`world` (processes), `watchdog` (hangs and signals), `reporting/`. `gidd.runs` puts them together.
-Names are imported on first use.
+Reading order: `config` (with `optim`), `build` (from a configuration to a model), `objective` (the
+loss), `parallel`, `state`, `loop`, `checkpoints/`, `recorded` (what may change on resume), `world`
+(processes), `watchdog` (hangs and signals), `reporting/`. `gidd.runs` puts them together.
 """
 
 from typing import TYPE_CHECKING
@@ -13,9 +12,12 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.training.build import build_objective as build_objective, build_state as build_state
     from gidd.training.config import (
+        DDP as DDP,
+        FSDP as FSDP,
         Autoregressive as Autoregressive,
         DataConfig as DataConfig,
         Diffusion as Diffusion,
+        Parallel as Parallel,
         RunConfig as RunConfig,
         TrainConfig as TrainConfig,
     )
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
         Objective as Objective,
     )
     from gidd.training.optim import OptimConfig as OptimConfig
-    from gidd.training.parallel import DDP as DDP, FSDP as FSDP, Parallel as Parallel
     from gidd.training.state import EMA as EMA, TrainState as TrainState
     from gidd.training.world import World as World, open_world as open_world
 

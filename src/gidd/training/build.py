@@ -19,6 +19,7 @@ from gidd.models.networks import Initializer, blocks_of, initialize, require_no_
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
 from gidd.training.optim import build_optimizers
+from gidd.training.parallel import connect, place
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
@@ -121,7 +122,7 @@ def build_state(
     if given.network is not None and world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):
             dist.broadcast(tensor.detach(), 0)  # ranks may have built other weights
-    run.parallel.place(objective, blocks, world, precision)
+    place(run.parallel, objective, blocks, world, precision)
     if given.network is None:
         initialize(network, run.train.seed, lambda: run.network_config(vocab.size).build())
     if run.lora.rank:
@@ -129,7 +130,7 @@ def build_state(
     decay = run.train.ema_decay
     return TrainState(
         objective=objective,
-        module=run.parallel.connect(objective, world),
+        module=connect(run.parallel, objective, world),
         optimizers=build_optimizers(run.optimizer, network, run.optim),
         ema=None if decay is None else EMA(objective.named_parameters(), decay),
     )

@@ -19,7 +19,6 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.models.lora import LoraConfig
 from gidd.training.optim import OptimConfig
-from gidd.training.parallel import DDP, Parallel
 
 
 @final
@@ -205,6 +204,28 @@ class TrainConfig:
             yield f"train.ema_decay must be in (0, 1), got {self.ema_decay}. 0.9999 is common."
         if not self.timeout > 0:
             yield f"train.timeout must be positive, got {self.timeout}. The default is 600 seconds."
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DDP:
+    """Model and optimiser state replicated on every rank: for models that fit one device."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FSDP:
+    """Parameters, gradients and optimiser state sharded over ranks (FSDP2)."""
+
+    shard_size: int | None = None
+    """Consecutive ranks that share one copy of the model, e.g. those of a machine; default: all.
+    Fewer ranks need less traffic between machines and more memory."""
+
+    reshard_after_forward: bool = True
+    """Free the parameters of a block after its forward pass; gather them again for the backward."""
+
+
+Parallel = DDP | FSDP
 
 
 @final

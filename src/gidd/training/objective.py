@@ -252,17 +252,14 @@ class DiffusionObjective(Objective):
 
     def random(self, noisy: NoisyBatch, stream: Stream) -> Int[Tensor, "B L"]:
         """Return random integers in [0, 2**62), a function of (seed, stream, sample, position)."""
-        index = noisy.batch.sample_index
-        return random_integers(
-            self.seed, stream, 0, index, positions(noisy.z.shape[1], index.device)
-        )
+        position = positions(noisy.z.shape[1], noisy.z.device)
+        return random_integers(self.seed, stream, 0, noisy.batch.sample_index, position)
 
     @contextmanager
     def without_gradient(self) -> Generator[None]:
         """Compute no gradients inside, as `torch.no_grad`.
 
-        The cache of autocast is off: it would hand weights that were cast here, without a gradient,
-        to the forward pass with one.
+        The cache of autocast is off: the forward pass with a gradient must not reuse casts of here.
         """
         kind = next(self.parameters()).device.type
         dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -296,10 +293,7 @@ class DiffusionObjective(Objective):
         return torch.stack([masked, ~(masked | kept), kept])
 
     def _noise_at(self, step: int) -> tuple[MixingSchedule, Weighting]:
-        """Return noise and weights of a training step, while p_uniform grows; in few levels.
-
-        Evaluations have the noise that training ends with.
-        """
+        """Return noise and weights of a training step, while p_uniform grows in few levels."""
         if not self.training or step >= self.p_uniform_warmup:
             return self.schedule, self.weighting
         level = _WARMUP_LEVELS * step // self.p_uniform_warmup

@@ -1,8 +1,8 @@
-"""Optimizers by name, and the settings that all share. Tests cover all that `COMPONENTS` names.
+"""Optimizers by name, and the settings that all share.
 
 An optimizer is a function (network, optim) that returns a `torch.optim.Optimizer`, or several that
-share the parameters. The training loop sets the learning rate of every parameter group before each
-step. torch is imported inside functions: help lists optimizers without it.
+share the parameters. The loop sets the learning rate of every parameter group before each step.
+torch is imported inside functions: help lists optimizers without it.
 """
 
 from __future__ import annotations

@@ -11,16 +11,14 @@ from gidd.errors import ComponentNotInstalled, ConfigError
 from gidd.models.lora import LoraConfig
 from gidd.training.config import RunConfig
 
-_REPORTS = ("report_every", "evaluate_every", "evaluate_samples", "generate_samples")
-_SAVES = ("save_every", "max_steps_ahead_of_save", "keep", "keep_every")
-_TRAIN = ("steps", "accumulate", "compile", *_REPORTS, *_SAVES)
-_RATES = ("learning_rate", "warmup", "lr_schedule", "decay_ratio", "final_lr_ratio")
-_OPTIM = (*_RATES, "max_grad_norm")
+_TRAIN = """steps accumulate compile timeout report_every evaluate_every evaluate_samples
+    generate_samples save_every max_steps_ahead_of_save keep keep_every"""
+_OPTIM = "learning_rate warmup lr_schedule decay_ratio final_lr_ratio max_grad_norm"
 """To recover a run that has diverged."""
 
 MAY_CHANGE_ON_RESUME = frozenset(
-    {f"train.{name}" for name in (*_TRAIN, "timeout")}
-    | {f"optim.{name}" for name in _OPTIM}
+    {f"train.{name}" for name in _TRAIN.split()}
+    | {f"optim.{name}" for name in _OPTIM.split()}
     | {"data.folder", "data.workers", "backbone.checkpoint_activations"}
 )
 """Settings that may change on resume, besides the settings of `parallel`."""
@@ -116,10 +114,8 @@ def _with_names(plain: Any) -> Any:
 
 
 def _renamed(component: Any) -> Any:
-    kind = _fields(component).get(KIND)
-    return (
-        {**component, KIND: _NAMES[kind]} if isinstance(kind, str) and kind in _NAMES else component
-    )
+    kind = str(_fields(component).get(KIND))
+    return {**component, KIND: _NAMES[kind]} if kind in _NAMES else component
 
 
 def _fields(plain: Any) -> dict[str, Any]:

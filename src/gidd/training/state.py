@@ -53,10 +53,7 @@ class TrainState:
     """Name and SHA-256 of the model whose weights were the initial ones, if any."""
 
     def add(self, sums: Mapping[str, float]) -> None:
-        """Add the sums of one step to the next report.
-
-        One step at a time: the order of additions must not depend on interruptions of the run.
-        """
+        """Add the sums of one step, in an order that does not depend on interruptions."""
         self.pending = {name: self.pending.get(name, 0.0) + value for name, value in sums.items()}
 
     @contextmanager
@@ -151,10 +148,7 @@ class EMA:
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
-        self.decay = decay
-        self.updates = 0
-        """Number of updates so far: one per step."""
-
+        self.decay, self.updates = decay, 0
         self.values = {name: parameter.detach().clone() for name, parameter in parameters}
 
     @torch.no_grad()

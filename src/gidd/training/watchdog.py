@@ -43,11 +43,8 @@ class Watchdog:
 
     @contextmanager
     def on(self) -> Generator[Watchdog]:
-        """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout.
-
-        Python delivers signals to the main thread: a run in another thread does not handle them.
-        """
-        is_main = threading.current_thread() is threading.main_thread()
+        """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout."""
+        is_main = threading.current_thread() is threading.main_thread()  # others get no signals
         numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
         previous = {number: signal.signal(number, self._handle_signal) for number in numbers}
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -82,12 +79,10 @@ class Watchdog:
             if rank != self._world.rank and self._world.store.check([name]):
                 beat: dict[str, Any] = json.loads(self._world.store.get(name))
                 step, phase, silent = beat["step"], beat["phase"], time.time() - beat["at"]
-                text = (
-                    f"rank {rank}: step {step}, {phase} for {beat['since']:.0f} s, last heartbeat "
-                    f"{silent:.0f} s ago"
-                )
+                text = f"rank {rank}: step {step}, {phase} for {beat['since']:.0f} s"
+                text += f", last heartbeat {silent:.0f} s ago"
                 found.append((-(silent // 5), step, _PHASES.index(phase), text))
-        ranks = [text for *_, text in sorted(found, key=lambda status: status[:3])]
+        ranks = [text for *_, text in sorted(found)]
         print(
             f"gidd: rank {self._world.rank} has been in phase {self._phase} of step {self._step} "
             f"for {idle:.0f} s, longer than train.timeout = {self._timeout:.0f}.\n"

@@ -34,15 +34,13 @@ class StepStats:
     def __init__(self, sums: Float[Tensor, " K"], norm: Float[Tensor, ""], num_set: Tensor) -> None:
         """Start to copy to the host; `num_set` is the number of ranks whose flag is set."""
         self.sums, self.norm = sums, norm
-        stats = torch.cat([sums, norm.view(1), num_set.view(1)])
+        self._stats = stats = torch.cat([sums, norm.view(1), num_set.view(1)])
         self._is_copied: torch.cuda.Event | None = None
         if stats.device.type == "cuda":
             self._stats = torch.empty_like(stats, device="cpu", pin_memory=True)
             self._stats.copy_(stats, non_blocking=True)
             self._is_copied = torch.cuda.Event()
             self._is_copied.record()
-        else:
-            self._stats = stats
 
     def read(self) -> tuple[list[float], float, bool]:
         """Wait for the sums, the norm, and whether the flag is set on any rank."""
@@ -65,12 +63,9 @@ class World:
         timeout: float,
         host_group: Any,
     ) -> None:
-        self.rank, self.size, self.device = rank, size, device
-        self.store = store
-        """Key-value store that all ranks share, e.g. for the progress of each rank."""
-        self.timeout = timeout
-        self.host_group = host_group
-        """Gloo group for data in host memory: never waits for work on the devices."""
+        self.rank, self.size, self.device, self.timeout = rank, size, device, timeout
+        self.store, self.host_group = store, host_group
+        """What all ranks share: a key-value store; a gloo group, which never waits for devices."""
         self.mesh = self._mesh((size,), ("ranks",))
 
     @property
@@ -119,11 +114,7 @@ class World:
 
 
 def new_host_group(timeout: float) -> Any:
-    """Open a gloo process group of all ranks for data in host memory. All ranks enter.
-
-    A background thread needs a group of its own: two threads that share one can enter its
-    collectives in a different order on different ranks.
-    """
+    """Open a gloo group of all ranks, for one thread: threads may differ in order over ranks."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
@@ -131,8 +122,7 @@ def new_host_group(timeout: float) -> Any:
 def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Generator[World]:
     """Open the world that `torchrun` describes in the environment, or one of this process alone.
 
-    `device`: "cpu", "cuda" or "mps"; the fastest available by default. `timeout`: seconds after
-    which a rank stops waiting for the others.
+    `device` is as in `choose`; after `timeout` seconds a rank stops waiting for the others.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), size)
@@ -166,10 +156,9 @@ def _device(name: str | None, local_rank: int, size: int) -> torch.device:
 
 
 def _store(rank: int, size: int, timeout: float) -> dist.Store:
-    """Connect to the store of `torchrun`, with a separate namespace for every restart.
+    """Connect to the store of `torchrun`, which keeps the keys of processes that died.
 
-    After a restart the store still holds the keys of the processes that died; ranks that read them
-    would wait for processes that no longer exist.
+    Every restart has a namespace of its own: its ranks must not wait for dead processes.
     """
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -12,7 +12,9 @@ from rich.text import Text
 
 from gidd.common.terminal import printable
 
-_CONTEXT = 80  # characters of an unchanged line that are shown on either side of a change
+_CONTEXT = 80
+"""Characters of an unchanged line that are shown on either side of a change."""
+
 _STYLES = {
     "same": "",
     "old": "red strike",
@@ -32,7 +34,8 @@ class TextChange(NamedTuple):
     start: int
     old: str
     new: str
-    note: str = ""  # shown after the new text, such as the confidence in it
+    note: str = ""
+    """Shown after the new text, such as the confidence in it."""
 
 
 class _Segment(NamedTuple):

@@ -74,20 +74,14 @@ class Component:
         return partial(make, **self.options) if self.options else make
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each beginning with its name.
-
-        The static method or attribute `problems` of a component reports them, given the options.
-        """
+        """Yield one message per invalid option: what the component's own `problems` reports."""
         if self.name != UNREGISTERED:
             check = getattr(find_component(self.kind, self.name).make, "problems", None)
             yield from check(**self.options) if check else ()
 
 
 def require_options(component: Any) -> None:
-    """Raise `ConfigError` if a component, a dataclass with a static method `problems`, reports any.
-
-    Called in `__post_init__`, it makes the check of a command line that of the class as well.
-    """
+    """Raise `ConfigError` if the `problems` of a dataclass report any; for its `__post_init__`."""
     options = {option.name: getattr(component, option.name) for option in fields(component)}
     if found := list(component.problems(**options)):
         raise ConfigError("\n".join(found))

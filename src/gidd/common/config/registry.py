@@ -111,10 +111,7 @@ def register(kind: str, name: str) -> Callable[[_T], _T]:
 
 
 def find_component(kind: str, name: object, package: str = "") -> Registration:
-    """Return a component; an unknown name is a `ConfigError` that lists the known ones.
-
-    `package` is said to have registered it, for the message.
-    """
+    """Return a component, or raise; `package`, for the message, is said to have registered it."""
     _require_kind(kind)
     if isinstance(name, str):
         if name in _table(kind):
@@ -180,19 +177,19 @@ def _require_component(kind: str, name: str, make: Any) -> None:
         owner = old.package if old else "gidd"
         raise ConfigError(f"there is a {kind} {name!r} in {owner} already. Choose another name.")
     home, _, base, _ = KINDS[kind]
-    parent = None if base is None else getattr(importlib.import_module(home), base)
-    must_be = ""
+    parent = object if base is None else getattr(importlib.import_module(home), base)
     if not callable(make):
         must_be = "a class or function"
-    elif parent is not None and not (isinstance(make, type) and issubclass(make, parent)):
+    elif base is not None and not (isinstance(make, type) and issubclass(make, parent)):
         must_be = f"a subclass of {home}.{base}"
     elif kind == "backbone" and not callable(getattr(make, "build", None)):
         must_be = "a dataclass of sizes with a method build() that returns the network"
     elif kind in _SAVED_FIELDS and not is_dataclass(make):
         must_be = "a dataclass, whose fields are saved (@gidd.register above @dataclass)"
-    if must_be:
-        given = shorten(getattr(make, "__name__", make))
-        raise ConfigError(f"the {kind} {name!r} must be {must_be}, got {given}.")
+    else:
+        return
+    given = shorten(getattr(make, "__name__", make))
+    raise ConfigError(f"the {kind} {name!r} must be {must_be}, got {given}.")
 
 
 def _table(kind: str) -> Mapping[str, Any]:

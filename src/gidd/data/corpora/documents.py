@@ -47,10 +47,7 @@ class Documents(ABC):
 
 
 class Corpus(ABC):
-    """A named source of documents for `gidd data prepare`.
-
-    To add one, subclass this and register it: docs/howto/corpus.md.
-    """
+    """A named source of documents for `gidd data prepare`; to add one: docs/howto/corpus.md."""
 
     name: str
     """Name on the command line."""
@@ -111,10 +108,7 @@ def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:
 
 
 def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[str, str]]:
-    """Yield place and text of the documents of (source, start, stop) ranges.
-
-    Raise if a source has fewer.
-    """
+    """Yield place and text of the documents of (source, start, stop) ranges; raise if one lacks."""
     for documents, start, stop in parts:
         found = 0
         for text in documents.read(start, stop):

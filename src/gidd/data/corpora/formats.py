@@ -60,7 +60,7 @@ class _File(Documents):
     """A path or a URL, which may contain credentials; messages show `name`."""
 
     column: str = "text"
-    """Field of a JSON line, or column of a table, with the text."""
+    """Field of a JSON line, or column of a table, with the text; "": the line is the text."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -124,6 +124,9 @@ class _JsonLines(_File):
         for number, line in islice(self._lines(), start, stop):
             place = f"{self.name}, line {number}"
             text = _decode(line, self.name, number)
+            if not self.column:
+                yield text
+                continue
             try:
                 value: object = json.loads(text)
             except (ValueError, RecursionError) as error:  # nested too deeply
@@ -138,14 +141,6 @@ class _JsonLines(_File):
                 require_document_size(len(line), f"{self.name}, line {number}")
                 if line.strip():
                     yield number, line
-
-
-class _WholeLines(_JsonLines):
-    """JSON lines, each read as it is."""
-
-    def read(self, start: int, stop: int) -> Iterator[str]:
-        for number, line in islice(self._lines(), start, stop):
-            yield _decode(line, self.name, number)
 
 
 class ParquetFile(_File):
@@ -252,7 +247,7 @@ def whole_lines(documents: Documents) -> Documents:
             f"{documents.name}: chats are read from JSON lines, a file that ends in "
             f"{', '.join(_JSON_LINES)}. Convert it, or leave --format chat out."
         )
-    return _WholeLines(documents.path)
+    return _JsonLines(documents.path, "")
 
 
 def _require_regular_file(name: str) -> None:

@@ -33,10 +33,7 @@ _REMEDY = (
 
 
 def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the files of a URL whose names have one of the endings.
-
-    The URL is a file if it has one of the endings itself, otherwise a folder or a pattern with `*`.
-    """
+    """Return the files with these endings of a URL: of a file, a folder, or a pattern with `*`."""
     place = without_credentials(url)
     with _connect(url) as (system, path):
         if "*" in place:

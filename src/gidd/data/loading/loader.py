@@ -39,11 +39,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 
 def open_split(folder: str | Path, split: str = "train") -> ShardSet:
-    """Open the shards of one split of a prepared folder.
-
-    Sizes are compared with the manifest. Checksums are not, because that reads every byte; use
-    `gidd data verify`.
-    """
+    """Open the shards of a split; the manifest's sizes are checked, not checksums (`verify`)."""
     folder, manifest = Path(folder), DataManifest.read(folder)
     if split not in manifest.splits:
         raise DataError(
@@ -237,16 +233,14 @@ class Loader:
         self._batches = iter(())
 
 
-def _read_in_thread(
-    source: BatchSource, start: int, read_ahead: int
-) -> Generator[dict[str, Array]]:
-    """Yield the batches of all steps from `start` on; a thread reads `read_ahead` steps ahead."""
+def _read_in_thread(source: BatchSource, start: int, ahead: int) -> Generator[dict[str, Array]]:
+    """Yield the batches of all steps from `start` on; a thread reads `ahead` steps ahead."""
     pool = ThreadPoolExecutor(1, "gidd-loader")
     try:
         pending: deque[Future[dict[str, Array]]] = deque()
         for step in count(start):
             pending.append(pool.submit(source.__getitem__, step))
-            if len(pending) > read_ahead:
+            if len(pending) > ahead:
                 yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -262,10 +256,8 @@ def import_grain() -> Any:
 def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1.
 
-    It is evaluated at any position, stores nothing, and is the same on all machines. A Feistel
-    network permutes the integers with the bit length of `size`. Results outside the range are
-    permuted again until they are inside (cycle walking), which is again a permutation and takes
-    fewer than two iterations on average.
+    A Feistel network permutes the integers with the bit length of `size`. Results outside the
+    range are permuted again until they are inside (cycle walking): below two times on average.
     """
     if not 1 <= size < _LARGEST:
         raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")

@@ -1,7 +1,7 @@
 """From documents to token shards.
 
-Reading order: `work_plan` (order, split and tasks), `tasks` (documents to shards, one task),
-`prepare` (a complete preparation), `executors` (tasks on a cluster).
+Reading order: `tasks` (the plan, and documents to shards), `prepare` (a complete preparation),
+`executors` (tasks on a cluster).
 """
 
 from gidd.data.preparation.executors import (
@@ -16,7 +16,7 @@ from gidd.data.preparation.prepare import (
     run_locally as run_locally,
     start_preparation as start_preparation,
 )
-from gidd.data.preparation.work_plan import (
+from gidd.data.preparation.tasks import (
     TRAIN as TRAIN,
     VALIDATION as VALIDATION,
     DataFormat as DataFormat,

@@ -23,8 +23,7 @@ from gidd.common.optional import optional_package
 from gidd.common.urls import has_inline_secrets, without_credentials
 from gidd.data.manifest import DataManifest
 from gidd.data.preparation.prepare import LOGS, Preparation
-from gidd.data.preparation.tasks import Work, finished, write_shards
-from gidd.data.preparation.work_plan import plan_digest, read_plan
+from gidd.data.preparation.tasks import Work, finished, plan_digest, read_plan, write_shards
 from gidd.errors import ConfigError, DataError, GiddError
 
 
@@ -93,9 +92,9 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
 
 
 def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataManifest | None:
-    """Submit the unfinished tasks as an array of jobs, then a job that writes the manifest.
+    """Submit the unfinished tasks as jobs, then one that writes the manifest, and return None.
 
-    Returns None if jobs were submitted; the manifest if all tasks were finished.
+    Returns the manifest if all tasks were finished.
     """
     left = preparation.unfinished()
     if not left:

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
 
 from gidd.common.files import file_lock, remove_leftovers
 from gidd.common.messages import show_counts
@@ -21,17 +20,21 @@ from gidd.data.corpora import CorpusSource, corpora_of, resolve
 from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.formats import whole_lines
 from gidd.data.manifest import DataManifest, Split
-from gidd.data.preparation.tasks import Work, finished, make_work, tokenizer_of, write_shards
-from gidd.data.preparation.work_plan import (
+from gidd.data.preparation.tasks import (
     TASKS,
     TRAIN,
     VALIDATION,
     DataFormat,
     Validation,
     ValidationOrder,
+    Work,
+    finished,
     load_or_create_plan,
+    make_work,
     plan_settings,
     read_plan,
+    tokenizer_of,
+    write_shards,
 )
 from gidd.data.processes import run_tasks
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
@@ -74,9 +77,8 @@ def prepare(
         workers: Number of processes. Scripts need `if __name__ == "__main__":` if it is not 1.
         quiet: Show no progress.
     """
-    options: dict[str, Any] = {"validation_order": validation_order, "tasks": tasks}
-    options |= {"validation": validation, "workers": workers, "format": format}
-    with start_preparation(sources, tokenizer, out, **options) as started:
+    settings = (validation, validation_order, format, tasks, workers)
+    with start_preparation(sources, tokenizer, out, *settings) as started:
         return run_locally(started, workers, quiet=quiet)
 
 
@@ -143,7 +145,6 @@ def start_preparation(
     sources: CorpusSource | Sequence[CorpusSource],
     tokenizer: Tokenizer | FastTokenizer,
     out: str | Path,
-    *,
     validation: Validation | None = None,
     validation_order: ValidationOrder = "last",
     format: DataFormat = "text",

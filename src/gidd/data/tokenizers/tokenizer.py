@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gidd.common.files import explain_damage, write_text
 from gidd.common.terminal import shorten
@@ -32,8 +32,6 @@ from gidd.data.tokenizers.files import (
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
 
-_A = TypeVar("_A")
-_T = TypeVar("_T")
 _log = logging.getLogger(__package__)
 
 
@@ -51,18 +49,7 @@ class FastTokenizer(Protocol):
         ...
 
 
-def _explain_failure(method: Callable[[Tokenizer, _A], _T]) -> Callable[[Tokenizer, _A], _T]:
-    """Raise a `DataError` for any failure of the library, also a panic in Rust."""
-
-    @wraps(method)
-    def call(self: Tokenizer, given: _A) -> _T:
-        try:
-            return method(self, given)
-        except BaseException:  # without an error, `try` takes no time
-            with explain_damage("the tokenizer or the text", COPY_TOKENIZER, DataError):
-                raise
-
-    return call
+_explain_failure = explain_damage("the tokenizer or the text", COPY_TOKENIZER, DataError)
 
 
 class Tokenizer:
@@ -89,14 +76,14 @@ class Tokenizer:
         self.chat_template = chat_template or getattr(inner, "chat_template", None)
         """Jinja template of a conversation (`gidd.data.chat`); None: a plain one is used."""
         tokens: Mapping[str, object] = getattr(inner, "special_tokens_map", {})
-        self._named_tokens = {name: str(token) for name, token in tokens.items()}
-        self._named_tokens |= named_tokens or {}
-        inner, named = _copy_of(inner) if copy else (inner, {})
-        self._inner = inner
+        named = {field: str(token) for field, token in tokens.items() if token is not None}
+        self._named_tokens = named = named | {**(named_tokens or {})}
+        self._inner = inner = _copy_of(inner) if copy else inner
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # text must never encode to the mask token
-        names = named | _given(end=end, pad=pad, mask=mask)
+        names = {name: named[field] for name, field in SPECIAL_FIELDS.items() if field in named}
+        names |= _given(end=end, pad=pad, mask=mask)
         self.end, self.pad, self.mask, self.notes = ensure_special_tokens(inner, names, model)
         self._encode_units = unit_encoder(inner)
         for note in self.notes:
@@ -144,15 +131,8 @@ class Tokenizer:
             )
         path = find_tokenizer(name, revision)
         tokens, template = read_settings(path)
-        found = {name: tokens[field] for name, field in SPECIAL_FIELDS.items() if field in tokens}
-        return cls(
-            read_tokenizer(path, model),
-            **(found | given),
-            model=model,
-            chat_template=template,
-            named_tokens=tokens,
-            copy=False,
-        )
+        settings: dict[str, Any] = {"chat_template": template, "named_tokens": tokens, **given}
+        return cls(read_tokenizer(path, model), model=model, copy=False, **settings)
 
     @_explain_failure
     def encode(self, text: str) -> list[int]:
@@ -169,7 +149,7 @@ class Tokenizer:
 
     @cached_property
     def _special_encoder(self) -> Any:
-        copied, _ = _copy_of(self._inner)
+        copied = _copy_of(self._inner)
         copied.encode_special_tokens = False
         return copied
 
@@ -275,9 +255,8 @@ class Tokenizer:
 
     @cached_property
     def _canonical(self) -> str:
-        return json.dumps(
-            self._definition, sort_keys=True, ensure_ascii=False, separators=(",", ":")
-        )
+        form: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
+        return json.dumps(self._definition, ensure_ascii=False, **form)
 
     @property
     def _definition(self) -> dict[str, Any]:
@@ -305,11 +284,11 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """Return the texts of the files of a saved tokenizer by name."""
-        tokens = self.named_tokens
+        settings = dict(sorted(self.named_tokens.items()))
         if self.chat_template is None:
-            tokens = {field: tokens[field] for field in SPECIAL_FIELDS.values() if field in tokens}
-        settings = dict(sorted(tokens.items()))
-        if self.chat_template is not None:
+            own = SPECIAL_FIELDS.values()
+            settings = {field: token for field, token in settings.items() if field in own}
+        else:
             settings["chat_template"] = self.chat_template
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
@@ -328,8 +307,8 @@ def as_tokenizer(tokenizer: Tokenizer | FastTokenizer, model: Vocab | None = Non
     return tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer, model=model)
 
 
-def _copy_of(tokenizer: Any) -> tuple[Any, dict[str, str]]:
-    """Return a copy of an object's `tokenizers.Tokenizer`, and the special tokens it names."""
+def _copy_of(tokenizer: Any) -> Any:
+    """Return a copy of an object's `tokenizers.Tokenizer`."""
     from tokenizers import Tokenizer as Inner
 
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -339,12 +318,9 @@ def _copy_of(tokenizer: Any) -> tuple[Any, dict[str, str]]:
             f"of transformers (AutoTokenizer.from_pretrained), got {type(tokenizer).__name__}."
         )
     try:
-        copied = Inner.from_str(inner.to_str())
+        return Inner.from_str(inner.to_str())
     except Exception as error:  # the library has no other class
         raise ConfigError(
             f"tokenizer must be one that tokenizer.json can describe, without parts written in "
             f"Python: {error}."
         ) from error
-    named: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
-    found = {name: named.get(field) for name, field in SPECIAL_FIELDS.items()}
-    return copied, {name: str(token) for name, token in found.items() if token is not None}

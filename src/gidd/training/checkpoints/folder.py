@@ -1,12 +1,10 @@
 """Checkpoints on disk: folders with a manifest of every other file; how one becomes visible.
 
-    step-000000123/
-        shard-00001-model-00001-of-00001.safetensors   one or more per rank
-        record.json                                    JSON values of the run, e.g. its step
-        run.yaml, ...                                  text files of the caller
-        manifest.json                                  tensors; size and SHA-256 of all files above
-
-Nothing here communicates with other ranks. Nothing is unpickled.
+step-000000123/
+    shard-00001-model-00001-of-00001.safetensors   one or more per rank
+    record.json                                    JSON values of the run, e.g. its step
+    run.yaml, ...                                  text files of the caller
+    manifest.json                                  tensors; size and SHA-256 of all files above
 """
 
 from __future__ import annotations
@@ -81,16 +79,13 @@ def folder_name(step: int) -> str:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the visible checkpoints in a folder, in ascending order."""
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    names = [path.name for path in folder.glob("step-*") if path.is_dir()]
     steps = [int(name[5:]) for name in names if _STEP_NAME.fullmatch(name)]
     return sorted(step for step in steps if folder_name(step) in names)
 
 
 def render_texts(record: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return the text files of a checkpoint, except its manifest, by file name.
-
-    The numbers of `record` are read back exactly. Raises if a name in `files` is not allowed.
-    """
+    """Return the text files of a checkpoint, except its manifest; raise if a name is wrong."""
     for name in files:
         reserved = name in (MANIFEST, RECORD) or name.endswith(SHARD)
         if reserved or not PLAIN_NAME.fullmatch(name):
@@ -186,8 +181,7 @@ def abbreviate(parts: list[str], separator: str = "; ") -> str:
 def damage(folder: Path, step: int, part: int, parts: int) -> list[str]:
     """Return all differences between a checkpoint and its manifest, each with its file's name.
 
-    Verifies part number `part` of the files. File names are compared in every part; part 0 also
-    checks that the files hold all tensors.
+    Only every `parts`-th file is read, from `part` on; part 0 also looks for missing tensors.
     """
     try:
         manifest = read_manifest(folder, step)
@@ -229,22 +223,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CheckpointDirectory:
-    """All checkpoints of a run: folders `step-000000123`, each complete or absent.
-
-    Only rank 0 changes it.
-    """
+    """All checkpoints of a run; only rank 0 changes it. `keep` is as in `TrainConfig`."""
 
     folder: Path
     keep: int
-    """Number of newest checkpoints to keep."""
-
     keep_every: int | None
-    """Also keep checkpoints of steps divisible by this."""
-
-    def __post_init__(self) -> None:
-        if self.keep < 1 or (self.keep_every is not None and self.keep_every < 1):
-            got = f"{self.keep} and {self.keep_every}"
-            raise ConfigError(f"keep and keep_every must be at least 1, got {got}.")
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step."""
@@ -285,8 +268,7 @@ class CheckpointDirectory:
     ) -> None:
         """Complete the temporary folder that all ranks wrote to, and make it visible.
 
-        `tensors` and `shards` are for the manifest: every tensor, and the files of all ranks.
-        `texts` are further files to write.
+        `tensors` and `shards` (the files of all ranks) are for the manifest; `texts` are written.
         """
         temporary = self.temporary(step)
         for name, text in texts.items():

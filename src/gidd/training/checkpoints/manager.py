@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
 
@@ -58,10 +59,9 @@ class ValidCheckpoint(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: folders `step-000000123`, each complete or absent.
 
-    All ranks construct it together. A run saves inside a `with` block, which locks the folder:
-    a second run is refused. Entering it deletes the temporary folders of killed runs; leaving it
-    waits for the save in progress, also after an exception. All ranks share the file system of
-    `folder`. With `read_only` nothing changes there: another run may be writing to it.
+    All ranks construct it together and share the file system of `folder`. A run saves inside a
+    `with` block, which locks the folder; leaving it waits for the save in progress. With
+    `read_only` nothing changes there: another run may be writing to it.
     """
 
     def __init__(
@@ -163,24 +163,24 @@ class Checkpoints:
         raise CheckpointError(f"{self.folder}: {_TOO_FAST}")
 
     def latest_valid(self) -> ValidCheckpoint | None:
-        """Verify checkpoints, the newest first, and return the first valid one.
+        """Verify checkpoints, the newest first, and return the first valid one, or None.
 
-        All ranks enter. Returns None if the folder has no checkpoint. One that is deleted meanwhile
-        is not damaged: if no valid one is left, the folder is listed again.
+        All ranks enter. If only deleted ones are left meanwhile, the folder is listed again.
         """
         self.wait()
         for _ in range(_MAX_ATTEMPTS):
             notes, is_deleted = list[str](), False
             steps = self._run_on_all_ranks(self.steps)[0]
             for step in reversed(steps):
-                found = self._damage(step)
-                if not found:
+                work = partial(damage, self.path(step), step, self.world.rank, self.world.size)
+                found = self._run_on_all_ranks(work)  # each rank verifies some of the files
+                if not any(found):
                     return ValidCheckpoint(step, notes)
                 if not self._run_on_all_ranks(self.path(step).is_dir)[0]:
                     is_deleted = True
                     continue
                 self._damaged.add(step)
-                notes += found
+                notes += sorted({note for part in found for note in part})
             if not steps:
                 return None
             if not is_deleted:
@@ -202,12 +202,6 @@ class Checkpoints:
         record = self._run_on_all_ranks(lambda: read_record(path))[0]
         self._done.add(step)
         return record
-
-    def _damage(self, step: int) -> list[str]:
-        """Return the damage of a checkpoint. All ranks enter; each verifies some of its files."""
-        world, path = self.world, self.path(step)
-        found = self._run_on_all_ranks(lambda: damage(path, step, world.rank, world.size))
-        return sorted({note for part in found for note in part})
 
     def require_same_model(
         self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False

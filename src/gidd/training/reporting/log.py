@@ -117,33 +117,27 @@ def _parse_line(data: bytes) -> dict[str, Any]:
     """Return the metrics of a line; raise `ValueError` with the reason if it is damaged."""
     RECORD_BYTES.require(len(data), "a line", DataError)
     try:
-        parsed = parse_json(data, "a line")
+        line: Any = parse_json(data, "a line")
     except ConfigError:  # more values than allowed
         raise
     except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
+        line = None
+    if not isinstance(line, dict):
         raise ValueError("it is not a JSON object with kind and step")
-    line = cast("dict[str, Any]", parsed)
-    if not isinstance(line.get("kind"), str):
-        raise ValueError(f"kind must be a string, got {shorten(line.get('kind'))}")
-    step = line.get("step")
+    fields = cast("dict[str, Any]", line)
+    step, wall = fields.get("step"), fields.get("wall", {})
+    if not isinstance(fields.get("kind"), str) or not isinstance(wall, dict):
+        raise ValueError("kind must be a string and wall an object")
     if type(step) is not int or not 0 <= step < 2**63:
         raise ValueError(f"step must be a number of steps, got {shorten(step)}")
-    wall: Any = line.get("wall", {})
-    if not isinstance(wall, dict) or not isinstance(line.get("samples", []), list):
-        raise ValueError("samples must be a list and wall an object")
-    for name, value in [*line.items(), *cast("dict[str, Any]", wall).items()]:
-        if name not in _NO_METRICS and not _is_number(value):
+    if not isinstance(fields.get("samples", []), list):
+        raise ValueError("samples must be a list")
+    for name, value in [*fields.items(), *cast("dict[str, Any]", wall).items()]:
+        # as `_json` writes them; Python's JSON also reads NaN and 1e999
+        is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        if name not in _NO_METRICS and not is_number and value not in _NOT_FINITE:
             raise ValueError(f"{shorten(name)} must be a number, got {shorten(value)}")
-    return line
-
-
-def _is_number(value: object) -> bool:
-    """Return whether `_json` writes this value; Python's JSON also reads NaN and 1e999."""
-    if isinstance(value, str):
-        return value in _NOT_FINITE
-    return type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max
+    return fields
 
 
 def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:

@@ -21,6 +21,7 @@ from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 
+_PROJECT = "gidd"
 _FLUSH_SECONDS = 1
 """A kill loses the points of the last second; metrics.jsonl loses none."""
 
@@ -53,21 +54,22 @@ def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]
 def open_trackers(
     names: Sequence[str], folder: Path, start: int, config: Mapping[str, object]
 ) -> list[Tracker]:
-    """Return the trackers with these names: "tensorboard", "wandb" and "trackio"."""
+    """Return the trackers with these names: "tensorboard", "wandb" and "trackio".
+
+    `start` is the step that a run resumes from, `config` are settings to log. TensorBoard purges
+    the points beyond `start`; the others log those steps twice.
+    """
     make = dict(tensorboard=tensorboard_tracker, wandb=wandb_tracker, trackio=trackio_tracker)
     for name in names:
         if name not in make:
             raise ConfigError(f"trackers must be among {', '.join(make)}, got {shorten(name)}.")
-    return [make[name](folder, start, config=config) for name in names]
+    return [make[name](folder, start, config) for name in names]
 
 
 def tensorboard_tracker(
-    folder: Path, start: int = 0, *, config: Mapping[str, object] | None = None
+    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
 ) -> Tracker:
-    """Log to `folder/tensorboard`; view it with `tensorboard --logdir folder`.
-
-    A run that resumes from step `start` purges the points beyond it. `config`: settings to log.
-    """
+    """Log to `folder/tensorboard`; view it with `tensorboard --logdir folder`."""
     optional_package("tensorboard", "train")
     writer = optional_package("torch.utils.tensorboard", "train").SummaryWriter(
         str(folder / "tensorboard"), purge_step=start + 1, flush_secs=_FLUSH_SECONDS
@@ -79,74 +81,48 @@ def tensorboard_tracker(
         for tag, value in values.items():
             writer.add_scalar(tag, value, step)
 
-    return Tracker(
-        name="TensorBoard",
-        scalars=scalars,
-        text=lambda step, name, text: writer.add_text(name, _verbatim(text), step),
-        close=writer.close,
-    )
+    def log_text(step: int, name: str, text: str) -> None:
+        writer.add_text(name, _verbatim(text), step)
+
+    return Tracker(name="TensorBoard", scalars=scalars, text=log_text, close=writer.close)
 
 
 def wandb_tracker(
-    folder: Path,
-    start: int = 0,
-    *,
-    project: str = "gidd",
-    config: Mapping[str, object] | None = None,
+    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
 ) -> Tracker:
-    """Log to Weights & Biases; `WANDB_MODE=offline` writes to `folder/wandb` only.
-
-    The run has the name of its folder. One that resumes from step `start` keeps its id; steps that
-    were logged beyond `start` are logged twice. `config`: settings to log.
-    """
+    """Log to Weights & Biases; `WANDB_MODE=offline` writes to `folder/wandb` only."""
     wandb = optional_package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
-    settings = wandb.Settings(
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        silent=True,
-        x_disable_meta=True,
-        x_save_requirements=False,
-    )
+    off = {"console": "off", "x_save_requirements": False}
+    off |= dict.fromkeys(("disable_code", "disable_git", "silent", "x_disable_meta"), True)
     run = wandb.init(
-        project=project,
+        project=_PROJECT,
         name=folder.resolve().name,
         dir=str(folder),
         id=_run_id(folder, start),
         resume="allow",
         config=dict(config or {}),
-        settings=settings,
+        settings=wandb.Settings(**off),
     )
     run.define_metric("*", step_metric="step")
+
+    def scalars(step: int, values: Mapping[str, float]) -> None:
+        run.log({"step": step, **values})
 
     def log_text(step: int, name: str, text: str) -> None:
         page = wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
         run.log({"step": step, name: page})
 
-    return Tracker(
-        name="Weights & Biases",
-        scalars=lambda step, values: run.log({"step": step, **values}),
-        text=log_text,
-        close=run.finish,
-    )
+    return Tracker(name="Weights & Biases", scalars=scalars, text=log_text, close=run.finish)
 
 
 def trackio_tracker(
-    folder: Path,
-    start: int = 0,
-    *,
-    project: str = "gidd",
-    config: Mapping[str, object] | None = None,
+    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
 ) -> Tracker:
-    """Log to trackio; view it with `trackio show`.
-
-    The run's name starts with that of its folder. One that resumes from step `start` keeps its
-    name; steps that were logged beyond `start` are logged twice. `config`: settings to log.
-    """
+    """Log to trackio; view it with `trackio show`."""
     trackio = optional_package("trackio", "trackio")
     run = trackio.init(
-        project=project,
+        project=_PROJECT,
         name=f"{folder.resolve().name}-{_run_id(folder, start)}",
         config=dict(config or {}),
         resume="allow",
@@ -155,15 +131,13 @@ def trackio_tracker(
         auto_log_cpu=False,
     )
 
+    def scalars(step: int, values: Mapping[str, float]) -> None:
+        run.log(dict(values), step=step)
+
     def log_text(step: int, name: str, text: str) -> None:
         run.log({name: trackio.Markdown(_verbatim(text))}, step=step)
 
-    return Tracker(
-        name="trackio",
-        scalars=lambda step, values: run.log(dict(values), step=step),
-        text=log_text,
-        close=trackio.finish,
-    )
+    return Tracker(name="trackio", scalars=scalars, text=log_text, close=trackio.finish)
 
 
 def _verbatim(text: str) -> str:
@@ -171,6 +145,7 @@ def _verbatim(text: str) -> str:
 
 
 def _run_id(folder: Path, start: int) -> str:
+    """Return the id of the run of a folder; a new one unless the run resumes."""
     path = folder / "run_id"
     if start == 0 or not path.is_file():
         files.write_text(path, uuid.uuid4().hex[:8])
