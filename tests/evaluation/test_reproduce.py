@@ -2,13 +2,14 @@
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gidd.cli import reproduce as command
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, GiddError
 from gidd.evaluation import reproduce as module
 from gidd.evaluation.reproduce import LAPTOP_RUNS, LaptopPlan, describe_sentences, reproduce
 from gidd.evaluation.reproduce_page import FAILS, HOLDS, NOT_RUN, OPEN, claims, write_page
@@ -121,7 +122,7 @@ def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
         "mdm": [2.0],
     }
     assert (tmp_path / "models" / "grader").exists()  # it grades the samples of the others
-    assert not (tmp_path / "models" / "autoregressive").exists()
+    assert (tmp_path / "models" / "autoregressive").exists()  # and initializes them
 
 
 def test_the_command_writes_the_page_of_what_is_done(tmp_path, capsys):
@@ -132,7 +133,9 @@ def test_the_command_writes_the_page_of_what_is_done(tmp_path, capsys):
     with pytest.raises(ConfigError, match="only must be of .*, got mdn"):
         command.main(["laptop", "--only", "mdn", "--out", str(tmp_path)])
     command.main(["paper"])
-    assert "gidd eval ppl models/small-mdm" in capsys.readouterr().out
+    commands = capsys.readouterr().out
+    assert "# small-mdm: 10.5 hours of 8 H100s" in commands
+    assert "gidd eval ppl models/small-mdm" in commands
 
 
 def test_names_of_runs_are_different():
@@ -161,10 +164,26 @@ def test_the_page_of_results_is_written_from_its_files():
 def test_a_model_of_sentences_is_trained_and_measured(tmp_path):
     sizes = {"steps": 30, "windows": 8, "sentences": 16, "batch": 8, "length": 32}
     plan = replace(LaptopPlan().quick(), **sizes, learning_rate=3e-3)
-    results = reproduce(plan, tmp_path, only=["sentences-gidd-0.1-dynamic"])
+    names = ["sentences-gidd-0.1-dynamic", "sentences-mdm"]
+    results = reproduce(plan, tmp_path, only=names, jobs=2)
+    assert set(results) == set(names)
     found = results["sentences-gidd-0.1-dynamic"]
     assert found["nats_per_token"]["value"] < 4.1  # of 58 words at random: 4.06
     assert found["sentences"]["after"]["log_prob"]["num_samples"] == 16
     assert set(found["sentences"]["samplers"]) >= {"ancestral", "psi", "remask_suspects"}
-    again = reproduce(plan, tmp_path, only=["sentences-gidd-0.1-dynamic"])
+    again = reproduce(plan, tmp_path, only=names)
     assert again == results
+
+
+@pytest.mark.long
+def test_diffusion_models_of_text_start_from_the_autoregressive_one(tmp_path):
+    sizes = {"steps": 20, "windows": 8, "num_samples": 8, "batch": 8, "length": 32}
+    plan = replace(LaptopPlan(tokenizer=300).quick(), **sizes)
+    names = ["grader", "autoregressive", "gidd-0.2-dynamic"]
+    results = reproduce(plan, tmp_path, only=names, jobs=2)
+    assert set(results) == set(names)
+    assert set(results["gidd-0.2-dynamic"]["samples"]) == {"8", "32"}
+    assert (tmp_path / "models" / "autoregressive").exists()
+    with pytest.raises(GiddError, match="mdm has no result"):  # its initial weights are missing
+        shutil.rmtree(tmp_path / "models")
+        reproduce(replace(plan, is_quick=False), tmp_path, only=["mdm"], jobs=2)

@@ -91,7 +91,7 @@ def test_windows_are_spread_over_a_long_document():
     assert seen[-1] == (found.forward_passes, found.forward_passes)
     assert [done for done, _ in seen[:-1]] == list(range(1, found.forward_passes + 1))
     assert all(done <= expected for done, expected in seen)
-    spread = [cut[int((k + 0.5) * len(cut) / 10)] for k in range(10)]
+    spread = [list(cut)[int((k + 0.5) * len(cut) / 10)] for k in range(10)]
     assert estimated(READER, spread) == found
 
 

@@ -30,7 +30,7 @@ from gidd.sampling import (
     sampling_plan,
     sharing,
 )
-from gidd.sampling.jobs import block_requests, gather, sample_blocks
+from gidd.sampling.jobs import gather, next_block, sample_blocks
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(17, mask_id=16)
@@ -195,18 +195,15 @@ def test_events_go_to_those_who_asked():
 
 
 def test_blocks_are_sampled_from_left_to_right():
-    session, parts = Session(MODEL, SCHEDULE), []
+    session, parts, tokens = Session(MODEL, SCHEDULE), [], ()
     given = prompt(11, (1, 2))
     sample = run_job(lambda jobs: sample_blocks(jobs, session, request(0, given), 4))
     assert sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
-    blocks = block_requests(request(0, given), 4)
-    block = next(blocks)
-    with pytest.raises(StopIteration) as stop:
-        while True:
-            parts.append(block)
-            block = blocks.send(*session.sample([block]))
+    while (block := next_block(request(0, given), tokens, 4)) is not None:
+        parts.append(block)
+        tokens = session.sample([block])[0].tokens
     assert [len(part.tokens) for part in parts] == [6, 10, 11]
-    assert stop.value.value == sample
+    assert tokens == sample.tokens
     assert sample.forward_passes == 4 + 4 + 1 and len(sample.tokens) == 11
     # a block is what a request for it alone gives, with what is before it
     (again,) = session.sample([request(0, prompt(10, sample.tokens[:6]))])

@@ -76,7 +76,8 @@ def test_a_request_that_fails_does_not_affect_others(pipelines, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_service_that_is_told_to_end_finishes_what_it_accepted(tmp_path):
+@pytest.mark.parametrize("streams", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_service_that_is_told_to_end_finishes_what_it_accepted(tmp_path, streams):
     folder = write_model(tmp_path / "small", context=64)
     command = [sys.executable, "-m", "gidd.cli", "serve", str(folder), "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -86,19 +87,20 @@ def test_a_service_that_is_told_to_end_finishes_what_it_accepted(tmp_path):
         url = line.split(" at ")[1].split()[0]
         slow = BODY | {"steps": 256, "max_tokens": 60}
         stream = slow | {"stream": True, "diffusing": True}
-        with ThreadPoolExecutor(8) as threads:
+        with ThreadPoolExecutor(9) as threads:
             sent = [
                 threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=120)
-                for body in [slow] * 5 + [stream] * 3
+                for body in [slow] * 2 * streams + [stream] * streams
             ]
             metrics = f"{url}/metrics"
-            wait_until(lambda: 'requests_open{model="small"} 8.0' in httpx.get(metrics).text)
+            count = f'requests_open{{model="small"}} {len(sent)}.0'
+            wait_until(lambda: count in httpx.get(metrics).text)
             process.send_signal(signal.SIGTERM)
             responses = [one.result() for one in sent]
         log = process.stderr.read()
         assert process.wait(60) == 0, log
     failed = [response.text for response in responses if response.status_code != 200]
     assert not failed, (failed, log)
-    texts = {response.json()["choices"][0]["text"] for response in responses[:5]}
+    texts = {response.json()["choices"][0]["text"] for response in responses[:-streams]}
     assert len(texts) == 1
-    assert all(response.text.endswith("data: [DONE]\n\n") for response in responses[5:])
+    assert all(response.text.endswith("data: [DONE]\n\n") for response in responses[-streams:])

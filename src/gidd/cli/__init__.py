@@ -73,9 +73,23 @@ COMMANDS = {
 }
 """Module of this package: what it does."""
 
-_CLOSED_PIPE, _INTERRUPTED = 141, 130
-"""Exit codes that shells report for SIGPIPE and SIGINT."""
+_HELP = """\
+usage: gidd COMMAND ...
 
+Discrete diffusion language models: train, sample, chat, infill, correct.
+
+examples:
+  gidd demo                                    # a small model, in a minute
+  gidd train nano                              # minutes on a laptop
+  gidd export runs/nano --out models/nano
+  gidd sample models/nano --prompt "My fellow citizens"
+
+commands:
+{commands}
+
+Run `gidd COMMAND --help` for the options of a command, `gidd --version` for the version."""
+
+_CLOSED_PIPE, _INTERRUPTED = 141, 130  # exit codes that shells report for SIGPIPE and SIGINT
 _STOPPED = "stopped."
 _OUT_OF_MEMORY = "out of memory. Use a smaller batch, length, number of samples or model."
 
@@ -86,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with _exit_codes(), _warnings(), _interrupts():
         if words[:1] == ["--version"]:
             print(f"gidd {__version__}")
-        elif (module := choose_command("gidd", COMMANDS, words, _help)) is not None:
+        elif (module := choose_command("gidd", COMMANDS, words, _HELP)) is not None:
             importlib.import_module(module).main(words[1:])
 
 
@@ -150,20 +164,23 @@ def _interrupts() -> Generator[None]:
 
 
 def choose_command(
-    prog: str, commands: Mapping[str, str], words: Sequence[str], help_text: Callable[[], str]
+    prog: str, commands: Mapping[str, str], words: Sequence[str], help_text: str
 ) -> str | None:
     """Return the module, with a function `main`, of the command that the first word names.
 
-    Without a word, or for --help, this prints the help and returns None.
+    Without a word, or for --help, this prints the help, with {commands}, and returns None.
     """
-    if not words or words[0] in ("-h", "--help"):
-        print(help_text())
+    width = max(map(len, commands))
+    lines = (f"  {name:{width}} {what}" for name, what in commands.items())
+    help_text = help_text.format(commands="\n".join(lines))
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        print(help_text)
         return None
-    name = words[0]
     if name not in commands:
         near = difflib.get_close_matches(name, commands, 1)
         hint = f" Did you mean `{prog} {near[0]}`?" if near else ""
-        print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text()}")
+        print_message(f"there is no command {name!r} of `{prog}`.{hint}\n\n{help_text}")
         raise SystemExit(2)
     package = prog.replace("gidd", "gidd.cli", 1).replace(" ", ".")
     return f"{package}.{name.replace('-', '_')}"
@@ -177,18 +194,3 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
             os._exit(_INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def _help() -> str:
-    commands = "\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items())
-    return (
-        "usage: gidd COMMAND ...\n\n"
-        "Discrete diffusion language models: train, sample, chat, infill, correct.\n\n"
-        "examples:\n"
-        "  gidd demo                                    # a small model, in a minute\n"
-        "  gidd train nano                              # minutes on a laptop\n"
-        "  gidd export runs/nano --out models/nano\n"
-        '  gidd sample models/nano --prompt "My fellow citizens"\n\n'
-        f"commands:\n{commands}\n\n"
-        "Run `gidd COMMAND --help` for the options of a command, `gidd --version` for the version."
-    )

@@ -14,16 +14,14 @@ commands. In a pipe, each line of standard input is a message, and each answer i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, decode_utf8, print_json, print_text
-from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.allowed import SEED, integer, optional
 from gidd.common.messages import print_message
 from gidd.errors import ConfigError, GiddError
 from gidd.pipeline.options import STOP, SamplingOptions
@@ -41,33 +39,23 @@ _HELP = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions:
+class ChatOptions(CheckedCommand):
     """Options of `gidd chat`."""
 
     model: ModelName
-
     system: str = ""
     """System message, before all others."""
-
-    max_tokens: Annotated[int | None, tyro.conf.DisallowNone] = None
+    max_tokens: int | None = None
     """Tokens sampled for an answer, end and padding included; None is what fits, at most 256."""
-
     stop: tuple[str, ...] = ()
     """Texts: an answer ends before the first of them."""
-
     seed: int = 0
     """Random seed; the same seed gives the same answers."""
-
     jsonl: bool = False
     """Print the conversation after each answer, as a JSON object per line."""
-
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, max_tokens=optional(integer(1)), stop=STOP, seed=SEED)
-        yield from self.sampling.problems()
+    allowed = {"max_tokens": optional(integer(1)), "stop": STOP, "seed": SEED}
 
 
 def main(arguments: Sequence[str]) -> None:

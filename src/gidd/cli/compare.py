@@ -11,15 +11,15 @@ Examples:
 
 from __future__ import annotations
 
-import json as json_module
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.table import Table
 
-from gidd.cli.output import CliConsole, plain
+from gidd.cli.output import CliConsole, plain, print_json
 from gidd.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from gidd.evaluation.results import Measurement
 
 _SMALLEST_P = 1e-16
-_NAME_WIDTH = 13
-"""Characters of "bits_per_byte", which fit beside the numbers in 80 columns."""
-
-_LONGEST = 120
-"""Characters of a setting that the table shows; --json prints all."""
+_NAME_WIDTH = 13  # characters of "bits_per_byte", which fit beside the numbers in 80 columns
+_LONGEST = 120  # characters of a setting that the table shows; --json prints all
 
 
 def compare_command(
@@ -39,21 +36,21 @@ def compare_command(
     second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B.json")],
     /,
     *,
-    json: bool = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Compare two results.
 
     Args:
         first: Result written by `gidd eval ... --out A.json`.
         second: Result of the same evaluation of another model, or with other settings.
-        json: Print the comparison as JSON instead of tables.
+        as_json: Print the comparison as JSON instead of tables.
     """
     from gidd.evaluation.compare import compare_results
     from gidd.evaluation.results import EvaluationResult
 
     comparison = compare_results(EvaluationResult.read(first), EvaluationResult.read(second))
-    if json:
-        print(json_module.dumps(comparison.to_dict(), allow_nan=False), flush=True)
+    if as_json:
+        print_json(**comparison.to_dict())
     else:
         _show(comparison, first, second)
 
@@ -73,11 +70,18 @@ def _show(comparison: Comparison, first: Path, second: Path) -> None:
     for file, names in (("A", comparison.only_first), ("B", comparison.only_second)):
         if names:
             console.print(plain(f"Only in {file}: {', '.join(names)}."))
-    if comparison.settings:
-        console.print(plain("\nSettings that differ:"))
-        console.print(_settings(comparison))
-    else:
+    if not comparison.settings:
         console.print(plain("\nAll recorded settings are equal."))
+        return
+    console.print(plain("\nSettings that differ:"))
+    table = Table("", "A", "B", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for name, *values in comparison.settings:
+        texts = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
+        short = [t if len(t) <= _LONGEST else f"{t[: _LONGEST - 3]}..." for t in texts]
+        table.add_row(*map(plain, (name, *short)))
+    console.print(table)
 
 
 def _numbers(comparison: Comparison) -> Table:
@@ -138,17 +142,3 @@ def _legend(comparison: Comparison) -> str:
 
 def _names(numbers: Iterable[ComparedNumber]) -> str:
     return ", ".join(number.name for number in numbers)
-
-
-def _settings(comparison: Comparison) -> Table:
-    table = Table("", "A", "B", box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for setting in comparison.settings:
-        table.add_row(plain(setting.name), _value(setting.first), _value(setting.second))
-    return table
-
-
-def _value(value: Any) -> Any:
-    text = value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False)
-    return plain(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
-from gidd.cli.model_options import Flat, ModelOptions, parse_checked
+from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
 from gidd.cli.output import (
     CliConsole,
     decode_utf8,
@@ -39,7 +39,7 @@ from gidd.cli.output import (
     require_writable,
     write_stdout,
 )
-from gidd.common.config.allowed import field_problems, optional
+from gidd.common.config.allowed import optional
 from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError, DataError
@@ -50,45 +50,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectCommand:
+class CorrectCommand(CheckedCommand):
     """Options of `gidd correct`."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
-
     model: str
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
-
-    text: Annotated[str | None, tyro.conf.DisallowNone] = None
+    text: str | None = None
     """The text itself, instead of a file."""
-
-    error_rate: Annotated[float | None, tyro.conf.DisallowNone] = None
+    error_rate: float | None = None
     """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
-
-    min_confidence: Annotated[float | None, tyro.conf.DisallowNone] = None
+    min_confidence: float | None = None
     """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
-
     protect: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
     ] = ()
     """Regular expression; matching text is never changed."""
-
     in_place: bool = False
     """Replace the files by the corrected texts; each write is atomic."""
-
     diff: bool = False
     """Print the changes as a patch (unified diff)."""
-
     jsonl: bool = False
     """Print one JSON object per text, with all edits and settings."""
-
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+    allowed = {"error_rate": optional(ERROR_RATE), "min_confidence": optional(MIN_CONFIDENCE)}
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(
-            self, error_rate=optional(ERROR_RATE), min_confidence=optional(MIN_CONFIDENCE)
-        )
+        yield from super().problems()
         if self.diff and self.jsonl:
             yield "diff and --jsonl exclude each other. Give one of them."
 

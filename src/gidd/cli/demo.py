@@ -35,13 +35,10 @@ class DemoOptions:
 
     model: str = "nano"
     """Folder or name of a model that was trained with uniform noise."""
-
     prompt: str = "Scientists have found that"
     """Beginning of the text."""
-
     infill: str = "The history of[MASK:4] is an example of[MASK:3]."
     """Text with blanks."""
-
     seed: int = 0
     """Another number gives another text."""
 

@@ -18,7 +18,7 @@ from gidd import __version__
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse
 
-_PURPOSES = {
+_PURPOSES = {  # what the extras are for
     "data": "corpora of the hub, Parquet, remote files, loading with Grain",
     "hf": "networks of transformers, LoRA",
     "train": "TensorBoard",
@@ -29,8 +29,6 @@ _PURPOSES = {
     "cluster": "Ray and Slurm",
     "gpu": "Triton kernels",
 }
-"""What the extras are for."""
-
 _SECONDS = 2.0
 _BATCH, _LENGTH, _TOKENS = 8, 64, 1024
 

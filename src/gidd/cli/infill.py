@@ -26,7 +26,6 @@ class InfillOptions(TextCommandOptions):
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """Text with blanks, or - to read it from standard input."""
-
     choices: tuple[str, ...] = ()
     """Texts of which the blank becomes one, each of the blank's number of tokens."""
 
@@ -34,7 +33,6 @@ class InfillOptions(TextCommandOptions):
 def main(arguments: Sequence[str]) -> None:
     """Parse, infill, show."""
     options = parse_checked(InfillOptions, "gidd infill", __doc__, arguments)
-    options.output.check()
     text = options.text
     if text == "-":
         text = decode_utf8(sys.stdin.buffer.read(), "standard input")

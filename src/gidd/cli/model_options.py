@@ -1,18 +1,18 @@
-"""Options that `gidd sample`, `gidd infill` and `gidd correct` share, and loading of the model."""
+"""Options that commands share, how commands parse and check theirs, and loading of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 from rich.console import Console
 
 from gidd.cli.output import OutputOptions
 from gidd.cli.parsing import chosen_name, component_options, parse
-from gidd.common.config.allowed import SEED, field_problems, integer
+from gidd.common.config.allowed import SEED, Allowed, field_problems, integer
 from gidd.common.config.registry import component_names
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
@@ -23,15 +23,32 @@ if TYPE_CHECKING:
     from gidd.sampling import Event, OnStep
 
 _F = TypeVar("_F")
-Flat = Annotated[_F, tyro.conf.arg(name=""), tyro.conf.DisallowNone]
-"""Options without a prefix; those that are off by default cannot be given the value None."""
+Flat = Annotated[_F, tyro.conf.arg(name="")]
+"""Options without a prefix."""
 
 MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""
 
+# options of `SamplingOptions` that name a component, and its kind
 _COMPONENTS = {"sampler": "step", "final_corrector": "corrector"}
-"""Options of `SamplingOptions` that name a component, and its kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedCommand:
+    """Base of the options of a command."""
+
+    allowed: ClassVar[dict[str, Allowed]] = {}
+    """What its own options may be."""
+    lists: ClassVar[Sequence[str]] = ()
+    """Flags whose values may be separated by commas."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        yield from field_problems(self, "", **self.allowed)
+        for part in fields(self):
+            if (check := getattr(getattr(self, part.name), "problems", None)) is not None:
+                yield from check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +57,9 @@ class ModelOptions:
 
     device: Literal["cpu", "cuda", "mps"] | None = None
     """Device to run on; None is the fastest available."""
-
     precision: Literal["float32", "tf32", "bf16"] | None = None
     """Precision of the transformer; None is bf16 on CUDA, float32 elsewhere. The output layer and
     probabilities stay float32."""
-
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
 
@@ -59,43 +74,33 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCommandOptions:
+class TextCommandOptions(CheckedCommand):
     """Options of the commands that generate samples."""
 
     model: ModelName
-
     num_samples: int = 1
     """Number of samples."""
-
     seed: int = 0
     """Random seed; the same seed gives the same samples."""
-
     start_index: int = 0
     """Index of the first sample: 5 gives the sixth sample of `--num-samples 6`."""
-
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     output: Flat[OutputOptions] = field(default_factory=OutputOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+    allowed = {"num_samples": integer(1), "seed": SEED, "start_index": SEED}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of `Pipeline.generate` and `Pipeline.infill`."""
-        names = ("num_samples", "seed", "start_index")
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        output = self.output
-        values |= {"record_frames": output.record_frames, "confidence": output.confidence}
-        return values | {"options": self.sampling}
+        output, names = self.output, ("num_samples", "seed", "start_index")
+        values = {name: getattr(self, name) for name in names} | {"options": self.sampling}
+        return values | {"record_frames": output.record_frames, "confidence": output.confidence}
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, num_samples=integer(1), seed=SEED, start_index=SEED)
+        yield from super().problems()
         if self.start_index + self.num_samples > 2**63:
             yield "start_index plus --num-samples must be at most 2**63."
-        if self.output.edits and not self.output.jsonl:
-            yield "edits needs --jsonl: edits are part of the JSON output."
-        if self.output.confidence and not self.output.jsonl:
-            yield "confidence needs --jsonl: confidences are part of the JSON output."
-        yield from self.sampling.problems()
 
 
 @contextmanager
@@ -128,14 +133,6 @@ def show_steps(
         yield None
 
 
-class CheckedCommand(Protocol):
-    """Options of a command."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        ...
-
-
 _C = TypeVar("_C", bound=CheckedCommand)
 
 
@@ -148,17 +145,17 @@ def parse_checked(
 ) -> _C:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
 
-    Options of a step or corrector are parsed if the command has a field `sampling`, and those of a
-    metric if it also has `metric`. `default` has the values of options that are not given.
+    A command with a field `sampling` has the options of a step and a corrector, and with `metric`
+    those of a metric. `default` has the values of options that are not given.
     """
-    names = [part.name for part in fields(kind)]  # pyright: ignore[reportArgumentType]
+    arguments, names = _split_commas(arguments, kind.lists), [part.name for part in fields(kind)]
     has_sampling = "sampling" in names
     options = parse(
         _with_chosen_components(kind, arguments) if has_sampling else kind,
         arguments,
         prog=prog,
         description=doc,
-        config=(tyro.conf.FlagCreatePairsOff,),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
         **({} if default is None else {"default": default}),
     )
     if has_sampling:
@@ -170,6 +167,20 @@ def parse_checked(
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     return options
+
+
+def _split_commas(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the arguments with the values of these flags split at commas."""
+    words: list[str] = []
+    is_list = False
+    for argument in arguments:
+        flag, _, value = argument.partition("=")
+        if flag.replace("_", "-") in flags:
+            words, is_list, argument = [*words, flag], True, value
+        else:
+            is_list = is_list and not argument.startswith("--")
+        words += filter(None, argument.split(",")) if is_list else [argument]
+    return words
 
 
 def _with_chosen_components(command: type[_C], arguments: Sequence[str]) -> type[_C]:
@@ -193,8 +204,7 @@ def _component_fields(
     Modules of steps import torch, so options of a component that is not named are left out.
     """
     names = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
-    hint = names if default is not None else Annotated[names | None, tyro.conf.DisallowNone]
-    yield flag, hint, field(default=default)
+    yield flag, names if default else names | None, field(default=default)
     hint, options = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
     if name := chosen_name(flag, arguments):
         options = component_options(flag, kind, name, {}).default

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -42,17 +42,13 @@ class OutputOptions:
 
     live: bool = False
     """Show every step live in the terminal."""
-
     html: Path | None = None
     """Write an HTML page that replays every step; a single file that works offline."""
-
     jsonl: bool = False
     """Print one JSON object per line, with tokens and settings."""
-
     confidence: bool = False
     """With --jsonl: include the probability of each token of the final text, which takes a forward
     pass per sample."""
-
     edits: bool = False
     """With --jsonl: include every change of a token, with its step and probability."""
 
@@ -61,12 +57,14 @@ class OutputOptions:
         """Whether the prediction at every step is needed."""
         return self.live or self.html is not None
 
-    def check(self) -> None:
-        """Raise `ConfigError` if the terminal or the page could not be written to."""
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        for name in ("edits", "confidence"):
+            if getattr(self, name) and not self.jsonl:
+                yield f"{name} needs --jsonl: it is part of the JSON output."
         if self.live and not sys.stderr.isatty():
-            raise ConfigError("--live needs a terminal, and stderr is not one. Use --html FILE.")
-        if self.html is not None:
-            require_writable(self.html, "--html")
+            yield "live needs a terminal, and stderr is not one. Use --html FILE."
+        yield from write_problems("html", self.html)
 
 
 def show_samples(
@@ -114,21 +112,23 @@ def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], t
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raise `ConfigError` if the file of an option could not be written, before any work is done.
+    """Raise `ConfigError` if the file of an option could not be written, before any work."""
+    for problem in write_problems(option, path):
+        raise ConfigError(problem)
 
-    The file and its folders need not exist yet.
-    """
+
+def write_problems(option: str, path: Path | None) -> Iterable[str]:
+    """Yield a message if a file could not be written; it and its folders need not exist yet."""
     try:
-        if path.exists():
+        if path is not None and path.exists():
             if not path.is_file():
                 raise OSError(errno.EINVAL, "it is not a regular file")
             path.open("r+b").close()  # renaming would replace a read-only file
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        TemporaryFile(dir=folder).close()  # atomic writes need a temporary file in the folder
+        if path is not None:
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            TemporaryFile(dir=folder).close()  # atomic writes need a temporary file in the folder
     except OSError as error:
-        raise ConfigError(
-            f"{option} must name a file that can be written, got {path}: {error.strerror}."
-        ) from error
+        yield f"{option} must name a file that can be written, got {path}: {error.strerror}."
 
 
 def decode_utf8(content: bytes, name: str) -> str:

@@ -65,8 +65,7 @@ def _without_effect(command: Callable[..., Any]) -> Callable[..., Any]:
     return do_nothing
 
 
-_PLAIN = (int, float, str, bool, Path, type(None))
-"""Types of values that can be typed."""
+_PLAIN = (int, float, str, bool, Path, type(None))  # types of values that can be typed
 
 
 class ComponentOptions(NamedTuple):
@@ -74,11 +73,8 @@ class ComponentOptions(NamedTuple):
 
     kind: str
     name: str
-    default: Any
-    """An instance of the dataclass: the values before any option is parsed."""
-
-    kept: Mapping[str, Any]
-    """Values of the other options."""
+    default: Any  # an instance of the dataclass: the values before any option is parsed
+    kept: Mapping[str, Any]  # values of the other options
 
     def component(self, parsed: Any) -> Component:
         """Return the component with the parsed options."""

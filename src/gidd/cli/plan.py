@@ -36,7 +36,6 @@ class PlanOptions(RunCommand):
     vocab_size: int | None = None
     """Vocabulary size, needed if it does not follow from the run."""
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
-
     json: bool = False
     """Print JSON, in bytes and seconds."""
 

@@ -26,7 +26,7 @@ presets (number of parameters without embeddings):
   (dynamic weights and weight decay), mdm (masked diffusion), llama (autoregressive)
 """
 
-_HELP = {
+_HELP = {  # options that choose a component
     "objective": "What training minimises; --objective.OPTION sets its options below. None is the "
     "preset's.",
     "noise": "Noise schedule; --noise.OPTION sets its options below. None is the preset's.",
@@ -36,8 +36,6 @@ _HELP = {
     "all. None is the preset's.",
     "backbone": "Network; --backbone.OPTION sets its options below. None is the preset's.",
 }
-"""Options that choose a component."""
-
 _GROUPS = ("data", "optim", "train", "lora", "parallel")
 _YAML = (".yaml", ".yml")
 

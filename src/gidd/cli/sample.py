@@ -19,14 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import print_text, show_samples, write_stdout
 from gidd.common.actors import ActorOptions
-from gidd.common.config.allowed import field_problems, integer, optional
+from gidd.common.config.allowed import integer, optional
 from gidd.common.messages import print_message, show_counts
 from gidd.pipeline.options import STOP
 
@@ -37,37 +35,36 @@ class SampleOptions(TextCommandOptions):
 
     prompt: str = ""
     """Text that every sample starts with."""
-
     suffix: str = ""
     """Text that every sample ends with. Without it, a sample ends at the end-of-text token."""
-
-    length: Annotated[int | None, tyro.conf.DisallowNone] = None
+    length: int | None = None
     """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
-
-    max_tokens: Annotated[int | None, tyro.conf.DisallowNone] = None
+    max_tokens: int | None = None
     """Number of new tokens, in place of --length."""
-
     stop: tuple[str, ...] = ()
     """Texts: a sample ends before the first of them that is generated."""
-
-    out: Annotated[Path | None, tyro.conf.DisallowNone] = None
+    out: Path | None = None
     """Folder to write many samples to, as JSONL files; resumes if it exists."""
-
     executor: Literal["local", "ray"] = "local"
     """With --out: sample in this process, or on the actors of a Ray cluster."""
-
     samples_per_file: int = 64
     """With --out: samples per file; an interruption loses the unfinished files only."""
-
-    batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
+    batch_size: int | None = None
     """With --out: batch size of a forward pass; None is 1 on a CPU, 16 on other devices. Samples
     are identical only for equal values."""
-
     threads: int = 1
     """With --out: CPU threads per process or actor; several actors use cores better."""
-
-    ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
+    ray: ActorOptions = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
+
+    allowed = TextCommandOptions.allowed | {
+        "length": optional(integer(1)),
+        "max_tokens": optional(integer(1)),
+        "stop": STOP,
+        "samples_per_file": integer(1, 65_536),
+        "batch_size": optional(integer(1)),
+        "threads": integer(1, 1024),
+    }
 
     @property
     def is_streamed(self) -> bool:
@@ -87,16 +84,6 @@ class SampleOptions(TextCommandOptions):
             yield "max_tokens must be omitted with --length, which includes the prompt."
         if self.stop and self.suffix:
             yield "stop must be omitted with --suffix, which ends the text."
-        yield from field_problems(
-            self,
-            length=optional(integer(1)),
-            max_tokens=optional(integer(1)),
-            stop=STOP,
-            samples_per_file=integer(1, 65_536),
-            batch_size=optional(integer(1)),
-            threads=integer(1, 1024),
-        )
-        yield from self.ray.problems("ray.")
         output = self.output
         if self.out is None and self.executor == "ray":
             yield "executor ray needs --out FOLDER to write the samples to."
@@ -109,7 +96,6 @@ class SampleOptions(TextCommandOptions):
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, show."""
     options = parse_checked(SampleOptions, "gidd sample", __doc__, arguments)
-    options.output.check()
     if options.out is not None:
         _sample_to_folder(options, options.out)
         return

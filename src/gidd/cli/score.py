@@ -17,7 +17,7 @@ Examples:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.cli.correct import read_texts
-from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain, print_json
 from gidd.common.messages import show_counts
 from gidd.common.terminal import printable
@@ -41,43 +41,30 @@ _STYLES = ((0.01, "bold white on red"), (0.1, "black on yellow"))
 _COLUMNS = ("NELBO", "per token", "perplexity", "bits per byte", "error rate")
 """Numbers in the table of several texts."""
 
-_FIELDS = (
+_FIELDS = (  # fields of the JSON output
     *("text", "tokens", "confidence", "nelbo", "standard_error", "reconstruction", "prior"),
     *("noise_level", "forward_passes", "manifest"),
 )
-"""Fields of the JSON output."""
-
-_NUMBERS_WIDTH = 170
-"""Characters of a line besides the name of a file."""
+_NUMBERS_WIDTH = 170  # characters of a line besides the name of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCommand:
+class ScoreCommand(CheckedCommand):
     """Options of `gidd score`."""
 
     model: ModelName
-
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
     """Text files in UTF-8, or - for standard input."""
-
-    text: Annotated[str | None, tyro.conf.DisallowNone] = None
+    text: str | None = None
     """The text itself, instead of a file."""
-
     prompt: str = ""
     """A condition: likelihoods are of each text given this prompt."""
-
     likelihood: Flat[LikelihoodOptions] = field(
         default_factory=lambda: LikelihoodOptions(nodes=8, repeats=6)
     )
-
     jsonl: bool = False
     """Print one JSON object per text, with tokens, confidence and settings."""
-
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        return self.likelihood.problems()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from gidd.cli.model_options import Flat, ModelOptions, parse_checked
-from gidd.common.config.allowed import field_problems, integer
+from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
+from gidd.common.config.allowed import integer
 from gidd.common.messages import print_message
 from gidd.common.optional import optional_package
 from gidd.serving.options import ServiceOptions, WorkerOptions
@@ -35,35 +35,29 @@ _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(CheckedCommand):
     """Options of `gidd serve`."""
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folders written by `gidd export`, or names of models on the Hugging Face hub. Clients name a
     model by the last part."""
-
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is every address of this machine."""
-
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
-
-    batch_size: Annotated[int | None, tyro.conf.DisallowNone] = None
+    batch_size: int | None = None
     """Sequences in a forward pass; None is 1 on a CPU, 16 on other devices."""
-
-    replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
+    replicas: int | None = None
     """Number of replicas, on all machines of a Ray cluster; None is one process without Ray."""
-
-    max_replicas: Annotated[int | None, tyro.conf.DisallowNone] = None
+    max_replicas: int | None = None
     """With --replicas: add replicas up to this number while requests wait."""
-
-    api_keys: Annotated[Path | None, tyro.conf.DisallowNone] = None
+    api_keys: Path | None = None
     """File of API keys: lines of a SHA-256 and a name. The environment variable GIDD_API_KEY is one
     more key. Without keys, everybody who reaches the port may use it."""
-
     worker: Flat[WorkerOptions] = field(default_factory=WorkerOptions)
     service: Flat[ServiceOptions] = field(default_factory=ServiceOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+    allowed = {"port": integer(0, 65535)}
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +66,7 @@ class ServeOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, port=integer(0, 65535))
+        yield from super().problems()
         if not self.models:
             yield "models must have at least one model, got none."
         if len(set(self.names)) < len(self.models):

@@ -41,18 +41,14 @@ class TrainOptions(RunCommand):
 
     out: Path | None = None
     """Folder of the run; None is runs/PRESET. A run that is already there is resumed."""
-
     device: Literal["cpu", "cuda", "mps"] | None = None
     """Device to train on; None is the fastest available."""
-
     tracker: Annotated[
         tuple[TrackerName, ...] | None, tyro.conf.arg(metavar="{tensorboard,wandb,trackio}...")
     ] = None
     """Trackers to log to; None is TensorBoard if installed. metrics.jsonl is always written."""
-
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print nothing."""
-
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the size of the model and all settings, and exit."""
 

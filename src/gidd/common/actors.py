@@ -39,11 +39,11 @@ class ActorOptions:
     num_gpus: float = 0
     """GPUs per actor; below 1, several actors share one."""
 
-    def problems(self, prefix: str = "") -> Iterable[str]:
-        """Yield one message per invalid option; `prefix` goes before the option's name."""
+    def problems(self) -> Iterable[str]:
+        """Yield one message per invalid option, which begins with `ray.` and its name."""
         return field_problems(
             self,
-            prefix,
+            "ray.",
             num_actors=optional(integer(1)),
             num_cpus=number(lambda n: 0 < n < 1e6, "above 0"),
             num_gpus=number(lambda n: 0 <= n < 1e6, "of at least 0", "0 runs on the CPU."),

@@ -37,10 +37,21 @@ def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor
     running total (Gumbel and cumulative-sum samplers therefore truncate unintentionally, App. G),
     a sum of integers does not.
     """
-    cdf = _fixed(p).cumsum(-1)
+    return draw_by_cdf(fixed_cdf(p), u)
+
+
+def fixed_cdf(p: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch V"]:
+    """Return cumulative sums of probabilities in fixed point, for `draw_by_cdf`."""
+    return _fixed(p).cumsum(-1)
+
+
+def draw_by_cdf(
+    cdf: Int[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]
+) -> Int[Tensor, "*batch K"]:
+    """`draw` for rows that are used many times: their sums are computed once."""
     target = _scaled(u, cdf[..., -1:])
     token = torch.searchsorted(cdf, target, right=True)
-    return token.clamp_max(p.shape[-1] - 1)  # of a row of NaN any token, but never an invalid one
+    return token.clamp_max(cdf.shape[-1] - 1)  # of a row of NaN any token, but never an invalid one
 
 
 def flat_entries(keep: Tensor, mask: Tensor, other: Tensor | None) -> Int[Tensor, "B 3"]:

@@ -30,40 +30,25 @@ class ComparedNumber(NamedTuple):
     name: str
     first: Measurement
     second: Measurement
-    difference: Difference
-    """Second minus first."""
+    difference: Difference  # second minus first
     adjusted_p_value: float | None = None
     """p-value adjusted for the number of tests of the comparison (Holm)."""
 
     @property
     def is_significant(self) -> bool | None:
         """Whether the numbers differ at 5%, after adjustment; None if that cannot be tested."""
-        if self.adjusted_p_value is None:
-            return None
-        return self.adjusted_p_value < SIGNIFICANCE_LEVEL
+        p_value = self.adjusted_p_value
+        return None if p_value is None else p_value < SIGNIFICANCE_LEVEL
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         found: dict[str, Any] = {}
-        for name in ("first", "second"):
-            value: Measurement = getattr(self, name)
-            found |= {name: value.value, f"{name}_standard_error": value.standard_error}
-        tested = self.difference._asdict()
-        found |= {"difference": tested.pop("value"), **tested}
-        adjusted = {
-            "adjusted_p_value": self.adjusted_p_value,
-            "is_significant": self.is_significant,
-        }
-        return plain_data(found | adjusted)
-
-
-class ComparedSetting(NamedTuple):
-    """An entry of the manifests in which two results differ."""
-
-    name: str
-    """Keys from the outside in, joined by dots."""
-    first: Any
-    second: Any
+        for name, number in (("first", self.first), ("second", self.second)):
+            found |= {name: number.value, f"{name}_standard_error": number.standard_error}
+        found |= {"difference": self.difference.value} | self.difference._asdict()
+        del found["value"]
+        found |= {"adjusted_p_value": self.adjusted_p_value, "is_significant": self.is_significant}
+        return plain_data(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +57,8 @@ class Comparison:
 
     kind: str
     numbers: Sequence[ComparedNumber]
-    settings: Sequence[ComparedSetting]
+    settings: Sequence[tuple[str, Any, Any]]
+    """Entries of the manifests that differ: keys joined by dots, and both values."""
     only_first: Sequence[str]
     """Measurements that the second result does not have."""
     only_second: Sequence[str]
@@ -98,10 +84,8 @@ class Comparison:
 def compare_results(first: EvaluationResult, second: EvaluationResult) -> Comparison:
     """Compare the measurements that both results have, in pairs of rows where that is possible."""
     if first.kind != second.kind:
-        raise ConfigError(
-            "both results must be of one kind of evaluation, got "
-            f"{first.kind!r} and {second.kind!r}."
-        )
+        kinds = f"{first.kind!r} and {second.kind!r}"
+        raise ConfigError(f"both results must be of one kind of evaluation, got {kinds}.")
     # p-values cannot be compared by subtraction
     left, right = (
         {name: value for name, value in found.measurements.items() if not name.endswith("_p_value")}
@@ -114,18 +98,15 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
     ]
     p_values = [number.difference.p_value for number in numbers]
     adjusted = iter(holm_p_values([p_value for p_value in p_values if p_value is not None]))
-    settings = dict(_flat(first.manifest)), dict(_flat(second.manifest))
-    pairs = {
-        name: tuple(each.get(name, ABSENT) for each in settings)
-        for name in settings[0] | settings[1]
-    }
+    before, after = dict(_flat(first.manifest)), dict(_flat(second.manifest))
+    pairs = {key: (before.get(key, ABSENT), after.get(key, ABSENT)) for key in before | after}
     return Comparison(
         kind=first.kind,
         numbers=[
             number._replace(adjusted_p_value=None if p_value is None else next(adjusted))
             for number, p_value in zip(numbers, p_values, strict=True)
         ],
-        settings=[ComparedSetting(name, a, b) for name, (a, b) in pairs.items() if a != b],
+        settings=[(name, a, b) for name, (a, b) in pairs.items() if a != b],
         only_first=[name for name in left if name not in right],
         only_second=[name for name in right if name not in left],
     )
@@ -147,8 +128,13 @@ def _paired_difference(
 
     None if there are fewer than two pairs, or if the rows do not give both measurements.
     """
-    by_id = [_rows_by_id(result) for result in (first, second)]
+    by_id = [
+        {row["id"]: row for row in result.rows if isinstance(row.get("id"), int | str)}
+        for result in (first, second)
+    ]
     if len(by_id[0]) < 2 or by_id[0].keys() != by_id[1].keys():
+        return None
+    if not len(by_id[0]) == len(first.rows) == len(second.rows):  # ids that are not unique
         return None
     shift, influences = 0.0, np.zeros(len(by_id[0]))
     for sign, result, rows in zip((-1, 1), (first, second), by_id, strict=True):
@@ -161,12 +147,6 @@ def _paired_difference(
     if not np.isfinite(influences + shift).all():
         return None
     return mean_difference((influences + shift).tolist())._replace(value=shift)
-
-
-def _rows_by_id(result: EvaluationResult) -> dict[int | str, Mapping[str, Any]]:
-    """Return the rows by id; nothing unless every row has its own."""
-    found = {row["id"]: row for row in result.rows if isinstance(row.get("id"), int | str)}
-    return found if len(found) == len(result.rows) else {}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,8 +180,7 @@ class Difference(NamedTuple):
 
     value: float
     standard_error: float | None = None
-    p_value: float | None = None
-    """None if the standard error is unknown, or scipy is not installed."""
+    p_value: float | None = None  # None if the standard error is unknown, or scipy is not installed
     is_paired: bool = False
     num_pairs: int = 0
 
@@ -209,9 +188,8 @@ class Difference(NamedTuple):
 def mean_difference(values: Sequence[float]) -> Difference:
     """Return the mean of differences of pairs, tested by the paired t-test."""
     value, error, count = Measurement.mean(values)
-    if error is None:
-        return Difference(value, None, None, True, count)
-    return Difference(value, error, _p_value(value, error, count - 1), True, count)
+    p_value = None if error is None else _p_value(value, error, count - 1)
+    return Difference(value, error, p_value, True, count)
 
 
 def unpaired_difference(first: Measurement, second: Measurement) -> Difference:
@@ -232,14 +210,13 @@ def unpaired_difference(first: Measurement, second: Measurement) -> Difference:
 
 
 def _p_value(value: float, error: float, degrees: float) -> float | None:
-    """Test value / error; 0 / 0 is 0, because equal measurements do not differ."""
+    """Return P(|T| >= |value / error|) of Student's t, which is normal for infinite `degrees`.
+
+    0 / 0 is 0, because equal measurements do not differ.
+    """
     if not HAS_SCIPY:
         return None
-    return student_t_p_value(value / error if error else math.inf if value else 0.0, degrees)
-
-
-def student_t_p_value(t: float, degrees: float) -> float:
-    """Return P(|T| >= |t|) of Student's t, which is normal for infinite `degrees` of freedom."""
+    t = value / error if error else math.inf if value else 0.0
     return 2 * float(optional_package("scipy.special", "eval").stdtr(degrees, -abs(t)))
 
 

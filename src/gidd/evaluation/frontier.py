@@ -48,7 +48,7 @@ def evaluate_frontier(
     """
     require_arguments(num_samples=(num_samples, integer(1)), seed=(seed, SEED))
     base = options or SamplingOptions()
-    if problems := list(grid.problems(base)):
+    if problems := list(grid.sampling_problems(base)):
         raise ConfigError("\n".join(problems))
     settings = grid.settings()
     if not pipe.can_score_visible_tokens and any(s.corrector != NO_CORRECTOR for s in settings):

@@ -56,10 +56,8 @@ _EMPTY = "texts without a scored token are counted as unscored and left out"
 class GradedText(NamedTuple):
     """The negative log-likelihood of one text."""
 
-    nll: float
-    """In nats, summed over the scored tokens."""
-    num_tokens: int
-    """Scored tokens; 0 if the text is too short to have any."""
+    nll: float  # in nats, summed over the scored tokens
+    num_tokens: int  # scored tokens; 0 if the text is too short to have any
     is_truncated: bool
 
 

@@ -144,7 +144,7 @@ class FrontierGrid:
             )
         )
 
-    def problems(self, base: SamplingOptions) -> Iterable[str]:
+    def sampling_problems(self, base: SamplingOptions) -> Iterable[str]:
         """Yield one message per invalid value, each starting with the name of its option."""
         found = [
             f"{name} must have at least one value, got none."
@@ -192,8 +192,7 @@ class CurveOptions:
         )
 
     def sampling_problems(self, sampling: SamplingOptions) -> Iterable[str]:
-        """Yield a message per option of the samples that is invalid, or that these options set."""
-        yield from sampling.problems()
+        """Yield a message per option of the samples that these options set."""
         default = SamplingOptions().self_correction
         swept = {"temperature": "temperatures", "forward_passes": "forward-passes"}
         for name, instead in swept.items():

@@ -28,9 +28,7 @@ MAX_DEFAULT_LENGTH: Final = 2048
 """Longest default window: some contexts are longer than memory allows."""
 
 _Row = dict[str, Any]
-_Windows = Sequence[tuple[int, ScoringWindow]]
-"""Number of the document, and the window."""
-
+_Windows = Sequence[tuple[int, ScoringWindow]]  # number of the document, and the window
 ScoreFunction = Callable[[Sequence[ScoredText], OnForwardPasses | None], WindowScores]
 """Scores windows, given a callback for the forward passes done and expected."""
 

@@ -11,10 +11,12 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,7 +29,7 @@ from gidd.common.messages import print_message
 from gidd.data.loading.loader import open_split
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import ScoredText
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, GiddError
 from gidd.evaluation.graders import CausalScorer, load_grader
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
@@ -40,7 +42,7 @@ from gidd.runs.data import ensure_prepared, loader_config
 from gidd.runs.evaluate import validation_samples
 from gidd.runs.export import export
 from gidd.runs.fit import fit
-from gidd.runs.presets import OPENWEBTEXT_DATA, PRESETS, hybrid, laptop
+from gidd.runs.presets import hybrid, laptop
 from gidd.sources import sentence_source
 from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig
 from gidd.training.world import open_world
@@ -49,7 +51,7 @@ Json = dict[str, Any]
 Source = Literal["text", "sentences"]
 
 SIZES: Final[dict[Source, dict[str, tuple[int, int, int]]]] = {
-    "text": {"small": (64, 2, 2), "medium": (96, 4, 3), "large": (160, 5, 5)},
+    "text": {"medium": (96, 4, 3), "large": (160, 5, 5)},
     "sentences": {"small": (32, 2, 1), "medium": (64, 2, 2), "large": (96, 4, 3)},
 }
 """Width, layers and heads by source: sentences have a vocabulary of 58 words."""
@@ -73,34 +75,44 @@ class LaptopRun:
     is_sampled: bool = False
     """Whether its samples are measured, before and after self-correction."""
 
+    @property
+    def is_adapted(self) -> bool:
+        """Whether it starts from the autoregressive model: diffusion models of text do."""
+        return self.source == "text" and self.p_uniform is not None
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether a verdict on the exact source, or a sample of text, needs it."""
+        if self.source == "text":
+            return self.seed == 0 and (self.is_sampled or self.p_uniform is None)
+        secondary = ("tight", "0.0-clamp", "0.2-elbo", "0.2-clamp", "0.1-dynamic-", "seed-1")
+        return not any(part in self.name for part in secondary)
+
+    @property
+    def quick_part(self) -> float:
+        """The part of its steps that `--quick` trains: enough for the same verdicts."""
+        if self.source == "text":
+            return 0.2
+        return 0.5 if self.size == "medium" else 1.0
+
 
 def _laptop_runs() -> Iterator[LaptopRun]:
+    yield from (LaptopRun("grader", size="large"), LaptopRun("autoregressive"))
     first_parts: dict[Source, str] = {"sentences": "sentences-", "text": ""}
     for source, first in first_parts.items():
         run = partial(LaptopRun, source=source)
-        if source == "text":
-            yield from (run("grader", size="large"), run("autoregressive"))
         own = [run(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
         own.append(run(f"{first}mdm", 0.0, "elbo", "masked"))
         weights = [(0.0, "elbo"), *product((0.1, 0.2, 0.0), ("elbo", "clamp", "tight"))]
         own += [run(f"{first}gidd-{p}-{name}", p, name) for p, name in dict.fromkeys(weights)]
+        for size, p in product(("small", "large"), (0.0, 0.1, 0.2) if first else ()):
+            own.append(run(f"{first}gidd-{p}-dynamic-{size}", p, size=size))
         yield from own
-        for size, p in product(("small", "large"), (0.0, 0.1, 0.2)):
-            yield run(f"{first}gidd-{p}-dynamic-{size}", p, size=size)
-        for one in own:
-            if one.weighting != "tight":
-                yield replace(one, name=f"{one.name}-seed-1", seed=1)
+        seconds = [one for one in own if one.weighting != "tight"]
+        yield from (replace(one, name=f"{one.name}-seed-1", seed=1) for one in seconds)
 
 
-LAPTOP_RUNS: Final = tuple(sorted(_laptop_runs(), key=lambda run: run.seed))
-
-
-def _is_primary(run: LaptopRun) -> bool:
-    """Tell whether a verdict on the exact source, or a sample of text, needs a run."""
-    if run.source == "text":
-        return run.seed == 0 and (run.is_sampled or run.name == "grader")
-    secondary = ("tight", "0.0-clamp", "0.1-dynamic-", "seed-1")
-    return not any(part in run.name for part in secondary)
+LAPTOP_RUNS: Final = tuple(sorted(_laptop_runs(), key=lambda run: (run.is_adapted, run.seed)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +127,7 @@ class LaptopPlan:
     batch: int = 32
     learning_rate: float = 3e-3
     is_quick: bool = False
-    """Whether models of text are smaller, and runs that no verdict needs are left out."""
-
-    compile: bool = False
-    """Train with torch.compile: a quarter faster after a minute, needs a C++ compiler."""
+    """Whether runs are shorter, models of text smaller, and runs that no verdict needs left out."""
 
     windows: int = 256
     """Held-out windows of the likelihood."""
@@ -137,8 +146,6 @@ class LaptopPlan:
         return replace(
             self,
             is_quick=True,
-            steps=self.steps // 5,
-            windows=64,
             num_samples=32,
             sentences=128,
             denoising_steps=(8, 32),
@@ -147,11 +154,10 @@ class LaptopPlan:
             second_grader=None,
         )
 
-    def run_config(self, run: LaptopRun, data: Path) -> RunConfig:
-        """Return the training of a run; all have the same steps, batches and learning rate."""
-        base = laptop(
-            "nano", steps=self.steps, length=self.length, learning_rate=self.learning_rate
-        )
+    def run_config(self, run: LaptopRun, data: Path, init_from: Path | None = None) -> RunConfig:
+        """Return the training of a run: all have the same batches and learning rate."""
+        steps = int(self.steps * run.quick_part) if self.is_quick else self.steps
+        base = laptop("nano", steps=steps, length=self.length, learning_rate=self.learning_rate)
         width, layers, heads = SIZES["sentences" if self.is_quick else run.source][run.size]
         masked = component("schedule", "masked")
         limit = {"w_max": 1.0} if run.weighting == "clamp" else {}
@@ -159,59 +165,94 @@ class LaptopPlan:
             noise=hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else masked,
             weighting=component("weighting", run.weighting, **limit),
         )
-        train = replace(
-            base.train,
-            global_batch=self.batch,
-            seed=run.seed,
-            compile=self.compile,
-            evaluate_every=self.steps,
-            generate_samples=0,
-        )
         return replace(
             base,
             backbone=base.backbone.changed(width=width, num_layers=layers, num_heads=heads),
             objective=Autoregressive() if run.p_uniform is None else diffusion,
             data=DataConfig(folder=data, length=self.length),
-            train=train,
+            train=replace(
+                base.train,
+                global_batch=self.batch,
+                seed=run.seed,
+                evaluate_every=steps,
+                generate_samples=0,
+            ),
+            init_from=None if init_from is None else str(init_from),
         )
 
 
 def reproduce(
-    plan: LaptopPlan, out: Path, *, only: Sequence[str] = (), keep_models: bool = False
+    plan: LaptopPlan,
+    out: Path,
+    *,
+    only: Sequence[str] = (),
+    keep_models: bool = False,
+    jobs: int = 1,
 ) -> dict[str, Json]:
-    """Train and measure what has no result yet; return all results by name."""
+    """Train and measure what has no result yet, in `jobs` processes; return results by name."""
     names = [run.name for run in LAPTOP_RUNS]
     if unknown := [name for name in only if name not in names]:
         raise ConfigError(f"only must be of {', '.join(names)}, got {', '.join(unknown)}.")
-    runs = [run for run in LAPTOP_RUNS if not plan.is_quick or _is_primary(run)]
-    runs = [run for run in runs if not only or run.name in only]
-    for number, run in enumerate(runs, 1):
-        file = out / "results" / f"{run.name}.json"
-        if file.exists():
-            continue
-        print_message(f"{number} of {len(runs)}: {run.name}")
-        start = time.process_time()
-        data = prepare_source(plan, run.source, out)
-        model = train_model(plan, run, data, out)
-        trained = time.process_time() - start
-        measured = measure_run(plan, run, model, data, out)
-        record = {
-            "run": asdict(run),
-            "plan": asdict(plan),
-            "gidd": gidd.__version__,
-            "torch": str(torch.__version__),
-            "cpu": platform.processor() or platform.machine(),
-            "train_seconds": trained,
-            "measure_seconds": time.process_time() - start - trained,
-            **measured,
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, plain_data(record))
-        if not keep_models and run.name != "grader":
-            shutil.rmtree(out / "models" / run.name)
-        shutil.rmtree(out / "runs" / run.name)
+    runs = [run for run in LAPTOP_RUNS if run.is_primary or not plan.is_quick]
+    runs = [run for run in runs if run.name in only or not only]
+    waiting = [run for run in runs if not (out / "results" / f"{run.name}.json").exists()]
+    for source in SIZES:
+        if any(run.source == source for run in waiting):
+            prepare_source(plan, source, out)
+    work = partial(complete_run, plan, out, keep_models)
+    done = len(runs) - len(waiting)
+    for is_adapted in (False, True):  # autoregressive models grade and initialize the others
+        part = [run for run in waiting if run.is_adapted == is_adapted]
+        with ThreadPool(jobs) as pool:
+            in_children = pool.imap_unordered(partial(_run_child, work), part) if jobs > 1 else None
+            for name in in_children or map(work, part):
+                done += 1
+                print_message(f"{done} of {len(runs)}: {name} is done")
     files = sorted((out / "results").glob("*.json"))
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _run_child(work: Callable[[LaptopRun], str], run: LaptopRun) -> str:
+    child = get_context("spawn").Process(target=_work_in_child, args=(work, run))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise GiddError(f"{run.name} has no result. Run the same command again to go on.")
+    return run.name
+
+
+def _work_in_child(work: Callable[[LaptopRun], str], run: LaptopRun) -> None:
+    torch.set_num_threads(1)  # networks this small do not gain by more
+    try:
+        work(run)
+    except KeyboardInterrupt:  # of all processes: training is saved
+        raise SystemExit(1) from None
+
+
+def complete_run(plan: LaptopPlan, out: Path, keep_model: bool, run: LaptopRun) -> str:
+    """Train and measure a run, write its result and return its name."""
+    start = time.process_time()
+    data = prepare_source(plan, run.source, out)
+    model = train_model(plan, run, data, out)
+    trained = time.process_time() - start
+    measured = measure_run(plan, run, model, data, out)
+    record = {
+        "run": asdict(run),
+        "plan": asdict(plan),
+        "gidd": gidd.__version__,
+        "torch": str(torch.__version__),
+        "cpu": platform.processor() or platform.machine(),
+        "train_seconds": trained,
+        "measure_seconds": time.process_time() - start - trained,
+        **measured,
+    }
+    file = out / "results" / f"{run.name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, plain_data(record))
+    if not keep_model and run.p_uniform is not None:
+        shutil.rmtree(model)
+    shutil.rmtree(out / "runs" / run.name)
+    return run.name
 
 
 def prepare_source(plan: LaptopPlan, source: Source, out: Path) -> Path:
@@ -229,7 +270,8 @@ def train_model(plan: LaptopPlan, run: LaptopRun, data: Path, out: Path) -> Path
     if not model.exists():
         folder = out / "runs" / run.name
         with open_world("cpu") as world:
-            done = fit(plan.run_config(run, data), folder, world, quiet=True)
+            initial = out / "models" / "autoregressive" if run.is_adapted else None
+            done = fit(plan.run_config(run, data, initial), folder, world, quiet=True)
             if not done.complete:
                 raise KeyboardInterrupt
             export(folder, model, world)
@@ -293,22 +335,6 @@ def held_out_windows(plan: LaptopPlan, run: LaptopRun, data: Path) -> list[Score
     return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
 
 
-def paper_commands() -> Iterator[str]:
-    """Yield the commands of the paper's tables and figures at their own size, for 8 GPUs."""
-    train = "torchrun --nproc-per-node 8 -m gidd.cli train"
-    for name, preset in PRESETS.items():
-        if preset.data.sources == OPENWEBTEXT_DATA.sources:
-            yield f"gidd plan {name} --ranks 8 --device h100"
-            yield f"{train} {name} --out runs/{name} && gidd export runs/{name} --out models/{name}"
-            yield f"gidd eval ppl models/{name} openwebtext --out {name}.ppl.json  # Tab. 1, 2"
-            if "llama" in name:
-                continue
-            grader = "--grader google/gemma-2-9b --grader-precision bf16"
-            yield f"gidd eval frontier models/{name} --steps 32 64 128 256 512 {grader}  # App."
-            yield f"gidd eval self-correction models/{name} {grader}  # Fig. 3"
-            yield f"gidd eval tasks models/{name} --rule paper  # Tab. 4"
-
-
 # the exact source
 
 SAMPLER_SETTINGS: Final[dict[str, Json]] = {
@@ -329,10 +355,9 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     """Measure samples by their true likelihood, by steps, and before and after self-correction."""
     length = min(64, plan.length)
     template = f"[MASK:{length}]"
-    few = plan.sentences // 4
     by_steps: Json = {}
     for steps in plan.denoising_steps:
-        samples = pipe.infill(template, few, seed=seed, steps=steps)
+        samples = pipe.infill(template, min(128, plan.sentences), seed=seed, steps=steps)
         by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
         by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
     generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
@@ -351,6 +376,7 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         "examples": [[words_of(a), words_of(b)] for a, b in pairs[:3]],
         "samplers": {},
     }
+    few = plan.sentences // 4
     masked = not pipe.can_score_visible_tokens
     for name, options in SAMPLER_SETTINGS.items():
         needs_uniform = "then" in name or name == "remask_suspects"

@@ -136,16 +136,14 @@ def plain_data(value: Any) -> Any:
             return str(value)
 
 
-_LARGEST = 1e100
-"""Larger numbers are of no evaluation, and their products could overflow."""
+_LARGEST = 1e100  # larger numbers are of no evaluation, and their products could overflow
 
 
 class RatioOfSums(NamedTuple):
     """A ratio of sums over independent rows."""
 
     value: float
-    influences: list[float]
-    """How much each row moves the ratio, to first order (delta method)."""
+    influences: list[float]  # how much each row moves the ratio, to first order (delta method)
 
     @property
     def standard_error(self) -> float | None:
@@ -172,10 +170,8 @@ class RowRatio(NamedTuple):
     """How a measurement follows from the rows of a result: the columns of a ratio of sums."""
 
     numerator: str
-    denominator: str | None = None
-    """None for a mean over the rows that have the numerator."""
-    unit: float = 1.0
-    """What the numerator is divided by, such as log(2) for bits."""
+    denominator: str | None = None  # None for a mean over the rows that have the numerator
+    unit: float = 1.0  # what the numerator is divided by, such as log(2) for bits
     is_weighted: bool = False
     """Whether the numerator is a mean per denominator, to be multiplied by it."""
     is_exponential: bool = False

@@ -23,8 +23,7 @@ class TextSample(NamedTuple):
     """Tokens of the system that generated it, up to end-of-text; None if they are not known."""
     self_accuracy: float | None = None
     """Fraction of tokens that are the most likely ones under the model itself (Sec. 5.4)."""
-    forward_passes: int | None = None
-    """Forward passes of the sampler."""
+    forward_passes: int | None = None  # forward passes of the sampler
 
 
 def has_samples(path: Path) -> bool:

@@ -50,10 +50,8 @@ _MASKED = (
 class CorrectedState(NamedTuple):
     """A sample after some forward passes of self-correction."""
 
-    tokens: tuple[int, ...]
-    """The complete sequence."""
-    forward_passes: int
-    """Forward passes used so far."""
+    tokens: tuple[int, ...]  # the complete sequence
+    forward_passes: int  # forward passes used so far
 
 
 class SequenceScores(NamedTuple):
@@ -80,8 +78,9 @@ def correction_curve(
     Without a grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
-    if problems := [*options.problems(), *options.sampling_problems(sampling)]:
-        raise ConfigError("\n".join(problems))
+    found = *options.problems(), *sampling.problems(), *options.sampling_problems(sampling)
+    if found:
+        raise ConfigError("\n".join(found))
     budgets = sorted(options.forward_passes)
     plain = replace(sampling, self_correction=SelfCorrectionOptions(forward_passes=0))
     measured: dict[tuple[float, int], list[_Measured]] = {}

@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 class Document(NamedTuple):
     """A text to evaluate on."""
 
-    id: str
-    """Source and number of the document, such as `sotu#3`."""
+    id: str  # source and number of the document, such as `sotu#3`
     text: str
     tokens: tuple[int, ...] | None = None
     """Tokens of a prepared folder of the same tokenizer, of a text without end-of-text; otherwise
     None."""
-    given: tuple[bool, ...] | None = None
-    """The condition of a chat, which is not scored."""
+    given: tuple[bool, ...] | None = None  # the condition of a chat, which is not scored
 
 
 class EncodedDocument(NamedTuple):
@@ -48,8 +46,7 @@ class EncodedDocument(NamedTuple):
 
     id: str
     tokens: Int[Tensor, " n"]
-    num_bytes: int
-    """Of a chat: of its answers, without special tokens."""
+    num_bytes: int  # of a chat: of its answers, without special tokens
     given: Bool[Tensor, " n"] | None = None
 
 

@@ -53,15 +53,13 @@ class WindowScores(NamedTuple):
     nelbo: Float[Tensor, " W"]
     num_scored: Int[Tensor, " W"]
     forward_passes: int
-    manifest: dict[str, Any]
-    """The model, its device and precision where it ran, and the estimator."""
+    manifest: dict[str, Any]  # the model, its device and precision where it ran, and the estimator
     repeats: int = 1
     standard_error: Float[Tensor, " W"] | None = None
     """Monte Carlo error; None if the likelihood is exact."""
     reconstruction: Float[Tensor, "R W"] | None = None
     """The part of `nelbo` below the smallest time, of each repeat."""
-    prior: Float[Tensor, " W"] | None = None
-    """The part of `nelbo` above the largest time."""
+    prior: Float[Tensor, " W"] | None = None  # the part of `nelbo` above the largest time
 
 
 class CausalModel:
@@ -165,8 +163,7 @@ class ModelSource(NamedTuple):
     device: str | None = None
     precision: Precision | None = None
     """As in `from_pretrained`; float32 for an autoregressive model."""
-    tokenizer: str | None = None
-    """Tokenizer of a diffusion model that has none."""
+    tokenizer: str | None = None  # tokenizer of a diffusion model that has none
 
     def load(self) -> Pipeline | CausalModel:
         """Load the model: autoregressive if it is a causal language model of `transformers`."""

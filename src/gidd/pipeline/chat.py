@@ -49,15 +49,6 @@ class AnswerEnd(NamedTuple):
     """Stop strings; one of them is what the template writes, if that is no special token."""
 
 
-class ChatRequest(NamedTuple):
-    """A conversation to answer."""
-
-    request: Request
-    end: AnswerEnd
-    num_dropped: int
-    """Number of messages that did not fit into the context."""
-
-
 def answer_end_of(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> AnswerEnd:
     """Return what ends an answer by the chat template and some stop strings."""
     written = answer_end(tokenizer)
@@ -75,10 +66,10 @@ def build_chat_request(
     stop: Sequence[str],
     options: SamplingOptions,
     further_processors: Sequence[Processor] = (),
-) -> ChatRequest:
-    """Return the request of an answer: all tokens of the prompt are given.
+) -> tuple[Request, tuple[str, ...], int]:
+    """Return the request of an answer, its stop strings, and the number of dropped messages.
 
-    Special tokens that do not end an answer are never written.
+    All tokens of the prompt are given. Special tokens that do not end an answer are never written.
     """
     check_messages(messages, "the chat")
     if messages[-1]["role"] == "assistant":
@@ -94,7 +85,7 @@ def build_chat_request(
     (request,) = build_requests(pipe, with_blanks(length, tokens), ends, *settings)
     banned = {v for v in pipe.tokenizer.special_ids - end.tokens if v < vocab.size}
     processors = (ban(vocab, banned), *request.processors)
-    return ChatRequest(replace(request, processors=processors), end, num_dropped)
+    return replace(request, processors=processors), end.strings, num_dropped
 
 
 def _encode_what_fits(

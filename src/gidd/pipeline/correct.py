@@ -1,15 +1,13 @@
-"""Correction of found text by the posterior of each token.
+"""Correction of found text by the posterior of each token, and self-correction (App. C).
 
-The error rate of the text gives the time of the network; one forward pass over each window of the
-text then gives the posterior of every token (`gidd.sampling.correctors.posterior`). The number of
-tokens does not change. Texts of any length are read in overlapping windows.
+Both keep the number of tokens, and read texts of any length in overlapping windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain, compress
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
@@ -18,13 +16,11 @@ import torch
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
-from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
+from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.results import (
     Alternative,
     Correction,
-    NoiseLevel,
     Replacement,
-    ResultManifest,
     SelfCorrection,
     TextEdit,
     Trace,
@@ -34,16 +30,9 @@ from gidd.pipeline.results import (
     describe_processors,
     is_doubtful,
 )
-from gidd.pipeline.text import (
-    EncodedText,
-    Span,
-    TokenDecoder,
-    ban_unwritten_tokens,
-    protected_tokens,
-)
-from gidd.sampling import OnStep, Plan, Processor, Request, Session
-from gidd.sampling.jobs import Jobs, run_jobs
-from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior, windows
+from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
+from gidd.sampling import Jobs, OnStep, Plan, Request, run_jobs
+from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior
 
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
@@ -66,106 +55,21 @@ class CorrectSettings(TypedDict, total=False):
     on_progress: OnCharacters | None
 
 
-@dataclass(frozen=True)
-class TokenCorrector:
-    """Corrects texts with a model; its methods are jobs, so several texts share forward passes."""
-
-    model: Pipeline
-    error_rate: float | None = None
-    min_confidence: float | None = None
-    protected: tuple[Span, ...] = ()
-
-    async def noise_level(
-        self, jobs: Jobs, text: str, on_forward_passes: OnForwardPassesDone | None = None
-    ) -> NoiseLevel | None:
-        """Estimate the fraction of wrong tokens; None if no token may be changed."""
-        _, cut = self._windows(text)
-        if all(cut.fixed):
-            return None
-        return await estimate_noise(
-            jobs, self.model.window_reader(), cut, on_forward_passes=on_forward_passes
-        )
-
-    async def correct(
-        self,
-        jobs: Jobs,
-        text: str,
-        manifest: Callable[[ResultManifest, int], ResultManifest],
-        on_progress: OnCharacters | None = None,
-    ) -> Correction:
-        """Correct a text; see `Pipeline.correct`.
-
-        `manifest` completes the manifest, given the settings of the task and its forward passes.
-        """
-        given, cut = self._windows(text)
-        ends = [0, *accumulate(map(len, given.texts))]
-        noise, rate, edits = None, self.error_rate or 0.0, list[TextEdit]()
-        if not all(cut.fixed):
-            if self.error_rate is None:
-                noise = await estimate_noise(jobs, self.model.window_reader(), cut)
-                rate = noise.error_rate
-            own_ends = iter([ends[part.own_stop] for part in cut.parts])
-
-            def report() -> None:
-                if on_progress is not None:
-                    on_progress(next(own_ends), len(text))
-
-            model = self.model
-            banned = ban_unwritten_tokens(model.schedule.vocab, model.token_texts)
-            reader = replace(model.window_reader(), processors=(banned,))
-            read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
-            posteriors = await read(jobs, cut, max(rate, SMALLEST_ERROR_RATE), report)
-            edits = list(self._edits(given, ends, cut, posteriors))
-        own_passes = 0 if all(cut.fixed) else len(cut)
-        forward_passes = own_passes + (0 if noise is None else noise.forward_passes)
-        task: ResultManifest = {
-            "task": "correct",
-            "error_rate": rate,
-            "is_estimated": noise is not None,
-            "min_confidence": self.min_confidence,
-            "protected": [list(span) for span in self.protected],
-        }
-        return Correction(
-            text=apply_edits(text, edits),
-            original=text,
-            edits=tuple(edits),
-            error_rate=rate,
-            noise_level=noise,
-            forward_passes=forward_passes,
-            manifest=manifest(task, forward_passes),
-        )
-
-    def _windows(self, text: str) -> tuple[EncodedText, TextWindows]:
-        given = self.model.encode_given(text, "the text to correct")
-        fixed = protected_tokens(given, self.protected)
-        return given, TextWindows(given.tokens, fixed, self.model.context)
-
-    def _edits(
-        self,
-        given: EncodedText,
-        starts: Sequence[int],
-        cut: TextWindows,
-        posteriors: Iterable[WindowPosterior],
-    ) -> Iterator[TextEdit]:
-        text_of = self.model.token_texts.decode_one
-        for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
-            found, others = posterior.found.tolist(), posterior.tokens.tolist()
-            probabilities = posterior.probabilities.tolist()
-            for i in compress(range(len(found)), window.editable):
-                place = part.start + i
-                old = Alternative(given.texts[place], found[i])
-                listed = map(Alternative, map(text_of, others[i]), probabilities[i])
-                edit = decide(starts[place], old.text, [old, *listed], self.min_confidence)
-                if is_doubtful(edit):
-                    yield edit
+def windows_to_correct(
+    pipe: Pipeline, text: str, protected: Sequence[Span]
+) -> tuple[EncodedText, TextWindows]:
+    """Return the tokens of a text, and windows over them; protected tokens are fixed."""
+    given = pipe.encode_given(text, "the text to correct")
+    return given, TextWindows(given.tokens, protected_tokens(given, protected), pipe.context)
 
 
 def correct_texts(
-    corrector: TokenCorrector,
+    pipe: Pipeline,
     texts: Sequence[str],
     protected: Sequence[Sequence[Span]],
-    manifest: Callable[[ResultManifest, int], ResultManifest],
-    on_progress: OnCharacters | None = None,
+    error_rate: float | None,
+    min_confidence: float | None,
+    on_progress: OnCharacters | None,
 ) -> list[Correction]:
     """Correct texts together, each with its protected spans; see `Pipeline.correct`."""
     places = chain.from_iterable(protected)
@@ -174,120 +78,160 @@ def correct_texts(
         raise ConfigError(f"protected must {must}, got {shorten(protected)}.")
     done, total = [0] * len(texts), sum(map(len, texts))
 
-    def report(index: int, characters: int, _: int) -> None:
+    def report(index: int, characters: int) -> None:
         done[index] = characters
         if on_progress is not None:
             on_progress(sum(done), total)
 
-    return run_jobs(
-        partial(
-            replace(corrector, protected=tuple(spans)).correct,
-            text=text,
-            manifest=manifest,
-            on_progress=partial(report, index),
+    async def correct(jobs: Jobs, index: int) -> Correction:
+        settings = error_rate, min_confidence, partial(report, index)
+        return await _correct(jobs, pipe, texts[index], protected[index], *settings)
+
+    return run_jobs(partial(correct, index=index) for index in range(len(texts)))
+
+
+async def _correct(
+    jobs: Jobs,
+    pipe: Pipeline,
+    text: str,
+    protected: Sequence[Span],
+    error_rate: float | None,
+    min_confidence: float | None,
+    on_progress: Callable[[int], None],
+) -> Correction:
+    """Correct a text; one forward pass over each window gives the posterior of every token."""
+    given, cut = windows_to_correct(pipe, text, protected)
+    ends = [0, *accumulate(map(len, given.texts))]
+    noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
+    if not all(cut.fixed):
+        if error_rate is None:
+            noise = await estimate_noise(jobs, pipe.window_reader(), cut)
+            rate, forward_passes = noise.error_rate, noise.forward_passes
+        own_ends = iter([ends[part.own_stop] for part in cut.parts])
+        banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)
+        reader = replace(pipe.window_reader(), processors=(banned,))
+        read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
+        posteriors = await read(
+            jobs, cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
         )
-        for index, (text, spans) in enumerate(zip(texts, protected, strict=True))
+        forward_passes += len(cut)
+        edits += _edits(pipe, given, ends, cut, posteriors, min_confidence)
+    return Correction(
+        text=apply_edits(text, edits),
+        original=text,
+        edits=tuple(edits),
+        error_rate=rate,
+        noise_level=noise,
+        forward_passes=forward_passes,
+        manifest={
+            "task": "correct",
+            "error_rate": rate,
+            "is_estimated": noise is not None,
+            "min_confidence": min_confidence,
+            "protected": [list(span) for span in protected],
+        },
     )
 
 
-@dataclass(frozen=True)
-class SelfCorrector:
-    """Corrects texts with one plan of Algorithm 1, App. C.
+def _edits(
+    pipe: Pipeline,
+    given: EncodedText,
+    starts: Sequence[int],
+    cut: TextWindows,
+    posteriors: Iterable[WindowPosterior],
+    min_confidence: float | None,
+) -> Iterator[TextEdit]:
+    text_of = pipe.token_texts.decode_one
+    for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
+        found, others = posterior.found.tolist(), posterior.tokens.tolist()
+        probabilities = posterior.probabilities.tolist()
+        for i in compress(range(len(found)), window.editable):
+            place = part.start + i
+            old = Alternative(given.texts[place], found[i])
+            listed = map(Alternative, map(text_of, others[i]), probabilities[i])
+            edit = decide(starts[place], old.text, [old, *listed], min_confidence)
+            if is_doubtful(edit):
+                yield edit
 
-    A text longer than the context is corrected in overlapping windows, each of which changes its
-    own tokens and is conditioned on those around them. Even windows are corrected first, then odd
-    ones given the result, so that adjacent windows are never changed at the same time.
-    """
 
-    session: Session
-    token_texts: TokenDecoder
-    plan: Plan
-    context: int
-    seed: int
-    record_frames: bool
-    on_step: OnStep | None
-
-    @cached_property
-    def processors(self) -> tuple[Processor, ...]:
-        """A ban on tokens that correction never writes."""
-        return (ban_unwritten_tokens(self.session.schedule.vocab, self.token_texts),)
-
-    async def correct(
-        self,
-        jobs: Jobs,
-        given: EncodedText,
-        protected: Sequence[Span],
-        manifest: Callable[[ResultManifest, int], ResultManifest],
-    ) -> SelfCorrection:
-        """Correct a text, and score its tokens before and after.
-
-        `manifest` completes the manifest, given the settings of the task and its forward passes.
-        """
-        tokens, fixed = given.tokens, protected_tokens(given, protected)
-        new, traces = await self._correct_windows(jobs, tokens, fixed)
-        before = await score_tokens(jobs, self.session, self.context, tokens, self.processors)
-        after = await score_tokens(jobs, self.session, self.context, new, self.processors)
-        free = ~torch.tensor(fixed, device=self.session.device)
-        forward_passes = sum(trace.forward_passes for trace in traces)
-        task = {
+async def self_correct(
+    jobs: Jobs,
+    pipe: Pipeline,
+    text: str,
+    protected: Sequence[Span],
+    plan: Plan,
+    seed: int,
+    on_step: OnStep | None,
+    record_frames: bool,
+) -> SelfCorrection:
+    """Correct a text by a plan of Algorithm 1, App. C, and score its tokens before and after."""
+    given, cut = windows_to_correct(pipe, text, protected)
+    processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts),)
+    base = Request(tokens=(), plan=plan, seed=seed, processors=processors)
+    new, traces = await _correct_windows(jobs, pipe, base, cut, on_step, record_frames)
+    before = await score_tokens(jobs, pipe, given.tokens, processors)
+    after = await score_tokens(jobs, pipe, new, processors)
+    free = ~torch.tensor(cut.fixed, device=pipe.device)
+    texts = pipe.token_texts.decode_like(new, given)
+    starts = accumulate(map(len, given.texts), initial=0)
+    p, q = before.probability.tolist(), after.probability.tolist()
+    replacements = tuple(
+        Replacement(i, start, given.texts[i], texts[i], p[i], q[i])
+        for i, start in zip(range(len(new)), starts, strict=False)
+        if given.tokens[i] != new[i]
+    )
+    return SelfCorrection(
+        text="".join(texts),
+        original="".join(given.texts),
+        tokens=tuple(new),
+        replacements=replacements,
+        confidence=tuple(1.0 if given.fixed[i] else q[i] for i in range(len(q))),
+        self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
+        forward_passes=sum(trace.forward_passes for trace in traces),
+        traces=tuple(traces),
+        manifest={
             "task": "self_correct",
-            "seed": self.seed,
-            "plan": describe_plan(self.plan),
-            "processors": describe_processors(self.processors),
+            "seed": seed,
+            "plan": describe_plan(plan),
+            "processors": describe_processors(processors),
             "protected": [list(span) for span in protected],
             "windows": len(traces),
-        }
-        texts = self.token_texts.decode_like(new, given)
-        starts = accumulate(map(len, given.texts), initial=0)
-        p, q = before.probability.tolist(), after.probability.tolist()
-        replacements = tuple(
-            Replacement(i, start, given.texts[i], texts[i], p[i], q[i])
-            for i, start in zip(range(len(new)), starts, strict=False)
-            if given.tokens[i] != new[i]
-        )
-        return SelfCorrection(
-            text="".join(texts),
-            original="".join(given.texts),
-            tokens=tuple(new),
-            replacements=replacements,
-            confidence=tuple(1.0 if given.fixed[i] else q[i] for i in range(len(q))),
-            self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
-            forward_passes=forward_passes,
-            traces=tuple(traces),
-            manifest=manifest(task, forward_passes),
-        )
+        },
+    )
 
-    async def _correct_windows(
-        self, jobs: Jobs, tokens: Sequence[int], fixed: Sequence[bool]
-    ) -> tuple[list[int], list[Trace]]:
-        current, parts = list(tokens), windows(len(tokens), self.context)
-        traces: dict[int, Trace] = {}
-        for parity in (0, 1):
-            indices = range(parity, len(parts), 2)
-            requests = [
-                Request(
-                    tokens=tuple(current[parts[i].start : parts[i].stop]),
-                    plan=self.plan,
-                    seed=self.seed,
-                    sample_index=i,
-                    protected=tuple(
-                        fixed[k] or not parts[i].own_start <= k < parts[i].own_stop
-                        for k in range(parts[i].start, parts[i].stop)
-                    ),
-                    processors=self.processors,
-                )
-                for i in indices
-            ]
-            samples = await jobs.sample(
-                self.session, requests, on_step=self.on_step, record_frames=self.record_frames
-            )
-            for index, sample in zip(indices, samples, strict=True):
-                part = parts[index]
-                current[part.own_start : part.own_stop] = sample.tokens[part.own]
-                traces[index] = Trace.of(sample, offset=part.start)
-        if self.record_frames:
-            ordered = [traces[index] for index in range(len(parts))]
-            read = [scoring_request(trace.tokens, self.processors) for trace in ordered]
-            for index, last in enumerate(await predict_frames(jobs, self.session, read)):
-                traces[index] = traces[index].with_last_frame(last)
-        return current, [traces[index] for index in range(len(parts))]
+
+async def _correct_windows(
+    jobs: Jobs,
+    pipe: Pipeline,
+    base: Request,
+    cut: TextWindows,
+    on_step: OnStep | None,
+    record_frames: bool,
+) -> tuple[list[int], list[Trace]]:
+    """Return the corrected tokens, and the trace of each window.
+
+    A window changes its own tokens and is conditioned on those around them. Even windows are
+    corrected first, then odd ones given the result: adjacent windows never change at once.
+    """
+    current, parts, traces = list(cut.tokens), cut.parts, dict[int, Trace]()
+    protected = [tuple(not is_own for is_own in window.editable) for window in cut]
+    for parity in (0, 1):
+        indices = range(parity, len(parts), 2)
+        tokens = [tuple(current[parts[i].start : parts[i].stop]) for i in indices]
+        requests = [
+            replace(base, tokens=own, sample_index=i, protected=protected[i])
+            for i, own in zip(indices, tokens, strict=True)
+        ]
+        settings: dict[str, Any] = {"on_step": on_step, "record_frames": record_frames}
+        samples = await jobs.sample(pipe.session, requests, **settings)
+        for index, sample in zip(indices, samples, strict=True):
+            part = parts[index]
+            current[part.own_start : part.own_stop] = sample.tokens[part.own]
+            traces[index] = Trace.of(sample, offset=part.start)
+    ordered = [traces[index] for index in range(len(parts))]
+    if record_frames:
+        read = [scoring_request(trace.tokens, base.processors) for trace in ordered]
+        last = await predict_frames(jobs, pipe.session, read)
+        pairs = zip(ordered, last, strict=True)
+        ordered = [trace.with_last_frame(frame) for trace, frame in pairs]
+    return current, ordered

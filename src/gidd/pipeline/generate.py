@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from gidd.common.terminal import shorten
 from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
-from gidd.pipeline.results import Generation, ResultManifest, Trace, describe_request
+from gidd.pipeline.results import Generation, Trace, describe_request
 from gidd.pipeline.text import TokenDecoder, cut_at_stop, end_of_text, without_partial_stop
 from gidd.sampling import (
     Choices,
@@ -34,7 +34,7 @@ from gidd.sampling import (
     no_op,
     run_job,
 )
-from gidd.sampling.jobs import block_requests, gather, sample_blocks
+from gidd.sampling.jobs import gather, next_block, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -150,9 +150,8 @@ def require_no_blocks(block_length: int | None, what: str) -> None:
 
 async def run_requests(
     jobs: Jobs,
-    model: Pipeline,
+    pipe: Pipeline,
     requests: Sequence[Request],
-    manifest: Callable[[ResultManifest, int], ResultManifest],
     block_length: int | None,
     on_step: OnStep | None,
     record_frames: bool,
@@ -161,64 +160,42 @@ async def run_requests(
 ) -> list[Generation]:
     """Sample requests, in blocks if `block_length` is given, and return a result for each.
 
-    `manifest` completes a manifest, given the settings of a request and its forward passes. A text
-    ends before the first of the strings `stop` after its first blank.
+    A text ends before the first of the strings `stop` after its first blank.
     """
-    session, recorded = model.session, ResultManifest()
-    if stop:
-        recorded["stop_strings"] = list(stop)
+    session = pipe.session
+    recorded: dict[str, Any] = {"stop_strings": list(stop)} if stop else {}
     if block_length is None:
         samples = await jobs.sample(session, requests, on_step=on_step, record_frames=record_frames)
     elif record_frames:
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
         recorded["block_length"] = block_length
+
+        def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
+            text = "".join(pipe.token_texts(tokens)[first_blank:])
+            return any(string in text for string in stop)
+
         samples = await gather(
             sample_blocks(
-                jobs,
-                session,
-                request,
-                block_length,
-                on_step=on_step,
-                is_end=stop_finder(model.token_texts, request, stop),
+                jobs, session, one, block_length, on_step, partial(has_stop, one.first_blank)
             )
-            for request in requests
+            for one in requests
         )
         pairs = zip(requests, samples, strict=True)
         requests = [request.first(len(sample.tokens)) for request, sample in pairs]
-
-    def record(task: ResultManifest, forward_passes: int) -> ResultManifest:
-        return manifest(task | recorded, forward_passes)
-
-    found = await build_generations(jobs, model, requests, samples, record, confidence)
-    if not stop:
-        return found
-    return [
-        cut_at_stop(generation, model.token_texts, request.first_blank, stop)
-        for request, generation in zip(requests, found, strict=True)
+    found = await build_generations(jobs, pipe, requests, samples, confidence)
+    pairs = zip(requests, found, strict=True)
+    found = [
+        cut_at_stop(one, pipe.token_texts, request.first_blank, stop) for request, one in pairs
     ]
-
-
-def stop_finder(
-    token_texts: TokenDecoder, request: Request, stop: Sequence[str]
-) -> Callable[[tuple[int, ...]], bool] | None:
-    """Return whether tokens have a stop string after those that were given, as a function."""
-    if not stop:
-        return None
-
-    def has_stop(tokens: tuple[int, ...]) -> bool:
-        text = "".join(token_texts(tokens)[request.first_blank :])
-        return any(string in text for string in stop)
-
-    return has_stop
+    return [replace(one, manifest=one.manifest | recorded) for one in found]
 
 
 async def build_generations(
     jobs: Jobs,
-    model: Pipeline,
+    pipe: Pipeline,
     requests: Sequence[Request],
     samples: Sequence[Sample],
-    manifest: Callable[[ResultManifest, int], ResultManifest],
     confidence: bool,
 ) -> list[Generation]:
     """Return the result of each request, given its sample.
@@ -226,7 +203,7 @@ async def build_generations(
     If the network can score visible tokens, confidence costs a forward pass on each sample, and so
     does the last frame of a sample whose frames were recorded.
     """
-    session, token_texts = model.session, model.token_texts
+    session, token_texts = pipe.session, pipe.token_texts
     traces, scored = [Trace.of(sample) for sample in samples], list[Frame]()
     traced = [k for k, sample in enumerate(samples) if sample.frames]
     if can_score_visible_tokens(session.schedule):
@@ -254,7 +231,7 @@ async def build_generations(
             confidence=own and own[: len(sample.text)],
             forward_passes=sample.forward_passes,
             trace=trace,
-            manifest=manifest(describe_request(request), sample.forward_passes),
+            manifest=describe_request(request),
         )
         for request, sample, trace, own in zip(requests, samples, traces, found, strict=True)
     ]
@@ -283,33 +260,23 @@ class StreamEnd(NamedTuple):
 
 
 def stream_text(
-    session: Session,
-    token_texts: TokenDecoder,
-    request: Request,
-    block_length: int,
-    stop: Sequence[str],
+    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str]
 ) -> Generator[str, None, StreamEnd]:
     """Sample one request in blocks; yield the text of each when it is finished.
 
     The first piece begins with the prompt. A character whose bytes end in the next block is held
     back until then, and so is what may be the beginning of a stop string.
     """
-    shown, first, end = "", request.first_blank, StreamEnd(request.first_blank, 0, is_stopped=False)
-    blocks = block_requests(request, block_length, stop_finder(token_texts, request, stop))
-    block = next(blocks, None)
-    while block is not None:
-        (sample,) = run_job(partial(Jobs.sample, session=session, requests=[block]))
-        tokens = block.truncate_at_stop(sample.tokens)
-        try:
-            block = blocks.send(sample)
-        except StopIteration:
-            block = None
-        texts = token_texts(tokens)
+    first, tokens, shown = request.first_blank, (), ""
+    end = StreamEnd(first, 0, is_stopped=False)
+    while not end.is_stopped and (block := next_block(request, tokens, block_length)) is not None:
+        (sample,) = run_job(partial(Jobs.sample, session=pipe.session, requests=[block]))
+        tokens, texts = sample.tokens, pipe.token_texts(sample.text)
         whole = "".join(texts[first:])
         text = whole[: end_of_text(whole, stop)]
-        is_stopped = len(tokens) < len(request.tokens) or len(text) < len(whole)
-        end = StreamEnd(first, max(0, len(tokens) - first), is_stopped)
-        if block is not None:
+        is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
+        end = StreamEnd(first, max(0, len(sample.text) - first), is_stopped)
+        if not is_stopped and len(tokens) < len(request.tokens):
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
         complete = "".join(texts[:first]) + text
         if len(complete) > len(shown):
@@ -335,16 +302,12 @@ def stripped(
 
 
 async def score_tokens(
-    jobs: Jobs,
-    session: Session,
-    context: int,
-    tokens: Sequence[int],
-    processors: tuple[Processor, ...] = (),
+    jobs: Jobs, pipe: Pipeline, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
-    parts = windows(len(tokens), context)
+    parts = windows(len(tokens), pipe.context)
     read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
-    frames = await predict_frames(jobs, session, read)
+    frames = await predict_frames(jobs, pipe.session, read)
     # a frame is an index, a step, a time and then tensors over positions
     own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
     return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))

@@ -178,12 +178,10 @@ def _data_settings(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times(summary: dict[str, Any]) -> tuple[float, float]:
-    run: Any = summary.get("run")  # from a file: it can be anything
-    objective: Any = run.get("objective") if isinstance(run, dict) else None
-    eps: Any = objective.get("eps") if isinstance(objective, dict) else None
-    times: Any = summary.get("times", [eps, 1 - eps] if isinstance(eps, float) else None)
-    match times:
-        case [float(low), float(high)] if 0 <= low < high <= 1:
+    match summary:  # from a file: it can be anything
+        case {"times": [float(low), float(high)]} if 0 <= low < high <= 1:
             return low, high
+        case {"run": {"objective": {"eps": float(eps)}}} if 0 <= eps < 0.5:
+            return eps, 1 - eps
         case _:
             return TRAINING_EPS, 1 - TRAINING_EPS

@@ -17,7 +17,7 @@ curve: r is the mean of 1 - p(x_i = z_i | z), the expected fraction of wrong tok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +63,7 @@ OnForwardPassesDone = Callable[[int, int], None]
 async def estimate_noise(
     jobs: Jobs,
     reader: WindowReader,
-    windows: Sequence[WindowTokens],
+    windows: Iterable[WindowTokens],
     *,
     max_windows: int = MAX_WINDOWS,
     on_forward_passes: OnForwardPassesDone | None = None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
@@ -26,9 +26,9 @@ from gidd.pipeline.chat import ChatAnswer, build_chat_request
 from gidd.pipeline.correct import (
     CorrectSettings,
     OnCharacters,
-    SelfCorrector,
-    TokenCorrector,
     correct_texts,
+    self_correct,
+    windows_to_correct,
 )
 from gidd.pipeline.generate import (
     StreamEnd,
@@ -39,7 +39,7 @@ from gidd.pipeline.generate import (
     stream_text,
     stripped,
 )
-from gidd.pipeline.noise_level import OnForwardPassesDone
+from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
 from gidd.pipeline.options import (
     ERROR_RATE,
     MIN_CONFIDENCE,
@@ -71,7 +71,6 @@ from gidd.sampling import (
     WindowReader,
     parse_template,
     run_job,
-    run_jobs,
 )
 from gidd.sampling.request import prompt as with_blanks
 
@@ -83,6 +82,8 @@ _LENGTHS = 64
 
 _MAX_DEFAULT_LENGTH = 2048
 """The context of a model can be far longer than what a user expects to wait for."""
+
+_Result = TypeVar("_Result", Generation, Correction, SelfCorrection, Scores)
 
 
 class Pipeline:
@@ -247,15 +248,12 @@ class Pipeline:
         `block_length` is 32 unless it is given, or the canvas of a network that has one.
         """
         require_stop(stop)
-        if options is _STREAMED and self.canvas_length is not None:
-            changes = {"block_length": self.canvas_length} | changes
         tokens = self._with_blanks(length, max_tokens, prompt)
         ends = tuple(sorted(self.tokenizer.terminator_ids))
-        options = with_changes(options, changes, self.stream)
+        options = self._stream_options(options, changes, self.stream)
         settings = options, None, 1, seed, sample_index, (), processors
         (request,) = build_requests(self, tokens, ends, *settings)
-        block_length = options.block_length or len(tokens)
-        return stream_text(self.session, self.token_texts, request, block_length, stop)
+        return stream_text(self, request, options.block_length or len(tokens), stop)
 
     def chat(
         self,
@@ -289,11 +287,11 @@ class Pipeline:
         """
         require_stop(stop)
         options = with_changes(options, changes, self.chat)
-        request, end, num_dropped = build_chat_request(
+        request, stop, num_dropped = build_chat_request(
             self, messages, max_tokens, seed, stop, options, processors
         )
         blocks = options.block_length or self.canvas_length
-        (generation,) = self.run([request], on_step=on_step, block_length=blocks, stop=end.strings)
+        (generation,) = self.run([request], on_step=on_step, block_length=blocks, stop=stop)
         text = generation.filled[0].strip()
         return ChatAnswer(
             text=text,
@@ -319,16 +317,21 @@ class Pipeline:
         it. For `block_length` see `stream`.
         """
         require_stop(stop)
-        if options is _STREAMED and self.canvas_length is not None:
-            changes = {"block_length": self.canvas_length} | changes
-        options = with_changes(options, changes, self.stream_chat)
-        request, end, _ = build_chat_request(
+        options = self._stream_options(options, changes, self.stream_chat)
+        request, stop, _ = build_chat_request(
             self, messages, max_tokens, seed, stop, options, processors
         )
         block_length = options.block_length or len(request.tokens)
-        pieces = stream_text(self.session, self.token_texts, request, block_length, end.strings)
+        pieces = stream_text(self, request, block_length, stop)
         given = [token for token in request.tokens[: request.first_blank] if token is not None]
         return stripped(pieces, "".join(self.token_texts(given)))
+
+    def _stream_options(
+        self, options: SamplingOptions, changes: dict[str, Any], method: Callable[..., object]
+    ) -> SamplingOptions:
+        if options is _STREAMED and self.canvas_length is not None:
+            changes = {"block_length": self.canvas_length} | changes
+        return with_changes(options, changes, method)
 
     def _with_blanks(
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
@@ -408,9 +411,9 @@ class Pipeline:
         stop: Sequence[str] = (),
     ) -> list[Generation]:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
-        manifest = partial(self.manifest, time.perf_counter())
-        settings = requests, manifest, block_length, on_step, record_frames, confidence, stop
-        return run_jobs([lambda jobs: run_requests(jobs, self, *settings)])[0]
+        start = time.perf_counter()
+        settings = requests, block_length, on_step, record_frames, confidence, stop
+        return self._complete(start, run_job(lambda jobs: run_requests(jobs, self, *settings)))
 
     @overload
     def correct(
@@ -460,11 +463,10 @@ class Pipeline:
             min_confidence=(min_confidence, optional(MIN_CONFIDENCE)),
         )
         self.require_visible_scores("correction")
-        manifest = partial(self.manifest, time.perf_counter())
-        corrector = TokenCorrector(self, error_rate, min_confidence)
-        texts = [text] if isinstance(text, str) else text
+        start, texts = time.perf_counter(), [text] if isinstance(text, str) else text
         spans = [protected] if isinstance(text, str) else protected or [()] * len(texts)
-        found = correct_texts(corrector, texts, spans, manifest, on_progress)
+        settings = error_rate, min_confidence, on_progress
+        found = self._complete(start, correct_texts(self, texts, spans, *settings))
         return found[0] if isinstance(text, str) else found
 
     def self_correct(
@@ -482,18 +484,15 @@ class Pipeline:
 
         Every token for which the model prefers another one may be replaced. That improves samples
         of the model; for other texts use `correct`. A text longer than the context is corrected in
-        overlapping windows (`SelfCorrector`). `changes` are fields of `options`, e.g.
+        overlapping windows. `changes` are fields of `options`, e.g.
         `temperature=0.2`. For the other arguments see `correct` and `generate`.
         """
         require_arguments(seed=(seed, SEED))
-        manifest = partial(self.manifest, time.perf_counter())
-        plan = with_changes(options, changes, self.self_correct).plan()
+        start, plan = time.perf_counter(), with_changes(options, changes, self.self_correct).plan()
         self.require_visible_scores("self-correction")
-        given = self.encode_given(text, "the text to correct")
-        corrector = SelfCorrector(
-            self.session, self.token_texts, plan, self.context, seed, record_frames, on_step
-        )
-        return run_job(lambda jobs: corrector.correct(jobs, given, protected, manifest))
+        settings = text, protected, plan, seed, on_step, record_frames
+        found = run_job(lambda jobs: self_correct(jobs, self, *settings))
+        return self._complete(start, [found])[0]
 
     def noise_level(
         self,
@@ -508,11 +507,10 @@ class Pipeline:
         (`gidd.pipeline.noise_level`).
         """
         self.require_visible_scores("the noise level")
-        corrector = TokenCorrector(self, protected=tuple(protected))
-        found = run_job(lambda jobs: corrector.noise_level(jobs, text, on_forward_passes))
-        if found is None:
-            raise DataError("the text must have a token that is not protected, got none.")
-        return found
+        reader, (_, cut) = self.window_reader(), windows_to_correct(self, text, protected)
+        return run_job(
+            lambda jobs: estimate_noise(jobs, reader, cut, on_forward_passes=on_forward_passes)
+        )
 
     @overload
     def score(self, text: str, **settings: Any) -> Scores: ...
@@ -543,13 +541,12 @@ class Pipeline:
             options: Times, noise and budget of the estimate.
             **changes: Fields of `options` to change, e.g. `repeats=8, max_se=0.01`.
         """
-        manifest = partial(self.manifest, time.perf_counter())
-        options = with_changes(options, changes, self.score)
+        start, options = time.perf_counter(), with_changes(options, changes, self.score)
         texts = [text] if isinstance(text, str) else text
         tokens = [self.encode(each, "the text to score") for each in texts]
         given = self.token_texts.encode(prompt, "the prompt")
-        settings = manifest, options, confidence, on_forward_passes
-        found = score_texts(self, texts, tokens, given, *settings)
+        settings = options, confidence, on_forward_passes
+        found = self._complete(start, score_texts(self, texts, tokens, given, *settings))
         return found[0] if isinstance(text, str) else found
 
     def token_probabilities(self, tokens: Sequence[int], top: int = 5) -> list[TokenProbability]:
@@ -642,3 +639,10 @@ class Pipeline:
             "pad_to_multiple_of": self.session.pad_to_multiple_of,
             "seconds": round(time.perf_counter() - start, 3),
         }
+
+    def _complete(self, start: float, results: Sequence[_Result]) -> list[_Result]:
+        """Return results whose manifests, the settings of their tasks, are completed."""
+        return [
+            replace(one, manifest=self.manifest(start, one.manifest, one.forward_passes))
+            for one in results
+        ]

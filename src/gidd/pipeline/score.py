@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -184,7 +184,6 @@ def score_texts(
     texts: Sequence[str],
     tokens: Sequence[Sequence[int]],
     prompt: Sequence[int],
-    manifest: Callable[[ResultManifest, int], ResultManifest],
     options: LikelihoodOptions,
     confidence: bool,
     on_forward_passes: OnForwardPassesDone | None,
@@ -248,7 +247,7 @@ def score_texts(
             reconstruction=float(reconstruction[i]),
             prior=float(prior[i]),
             forward_passes=int(forward_passes[i]),
-            manifest=manifest(task, int(forward_passes[i])),
+            manifest=task,
         )
         for i, (own, noise) in enumerate(readings)
     ]
@@ -258,7 +257,7 @@ async def _read(
     jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_forward_passes: OnForwardPassesDone
 ) -> tuple[tuple[float, ...], NoiseLevel | None]:
     """Return x_theta of each token, and the noise level unless all tokens are line breaks etc."""
-    frame = await score_tokens(jobs, pipe.session, pipe.context, cut.tokens)
+    frame = await score_tokens(jobs, pipe, cut.tokens)
     noise = None
     if not all(cut.fixed):
         noise = await estimate_noise(

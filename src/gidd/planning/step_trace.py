@@ -36,9 +36,7 @@ from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
-_DDP_BUCKET = 25 * 2**20
-"""Bytes of gradients that DDP reduces in one call."""
-
+_DDP_BUCKET = 25 * 2**20  # bytes of gradients that DDP reduces in one call
 Backend = Literal["cuda", "cpu"]
 
 

@@ -67,7 +67,6 @@ class BulkJob:
     suffix: str = ""
     length: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-
     tokenizer: str | None = None
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""
@@ -190,7 +189,7 @@ def sample_to_folder(
     see folder and model under the same paths; None samples in this process. `on_block` is called
     at the start and after each shard with the number of finished samples and of all samples.
     """
-    if found := [*job.problems(), *(actors.problems("ray.") if actors else ())]:
+    if found := [*job.problems(), *(actors.problems() if actors else ())]:
         raise ConfigError("\n".join(found))
     default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
     device = job.device or default

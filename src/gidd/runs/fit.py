@@ -46,12 +46,8 @@ Trackers = tuple[Sequence[Tracker], Sequence[str]]
 class FitResult(NamedTuple):
     """The state of a run when `fit` returns."""
 
-    complete: bool
-    """If False, the run was asked to stop and has been saved."""
-
-    run: RunConfig
-    """The configuration; with `init_from`, its network is that of the source."""
-
+    complete: bool  # if False, the run was asked to stop and has been saved
+    run: RunConfig  # the configuration; with `init_from`, its network is that of the source
     state: TrainState
     tokenizer: Tokenizer
 

@@ -41,9 +41,7 @@ from gidd.training.parallel import is_sharded, place
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world
 
-_NEVER = 1e9
-"""Seconds."""
-
+_NEVER = 1e9  # seconds
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 """Batches of tokens, int64 [global batch, length], or pairs with the given tokens, bool."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -34,19 +35,8 @@ def tile_of(entries: int, vocab_size: int, num_positions: int) -> int:
 SampleFunction = Callable[[RowSampler, Tensor], tuple[Tensor, ...]]
 """A `RowFunction` of tokens sampled from the rows."""
 
-
-class SampleRead(NamedTuple):
-    """How to sample a token from each row, and the function of the samples."""
-
-    z: Int[Tensor, " P"]
-    """Current tokens of all positions."""
-
-    u: Int[Tensor, " P"]
-    """Fixed-point uniforms of all positions."""
-
-    temperature: float
-    with_odds: bool
-    function: SampleFunction
+SampleRead = tuple[Callable[[Tensor], KernelSampler], SampleFunction]
+"""From indices to a sampler of their rows, and the function of the samples."""
 
 
 @final
@@ -100,7 +90,7 @@ class FixedShapeReader:
             is_own = upload([row in rows for row in range(len(where))], torch.bool, where.device)
             parts.append(self._read(where & is_own[:, None], processors, of_rows, samples))
         # a position is 0 in all parts but one
-        return tuple(_sum(values) for values in zip(*parts, strict=True))
+        return tuple(reduce(torch.add, values) for values in zip(*parts, strict=True))
 
     def _read(
         self,
@@ -132,11 +122,12 @@ class FixedShapeReader:
         """Sample by a kernel; return whether x_theta is NaN, then the values."""
         hidden = self._forward.features.flatten(0, 1)[in_forward]
         logits = cast(Any, self._forward.network).logit_head()
-        sampler = KernelSampler(read.z[index], read.u[index], read.temperature, read.with_odds)
+        sampler_of, function = read
+        sampler = sampler_of(index)
         for start in range(0, len(index), self._tile):
             rows = slice(start, start + self._tile)
             sampler.fill(rows, logits(hidden[rows]))
-        return sampler.top_probability.isnan(), *read.function(sampler, index)
+        return sampler.top_probability.isnan(), *function(sampler, index)
 
     def _apply(
         self,
@@ -160,13 +151,6 @@ class FixedShapeReader:
             # of a softmax either all entries are NaN or none
             parts.append((rows[:, 0].isnan(), *function(rows, index[tile])))
         return parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-
-
-def _sum(values: tuple[Tensor, ...]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total | value if total.dtype == torch.bool else total + value
-    return total
 
 
 def _compact(where: Bool[Tensor, " P"], size: int) -> tuple[Tensor, Tensor, Tensor]:

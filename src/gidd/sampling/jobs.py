@@ -17,7 +17,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
@@ -45,8 +45,7 @@ class _Call:
 
     def __init__(self, number: int, on_step: OnStep | None) -> None:
         self._left, self._on_step = number, on_step
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self._loop.create_future()
+        self.future: Future[None] = Future()
 
     def report(self, events: Sequence[Event]) -> None:
         """Take the events of one step; called by the thread that steps."""
@@ -57,23 +56,11 @@ class _Call:
                 self._on_step(events)
             except Exception as failure:
                 error = error or failure
-        if error is not None or not self._left:
-            self.end(error)
-
-    def end(self, error: BaseException | None) -> None:
-        """Let the future have a result, or an error; called by any thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody awaits it
-            self._loop.call_soon_threadsafe(self._end, error)
-
-    def _end(self, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.future.cancel()
-        elif error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
+        with suppress(InvalidStateError):  # it has failed or was cancelled before
+            if error is not None:
+                self.future.set_exception(error)
+            elif not self._left:
+                self.future.set_result(None)
 
 
 @final
@@ -204,7 +191,7 @@ class Jobs:
             ):
                 tickets.append(ticket)
                 self.cost += ticket.cost
-            await call.future
+            await asyncio.wrap_future(call.future)
         finally:
             self._open.discard(call)
             self.pool.end(shared, tickets)
@@ -216,7 +203,7 @@ class Jobs:
             self._is_cancelled = True
             calls = list(self._open)
         for call in calls:
-            call.end(asyncio.CancelledError())
+            call.future.cancel()
 
     def _until_deadline(self, limits: Limits) -> Limits:
         if self._deadline is None:
@@ -264,19 +251,13 @@ def run_jobs(
 
     The first that fails raises its error, and ends those that were not done.
     """
-    if not _is_in_event_loop():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return asyncio.run(_run_all(functions, at_once))
     with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
         context = contextvars.copy_context()
         return thread.submit(context.run, asyncio.run, _run_all(functions, at_once)).result()
-
-
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _run_all(
@@ -312,16 +293,11 @@ async def _run_all(
         results.cancel()
 
 
-def block_requests(
-    request: Request,
-    block_length: int,
-    is_end: Callable[[tuple[int, ...]], bool] | None = None,
-) -> Generator[Request, Sample, Sample]:
-    """Yield a request for each block, left to right, be sent its sample, and return the whole.
+def next_block(request: Request, tokens: tuple[int, ...], block_length: int) -> Request | None:
+    """Return the request of the block after the finished `tokens`; None if all are finished.
 
-    Each block has all steps of the plan. A finished block does not change. A block is conditioned
-    on the tokens to its left only. After a stop token, or tokens for which `is_end` is true, there
-    is no other block, and the sequence is shorter than requested.
+    Each block has all steps of the plan. A finished block does not change, and a block is
+    conditioned on the tokens to its left only.
     """
     if request.protected is not None:
         raise ConfigError(
@@ -330,22 +306,12 @@ def block_requests(
         )
     if request.choices:
         raise ConfigError("request.choices must be () for block-wise sampling.")
-    blank = [i for i, token in enumerate(request.tokens) if token is None]
-    tokens: tuple[int, ...] = ()
-    text, edits, forward_passes, num_steps = tokens, list[Edit](), 0, 0
-    while len(tokens) < len(request.tokens) and len(text) == len(tokens):
-        start = next((i for i in blank if i >= len(tokens)), len(request.tokens))
-        end = min(start + block_length, len(request.tokens))
-        part = request.first(end)
-        sample = yield replace(part, tokens=(*tokens, *request.tokens[len(tokens) : end]))
-        edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
-        forward_passes += sample.forward_passes
-        num_steps += len(request.plan)
-        tokens, text = sample.tokens, part.truncate_at_stop(sample.tokens)
-        if is_end is not None and is_end(text):
-            break
-    protected = request.are_protected[: len(tokens)]
-    return Sample(tokens, text, protected, forward_passes, tuple(edits))
+    done, length = len(tokens), len(request.tokens)
+    if done == length:
+        return None
+    start = next((i for i in range(done, length) if request.tokens[i] is None), length)
+    part = request.first(min(start + block_length, length))
+    return replace(part, tokens=(*tokens, *part.tokens[done:]))
 
 
 async def sample_blocks(
@@ -353,16 +319,22 @@ async def sample_blocks(
     session: Session,
     request: Request,
     block_length: int,
-    *,
     on_step: OnStep | None = None,
     is_end: Callable[[tuple[int, ...]], bool] | None = None,
 ) -> Sample:
-    """Sample the blanks of a request in blocks (see `block_requests`)."""
-    blocks = block_requests(request, block_length, is_end)
-    try:
-        block = next(blocks)
-        while True:
-            (sample,) = await jobs.sample(session, [block], on_step=on_step)
-            block = blocks.send(sample)
-    except StopIteration as stop:
-        return stop.value
+    """Sample the blanks of a request in blocks, from left to right (see `next_block`).
+
+    After a stop token, or tokens for which `is_end` is true, there is no other block, and the
+    sequence is shorter than requested.
+    """
+    tokens, text, edits, forward_passes, num_steps = (), (), list[Edit](), 0, 0
+    while (block := next_block(request, tokens, block_length)) is not None:
+        (sample,) = await jobs.sample(session, [block], on_step=on_step)
+        edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
+        forward_passes += sample.forward_passes
+        num_steps += len(request.plan)
+        tokens, text = sample.tokens, sample.text
+        if len(text) < len(tokens) or (is_end is not None and is_end(text)):
+            break
+    protected = request.are_protected[: len(tokens)]
+    return Sample(tokens, text, protected, forward_passes, tuple(edits))

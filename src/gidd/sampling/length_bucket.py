@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
 from gidd.sampling.canvas import BestState, Canvas, time_dtype
 from gidd.sampling.choices import BatchChoices
-from gidd.sampling.network import BatchGuidance, DenoisingNetwork, ForwardPass, unusable_predictions
+from gidd.sampling.network import UNUSABLE_PREDICTIONS, BatchGuidance, DenoisingNetwork, ForwardPass
 from gidd.sampling.plan import Step
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.request import Edit, Frame
@@ -27,17 +27,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_SPARE_ENTRIES = 64
-"""Entries of a queue that no longer wait are kept until there are more than this."""
-
-_Entry = TypeVar("_Entry", tuple[int, bool, int, Ticket], tuple[int, int, int, Ticket])
+_Entry = tuple[int, int, int, Ticket]
+"""Place of a sequence in a queue; the number before the ticket is its own."""
 
 
-def _age(ticket: Ticket, *, is_next: bool = False) -> tuple[int, bool, int, Ticket]:
+def _age(ticket: Ticket, *, is_next: bool = False) -> _Entry:
     return -ticket.priority, not is_next, ticket.number, ticket
 
 
-def _steps_left(ticket: Ticket) -> tuple[int, int, int, Ticket]:
+def _steps_left(ticket: Ticket) -> _Entry:
     return -ticket.priority, ticket.num_steps - ticket.steps_done, ticket.number, ticket
 
 
@@ -62,12 +60,12 @@ class LengthBucket:
         self._network, self._schedule, self._device = network, schedule, device
         self._num_rows, self.length = rows, length
         self._row_buckets = sorted({*row_buckets, rows})
-        self._waiting: set[Ticket] = set()
+        self._waiting: dict[Ticket, tuple[_Entry, _Entry]] = {}
+        """Waiting sequences, and their places in the two queues below, which are sorted."""
+        self._oldest: list[_Entry] = []
+        self._shortest: list[_Entry] = []
         self._parked: dict[Ticket, ParkedRow] = {}
         """State of waiting sequences that were active before."""
-        self._oldest: list[tuple[int, bool, int, Ticket]] = []
-        self._shortest: list[tuple[int, int, int, Ticket]] = []
-        """Heaps of the waiting sequences, and of some that no longer wait."""
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
         self._guidance: BatchGuidance | None = None
@@ -87,66 +85,46 @@ class LengthBucket:
     @property
     def oldest(self) -> Ticket | None:
         """The sequence of the highest priority that was submitted first, active or waiting."""
-        first = self._first(self._oldest)
-        keys = [_age(ticket) for ticket in self._active_tickets()]
-        return min([*keys, *first], default=(None,))[-1]
+        active = map(_age, self._active_tickets())
+        return min([*active, *self._oldest[:1]], default=(None,))[-1]
 
     @property
     def shortest(self) -> Ticket | None:
         """The sequence of the highest priority with the fewest steps left, active or waiting."""
-        first = self._first(self._shortest)
-        keys = [_steps_left(ticket) for ticket in self._active_tickets()]
-        return min([*keys, *first], default=(None,))[-1]
+        active = map(_steps_left, self._active_tickets())
+        return min([*active, *self._shortest[:1]], default=(None,))[-1]
 
     def _active_tickets(self) -> Iterator[Ticket]:
         return (ticket for ticket in self._slots if ticket is not None and not ticket.is_done)
 
-    def _first(self, heap: list[_Entry]) -> list[_Entry]:
-        """Return the first entry of a heap that still waits, if there is one."""
-        while heap and heap[0][-1] not in self._waiting:
-            heapq.heappop(heap)
-        return heap[:1]
-
     def add(self, ticket: Ticket, *, is_next: bool = False) -> None:
         """Put a sequence into the queue; `is_next`: before all others of its priority."""
-        self._waiting.add(ticket)
-        heapq.heappush(self._oldest, _age(ticket, is_next=is_next))
-        heapq.heappush(self._shortest, _steps_left(ticket))
+        self._waiting[ticket] = places = _age(ticket, is_next=is_next), _steps_left(ticket)
+        for queue, place in zip((self._oldest, self._shortest), places, strict=True):
+            insort(queue, place)
+
+    def _leave_queue(self, ticket: Ticket) -> None:
+        places = self._waiting.pop(ticket)
+        for queue, place in zip((self._oldest, self._shortest), places, strict=True):
+            del queue[bisect_left(queue, place)]
 
     def move_to_front(self, ticket: Ticket) -> None:
         """Let a sequence have the next free row, if it still waits for one."""
         if ticket in self._waiting:
+            self._leave_queue(ticket)
             self.add(ticket, is_next=True)
 
     def remove(self, ticket: Ticket) -> None:
         """Take a sequence that is done out of the queue."""
-        self._waiting.discard(ticket)
-        self._parked.pop(ticket, None)
-        self._oldest = self._without_stale(self._oldest)
-        self._shortest = self._without_stale(self._shortest)
-
-    def _without_stale(self, heap: list[_Entry]) -> list[_Entry]:
-        if len(heap) > 2 * len(self._waiting) + _SPARE_ENTRIES:
-            heap = [entry for entry in heap if entry[-1] in self._waiting]
-            heapq.heapify(heap)
-        return heap
+        if ticket in self._waiting:
+            self._leave_queue(ticket)
+            self._parked.pop(ticket, None)
 
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
         """Return the best state so far of an active sequence."""
         assert self._canvas is not None
         tokens = self._canvas.best.tokens[self._slots.index(ticket), : len(ticket.request.tokens)]
         return tuple(tokens.tolist())
-
-    def _limit_forward_passes(self) -> list[Event]:
-        """End sequences that have used their forward passes, or let the next step be the last."""
-        events: list[Event] = []
-        for row, ticket in enumerate(self._slots):
-            if ticket is not None and ticket.reaches_limit():
-                if ticket.limits.on_limit == "finish":
-                    ticket.expire()
-                else:
-                    events.append(self._fail(row, limit_reached(ticket)))
-        return events
 
     @property
     def active(self) -> list[int]:
@@ -167,19 +145,23 @@ class LengthBucket:
         if first in self._waiting and None not in self._slots:
             self._park(max(self._active_tickets(), key=_steps_left))
         free = [row for row, ticket in enumerate(self._slots) if ticket is None]
-        waiting = [first] if first in self._waiting else []
-        self._waiting.difference_update(waiting)
-        while len(waiting) < len(free) and self._first(self._oldest):
-            ticket = heapq.heappop(self._oldest)[-1]
-            self._waiting.remove(ticket)
-            waiting.append(ticket)
-        parked = [ticket for ticket in waiting if ticket in self._parked]
+        chosen = [first] if first in self._waiting else []
+        chosen += [entry[-1] for entry in self._oldest[: len(free)] if entry[-1] is not first]
+        chosen = chosen[: len(free)]
+        for ticket in chosen:
+            self._leave_queue(ticket)
+        parked = [ticket for ticket in chosen if ticket in self._parked]
         for row, ticket in zip(free, parked, strict=False):
             self._resume(row, ticket)
-        new = [ticket for ticket in waiting if ticket not in parked]
-        free = free[len(parked) : len(waiting)]
-        events = self._start_or_fail(free, new) if new else []
-        return events + self._limit_forward_passes()
+        new = [ticket for ticket in chosen if ticket not in parked]
+        events = self._start_or_fail(free[len(parked) : len(chosen)], new) if new else []
+        for row, ticket in enumerate(self._slots):
+            if ticket is not None and ticket.reaches_limit():
+                if ticket.limits.on_limit == "finish":
+                    ticket.expire()  # the next step is the last
+                else:
+                    events.append(self._fail(row, limit_reached(ticket)))
+        return events
 
     def _park(self, ticket: Ticket) -> None:
         """Let an active sequence wait, and keep its state."""
@@ -198,7 +180,7 @@ class LengthBucket:
         """Give a row to a sequence that was active before."""
         canvas, guidance, self._tokens[row] = self._parked.pop(ticket)
         self._put([row], canvas, guidance)
-        ticket.attach(self._tokens[row, : len(ticket.request.tokens)])
+        ticket.row = self._tokens[row, : len(ticket.request.tokens)]
         self._slots[row] = ticket
 
     def _start_or_fail(self, rows: list[int], tickets: list[Ticket]) -> list[Event]:
@@ -212,7 +194,7 @@ class LengthBucket:
             return [event for row, one in alone for event in self._start_or_fail([row], [one])]
         events: list[Event] = []
         for row, ticket in zip(rows, tickets, strict=True):
-            ticket.attach(self._tokens[row, : len(ticket.request.tokens)])
+            ticket.row = self._tokens[row, : len(ticket.request.tokens)]
             if all(ticket.request.are_protected) or not ticket.num_steps:
                 ticket.finish()
                 events.append(ticket.event([]))
@@ -265,20 +247,15 @@ class LengthBucket:
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
         try:
+            network = self._network, self._schedule
             states = self._canvas, self._guidance
-            num_rows = self.num_rows(len(rows))
-            batch = StepBatch.of(self._network, self._schedule, *states, rows, tickets, num_rows)
+            batch = StepBatch(*network, *states, rows, tickets, self.num_rows(len(rows)))
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
-            changes: list[Change] = []
-            for capacity in (self._capacity, None):  # None: if more was read than expected
-                changes = []
-                for step, members in groups.items():
-                    changes.append(batch.call(step, members, capacity))
-                changes = _copy_to_host(changes)
-                if not any(change.overflows for change in changes):
-                    break
+            changes = _copy_to_host([batch.call(*g, self._capacity) for g in groups.items()])
+            if any(change.overflows for change in changes):  # more was read than expected
+                changes = _copy_to_host([batch.call(*g, None) for g in groups.items()])
         except Exception as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self.advance([row])]
@@ -304,20 +281,22 @@ class LengthBucket:
         events: list[Event] = []
         values = tuple(value.cpu() for value in change.values)
         rows = zip(change.rows, change.flags, is_known.tolist(), change.frames, strict=True)
-        for k, (row, (ends_phase, was_read, is_finite), is_valid, frame) in enumerate(rows):
+        for k, (row, (converged, was_read, is_finite), is_valid, frame) in enumerate(rows):
             ticket, own = self._ticket(row), edits.get(k, [])
             if not (is_finite and is_valid):
                 unknown = ConfigError(
                     f"the step {ticket.next_step.name} must return ids of the vocabulary at "
                     "positions that may change, got other numbers. Correct its function."
                 )
-                events.append(self._fail(row, unusable_predictions() if is_valid else unknown))
+                unusable = CheckpointError(UNUSABLE_PREDICTIONS)
+                events.append(self._fail(row, unusable if is_valid else unknown))
                 continue
             ticket.add(own, frame, bool(was_read))
             if values:
                 length = len(ticket.request.tokens)
                 ticket.values = tuple(value[k, :length] for value in values)
-            ticket.advance(ends_phase=bool(ends_phase), is_scored=best is not None)
+            ends_phase = bool(converged) or ticket.is_at_phase_end
+            ticket.advance(ends_phase=ends_phase, is_scored=best is not None)
             if ticket.steps_done == ticket.num_steps:
                 ticket.finish()
                 self._slots[row] = None
@@ -370,88 +349,60 @@ class Change(NamedTuple):
     tokens: Int[Tensor, "K L"]
     best: BestState | None
 
-    table: Int[Tensor, "K columns"]
-    """On the device: new tokens, tokens at the end of the phase if states were scored, bits of the
-    probabilities, and flags: whether the step has converged, x_theta was read, and all of it was
-    finite; on a GPU also the number of positions read, and whether they exceed the capacity."""
+    numbers: list[Any]
+    """New tokens [K, L], tokens at the end of the phase if states were scored, bits of the
+    probabilities, and flags [K, 3]: whether the step has converged, x_theta was read, and all of it
+    was finite; then the number of positions read and whether they exceed the capacity, which a CPU
+    does not have. Tensors of the device, and after `_copy_to_host` arrays."""
 
-    num_flags: int
-    is_last: list[bool]
+    num_counts: int
     frames: list[Frame | None]
     values: tuple[Tensor, ...]
     """`StepOutput.values`."""
 
-    on_host: NDArray[np.int64] = np.empty((0, 0), np.int64)
-    """A copy of `table`."""
-
     @property
     def written(self) -> list[NDArray[np.int64]]:
         """Tokens [K, L] after the step and, if states were scored, at the end of the phase."""
-        return self._columns[:-1]
+        return self.numbers[: -2 - self.num_counts]
 
     @property
     def probability(self) -> NDArray[np.float32]:
         """x_theta of the tokens that the step drew [K, L]."""
-        return self._columns[-1].astype(np.int32).view(np.float32)
+        return self.numbers[-2 - self.num_counts].astype(np.int32).view(np.float32)
 
     @property
     def flags(self) -> list[list[int]]:
-        """For each sequence: whether the phase ended, x_theta was read, and was finite."""
-        rows = zip(self.on_host[:, -self.num_flags :].tolist(), self.is_last, strict=True)
-        return [
-            [finished or last, was_read, finite] for (finished, was_read, finite, *_), last in rows
-        ]
+        """For each sequence: whether the step has converged, x_theta was read, and was finite."""
+        return self.numbers[-1 - self.num_counts].tolist()
 
     @property
     def num_read(self) -> int | None:
         """Number of positions read, on a GPU."""
-        return None if self.num_flags == _NUM_FLAGS else int(self.on_host[0, -2])
+        return int(self.numbers[-2]) if self.num_counts else None
 
     @property
     def overflows(self) -> bool:
         """Whether more positions were to be read than fit."""
-        return self.num_flags > _NUM_FLAGS and bool(self.on_host[0, -1])
-
-    @property
-    def _columns(self) -> list[NDArray[np.int64]]:
-        sequences = self.on_host[:, : -self.num_flags]
-        return np.split(sequences, sequences.shape[1] // self.tokens.shape[1], axis=1)
-
-
-_NUM_FLAGS = 3
+        return bool(self.num_counts and self.numbers[-1])
 
 
 def _copy_to_host(changes: list[Change]) -> list[Change]:
-    """Copy the tables of all steps to the host, with one synchronization."""
-    if len(changes) == 1:
-        return [changes[0]._replace(on_host=changes[0].table.cpu().numpy())]
-    tables = [change.table for change in changes]
-    numbers = torch.cat([table.flatten() for table in tables]).cpu().numpy()
-    parts = np.split(numbers, np.cumsum([table.numel() for table in tables])[:-1])
+    """Copy the numbers of all steps to the host, with one synchronization."""
+    tensors = [tensor for change in changes for tensor in change.numbers]
+    numbers = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    parts = iter(numbers.split([tensor.numel() for tensor in tensors]))
     return [
-        change._replace(on_host=part.reshape(change.table.shape))
-        for change, part in zip(changes, parts, strict=True)
+        change._replace(numbers=[next(parts).view(t.shape).numpy() for t in change.numbers])
+        for change in changes
     ]
 
 
 @final
-@dataclass(frozen=True)
 class StepBatch:
     """Sequences in one forward pass; copies of the first pad it to a fixed number of rows."""
 
-    schedule: MixingSchedule
-    rows: list[int]
-    """Rows of the bucket, without the copies."""
-
-    tickets: list[Ticket]
-    canvas: Canvas
-    t: Tensor
-    s: Tensor
-    forward: ForwardPass
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         network: DenoisingNetwork,
         schedule: MixingSchedule,
         canvas: Canvas,
@@ -459,16 +410,16 @@ class StepBatch:
         rows: list[int],
         tickets: list[Ticket],
         num_rows: int,
-    ) -> Self:
+    ) -> None:
         """Take the rows of some tickets from the canvas of a bucket."""
+        self._schedule, self._rows, self._tickets = schedule, rows, tickets
         num_copies, device = num_rows - len(rows), canvas.tokens.device
         copied = tickets + tickets[:1] * num_copies
         planned = [ticket.next_step for ticket in copied]
         ends = [[step.t for step in planned], [step.s for step in planned]]
-        t, s = upload(ends, time_dtype(device), device)
-        on_host = None
-        if device.type != "cpu":
-            on_host = torch.tensor(ends[::-1], dtype=torch.float64)
+        self._t, self._s = upload(ends, time_dtype(device), device)
+        is_cpu = device.type == "cpu"
+        on_host = None if is_cpu else torch.tensor(ends[::-1], dtype=torch.float64)
         places = rows + rows[:1] * num_copies
         integers = [places, [ticket.steps_done for ticket in copied]]
         index, step_index = upload(integers, torch.int64, device)
@@ -476,19 +427,18 @@ class StepBatch:
             part = replace(canvas, tokens=canvas.tokens.clone())  # frames keep it
         else:
             part = canvas.rows(index)
-        part = replace(part, step_index=step_index, times_on_host=on_host)
+        self._canvas = replace(part, step_index=step_index, times_on_host=on_host)
         length = canvas.tokens.shape[1]
         is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
         valid = part.valid if is_padded else None
         guidance = guidance and guidance.rows(index)
-        forward = ForwardPass(network, part.tokens, t, valid, guidance)
-        return cls(schedule, rows, tickets, part, t, s, forward)
+        self._forward = ForwardPass(network, part.tokens, self._t, valid, guidance)
 
     def call(self, step: Step, members: list[int], capacity: int | None) -> Change:
         """Call a step with the sequences that make it."""
-        num, canvas, t, s, index = len(members), self.canvas, self.t, self.s, None
-        tickets = [self.tickets[k] for k in members]
-        if num < len(self.rows):
+        num, canvas, t, s, index = len(members), self._canvas, self._t, self._s, None
+        tickets = [self._tickets[k] for k in members]
+        if num < len(self._rows):
             # padded again: the bits of a step must not depend on how many others make it
             copied = members + members[:1] * (len(canvas.seed) - num)
             index = upload(copied, torch.int64, t.device)
@@ -497,15 +447,15 @@ class StepBatch:
             t, s = t[index], s[index]
         choices = [ticket.request.choices for ticket in tickets]
         prediction = Prediction(
-            self.forward,
-            self.schedule.vocab.size,
+            self._forward,
+            self._schedule.vocab.size,
             [ticket.request.processors for ticket in tickets],
             rows=index,
             num_rows=num,
             capacity=capacity,
-            choices=BatchChoices(self.schedule, s, t, canvas, choices) if any(choices) else None,
+            choices=BatchChoices(self._schedule, s, t, canvas, choices) if any(choices) else None,
         )
-        output = step(self.schedule, s, t, canvas, prediction)
+        output = step(self._schedule, s, t, canvas, prediction)
         output.check(canvas, tickets[0].next_step.name)
         if any(ticket.next_step.s == 0 for ticket in tickets):
             output = output._replace(tokens=prediction.with_choices(output.tokens))
@@ -513,35 +463,25 @@ class StepBatch:
         was_read, static = prediction.was_read[:num], prediction.static
         counts = [] if static is None else [static.num_read, static.overflows]
         frames = _frames(tickets, prediction)  # may read more
-        is_last = [ticket.steps_done + 1 == ticket.phase_end for ticket in tickets]
-        finished = output.finished
-        finished = torch.zeros_like(was_read) if finished is None else finished
+        finished = torch.zeros_like(was_read) if output.finished is None else output.finished
         written = [torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)]
         best = output.best
         if best is None and any(ticket.is_scored for ticket in tickets):
             best = canvas.best.rows(slice(num))
         if best is not None:
+            is_last = [ticket.is_at_phase_end for ticket in tickets]
             ends = finished | upload(is_last, torch.bool, t.device)
             is_restored = ends & (best.score >= 0)  # with no score from then on
             written.append(torch.where(is_restored[:, None], best.tokens, written[0]))
             score = torch.where(is_restored, -1, best.score)
             best = BestState(best.tokens, score, torch.where(is_restored, 0, best.age))
-        probability = output.probability
         bits = torch.zeros_like(written[0], dtype=torch.int32)
-        if probability is not None:
-            bits = probability.float().view(torch.int32)
-        flags = torch.stack([finished, was_read, prediction.is_finite[:num]], 1).long()
-        columns = [*written, bits.long(), flags, *(count.expand(num, 1).long() for count in counts)]
-        return Change(
-            [self.rows[k] for k in members],
-            written[-1],
-            best,
-            torch.cat(columns, 1),
-            _NUM_FLAGS + len(counts),
-            is_last,
-            frames,
-            output.values,
-        )
+        if output.probability is not None:
+            bits = output.probability.float().view(torch.int32)
+        flags = torch.stack([finished, was_read, prediction.is_finite[:num]], 1)
+        numbers = [*written, bits, flags, *counts]
+        rows = [self._rows[k] for k in members]
+        return Change(rows, written[-1], best, numbers, len(counts), frames, output.values)
 
 
 def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:

@@ -23,18 +23,16 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-def unusable_predictions() -> CheckpointError:
-    """Return the error of a network that predicted NaN: its samples and scores mean nothing."""
-    return CheckpointError(
-        "the predictions of the model are not finite numbers: its weights are damaged or so "
-        "large that they overflow. Use another checkpoint of the model."
-    )
+UNUSABLE_PREDICTIONS = (
+    "the predictions of the model are not finite numbers: its weights are damaged or so large that "
+    "they overflow. Use another checkpoint of the model."
+)
 
 
 def require_finite_predictions(is_finite: bool) -> None:
-    """Raise `unusable_predictions` unless predictions are finite."""
+    """Raise `CheckpointError` if a network predicted NaN: its samples and scores mean nothing."""
     if not is_finite:
-        raise unusable_predictions()
+        raise CheckpointError(UNUSABLE_PREDICTIONS)
 
 
 class DenoisingNetwork(Protocol):
@@ -91,8 +89,7 @@ class CachedFeatures:
     """A cache of features for networks that do not depend on t.
 
     Keeps the features of the last `capacity` sequences: no forward pass is needed if the step
-    before changed nothing. The network always gets t = 0. Threads can share the cache: a lock
-    protects it, and forward passes run outside the lock.
+    before changed nothing. The network always gets t = 0. Threads can share the cache.
     """
 
     def __init__(self, network: DenoisingNetwork, capacity: int = 64) -> None:
@@ -100,7 +97,7 @@ class CachedFeatures:
         self.capacity = capacity
         self._cache: OrderedDict[tuple[bytes, int, int], Tensor] = OrderedDict()
         """By the tokens of a row, where its padding begins, and the batch size."""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # forward passes run outside of it
 
     @property
     def accepts_padding(self) -> bool:
@@ -140,19 +137,13 @@ class CachedFeatures:
 @final
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass of the network on a batch, made when its features are first needed.
-
-    Sequences with different steps share it: the first prediction that is read computes the features
-    of all of them.
-    """
+    """A forward pass of a batch, made when the first of its predictions is read."""
 
     network: DenoisingNetwork
     z: Int[Tensor, "B L"]
     t: Float[Tensor, " B"]
-
     valid: Bool[Tensor, "B L"] | None = None
     """False at padding; None if no sequence is padded."""
-
     guidance: BatchGuidance | None = None
 
     @cached_property
@@ -160,7 +151,8 @@ class ForwardPass:
         """What enters the output head; with guidance also of all sequences without condition."""
         z, t, valid = self.z, self.t, self.valid
         if self.guidance is not None:
-            z, t = torch.cat([z, self.guidance.without_condition(z)]), t.repeat(2)
+            tokens = self.guidance.tokens
+            z, t = torch.cat([z, torch.where(tokens < 0, z, tokens)]), t.repeat(2)
             valid = None if valid is None else valid.repeat(2, 1)
         return self.network.hidden(z, t) if valid is None else self.network.hidden(z, t, valid)
 
@@ -230,10 +222,6 @@ class BatchGuidance(NamedTuple):
     def put(self, index: Int[Tensor, " K"], other: BatchGuidance) -> None:
         """Write the guidance of other sequences to the rows `index`."""
         self.tokens[index], self.scale[index] = other.tokens, other.scale
-
-    def without_condition(self, z: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        """Return the sequences without their conditions."""
-        return torch.where(self.tokens < 0, z, self.tokens)
 
     def combine(
         self,

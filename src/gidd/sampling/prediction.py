@@ -20,7 +20,7 @@ from gidd.sampling.fixed_shapes import (
 )
 from gidd.sampling.network import ForwardPass
 from gidd.sampling.processors import Processor
-from gidd.sampling.row_sampler import DenseSampler
+from gidd.sampling.row_sampler import DenseSampler, KernelSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -83,6 +83,7 @@ class Prediction:
         self.z = forward.z if rows is None else forward.z[rows]
         self.t = forward.t if rows is None else forward.t[rows]
         num_rows = len(self.z) if num_rows is None else num_rows
+        self._tile = tile_of(TILE_ENTRIES, vocab_size, self.z.numel())
         self.was_read = torch.zeros(len(self.z), dtype=torch.bool, device=self.z.device)
         """Sequences for which a prediction was requested; if none, the network is not called."""
         self.is_finite = ~self.was_read
@@ -126,8 +127,10 @@ class Prediction:
         def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
             return function(DenseSampler(rows, z[i], u[i], temperature), i)
 
-        samples = SampleRead(z, u, temperature, with_odds, function)
-        return self._read(where, of_rows, samples, self._choices)
+        def sampler_of(i: Tensor) -> KernelSampler:
+            return KernelSampler(z[i], u[i], temperature, with_odds)
+
+        return self._read(where, of_rows, (sampler_of, function), self._choices)
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
@@ -144,11 +147,6 @@ class Prediction:
 
         everywhere = torch.ones_like(self.z, dtype=torch.bool)
         return Observation(*self.read(everywhere, statistics))
-
-    @property
-    def _tile(self) -> int:
-        """Positions per pass of the head: a multiple of 32, so that vector loops have no tail."""
-        return tile_of(TILE_ENTRIES, self.vocab_size, self.z.numel())
 
     def with_choices(self, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """Return the result of a step to s = 0 with one of the options in every slot."""

@@ -156,18 +156,18 @@ class _TokenSet:
     are_allowed: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        which, size, mask = self._which, self.vocab.size, self.vocab.mask_id
+        size, mask = self.vocab.size, self.vocab.mask_id
         wrong = [v for v in self.tokens if v not in range(size) or self.are_allowed and v == mask]
         if wrong or self.num_allowed < 1:
             raise ConfigError(
-                f"{which} tokens must be token ids in [0, {size}) and allow at least one token, "
+                f"{self._name} must be token ids in [0, {size}) and allow at least one token, "
                 f"not the mask ({mask}), got {(wrong or sorted(self.tokens))[:10]}. Encode the "
                 "text with the model's own tokenizer."
             )
 
     @property
-    def _which(self) -> str:
-        return "required" if self.are_allowed else "banned"
+    def _name(self) -> str:
+        return "required tokens" if self.are_allowed else "banned tokens"
 
     @property
     def num_allowed(self) -> int:
@@ -177,15 +177,11 @@ class _TokenSet:
 
     def check(self, vocab: Vocab) -> None:
         """Raise `ConfigError` if the tokens belong to another vocabulary."""
-        if (self.vocab.size, self.vocab.mask_id) != (vocab.size, vocab.mask_id):
-            raise ConfigError(
-                f"{self._which} tokens must belong to the model's vocabulary, {vocab}, got tokens "
-                f"of {self.vocab}. Encode the text with the model's own tokenizer."
-            )
+        _require_vocab(self._name, self.vocab, vocab)
 
     def allowed(self, device: torch.device) -> Bool[Tensor, " V"]:
         """Return the tokens that may be predicted; the same tensor for equal processors."""
-        return _mask(self.vocab, self.tokens, self.are_allowed, device)
+        return _mask(self, device)
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
@@ -231,24 +227,11 @@ class LogitBias:
 
     def check(self, vocab: Vocab) -> None:
         """Raise `ConfigError` if the tokens belong to another vocabulary."""
-        if (self.vocab.size, self.vocab.mask_id) != (vocab.size, vocab.mask_id):
-            raise ConfigError(f"logit_bias must be of tokens of {vocab}, got {self.vocab}.")
+        _require_vocab("logit_bias", self.vocab, vocab)
 
     def __call__(self, p: Tensor) -> Tensor:
         """Return p exp(bias), normalised."""
-        return (p.log() + _bias_row(self.vocab, self.biases, p.device)).softmax(-1)
-
-
-@lru_cache(maxsize=_KEPT_MASKS)
-def _bias_row(
-    vocab: Vocab, biases: frozenset[tuple[int, float]], device: torch.device
-) -> Float[Tensor, " V"]:
-    """Return the bias of every token; kept: a call uploads nothing."""
-    with torch.inference_mode(False):  # used outside of it as well
-        row = torch.zeros(vocab.size)
-        for token, bias in biases:
-            row[token] = bias
-        return row.to(device)
+        return (p.log() + _bias_row(self, p.device)).softmax(-1)
 
 
 def ban(vocab: Vocab, tokens: Iterable[int]) -> Ban:
@@ -256,22 +239,36 @@ def ban(vocab: Vocab, tokens: Iterable[int]) -> Ban:
     return _kept_ban(vocab, frozenset(tokens))
 
 
+_kept_ban = lru_cache(maxsize=_KEPT_MASKS)(Ban)
+
+
+# kept, so that a call uploads nothing; also used outside of inference mode
 @lru_cache(maxsize=_KEPT_MASKS)
-def _kept_ban(vocab: Vocab, tokens: frozenset[int]) -> Ban:
-    return Ban(vocab, tokens)
+@torch.inference_mode(False)
+def _mask(processor: _TokenSet, device: torch.device) -> Bool[Tensor, " V"]:
+    vocab = processor.vocab
+    allowed = torch.full((vocab.size,), not processor.are_allowed)
+    allowed[sorted(processor.tokens)] = processor.are_allowed
+    if vocab.mask_id is not None:
+        allowed[vocab.mask_id] = False
+    return allowed.to(device)
 
 
 @lru_cache(maxsize=_KEPT_MASKS)
-def _mask(
-    vocab: Vocab, tokens: frozenset[int], are_allowed: bool, device: torch.device
-) -> Bool[Tensor, " V"]:
-    """Return the tokens that may be predicted, never the mask; kept: a call uploads nothing."""
-    with torch.inference_mode(False):  # used outside of it as well
-        allowed = torch.full((vocab.size,), not are_allowed)
-        allowed[sorted(tokens)] = are_allowed
-        if vocab.mask_id is not None:
-            allowed[vocab.mask_id] = False
-        return allowed.to(device)
+@torch.inference_mode(False)
+def _bias_row(processor: LogitBias, device: torch.device) -> Float[Tensor, " V"]:
+    row = torch.zeros(processor.vocab.size)
+    for token, bias in processor.biases:
+        row[token] = bias
+    return row.to(device)
+
+
+def _require_vocab(name: str, own: Vocab, vocab: Vocab) -> None:
+    if (own.size, own.mask_id) != (vocab.size, vocab.mask_id):
+        raise ConfigError(
+            f"{name} must belong to the model's vocabulary, {vocab}, got tokens of {own}. Encode "
+            "the text with the model's own tokenizer."
+        )
 
 
 def require_tokens_left(processors: Sequence[Processor]) -> None:

@@ -83,16 +83,16 @@ class Request:
         for problem in field_problems(self, "request.", **_FIELDS):
             raise ConfigError(problem)
         self._check_tokens(schedule.vocab, max_length)
-        if self.protected is not None and len(self.protected) != len(self.tokens):
-            raise ConfigError(
-                f"request.protected must have one entry for each of the {len(self.tokens)} tokens, "
-                f"got {len(self.protected)}. Omit it to protect all given tokens."
-            )
-        if self.guidance is not None and len(self.guidance.tokens) != len(self.tokens):
-            raise ConfigError(
-                f"request.guidance must have one entry for each of the {len(self.tokens)} tokens, "
-                f"got {len(self.guidance.tokens)}. None is a token of the sequence itself."
-            )
+        unconditional = None if self.guidance is None else self.guidance.tokens
+        for name, entries, fix in (
+            ("protected", self.protected, "Omit it to protect all given tokens."),
+            ("guidance", unconditional, "None is a token of the sequence itself."),
+        ):
+            if entries is not None and len(entries) != len(self.tokens):
+                raise ConfigError(
+                    f"request.{name} must have one entry for each of the {len(self.tokens)} "
+                    f"tokens, got {len(entries)}. {fix}"
+                )
         positions = enumerate(zip(self.tokens, self.are_protected, strict=True))
         if blank := [i for i, (v, is_protected) in positions if v is None and is_protected]:
             raise ConfigError(
@@ -284,28 +284,23 @@ def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
     """
     tokens: list[int | None] = []
     for i, piece in enumerate(_BLANK.split(text)):  # text and numbers of blanks in turn
-        if i % 2:
-            tokens.extend([None] * _num_blanks(piece))
-        elif piece:
-            tokens.extend(encode(piece))
+        if i % 2 == 0:
+            tokens.extend(encode(piece) if piece else ())
+        elif piece is None:  # [MASK]
+            tokens.append(None)
+        elif piece.isdecimal() and len(piece) < 8 and 1 <= int(piece) <= _MAX_BLANKS:
+            tokens.extend([None] * int(piece))
+        else:
+            raise DataError(
+                f"a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
+                f"{_MAX_BLANKS:,}, got {f'[MASK:{piece}]'[:40]}. Write [MASK:3] for three tokens."
+            )
     if not tokens:
         raise DataError(
             "a template must have text or blanks, got an empty string. "
             'Write "[MASK:32]" for 32 tokens without a prompt.'
         )
     return tuple(tokens)
-
-
-def _num_blanks(number: str | None) -> int:
-    if number is None:  # [MASK]
-        return 1
-    digits = len(str(_MAX_BLANKS))
-    if not (number.isdecimal() and len(number) <= digits and 1 <= int(number) <= _MAX_BLANKS):
-        raise DataError(
-            f"a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
-            f"{_MAX_BLANKS:,}, got {f'[MASK:{number}]'[:40]}. Write [MASK:3] for three tokens."
-        )
-    return int(number)
 
 
 class Edit(NamedTuple):

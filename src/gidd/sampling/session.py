@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,8 +29,6 @@ _Candidate = tuple[int, int, int, LengthBucket, Ticket]
 """A key, the lowest of which is chosen, and what is chosen."""
 
 _NO_LIMITS = Limits()
-_SPARE_DEADLINES = 64
-"""Deadlines of finished requests are kept until there are more than this."""
 
 
 @final
@@ -41,19 +38,14 @@ class SessionCounters:
 
     steps: int = 0
     """Calls of `Session.step` that had something to do."""
-
     seconds: float = 0.0
     """Time in these calls."""
-
     rows: int = 0
     """Sequences in forward passes, copies included."""
-
     used_rows: int = 0
     """Sequences in forward passes that made a step."""
-
     work: int = 0
     """Tokens in these forward passes, padding and copies included."""
-
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -148,8 +140,10 @@ class Session:
         self._open_cost = 0
         self._events: list[Event] = []
         """Events of this step; those that it did not return are returned by the next."""
-        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._timed: list[tuple[float, Ticket]] = []
+        """Deadlines of the requests that have one."""
         self._checked: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+        """Plans that were checked and are still in use."""
 
     def new(self, **changes: Any) -> Session:
         """Return a session of the same network and shapes, without requests or their limits.
@@ -203,7 +197,9 @@ class Session:
         would have needed none. Without `record_edits`, events and sample have no edits.
         """
         request.check(self.schedule, self.max_length)
-        self._check_plan(request.plan)
+        if self._checked.get(id(request.plan)) is not request.plan:
+            request.plan.check(self.schedule)
+            self._checked[id(request.plan)] = request.plan
         limits.check()
         cost = self.cost(request)
         if self.max_cost is not None and cost > self.max_cost:
@@ -211,7 +207,6 @@ class Session:
                 f"a request must cost at most {self.max_cost:,} (steps times tokens), got "
                 f"{cost:,}. Use fewer steps or a shorter sequence."
             )
-        options = {"record_frames": record_frames, "record_edits": record_edits}
         with self._lock:
             if self.max_waiting is not None and self.waiting >= self.max_waiting:
                 self.counters.refused += 1
@@ -221,8 +216,9 @@ class Session:
                     f"{seconds:.0f} seconds.",
                     seconds,
                 )
-            number = next(self._numbers)
-            ticket = Ticket(number, request, limits, cost=cost, priority=priority, **options)
+            ticket = Ticket(
+                next(self._numbers), request, limits, cost, priority, record_frames, record_edits
+            )
             if limits.seconds is not None:
                 ticket.deadline = self._clock() + limits.seconds
             self._open.add(ticket)
@@ -247,11 +243,17 @@ class Session:
         self._receive()
         self._expire()
         if (chosen := self._choose()) is not None:
-            bucket, ticket, rules = chosen
+            bucket, ticket, rule = chosen
             self._events += bucket.admit(ticket)
-            if rows := bucket.active:
-                self._events += bucket.advance(rows)
-                self._count_step(bucket, len(rows), rules)
+            if active := bucket.active:
+                self._events += bucket.advance(active)
+                rows = bucket.num_rows(len(active))
+                self.counters.steps += 1
+                self.counters.rows += rows
+                self.counters.used_rows += len(active)
+                self.counters.work += bucket.length * rows
+                if rule is not None:
+                    self._work_of_rules[rule] += bucket.length * rows
         self.counters.seconds += time.perf_counter() - start
         with self._lock:
             events, self._events = self._events, []
@@ -299,12 +301,6 @@ class Session:
         padded = -(-num_tokens // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
 
-    def _check_plan(self, plan: Plan) -> None:
-        """Check a plan, unless it was checked before and is still in use."""
-        if self._checked.get(id(plan)) is not plan:
-            plan.check(self.schedule)
-            self._checked[id(plan)] = plan
-
     def _close(self, ticket: Ticket) -> None:
         """Count a request as done; with the lock."""
         self._open.remove(ticket)
@@ -322,7 +318,7 @@ class Session:
                 self._events.append(ticket.fail(error))
                 continue
             if ticket.deadline is not None:
-                heapq.heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
+                self._timed.append((ticket.deadline, ticket))
         while self._cancelled:
             ticket = self._cancelled.popleft()
             if (bucket := self._buckets.get(self._key(ticket))) is not None:
@@ -330,13 +326,11 @@ class Session:
 
     def _expire(self) -> None:
         """End the requests whose time is over, or let their next step be the last."""
-        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:  # most are done
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
-            heapq.heapify(self._deadlines)
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
-            ticket = heapq.heappop(self._deadlines)[2]
-            if ticket.is_done:
-                continue
+        if not self._timed:
+            return
+        now, timed = self._clock(), [entry for entry in self._timed if not entry[1].is_done]
+        self._timed = [entry for entry in timed if entry[0] > now]
+        for ticket in (ticket for deadline, ticket in timed if deadline <= now):
             if ticket.limits.on_limit == "finish":
                 ticket.expire()
                 self._bucket(ticket).move_to_front(ticket)
@@ -344,10 +338,10 @@ class Session:
                 self._bucket(ticket).remove(ticket)
                 self._events.append(ticket.fail(limit_reached(ticket)))
 
-    def _choose(self) -> tuple[LengthBucket, Ticket, list[int]] | None:
-        """Return the request that makes the next step, its bucket, and the rules that chose it.
+    def _choose(self) -> tuple[LengthBucket, Ticket, int | None] | None:
+        """Return the bucket and the request that make the next step, and the rule that chose it.
 
-        Forgets buckets without requests.
+        The rule is None if both rules choose it. Forgets buckets without requests.
         """
         shortest, oldest = list[_Candidate](), list[_Candidate]()
         for key, bucket in list(self._buckets.items()):
@@ -362,19 +356,9 @@ class Session:
             return None
         candidates = [min(shortest), min(oldest)]
         if candidates[0][-1] is candidates[1][-1]:
-            return *candidates[0][-2:], []
+            return *candidates[0][-2:], None
         rule = int(self._work_of_rules[0] > self._work_of_rules[1])
-        return *candidates[rule][-2:], [rule]
-
-    def _count_step(self, bucket: LengthBucket, num_rows: int, rules: list[int]) -> None:
-        """Count a step of some rows, for which these rules have chosen a request."""
-        rows = bucket.num_rows(num_rows)
-        self.counters.steps += 1
-        self.counters.rows += rows
-        self.counters.used_rows += num_rows
-        self.counters.work += bucket.length * rows
-        for rule in rules:
-            self._work_of_rules[rule] += bucket.length * rows
+        return *candidates[rule][-2:], rule
 
     def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
         """Return the key of the bucket of a request.

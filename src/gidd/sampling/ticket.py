@@ -49,7 +49,6 @@ class Ticket:
         number: int,
         request: Request,
         limits: Limits,
-        *,
         cost: int = 0,
         priority: int = 0,
         record_frames: bool = False,
@@ -74,7 +73,8 @@ class Ticket:
         self.is_scored = False
         """Whether its phase scores states, of which the best is restored at the end."""
         self._is_expired = False
-        self._row: NDArray[np.int64] | None = None
+        self.row: NDArray[np.int64] | None = None
+        """Its row of the bucket's tokens, which the bucket keeps up to date."""
         self._edits: list[Edit] = []
         self._frames: list[Frame] = []
 
@@ -98,7 +98,7 @@ class Ticket:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The sequence as it is now; empty before its first step."""
-        return () if self._row is None else tuple(self._row.tolist())
+        return () if self.row is None else tuple(self.row.tolist())
 
     @property
     def next_step(self) -> PlannedStep:
@@ -106,18 +106,14 @@ class Ticket:
         return self.plan.steps[self.steps_done]
 
     @property
-    def phase_end(self) -> int:
-        """Index after the last step of the phase of the next step."""
-        return self.plan.phase_ends[self.steps_done]
-
-    def attach(self, row: NDArray[np.int64]) -> None:
-        """Attach to a row of the bucket's token buffer, which the bucket keeps up to date."""
-        self._row = row
+    def is_at_phase_end(self) -> bool:
+        """Whether the next step is the last of its phase."""
+        return self.steps_done + 1 == self.plan.phase_ends[self.steps_done]
 
     def detach(self) -> None:
         """Copy the sequence, because another request gets the row of the buffer."""
-        if self._row is not None:
-            self._row = self._row.copy()
+        if self.row is not None:
+            self.row = self.row.copy()
 
     def add(self, edits: list[Edit], frame: Frame | None, was_read: bool) -> None:
         """Record the result of a step."""
@@ -129,7 +125,8 @@ class Ticket:
     def advance(self, *, ends_phase: bool, is_scored: bool) -> None:
         """Advance to the next step, or to the next phase."""
         self.is_scored = is_scored and not ends_phase
-        self.steps_done = self.phase_end if ends_phase else self.steps_done + 1
+        phase_end = self.plan.phase_ends[self.steps_done]
+        self.steps_done = phase_end if ends_phase else self.steps_done + 1
 
     def fail(self, error: Exception) -> Event:
         """End with an error."""
@@ -142,7 +139,7 @@ class Ticket:
         self.detach()
         self.sample, self.error = None, None
 
-    def finish(self) -> Sample:
+    def finish(self) -> None:
         """Make the result."""
         self.detach()
         tokens = self.tokens
@@ -156,7 +153,6 @@ class Ticket:
             values=self.values,
             is_complete=not self._is_expired,
         )
-        return self.sample
 
     def event(self, edits: list[Edit], frame: Frame | None = None) -> Event:
         """Return what happened, given the edits of the step."""

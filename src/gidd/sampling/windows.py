@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple, final, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class WindowTokens(NamedTuple):
 
 
 @final
-class TextWindows(Sequence[WindowTokens]):
+class TextWindows:
     """Overlapping windows over a text of any length, made when they are read.
 
     Each token that is not fixed is editable in exactly one window.
@@ -97,20 +97,12 @@ class TextWindows(Sequence[WindowTokens]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    @overload
-    def __getitem__(self, index: int) -> WindowTokens: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[WindowTokens]: ...
-
-    def __getitem__(self, index: int | slice) -> WindowTokens | list[WindowTokens]:
-        if isinstance(index, slice):
-            return [self[k] for k in range(*index.indices(len(self)))]
-        start, stop, own_start, own_stop = self.parts[index]
-        is_own = (own_start <= i < own_stop for i in range(start, stop))
-        fixed = self.fixed[start:stop]
-        editable = (own and not kept for own, kept in zip(is_own, fixed, strict=True))
-        return WindowTokens(tuple(self.tokens[start:stop]), tuple(editable))
+    def __iter__(self) -> Iterator[WindowTokens]:
+        for start, stop, own_start, own_stop in self.parts:
+            is_own = (own_start <= i < own_stop for i in range(start, stop))
+            fixed = self.fixed[start:stop]
+            editable = (own and not kept for own, kept in zip(is_own, fixed, strict=True))
+            yield WindowTokens(tuple(self.tokens[start:stop]), tuple(editable))
 
 
 ReadFunction = Callable[[Prediction, Tensor], tuple[Tensor, ...]]

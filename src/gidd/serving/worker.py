@@ -164,16 +164,17 @@ class Outbox(Generic[_T]):
     def __init__(self) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         self._items: list[_T] = []
-        self._lock = threading.Lock()
         self._is_closed = False
 
     def put(self, item: _T) -> None:
         """Add an item; called by any thread."""
-        with self._lock:
-            if self._items and hasattr(item, "after"):
-                item = item.after(self._items.pop())  # pyright: ignore
-            self._items.append(item)
-        self._loop.call_soon_threadsafe(self._ready.set)
+        self._loop.call_soon_threadsafe(self._put, item)
+
+    def _put(self, item: Any) -> None:
+        if self._items and hasattr(item, "after"):
+            item = item.after(self._items.pop())
+        self._items.append(item)
+        self._ready.set()
 
     def close(self) -> None:
         """End the iteration; called in the event loop."""
@@ -181,13 +182,9 @@ class Outbox(Generic[_T]):
         self._ready.set()
 
     async def __aiter__(self) -> AsyncGenerator[_T]:
-        while True:
+        while self._items or not self._is_closed:
             await self._ready.wait()
             self._ready.clear()
-            is_closed = self._is_closed  # nothing is put after that
-            with self._lock:
-                items, self._items = self._items, []
+            items, self._items = self._items, []
             for item in items:
                 yield item
-            if is_closed:
-                return

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.diffusion.categorical import at_token, draw
+from gidd.diffusion.categorical import at_token, draw_by_cdf, fixed_cdf
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
@@ -72,13 +72,14 @@ class Source(ABC):
         position = torch.arange(length, device=sample.device)
         u_state = random_integers(seed, Stream.SOURCE, 0, sample, position)
         u_token = random_integers(seed, Stream.SOURCE, 1, sample, position)
-        distribution = self.initial.expand(len(sample), -1)
+        next_state = fixed_cdf(self.transition)
+        emission = fixed_cdf(self.tokens_of(torch.eye(len(self.initial)).to(self.initial)))
+        cdf = fixed_cdf(self.initial.expand(len(sample), -1))
         tokens: list[Tensor] = []
         for i in range(length):
-            state = draw(distribution, u_state[:, i : i + 1]).squeeze(-1)
-            emission = self.tokens_of(F.one_hot(state, len(self.initial)).to(self.initial))
-            tokens.append(draw(emission, u_token[:, i : i + 1]))
-            distribution = self.transition[state]
+            state = draw_by_cdf(cdf, u_state[:, i : i + 1]).squeeze(-1)
+            tokens.append(draw_by_cdf(emission[state], u_token[:, i : i + 1]))
+            cdf = next_state[state]
         return torch.cat(tokens, dim=-1)
 
     def log_prob(self, x: Int[Tensor, "B L"]) -> Float[Tensor, " B"]:

@@ -12,9 +12,7 @@ from rich.text import Text
 
 from gidd.common.terminal import printable
 
-_CONTEXT = 80
-"""Characters of an unchanged line that are shown on either side of a change."""
-
+_CONTEXT = 80  # characters of an unchanged line that are shown on either side of a change
 _STYLES = {
     "same": "",
     "old": "red strike",
@@ -34,8 +32,7 @@ class TextChange(NamedTuple):
     start: int
     old: str
     new: str
-    note: str = ""
-    """Shown after the new text, such as the confidence in it."""
+    note: str = ""  # shown after the new text, such as the confidence in it
 
 
 class _Segment(NamedTuple):

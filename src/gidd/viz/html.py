@@ -26,8 +26,7 @@ from gidd.sampling import Frame
 TextsOf = Callable[[Sequence[int]], list[str]]
 """Maps tokens to the text of each."""
 
-_MASK = -1
-"""A blank in the page's data."""
+_MASK = -1  # a blank in the page's data
 
 
 class Replay(NamedTuple):

@@ -18,21 +18,16 @@ from gidd.common.terminal import printable
 from gidd.sampling import Event
 
 _FRAMES_PER_SECOND = 15
-_FRESH_STEPS = 4
-"""Number of steps for which a new token is marked: one step is too short to see."""
-
-_FRAME_LINES = 7
-"""Lines that are not text: border, bar, status, legend and an empty line."""
-
+_FRESH_STEPS = 4  # number of steps for which a new token is marked: one step is too short to see
+_FRAME_LINES = 7  # lines that are not text: border, bar, status, legend and an empty line
 _BLANK = " ░░░"
-_STYLES = {
+_STYLES = {  # state of a token -> its name in the legend, and its style
     "blank": ("░░░ blank", "bright_black"),
     "fresh": ("new", "bold green"),
     "changed": ("replaced", "bold underline magenta"),
     "given": ("given", "cyan"),
     "settled": ("settled", ""),
 }
-"""State of a token -> its name in the legend, and its style."""
 
 
 class CanvasView:

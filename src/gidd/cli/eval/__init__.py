@@ -17,24 +17,25 @@ EVALUATIONS = {
     "scaling": "compute-efficient frontier and power law over training runs",
 }
 
+_HELP = """\
+usage: gidd eval NAME ...
+
+Measure a model. Every result has standard errors and a manifest of its settings;
+--out FILE.json saves it for `gidd compare` and `gidd plot`.
+
+examples:
+  gidd eval ppl models/nano sotu
+  gidd eval samples models/nano --grader smollm2
+  gidd eval tasks models/nano arc_easy
+
+evaluations:
+{commands}
+
+Run `gidd eval NAME --help` for the options of an evaluation."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Run one evaluation."""
-    module = choose_command("gidd eval", EVALUATIONS, list(arguments), _help)
+    module = choose_command("gidd eval", EVALUATIONS, list(arguments), _HELP)
     if module is not None:
         importlib.import_module(module).main(arguments[1:])
-
-
-def _help() -> str:
-    commands = "\n".join(f"  {name:15} {what}" for name, what in EVALUATIONS.items())
-    return (
-        "usage: gidd eval NAME ...\n\n"
-        "Measure a model. Every result has standard errors and a manifest of its settings;\n"
-        "--out FILE.json saves it for `gidd compare` and `gidd plot`.\n\n"
-        "examples:\n"
-        "  gidd eval ppl models/nano sotu\n"
-        "  gidd eval samples models/nano --grader smollm2\n"
-        "  gidd eval tasks models/nano arc_easy\n\n"
-        f"evaluations:\n{commands}\n\n"
-        "Run `gidd eval NAME --help` for the options of an evaluation."
-    )

@@ -17,13 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
-import tyro
-
-from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report_rows, with_error
-from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.cli.eval.report import Column, ResultOptions, report, with_error
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.common.config.allowed import SEED, integer, optional
 from gidd.common.messages import show_actions
 from gidd.errors import ConfigError
 from gidd.evaluation.options import FrontierGrid, FrontierSetting, GraderOptions
@@ -31,15 +28,14 @@ from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions, Timest
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontierCommand:
+class FrontierCommand(CheckedCommand):
     """Options of `gidd eval frontier`."""
 
     model: ModelName
     grid: Flat[FrontierGrid] = field(default_factory=FrontierGrid)
-
     num_samples: int = 64
     """Number of samples of each setting."""
-    length: Annotated[int | None, tyro.conf.DisallowNone] = None
+    length: int | None = None
     """Length of a sample in tokens; by default the model's context, at most 2048."""
     seed: int = 0
     """Random seed; all settings use the same."""
@@ -47,9 +43,9 @@ class FrontierCommand:
     """Denoising step."""
     timestep_spacing: TimestepSpacing = "even"
     """Spacing of the steps in time."""
-    top_k: Annotated[int | None, tyro.conf.DisallowNone] = None
+    top_k: int | None = None
     """Top-k: sample from the k most likely tokens."""
-    top_p: Annotated[float | None, tyro.conf.DisallowNone] = None
+    top_p: float | None = None
     """Nucleus sampling: sample from the fewest tokens that have this total probability."""
     correction_temperature: float = 0.1
     """Temperature of self_correction."""
@@ -57,12 +53,13 @@ class FrontierCommand:
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
+    allowed = {"num_samples": integer(1), "length": optional(integer(1)), "seed": SEED}
+    lists = tuple(f"--{name.replace('_', '-')}" for name in FrontierSetting._fields)
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        length = optional(integer(1))
-        yield from field_problems(self, num_samples=integer(1), length=length, seed=SEED)
-        yield from self.grading.problems()
-        yield from self.grid.problems(self.base)
+        yield from super().problems()
+        yield from self.grid.sampling_problems(self.base)
 
     @property
     def base(self) -> SamplingOptions:
@@ -90,10 +87,7 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sweep, report."""
-    lists = [f"--{name.replace('_', '-')}" for name in FrontierSetting._fields]
-    options = parse_evaluation(
-        FrontierCommand, "gidd eval frontier", __doc__, arguments, lists=lists
-    )
+    options = parse_checked(FrontierCommand, "gidd eval frontier", __doc__, arguments)
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.frontier import evaluate_frontier
 
@@ -101,7 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     if grader is None:
         raise ConfigError("--grader must name a causal language model, e.g. smollm2.")
     out = options.result.out
-    with show_actions() as report:
+    with show_actions() as on_progress:
         result = evaluate_frontier(
             pipe,
             options.grid,
@@ -111,6 +105,6 @@ def main(arguments: Sequence[str]) -> None:
             seed=options.seed,
             options=options.base,
             folder=out and out.with_name(f"{out.stem}.settings"),
-            on_progress=report,
+            on_progress=on_progress,
         )
-    report_rows(result, options.result, _COLUMNS)
+    report(result, options.result, _COLUMNS)

@@ -20,8 +20,8 @@ from typing import Annotated
 
 import tyro
 
-from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.model_options import Flat
+from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.model_options import CheckedCommand, Flat, parse_checked
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.judge import PROMPT_FILE, Judge, JudgeOptions, read_samples
@@ -30,7 +30,7 @@ _OUT = Path("judge.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeCommand:
+class JudgeCommand(CheckedCommand):
     """Options of `gidd eval judge`."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE.jsonl")]
@@ -48,7 +48,7 @@ class JudgeCommand:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from self.judge.problems()
+        yield from super().problems()
         if not self.api_key_variable.isidentifier():  # not shown: it may be the key
             yield "api_key_variable must be the name of an environment variable, not the key."
         if not self.prompt.is_file() or "{text}" not in self.prompt.read_text():
@@ -57,7 +57,7 @@ class JudgeCommand:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, show the number of requests, grade and report."""
-    options = parse_evaluation(JudgeCommand, "gidd eval judge", __doc__, arguments)
+    options = parse_checked(JudgeCommand, "gidd eval judge", __doc__, arguments)
     key, out = os.environ.get(options.api_key_variable, "").strip(), options.result.out or _OUT
     if not key and options.judge.base_url == JudgeOptions.base_url:
         raise ConfigError(f"set the environment variable {options.api_key_variable} to an API key.")

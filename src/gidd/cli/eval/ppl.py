@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report, report_rows
-from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.eval.report import Column, ResultOptions, report
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain
 from gidd.common.actors import ActorOptions
 from gidd.common.messages import print_message, show_counts
@@ -48,7 +48,7 @@ _TIMEOUT_SECONDS = 86_400.0  # ranks wait for each other at the end of a repeat 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityCommand:
+class PerplexityCommand(CheckedCommand):
     """Options of `gidd eval ppl`."""
 
     model: ModelName
@@ -59,7 +59,7 @@ class PerplexityCommand:
     """Print one line for all documents, or a line per document as well."""
     executor: Literal["local", "ray"] = "local"
     """Score on this machine (under torchrun: on its ranks), or on actors of a Ray cluster."""
-    ray: Annotated[ActorOptions, tyro.conf.DisallowNone] = field(default_factory=ActorOptions)
+    ray: ActorOptions = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
     perplexity: Flat[PerplexityOptions] = field(default_factory=PerplexityOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
@@ -67,8 +67,7 @@ class PerplexityCommand:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from self.perplexity.problems()
-        yield from self.ray.problems("ray.")
+        yield from super().problems()
         if self.executor == "ray" and self.perplexity.max_se is not None:
             yield "max_se needs --executor local: it stops at an error over all windows."
         if self.executor == "ray" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -87,7 +86,7 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, report; under torchrun all ranks score and rank 0 reports."""
-    options = parse_evaluation(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
+    options = parse_checked(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
     if not options.sources:
         raise ConfigError(
             "SOURCE must be at least one file, folder, URL or corpus (see `gidd data list`)."
@@ -125,7 +124,7 @@ def main(arguments: Sequence[str]) -> None:
 def _report(result: EvaluationResult, options: PerplexityCommand) -> None:
     is_table = not options.result.json
     if is_table and options.by == "document":
-        report_rows(result, ResultOptions(), _COLUMNS)
+        report(result, ResultOptions(), _COLUMNS)
         print()
     report(result, options.result)
     if is_table:

@@ -1,17 +1,15 @@
-"""How the evaluations parse their options, and print and save their results."""
+"""How the evaluations print and save their results."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from gidd.cli.model_options import CheckedCommand, parse_checked
-from gidd.cli.output import CliConsole, plain, require_writable
+from gidd.cli.output import CliConsole, plain, print_json, write_problems
 from gidd.common.messages import print_message
 
 if TYPE_CHECKING:
@@ -30,61 +28,33 @@ class ResultOptions:
     json: bool = False
     """Print the result with its manifest as JSON instead of a table."""
 
-
-class _Evaluation(CheckedCommand, Protocol):
-    @property
-    def result(self) -> ResultOptions: ...
-
-
-_T = TypeVar("_T", bound=_Evaluation)
-
-
-def parse_evaluation(
-    kind: type[_T],
-    prog: str,
-    doc: str | None,
-    arguments: Sequence[str],
-    *,
-    lists: Collection[str] = (),
-    default: _T | None = None,
-) -> _T:
-    """Parse and check options, and that the result can be written; split `lists` at commas."""
-    options = parse_checked(kind, prog, doc, split_commas(arguments, lists), default)
-    if options.result.out is not None:
-        require_writable(options.result.out, "--out")
-    return options
-
-
-def split_commas(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Return the arguments with the values of these flags split at commas."""
-    words: list[str] = []
-    is_list = False
-    for argument in arguments:
-        flag, _, value = argument.partition("=")
-        if flag.replace("_", "-") in flags:
-            words, is_list, argument = [*words, flag], True, value
-        else:
-            is_list = is_list and not argument.startswith("--")
-        words += filter(None, argument.split(",")) if is_list else [argument]
-    return words
+    def problems(self) -> Iterable[str]:
+        """Yield a message if the file could not be written."""
+        return write_problems("out", self.out)
 
 
 def report(
-    result: EvaluationResult,
-    options: ResultOptions,
-    show: Callable[[EvaluationResult], None] | None = None,
+    result: EvaluationResult, options: ResultOptions, columns: Mapping[str, Column] | None = None
 ) -> None:
-    """Save the result; print it as JSON, by `show`, or as a list of measurements."""
+    """Save the result; print it as JSON, as a table of its rows, or as a list of measurements."""
     if options.out is not None:
         result.save(options.out)
+    console = CliConsole(highlight=False)
     if options.json:
-        print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
-    elif show is not None:
-        show(result)
-    else:
-        console, width = CliConsole(highlight=False), max(map(len, result.measurements), default=0)
+        print_json(**result.to_dict())
+    elif columns is None:
+        width = max(map(len, result.measurements), default=0)
         for name, value in result.measurements.items():
             console.print(plain(f"{name:{width}}  {value}"))
+    else:
+        # a narrow terminal breaks lines; numbers must not be cut
+        console.width = max(console.width, 120)
+        table = Table(box=None, pad_edge=False)
+        for name in columns:
+            table.add_column(name, no_wrap=True)
+        for row in result.rows:
+            table.add_row(*(plain(cell(row)) for cell in columns.values()))
+        console.print(table)
     if options.out is not None:
         print_message(f"wrote {options.out}.")
 
@@ -101,22 +71,3 @@ def with_error(name: str, *, percent: bool = False, digits: int = 2) -> Column:
         return f"{shown} ± {scale * error:.{digits}f}" if error else shown
 
     return cell
-
-
-def report_rows(
-    result: EvaluationResult, options: ResultOptions, columns: Mapping[str, Column]
-) -> None:
-    """Print the rows of a result as a table, or all of it as JSON, and save it."""
-
-    def show(shown: EvaluationResult) -> None:
-        console = CliConsole(highlight=False)
-        # a narrow terminal breaks lines; numbers must not be cut
-        console.width = max(console.width, 120)
-        table = Table(box=None, pad_edge=False)
-        for name in columns:
-            table.add_column(name, no_wrap=True)
-        for row in shown.rows:
-            table.add_row(*(plain(cell(row)) for cell in columns.values()))
-        console.print(table)
-
-    report(result, options, show)

@@ -25,9 +25,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.model_options import Flat, ModelOptions
-from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
+from gidd.common.config.allowed import SEED, integer, optional
 from gidd.common.config.components import Component, component
 from gidd.common.messages import print_message, show_actions
 from gidd.errors import ConfigError
@@ -39,20 +39,20 @@ _NUM_SAMPLES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplesCommand:
+class SamplesCommand(CheckedCommand):
     """Options of `gidd eval samples`."""
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Model (folder or hub name), or samples (.jsonl, .txt, or a folder of .txt files)."""
-    num_samples: Annotated[int | None, tyro.conf.DisallowNone] = None
+    num_samples: int | None = None
     """Number of samples; by default 64 of a model, and all of a file."""
-    length: Annotated[int | None, tyro.conf.DisallowNone] = None
+    length: int | None = None
     """Length of a sample in tokens; by default the model's context, at most 2048."""
     seed: int = 0
     """Random seed; the same seed gives the same samples."""
-    reference: Annotated[Path | None, tyro.conf.DisallowNone] = None
+    reference: Path | None = None
     """Human texts (.jsonl, .txt or a folder): measure MAUVE with features of the grader."""
-    metric: Annotated[str | None, tyro.conf.DisallowNone] = None
+    metric: str | None = None
     """One more number of each sample, by name; --metric.OPTION sets its options."""
     metric_options: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = None
     """Options of the metric, by name."""
@@ -60,6 +60,8 @@ class SamplesCommand:
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
+
+    allowed = dict.fromkeys(("num_samples", "length"), optional(integer(1))) | {"seed": SEED}
 
     @property
     def chosen_metric(self) -> Component | None:
@@ -70,19 +72,16 @@ class SamplesCommand:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        count = optional(integer(1))
-        yield from field_problems(self, num_samples=count, length=count, seed=SEED)
+        yield from super().problems()
         if self.reference is not None and self.grading.grader is None:
             yield "reference needs --grader, whose features MAUVE compares."
         if (metric := self.chosen_metric) is not None:
             yield from (f"metric.{problem}" for problem in metric.problems())
-        yield from self.grading.problems()
-        yield from self.sampling.problems()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, generate or read samples, measure, report."""
-    options = parse_evaluation(SamplesCommand, "gidd eval samples", __doc__, arguments)
+    options = parse_checked(SamplesCommand, "gidd eval samples", __doc__, arguments)
     reference = [] if options.reference is None else read_text_samples(options.reference)
     path, texts = Path(options.source), [sample.text for sample in reference]
     if not has_samples(path):

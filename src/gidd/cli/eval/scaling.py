@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.model_options import Flat
-from gidd.common.config.allowed import SEED, field_problems, integer, number
+from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.model_options import CheckedCommand, Flat, parse_checked
+from gidd.common.config.allowed import SEED, integer, number
 from gidd.common.messages import print_message
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingOptions:
+class ScalingOptions(CheckedCommand):
     """Options of `gidd eval scaling`."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
@@ -41,17 +41,22 @@ class ScalingOptions:
     """Seed of the resamples."""
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
 
+    allowed = {
+        "bootstrap": integer(1, 100_000),
+        "seed": SEED,
+        "min_flops": number(lambda x: 0 <= x < float("inf"), "of at least 0"),
+    }
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        flops = number(lambda x: 0 <= x < float("inf"), "of at least 0")
+        yield from super().problems()
         if not self.runs:
             yield "RUN must be at least one folder of `gidd train`, got none."
-        yield from field_problems(self, bootstrap=integer(1, 100_000), seed=SEED, min_flops=flops)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, read the runs, fit and report."""
-    options = parse_evaluation(ScalingOptions, "gidd eval scaling", __doc__, arguments)
+    options = parse_checked(ScalingOptions, "gidd eval scaling", __doc__, arguments)
     from gidd.evaluation.scaling import evaluate_scaling, read_training_run
 
     series: dict[str, list[TrainingRun]] = {}

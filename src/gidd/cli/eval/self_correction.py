@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gidd.cli.eval.report import Column, ResultOptions, parse_evaluation, report_rows, with_error
-from gidd.cli.model_options import Flat, ModelName, ModelOptions
+from gidd.cli.eval.report import Column, ResultOptions, report, with_error
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.common.messages import show_counts
 from gidd.evaluation.options import CurveOptions, GraderOptions
 from gidd.pipeline.options import SamplingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveCommand:
+class CurveCommand(CheckedCommand):
     """Options of `gidd eval self-correction`."""
 
     model: ModelName
@@ -34,11 +34,12 @@ class CurveCommand:
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
+    lists = ("--temperatures", "--forward-passes")
+
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        yield from self.curve.problems()
+        yield from super().problems()
         yield from self.curve.sampling_problems(self.sampling)
-        yield from self.grading.problems()
 
 
 _COLUMNS: dict[str, Column] = {
@@ -54,14 +55,11 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, correct, report."""
-    lists = ("--temperatures", "--forward-passes")
-    options = parse_evaluation(
-        CurveCommand, "gidd eval self-correction", __doc__, arguments, lists=lists
-    )
+    options = parse_checked(CurveCommand, "gidd eval self-correction", __doc__, arguments)
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.self_correction import correction_curve
 
     grader = options.grading.load(options.runtime.device)
     with show_counts("correcting samples") as on_samples:
         result = correction_curve(pipe, options.curve, options.sampling, grader, on_samples)
-    report_rows(result, options.result, _COLUMNS)
+    report(result, options.result, _COLUMNS)

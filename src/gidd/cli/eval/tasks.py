@@ -19,49 +19,44 @@ Examples:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated
 
 import tyro
 
-from gidd.cli.eval.report import ResultOptions, parse_evaluation, report
-from gidd.cli.model_options import Flat, ModelName, ModelOptions
-from gidd.common.config.allowed import field_problems, integer, optional
+from gidd.cli.eval.report import ResultOptions, report
+from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.common.config.allowed import integer, optional
 from gidd.common.messages import show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksCommand:
+class TasksCommand(CheckedCommand):
     """Options of `gidd eval tasks`."""
 
     model: ModelName
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TASK...")]
     """Tasks of lm_eval, `paper`, .jsonl or .yaml files, or folders of them."""
-    limit: Annotated[int | None, tyro.conf.DisallowNone] = None
+    limit: int | None = None
     """Number of questions of each task; by default all."""
-    num_fewshot: Annotated[int | None, tyro.conf.DisallowNone] = None
+    num_fewshot: int | None = None
     """Number of examples before each question; by default the number of the task, or 0."""
     scoring: Flat[TaskOptions] = field(default_factory=TaskOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        limit, num_fewshot = optional(integer(1)), optional(integer(0))
-        yield from field_problems(self, limit=limit, num_fewshot=num_fewshot)
-        yield from self.scoring.problems()
+    allowed = {"limit": optional(integer(1)), "num_fewshot": optional(integer(0))}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, report."""
-    parse = partial(parse_evaluation, TasksCommand, "gidd eval tasks", __doc__, arguments)
-    options = parse()
+    given = "gidd eval tasks", __doc__, arguments
+    options = parse_checked(TasksCommand, *given)
     if options.scoring.rule == "paper":  # which has other defaults
-        options = parse(default=replace(options, scoring=TaskOptions.of_rule("paper")))
+        default = replace(options, scoring=TaskOptions.of_rule("paper"))
+        options = parse_checked(TasksCommand, *given, default)
     if not options.tasks:
         raise ConfigError("TASK must be at least one task, file or folder, such as paper.")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import

@@ -10,16 +10,14 @@ is the ordinary posterior. The most likely token minimises the expected number o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import number, optional
-from gidd.common.config.components import require_options
-from gidd.common.terminal import shorten
+from gidd.common.config.allowed import Allowed, number, optional
+from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import at
 from gidd.diffusion.error_rate import error_rate_at, visible_noise
 from gidd.diffusion.schedule import MixingSchedule, Times
@@ -134,17 +132,18 @@ def is_replaced(
     return (other > found) & (other >= (min_confidence or 0.0))
 
 
-_ERROR_RATE = optional(
-    number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
-)
-_MIN_CONFIDENCE = optional(
-    number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability, e.g. 0.9.")
+_ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
+_MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability.")
+_CHANNEL = Allowed(
+    torch.is_tensor,
+    "a tensor of probabilities [V, V], V the vocabulary size",
+    "Leave it out if wrong tokens are distributed like the noise.",
 )
 
 
 @final
 @dataclass(frozen=True)
-class PosteriorCorrection:
+class PosteriorCorrection(CheckedOptions):
     """Replace every token for which another one has a higher posterior probability (s = t).
 
     One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, t being `time_at_error_rate`
@@ -165,28 +164,16 @@ class PosteriorCorrection:
     """Probability of each written token (column) given a right one (row) that was replaced; by
     default, wrong tokens are distributed like the noise. Equal steps have the same tensor."""
 
-    @staticmethod
-    def problems(
-        error_rate: float | None, min_confidence: float | None, channel: Tensor | None
-    ) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        yield from _ERROR_RATE.problems("error_rate", error_rate)
-        yield from _MIN_CONFIDENCE.problems("min_confidence", min_confidence)
-        shape = list(channel.shape) if isinstance(channel, Tensor) else []
-        if channel is not None and (len(shape) != 2 or shape[0] != shape[1]):
-            given = shape or shorten(channel)
-            yield (
-                "channel must be a square tensor of probabilities [V, V], V the vocabulary size, "
-                f"got {given}. Leave it out if wrong tokens are distributed like the noise."
-            )
-
-    def __post_init__(self) -> None:
-        require_options(self)
+    allowed = {
+        "error_rate": optional(_ERROR_RATE),
+        "min_confidence": optional(_MIN_CONFIDENCE),
+        "channel": optional(_CHANNEL),
+    }
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` if the channel is one of another vocabulary."""
         size = schedule.vocab.size
-        if self.channel is not None and len(self.channel) != size:
+        if self.channel is not None and self.channel.shape != (size, size):
             raise ConfigError(
                 f"channel must have a row and a column for each of the {size} tokens of the "
                 f"vocabulary, got {list(self.channel.shape)}. Make it with the model's tokenizer."

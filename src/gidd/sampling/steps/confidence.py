@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -168,21 +167,12 @@ def masks_to_fill(
 
 def require_masks(schedule: MixingSchedule) -> None:
     """Raise `ConfigError` unless all tokens are masks at t = 1."""
-    try:
-        at_start = _prior_masks(schedule)
-    except TypeError:  # a schedule of one's own need not be hashable
-        at_start = _prior_masks.__wrapped__(schedule)
+    mask = schedule.vocab.mask_id
+    prior = schedule.beta_pi(torch.ones(1, dtype=torch.float64))[0]
+    at_start = 0.0 if mask is None else float(prior[mask])
     if at_start < _ALL_MASKS:
         raise ConfigError(
             "this sampler fills masks, so its schedule must have only masks at t = 1, got "
             f"{at_start:.1%} masks: the other tokens would never change. "
             "Use the ancestral sampler, which works with every schedule."
         )
-
-
-@lru_cache(maxsize=64)  # a row of the vocabulary takes a millisecond, for every request
-def _prior_masks(schedule: MixingSchedule) -> float:
-    """Return the fraction of masks at t = 1."""
-    one = torch.ones(1, dtype=torch.float64)
-    mask = schedule.vocab.mask_id
-    return 0.0 if mask is None else float(schedule.beta_pi(one)[0, mask])
