@@ -20,7 +20,7 @@ import torch
 
 PROPERTIES = {"deadline": None, "derandomize": True, "print_blob": True}
 hypothesis.settings.register_profile("gidd", **PROPERTIES)
-hypothesis.settings.register_profile("ci", **PROPERTIES, max_examples=30)  # `make test-ci`
+hypothesis.settings.register_profile("ci", **PROPERTIES, max_examples=15)  # `make test-ci`
 hypothesis.settings.load_profile("gidd")
 
 DEVICES = ["cpu"]

@@ -3,78 +3,80 @@
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from support.one_process import run_each
 
 REASON = 'needs `pip install "gidd[data]"`'
 pytest.importorskip("fsspec", reason=REASON)
 
-MAIN = "from gidd.cli import main; main()"
+MISTAKES = [
+    (["dta"], "no command 'dta'"),
+    (["data", "verify", "nothing"], "nothing does not exist"),
+    (["data", "show", "nothing"], "nothing does not exist"),
+    (["data", "show", "texts"], "texts/manifest.json does not exist"),
+    (["data", "prepare", "texts", "--tokenizer", "a/b/c", "--out", "o"], "a/b/c is neither"),
+    (["data", "tokenizer", "texts", "--vocab-size", "9", "--out", "o"], "at least 259"),
+    (["data", "tokenizer", "texs", "--vocab-size", "300", "--out", "o"], "texs is neither"),
+    (["data", "tokenizer", "--vocab-size", "300", "--out", "o"], "at least one"),
+    (["data", "tokenizer", "texts", "--vocab-size", "many", "--out", "o"], "--vocab-size"),
+    (["data", "prepare", "texts", "--out", "o"], "--tokenizer"),
+]
+LIST = ["data", "list"]
 
 
-def gidd(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *words], cwd=folder, capture_output=True, text=True
-    )
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    (tmp_path / "texts").mkdir()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "texts").mkdir()
     for i in range(20):
-        (tmp_path / "texts" / f"{i:02d}.txt").write_text(
-            f"Document {i} [bold]of[/bold] twenty. " * 9
-        )
-    return tmp_path
+        (folder / "texts" / f"{i:02d}.txt").write_text(f"Document {i} [bold]of[/bold] twenty. " * 9)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder) -> dict[tuple[str, ...], CompletedProcess[str]]:
+    """What each command prints; all in one process."""
+    commands = [LIST, *(words for words, _ in MISTAKES)]
+    return {tuple(done.args): done for done in run_each(commands, cwd=folder)}
 
 
 @pytest.mark.slow
 def test_from_texts_to_shards(folder):
-    made = gidd(folder, "data", "tokenizer", "--vocab-size", "280", "--out", "tok", "texts")
-    assert made.returncode == 0, made.stderr
-    assert "280 tokens" in made.stdout
-    words = ["data", "prepare", "texts", "--tokenizer", "tok", "--out", "shards"]
-    words += ["--validation", "3", "--tasks", "4", "--workers", "2"]
-    made = gidd(folder, *words)
-    assert made.returncode == 0, made.stderr
-    assert "17 documents" in made.stdout
-    assert "3 documents" in made.stdout
-    again = gidd(folder, *words)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == made.stdout
-    shown = gidd(folder, "data", "show", "shards")
-    assert shown.returncode == 0, shown.stderr
-    assert "Document 0 [bold]of[/bold] twenty." in shown.stdout
-    assert "vocabulary size 280, stored as uint16" in shown.stdout
-    checked = gidd(folder, "data", "verify", "shards", "--tokenizer", "tok")
-    assert checked.returncode == 0, checked.stderr
-    assert "all 5 shards are valid" in checked.stdout
+    prepare = ["data", "prepare", "texts", "--tokenizer", "tok", "--out", "shards"]
+    prepare += ["--validation", "3", "--tasks", "4", "--workers", "2"]
+    done = run_each(
+        [
+            ["data", "tokenizer", "--vocab-size", "280", "--out", "tok", "texts"],
+            prepare,
+            prepare,
+            ["data", "show", "shards"],
+            ["data", "verify", "shards", "--tokenizer", "tok"],
+        ],
+        cwd=folder,
+    )
+    assert [each.returncode for each in done] == [0] * 5, [each.stderr for each in done]
+    trained, made, again, shown, checked = (each.stdout for each in done)
+    assert "280 tokens" in trained
+    assert "17 documents" in made
+    assert "3 documents" in made
+    assert again == made
+    assert "Document 0 [bold]of[/bold] twenty." in shown
+    assert "vocabulary size 280, stored as uint16" in shown
+    assert "all 5 shards are valid" in checked
     shard = folder / "shards" / "train" / "00001.ds"
     shard.write_bytes(shard.read_bytes()[:-2])
-    broken = gidd(folder, "data", "verify", "shards")
+    (broken,) = run_each([["data", "verify", "shards"]], cwd=folder)
     assert broken.returncode == 2
     assert "00001.ds" in broken.stderr
     assert "Traceback" not in broken.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["dta"], "no command 'dta'"),
-        (["data", "verify", "nothing"], "nothing does not exist"),
-        (["data", "show", "nothing"], "nothing does not exist"),
-        (["data", "show", "texts"], "texts/manifest.json does not exist"),
-        (["data", "prepare", "texts", "--tokenizer", "a/b/c", "--out", "o"], "a/b/c is neither"),
-        (["data", "tokenizer", "texts", "--vocab-size", "9", "--out", "o"], "at least 259"),
-        (["data", "tokenizer", "texs", "--vocab-size", "300", "--out", "o"], "texs is neither"),
-        (["data", "tokenizer", "--vocab-size", "300", "--out", "o"], "at least one"),
-        (["data", "tokenizer", "texts", "--vocab-size", "many", "--out", "o"], "--vocab-size"),
-        (["data", "prepare", "texts", "--out", "o"], "--tokenizer"),
-    ],
-)
-def test_a_mistake_ends_in_one_message(folder, words, message):
-    result = gidd(folder, *words)
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_a_mistake_ends_in_one_message(printed, words, message):
+    result = printed[tuple(words)]
     assert result.returncode == 2
     assert message in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
@@ -105,17 +107,9 @@ def test_gidd_data_imports_neither_torch_nor_optional_packages():
 
 
 @pytest.mark.slow
-def test_corpora_are_listed(folder):
-    result = gidd(folder, "data", "list")
+def test_corpora_are_listed(printed):
+    result = printed[tuple(LIST)]
     assert result.returncode == 0, result.stderr
     web = {"openwebtext", "fineweb", "lm1b", "wikitext", "tinystories", "text8"}
     for name in web | {"sotu", "markov", "hidden-markov", "hf:ORG/NAME"}:
         assert name in result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [[], ["tokenizer"], ["prepare"], ["show"], ["verify"]])
-def test_help(folder, command):
-    result = gidd(folder, "data", *command, "--help")
-    assert result.returncode == 0, result.stderr
-    assert "usage: gidd data" in result.stdout

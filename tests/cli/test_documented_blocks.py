@@ -145,7 +145,8 @@ REPLACED = [
     Replaced("(training/train.py)", r"\1 --steps 2", "hours of training"),
 ]
 LONG = ("docs/howto/cluster.md", "docs/howto/published-models.md", "docs/importers.md")
-LONG += ("docs/training.md",)
+LONG += ("docs/training.md", "docs/evaluation.md", "docs/scaling/data.md")
+LONG += ("packages/proof/README.md",)
 """Pages that take more than 15 s of CPU time, run at night."""
 
 PRELUDE = """

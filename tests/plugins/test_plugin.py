@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,7 @@ TRAIN = (
     + ("--data.sources", "sums", "--data.tokenizer", "270", "--data.length", "32", "--quiet")
     + ("--train.steps", "10", "--train.save-every", "4", "--train.report-every", "1")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4")
+    + ("--train.generate-samples", "0")
 )  # fmt: skip
 MEASURE = ("--num-samples", "3", "--length", "16", "--steps", "4")
 MEASURE += ("--metric", "right-sums", "--metric.tolerance", "300")
@@ -135,7 +137,7 @@ def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_withou
     assert child.returncode == -signal.SIGKILL
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     assert steps_in(killed / "checkpoints") == [4]
-    refuse_resume(killed, tmp_path)
+    shutil.copytree(killed, tmp_path / "stopped")
     sample = ("sample", "model", "--length", "16", "--steps", "4", "--sampler", "left-to-right")
     commands = [
         (*TRAIN, "--out", "undisturbed"),
@@ -164,33 +166,28 @@ def test_a_run_of_registered_parts_is_resumed_exported_loaded_and_refused_withou
     assert sampled.stdout
     assert float(used.stdout) > 0
 
-    message, other = refused(
-        ("export", "killed", "--out", "other"), ("sample", "model"), cwd=tmp_path
+    # without the package a run is not resumed, by any of the commands that could
+    yaml = "stopped/checkpoints/step-000000004/run.yaml"
+    again, foreign, same, exported, loaded = refused(
+        ("train", yaml, "--out", "stopped"),
+        ("train", "nano", "--data.folder", "stopped/data", "--out", "stopped"),
+        (*TRAIN, "--out", "stopped"),
+        ("export", "killed", "--out", "other"),
+        ("sample", "model"),
+        cwd=tmp_path,
     )
-    assert "backbone 'conv'" in message and "gidd-example 0.1.0" in message
-    assert "delete" not in message  # the checkpoint is not damaged
-    assert "model/gidd.json" in other and "backbone 'conv'" in other
-    assert "gidd-example 0.1.0" in other
+    assert "record.json" in foreign
+    assert "'guessed'" in same
+    assert "delete" not in exported  # the checkpoint is not damaged
+    assert "model/gidd.json" in loaded
+    assert all("backbone 'conv'" in message for message in (again, exported, loaded))
+    assert all("gidd-example 0.1.0" in each for each in (again, foreign, exported, loaded))
 
 
 def saved_tensors(checkpoint):
     """Weights and optimiser state."""
     (file,) = checkpoint.glob("*.safetensors")
     return load_file(file)
-
-
-def refuse_resume(run, cwd):
-    """Without the package a run is not resumed, by any of the commands that could."""
-    yaml = str(run / "checkpoints" / "step-000000004" / "run.yaml")
-    again, other, same = refused(
-        ("train", yaml, "--out", str(run)),
-        ("train", "nano", "--data.folder", f"{run}/data", "--out", str(run)),
-        (*TRAIN, "--out", str(run)),
-        cwd=cwd,
-    )
-    assert "backbone 'conv'" in again and "gidd-example 0.1.0" in again
-    assert "record.json" in other and "gidd-example 0.1.0" in other
-    assert "'guessed'" in same
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def steps(request):
 
 
 def run_of(data, backbone, steps, **changes):
-    run = tiny_run(data, steps=steps, global_batch=32, generate_samples=0, **changes)
+    run = tiny_run(data, steps=steps, global_batch=32, **changes)
     return replace(run, backbone=backbone, optim=replace(run.optim, learning_rate=1e-2))
 
 

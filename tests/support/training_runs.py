@@ -30,7 +30,7 @@ def speeches(folder: Path, vocab_size: int = 512, documents: int | None = None) 
 
 
 def small_run(data: Path, *, size: str = "micro", steps: int = 50, **changes: object) -> RunConfig:
-    """A run in float32 that reports every step."""
+    """A run in float32 that reports every step and generates no samples."""
     preset = PRESETS[size]
     defaults = {
         "steps": steps,
@@ -39,6 +39,7 @@ def small_run(data: Path, *, size: str = "micro", steps: int = 50, **changes: ob
         "report_every": 1,
         "evaluate_every": 1000,
         "evaluate_samples": 8,
+        "generate_samples": 0,
         "save_every": 1000,
     }
     return replace(

@@ -116,7 +116,7 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(parallel):
 @pytest.mark.parametrize(("save_every", "saved"), [(2, [2]), (100, [])])
 def test_a_run_that_diverges_saves_nothing_after_it(save_every, saved, data, tmp_path, monkeypatch):
     """With nothing to report or save, the run has begun another step when it learns of it."""
-    run = tiny_run(data, steps=8, save_every=save_every, report_every=100, generate_samples=0)
+    run = tiny_run(data, steps=8, save_every=save_every, report_every=100)
     monkeypatch.setattr(DiffusionObjective, "forward", forward_with("loss"))
     with pytest.raises(TrainingDiverged, match=rf"^step {BAD_STEP}: the loss is nan"):
         train_here(run, tmp_path)
@@ -145,7 +145,7 @@ def test_statistics_are_read_one_step_late_or_where_they_are_needed(data, tmp_pa
 
     monkeypatch.setattr(loop, "update", noted_update)
     monkeypatch.setattr(loop.Gradients, "read", noted_read)
-    assert train_here(tiny_run(data, steps=6, report_every=4, generate_samples=0), tmp_path)
+    assert train_here(tiny_run(data, steps=6, report_every=4), tmp_path)
     expected = ["update 0", "update 1", "read 0", "update 2", "read 1", "update 3", "read 2"]
     expected += ["read 3", "update 4", "update 5", "read 4", "read 5"]
     assert events == expected

@@ -29,7 +29,7 @@ NUM_SAMPLES = 12
 def run_with(loss, data=None, noise=None, **changes):
     tight = component("weighting", "tight")
     objective = Diffusion(noise=noise or hybrid(0.5), weighting=tight, loss=loss)
-    return replace(tiny_run(data, generate_samples=0, **changes), objective=objective)
+    return replace(tiny_run(data, **changes), objective=objective)
 
 
 def objective_of(loss, noise=None, vocab=VOCAB):

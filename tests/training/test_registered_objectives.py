@@ -65,7 +65,7 @@ def registered():
 
 
 def run_with(name, data=None, **options):
-    run = tiny_run(data, steps=6, generate_samples=0)
+    run = tiny_run(data, steps=6)
     return replace(
         run, objective=replace(run.objective, loss=component("objective", name, **options))
     )
