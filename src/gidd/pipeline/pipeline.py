@@ -71,6 +71,7 @@ from gidd.sampling import (
     WindowReader,
     parse_template,
     run_job,
+    run_jobs,
 )
 from gidd.sampling.request import prompt as with_blanks
 
@@ -413,7 +414,8 @@ class Pipeline:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
         start = time.perf_counter()
         settings = requests, block_length, on_step, record_frames, confidence, stop
-        return self._complete(start, run_job(lambda jobs: run_requests(jobs, self, *settings)))
+        (found,) = run_jobs([lambda jobs: run_requests(jobs, self, *settings)])
+        return self._complete(start, found)
 
     @overload
     def correct(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule, Times as Times
 from gidd.errors import ConfigError
+from gidd.sampling.network import BatchGuidance
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -83,7 +84,6 @@ class StepOutput(NamedTuple):
         )
 
 
-@final
 @dataclass
 class Canvas:
     """A batch of sequences, padded to one length, each with its own seed and progress.
@@ -109,6 +109,9 @@ class Canvas:
     """Steps of the plan done so far, skipped ones included."""
 
     best: BestState
+
+    guidance: BatchGuidance | None = None
+    """Of guided sequences, whose forward passes have twice as many rows."""
 
     times_on_host: Float[Tensor, "2 B"] | None = None
     """s and t of the step, for a GPU: each operation of a schedule would be a launch."""
@@ -178,18 +181,20 @@ class Canvas:
         """Copy some of the sequences to a new canvas."""
         tensors = {name: value for name, value in vars(self).items() if name not in _OTHER}
         parts = {name: tensor[index] for name, tensor in tensors.items()}
-        return Canvas(**parts, best=self.best.rows(index))
+        guidance = self.guidance and self.guidance.rows(index)
+        return Canvas(**parts, best=self.best.rows(index), guidance=guidance)
 
     def put(self, index: Int[Tensor, " K"], other: Canvas) -> None:
         """Write the sequences of another canvas to the rows `index`."""
         for name, value in vars(other).items():
             if name not in _OTHER:
                 getattr(self, name)[index] = value
-        for stored, started in zip(self.best, other.best, strict=True):
-            stored[index] = started
+        for own, new in ((self.best, other.best), (self.guidance or (), other.guidance or ())):
+            for stored, started in zip(own, new, strict=True):
+                stored[index] = started
 
 
-_OTHER = ("best", "times_on_host")
+_OTHER = ("best", "guidance", "times_on_host")
 """Fields of a canvas that are no tensors on its device."""
 
 

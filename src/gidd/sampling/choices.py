@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ _Read = Callable[[Tensor, _Rows], tuple[Tensor, ...]]
 """`Prediction.read`: positions, function of their rows -> values."""
 
 
-@final
 @dataclass(frozen=True)
 class Choices:
     """A slot of blanks, and the sequences of tokens of which it becomes one."""
@@ -69,7 +68,6 @@ class Choices:
             raise ConfigError(f"the options of a choice must not have the mask token, {mask_id}.")
 
 
-@final
 class BatchChoices:
     """The choices of a batch in a step from t to s."""
 

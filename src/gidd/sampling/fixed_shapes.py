@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,6 @@ SampleRead = tuple[Callable[[Tensor], KernelSampler], SampleFunction]
 """From indices to a sampler of their rows, and the function of the samples."""
 
 
-@final
 class FixedShapeReader:
     """Reads in tiles of one size; their number follows from the expected number of positions.
 

@@ -16,12 +16,12 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 from gidd.errors import ConfigError
 from gidd.sampling.request import Edit, Limits, Request, Sample
@@ -39,7 +39,6 @@ _TURNS = 8
 _NO_LIMITS = Limits()
 
 
-@final
 class _Call:
     """A call of `Jobs.sample`: its requests, and the future that it awaits."""
 
@@ -63,23 +62,20 @@ class _Call:
                 self.future.set_result(None)
 
 
-@final
 class SessionPool:
     """Sessions that jobs share, one for each network that they use.
 
     Jobs submit requests from any thread, and one thread steps the sessions:
 
         for session in pool.pending:
-            pool.report(session.step())
+            session.step()
     """
 
     def __init__(self, **settings: Any) -> None:
         """Start without sessions; `settings` are arguments of each, e.g. `max_cost=10**6`."""
         self._settings = settings
         self._sessions: dict[Session, Session] = {}
-        self._calls: dict[Ticket, _Call] = {}
         self._lock = Lock()
-        """Held while requests are submitted, so that `report` knows their calls."""
         self.has_work = threading.Event()
         """Set when requests are submitted; the thread that steps may clear it and wait for it."""
 
@@ -93,16 +89,6 @@ class SessionPool:
         """Sessions with requests that are not done."""
         return [session for session in self.sessions if session.pending]
 
-    def report(self, events: Sequence[Event]) -> None:
-        """Tell jobs what a step of a session has done; called by the thread that steps."""
-        by_call: dict[_Call, list[Event]] = {}
-        with self._lock:
-            for event in events:
-                if (call := self._calls.get(event.ticket)) is not None:
-                    by_call.setdefault(call, []).append(event)
-        for call, own in by_call.items():
-            call.report(own)
-
     def session_like(self, session: Session) -> Session:
         """Return the session that shares the forward passes of this one's network."""
         with self._lock:
@@ -110,25 +96,7 @@ class SessionPool:
                 self._sessions[session] = session.new(**self._settings)
             return self._sessions[session]
 
-    def submit(
-        self, call: _Call, session: Session, requests: Iterable[Request], **settings: Any
-    ) -> Iterator[Ticket]:
-        """Submit the requests of a call to one of the sessions; yield their tickets."""
-        with self._lock:
-            for request in requests:
-                ticket = session.submit(request, **settings)
-                self._calls[ticket] = call
-                yield ticket
-        self.has_work.set()
 
-    def end(self, session: Session, tickets: Iterable[Ticket]) -> None:
-        """Cancel the requests that are not done, and forget all."""
-        for ticket in tickets:
-            session.cancel(ticket)
-            del self._calls[ticket]
-
-
-@final
 class Jobs:
     """What jobs sample with. All that is awaited with one of these ends if it is cancelled."""
 
@@ -179,22 +147,25 @@ class Jobs:
             self._open.add(call)
             if self._is_cancelled:
                 raise asyncio.CancelledError
+        limits = self._until_deadline(limits)
         try:
-            for ticket in self.pool.submit(
-                call,
-                shared,
-                requests,
-                limits=self._until_deadline(limits),
-                priority=self._priority,
-                record_frames=record_frames,
-                record_edits=self._record_edits,
-            ):
+            for request in requests:
+                ticket = shared.submit(
+                    request,
+                    limits,
+                    priority=self._priority,
+                    record_frames=record_frames,
+                    record_edits=self._record_edits,
+                    on_step=call.report,
+                )
                 tickets.append(ticket)
                 self.cost += ticket.cost
+            self.pool.has_work.set()
             await asyncio.wrap_future(call.future)
         finally:
             self._open.discard(call)
-            self.pool.end(shared, tickets)
+            for ticket in tickets:
+                shared.cancel(ticket)
         return [ticket.sample for ticket in tickets if ticket.sample is not None]
 
     def cancel(self) -> None:
@@ -285,7 +256,7 @@ async def _run_all(
                 await asyncio.sleep(0)
             pending = jobs.pool.pending
             for session in pending:
-                jobs.pool.report(session.step())
+                session.step()
             if not pending:  # jobs wait for something else
                 await asyncio.wait([results], timeout=0.001)
         return results.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ def _steps_left(ticket: Ticket) -> _Entry:
     return -ticket.priority, ticket.num_steps - ticket.steps_done, ticket.number, ticket
 
 
-@final
 class LengthBucket:
     """At most `rows` active sequences, and a queue of sequences that wait for a free row.
 
@@ -64,12 +63,10 @@ class LengthBucket:
         """Waiting sequences, and their places in the two queues below, which are sorted."""
         self._oldest: list[_Entry] = []
         self._shortest: list[_Entry] = []
-        self._parked: dict[Ticket, ParkedRow] = {}
+        self._parked: dict[Ticket, tuple[Canvas, NDArray[np.int64]]] = {}
         """State of waiting sequences that were active before."""
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
-        self._guidance: BatchGuidance | None = None
-        """Of a bucket of guided requests, whose forward passes have `2 * rows` sequences."""
         self._tokens = np.zeros((rows, length), dtype=np.int64)
         self._capacity: int | None = None
 
@@ -168,18 +165,16 @@ class LengthBucket:
         row = self._slots.index(ticket)
         index = self._integers([row])
         assert self._canvas is not None
-        guidance = self._guidance and self._guidance.rows(index)
-        self._parked[ticket] = ParkedRow(
-            self._canvas.rows(index), guidance, self._tokens[row].copy()
-        )
+        self._parked[ticket] = self._canvas.rows(index), self._tokens[row].copy()
         ticket.detach()
         self._slots[row] = None
         self.add(ticket)
 
     def _resume(self, row: int, ticket: Ticket) -> None:
         """Give a row to a sequence that was active before."""
-        canvas, guidance, self._tokens[row] = self._parked.pop(ticket)
-        self._put([row], canvas, guidance)
+        canvas, self._tokens[row] = self._parked.pop(ticket)
+        assert self._canvas is not None
+        self._canvas.put(self._integers([row]), canvas)
         ticket.row = self._tokens[row, : len(ticket.request.tokens)]
         self._slots[row] = ticket
 
@@ -221,25 +216,14 @@ class LengthBucket:
             self._integers([ticket.request.seed for ticket in tickets]),
             self._integers([ticket.request.sample_index for ticket in tickets]),
         )
-        guidances = [t.request.guidance for t in tickets if t.request.guidance is not None]
-        guidance = None
         if tickets[0].request.is_guided:  # and so are the others
-            guidance = BatchGuidance.of(guidances, self.length, self._device)
+            guidances = [t.request.guidance for t in tickets if t.request.guidance is not None]
+            canvas.guidance = BatchGuidance.of(guidances, self.length, self._device)
         if self._canvas is None:
             # rows without a sequence hold copies, which no step reads
-            copies = self._integers([0] * self._num_rows)
-            self._canvas = canvas.rows(copies)
-            self._guidance = guidance and guidance.rows(copies)
-        self._put(rows, canvas, guidance)
+            self._canvas = canvas.rows(self._integers([0] * self._num_rows))
+        self._canvas.put(self._integers(rows), canvas)
         self._tokens[rows] = canvas.tokens.cpu().numpy()
-
-    def _put(self, rows: list[int], canvas: Canvas, guidance: BatchGuidance | None) -> None:
-        """Write the state of sequences to some rows."""
-        assert self._canvas is not None
-        index = self._integers(rows)
-        self._canvas.put(index, canvas)
-        if guidance is not None and self._guidance is not None:
-            self._guidance.put(index, guidance)
 
     @torch.no_grad()
     def advance(self, rows: list[int]) -> list[Event]:
@@ -247,9 +231,8 @@ class LengthBucket:
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
         try:
-            network = self._network, self._schedule
-            states = self._canvas, self._guidance
-            batch = StepBatch(*network, *states, rows, tickets, self.num_rows(len(rows)))
+            network, num_rows = self._network, self.num_rows(len(rows))
+            batch = StepBatch(network, self._schedule, self._canvas, rows, tickets, num_rows)
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
@@ -332,14 +315,6 @@ class LengthBucket:
         return upload(values, torch.int64, self._device)
 
 
-class ParkedRow(NamedTuple):
-    """A row of a bucket while its sequence waits."""
-
-    canvas: Canvas
-    guidance: BatchGuidance | None
-    tokens: NDArray[np.int64]
-
-
 class Change(NamedTuple):
     """The result of a step of K sequences; nothing is written to the canvas yet."""
 
@@ -397,7 +372,6 @@ def _copy_to_host(changes: list[Change]) -> list[Change]:
     ]
 
 
-@final
 class StepBatch:
     """Sequences in one forward pass; copies of the first pad it to a fixed number of rows."""
 
@@ -406,7 +380,6 @@ class StepBatch:
         network: DenoisingNetwork,
         schedule: MixingSchedule,
         canvas: Canvas,
-        guidance: BatchGuidance | None,
         rows: list[int],
         tickets: list[Ticket],
         num_rows: int,
@@ -431,8 +404,7 @@ class StepBatch:
         length = canvas.tokens.shape[1]
         is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
         valid = part.valid if is_padded else None
-        guidance = guidance and guidance.rows(index)
-        self._forward = ForwardPass(network, part.tokens, self._t, valid, guidance)
+        self._forward = ForwardPass(network, part.tokens, self._t, valid, part.guidance)
 
     def call(self, step: Step, members: list[int], capacity: int | None) -> Change:
         """Call a step with the sequences that make it."""

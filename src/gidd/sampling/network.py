@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,6 @@ class DenoisingNetwork(Protocol):
         ...
 
 
-@final
 class FunctionNetwork:
     """A network defined by a function for x_theta, such as an exact posterior."""
 
@@ -84,7 +83,6 @@ class FunctionNetwork:
         return hidden
 
 
-@final
 class CachedFeatures:
     """A cache of features for networks that do not depend on t.
 
@@ -134,7 +132,6 @@ class CachedFeatures:
         return cast(Any, self.network).logit_head
 
 
-@final
 @dataclass(frozen=True)
 class ForwardPass:
     """A forward pass of a batch, made when the first of its predictions is read."""
@@ -164,7 +161,6 @@ _SCALE = number(
 )
 
 
-@final
 @dataclass(frozen=True)
 class Guidance:
     """How strongly a request follows its condition, and its sequence without the condition."""
@@ -218,10 +214,6 @@ class BatchGuidance(NamedTuple):
     def rows(self, index: Int[Tensor, " K"]) -> BatchGuidance:
         """Select sequences."""
         return BatchGuidance(self.tokens[index], self.scale[index])
-
-    def put(self, index: Int[Tensor, " K"], other: BatchGuidance) -> None:
-        """Write the guidance of other sequences to the rows `index`."""
-        self.tokens[index], self.scale[index] = other.tokens, other.scale
 
     def combine(
         self,

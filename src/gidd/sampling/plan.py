@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple, cast, final
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from torch import Tensor
 
@@ -54,7 +54,6 @@ def _class_name(step: type) -> str:
     return getattr(step, "log_name", registered[1] if registered else step.__name__)
 
 
-@final
 @dataclass(frozen=True)
 class Plan:
     """Steps in the order in which they are called; `plan_a + plan_b` concatenates two plans.

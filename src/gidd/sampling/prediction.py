@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +52,6 @@ _Run = tuple[range, tuple[Processor, ...]]
 """Positions that follow each other in a read, and the processors of their rows."""
 
 
-@final
 class Prediction:
     """x_theta(z, t) after guidance and processors. Nothing is computed before the first `read`.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from torch import Tensor
 
@@ -43,7 +43,6 @@ _BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
 _MAX_BLANKS = 1_000_000
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One sequence to sample, to infill or to correct.
@@ -199,7 +198,6 @@ _FIELDS: Final = {
 """Values that a field may have, whatever the model."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """When a request ends before its plan does, and what happens then."""
@@ -226,7 +224,6 @@ class Limits:
         )
 
 
-@final
 @dataclass(frozen=True)
 class Sample:
     """The result of a request."""

@@ -7,7 +7,7 @@ distributions.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-@final
 class DenseSampler:
     """Samples from distributions."""
 
@@ -82,7 +81,6 @@ class DenseSampler:
         return rows.new_zeros(len(rows)).masked_scatter(where, odds)
 
 
-@final
 class KernelSampler:
     """Samples from logits with one kernel."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
-from typing import Any, final
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,10 +20,7 @@ from gidd.sampling.length_bucket import LengthBucket
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan
 from gidd.sampling.request import Limits, Request, Sample
-from gidd.sampling.ticket import Event, Ticket, limit_reached
-
-OnStep = Callable[[Sequence[Event]], None]
-"""Called after each step of a session, with an event for each request that made a step."""
+from gidd.sampling.ticket import Event, OnStep, Ticket, limit_reached
 
 _Candidate = tuple[int, int, int, LengthBucket, Ticket]
 """A key, the lowest of which is chosen, and what is chosen."""
@@ -31,7 +28,6 @@ _Candidate = tuple[int, int, int, LengthBucket, Ticket]
 _NO_LIMITS = Limits()
 
 
-@final
 @dataclass
 class SessionCounters:
     """What a session has done since it was made."""
@@ -53,7 +49,6 @@ class SessionCounters:
     """Requests that were refused because too many waited."""
 
 
-@final
 class Session:
     """Samples requests one step at a time.
 
@@ -189,12 +184,14 @@ class Session:
         priority: int = 0,
         record_frames: bool = False,
         record_edits: bool = True,
+        on_step: OnStep | None = None,
     ) -> Ticket:
         """Validate and enqueue a request; raise if it is invalid or too many wait.
 
         Requests of a higher `priority` come first. `record_frames` records state and prediction
         before every step. It costs a pass of the head per step, and a forward pass where the step
-        would have needed none. Without `record_edits`, events and sample have no edits.
+        would have needed none. Without `record_edits`, events and sample have no edits. `on_step`
+        is called after each step with the events of all requests that were submitted with it.
         """
         request.check(self.schedule, self.max_length)
         if self._checked.get(id(request.plan)) is not request.plan:
@@ -217,7 +214,14 @@ class Session:
                     seconds,
                 )
             ticket = Ticket(
-                next(self._numbers), request, limits, cost, priority, record_frames, record_edits
+                next(self._numbers),
+                request,
+                limits,
+                cost,
+                priority,
+                record_frames,
+                record_edits,
+                on_step,
             )
             if limits.seconds is not None:
                 ticket.deadline = self._clock() + limits.seconds
@@ -264,7 +268,11 @@ class Session:
                     self._close(event.ticket)
                     self.counters.finished += event.error is None
                     self.counters.failed += event.error is not None
-        return [event for event in events if not event.ticket.is_cancelled]
+        events = [event for event in events if not event.ticket.is_cancelled]
+        for on_step in {event.ticket.on_step: None for event in events}:
+            if on_step is not None:
+                on_step([event for event in events if event.ticket.on_step == on_step])
+        return events
 
     def sample(
         self,
@@ -279,14 +287,12 @@ class Session:
         `on_step` is called after each step of the session; for `record_frames` see `submit`.
         """
         session = self.new()
-        tickets = [session.submit(request, record_frames=record_frames) for request in requests]
+        options: dict[str, Any] = {"record_frames": record_frames, "on_step": on_step}
+        tickets = [session.submit(request, **options) for request in requests]
         while session.pending:
-            events = session.step()
-            for event in events:
+            for event in session.step():
                 if event.error is not None:
                     raise event.error
-            if on_step is not None:
-                on_step(events)
         return [ticket.sample for ticket in tickets if ticket.sample is not None]
 
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -40,7 +41,10 @@ class Event(NamedTuple):
     """Why the request failed, if it did."""
 
 
-@final
+OnStep = Callable[[Sequence[Event]], None]
+"""Called after each step of a session, with an event for each request that made a step."""
+
+
 class Ticket:
     """A request that was submitted to a session. Only the session changes it."""
 
@@ -53,11 +57,12 @@ class Ticket:
         priority: int = 0,
         record_frames: bool = False,
         record_edits: bool = True,
+        on_step: OnStep | None = None,
     ) -> None:
         self.number = number
         """Index among the requests of the session, in the order in which they were submitted."""
         self.request, self.limits, self.cost, self.priority = request, limits, cost, priority
-        self.record_frames, self.record_edits = record_frames, record_edits
+        self.record_frames, self.record_edits, self.on_step = record_frames, record_edits, on_step
         self.plan = request.plan
         """Steps to take; a limit may replace the remaining steps."""
         self.steps_done = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,7 +83,6 @@ class WindowTokens(NamedTuple):
     """Positions to read. The other tokens are context, and their values are 0."""
 
 
-@final
 class TextWindows:
     """Overlapping windows over a text of any length, made when they are read.
 
@@ -112,7 +111,6 @@ Windows with equal functions (==) are read together; a function with options is 
 """
 
 
-@final
 @dataclass(frozen=True)
 class ReadValues:
     """A step that changes nothing: `Sample.values` is what a function returns at free positions."""
@@ -126,7 +124,6 @@ class ReadValues:
         return StepOutput(canvas.tokens, values=self.function(prediction, canvas.free))
 
 
-@final
 @dataclass(frozen=True)
 class WindowReader:
     """A network, and the smallest and largest times it was trained with.
@@ -231,7 +228,6 @@ class WindowPosterior(NamedTuple):
         return is_replaced(self.found, self.probabilities[:, 0], min_confidence)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class PosteriorPass:
     """Computes p(x_i | Z) for the tokens of windows, given the fraction of wrong tokens.
@@ -268,7 +264,6 @@ class PosteriorPass:
         return [WindowPosterior(*each) for each in values]
 
 
-@final
 @dataclass(frozen=True)
 class _ReadPosteriors:
     """Reads the fields of `WindowPosterior` of a batch of windows."""
