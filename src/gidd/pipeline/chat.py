@@ -28,13 +28,10 @@ class ChatAnswer:
 
     text: str
     """The answer, without white space around it."""
-
     messages: list[dict[str, str]]
     """The conversation with the answer."""
-
     num_dropped: int
     """Number of the oldest messages that were left out, because they did not fit."""
-
     generation: Generation
     """Prompt and answer as they were sampled."""
 
@@ -44,7 +41,6 @@ class AnswerEnd(NamedTuple):
 
     tokens: frozenset[int]
     """End-of-text, padding and the token that the chat template writes after an answer."""
-
     strings: tuple[str, ...]
     """Stop strings; one of them is what the template writes, if that is no special token."""
 

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 SMALLEST_ERROR_RATE: Final = 1e-4
 """Error rate of a text that is estimated as clean."""
 
-_NUM_ALTERNATIVES = 3
-"""Other tokens that are listed for a doubtful token."""
+_NUM_ALTERNATIVES = 3  # other tokens that are listed for a doubtful token
 
 OnCharacters = Callable[[int, int], None]
 """Called with the number of characters done, and of all characters."""

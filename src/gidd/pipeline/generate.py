@@ -251,10 +251,8 @@ class StreamEnd(NamedTuple):
 
     num_given: int
     """Tokens that were given."""
-
     num_tokens: int
     """Tokens that were sampled, without those after the end."""
-
     is_stopped: bool
     """Whether it ended at end-of-text or a stop string."""
 

@@ -1,7 +1,5 @@
 """Load a pipeline by the name of its model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -46,15 +46,12 @@ _MIN_RATE, _MAX_RATE, _NUM_RATES, _ZOOMS = 1e-5, 0.95, 64, 2
 _RATE_OF_POSTERIORS = 0.1
 """Any rate at whose time the network was trained: posteriors do not depend on it."""
 
-_STEP = 0.05
-"""Of derivatives, in log(rate)."""
-
+_STEP = 0.05  # of derivatives, in log(rate)
 _RATES_AT_ONCE = 8
 _BLOCK, _MIN_BLOCKS = 32, 8
 """Tokens of a block; the scores of different blocks are nearly independent."""
 
-_NORMAL_QUANTILE = 1.959964
-"""Of a two-sided interval of 95%."""
+_NORMAL_QUANTILE = 1.959964  # of a two-sided interval of 95%
 
 OnForwardPassesDone = Callable[[int, int], None]
 """Called with the number of forward passes done, and of all that may be needed."""

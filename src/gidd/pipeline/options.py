@@ -47,9 +47,7 @@ def _are_texts(value: object) -> bool:
 
 STOP = Allowed(_are_texts, "a list of texts, none of them empty")
 
-_MAX_STEPS = 1_000_000
-"""Of a plan, which is made before the first step."""
-
+_MAX_STEPS = 1_000_000  # of a plan, which is made before the first step
 _TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
 
 
@@ -60,19 +58,14 @@ class SelfCorrectionOptions:
     forward_passes: int = 256
     """Maximum forward passes; stops earlier on convergence. 0 disables correction.
     Otherwise at least 2, because each pass scores the change made by the previous one."""
-
     temperature: float = 0.1
     """Temperature of the replacements; the paper uses 0.1 to 0.5, 0 is greedy."""
-
     patience: int = 32
     """Stop after this many forward passes without a better self-accuracy."""
-
     tokens_per_step: int = 1
     """Tokens replaced per forward pass; the paper uses 1, more is faster."""
-
     distance: int = 2
     """Minimum distance between tokens replaced in the same forward pass."""
-
     score: ScoreName = "likelihood"
     """Order of changes: probability of the new token (the paper), or ratio of new to old."""
 
@@ -119,52 +112,37 @@ class SamplingOptions:
 
     steps: int = 128
     """Number of denoising steps; each is at most one forward pass."""
-
     timestep_spacing: TimestepSpacing = "even"
     """Spacing of the steps in time: even (the paper), or sine, with shorter steps at both ends.
     With uniform noise, sine samples closer to the data distribution."""
-
     sampler: str = "ancestral"
     """Denoising step. All draw samples, except greedy and renoise, which search for likely text."""
-
     sampler_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the sampler, e.g. {"fill": 0.5} for threshold."""
-
     block_length: int | None = None
     """Generate from left to right in blocks of this many tokens, each with all steps; None
     generates all tokens together. A block does not see what comes after it."""
-
     temperature: float = 1.0
     """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
-
     top_k: int | None = None
     """Top-k: sample from the k most likely tokens."""
-
     top_p: float | None = None
     """Nucleus sampling: sample from the fewest tokens that have this total probability."""
-
     min_p: float | None = None
     """Min-p: drop tokens below this fraction of the highest probability."""
-
     epsilon_cutoff: float | None = None
     """Drop tokens below this absolute probability (App. G)."""
-
     guidance_scale: float = 1.0
     """Classifier-free guidance: above 1 the sample follows the given text more closely, 0 ignores
     it; 1 is no guidance. Other scales double the rows of a forward pass."""
-
     negative_prompt: str | None = None
     """With guidance: text that the sample is led away from, in place of no given text."""
-
     final_corrector: str = "gibbs_sweep"
     """Corrector of the finished text; gibbs_sweep redraws every other token in a forward pass."""
-
     final_corrector_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the final corrector, e.g. {"distance": 4} for gibbs_sweep."""
-
     final_corrector_steps: int = 0
     """Forward passes of the final corrector."""
-
     self_correction: SelfCorrectionOptions = field(
         default_factory=lambda: SelfCorrectionOptions(forward_passes=0)
     )
@@ -252,17 +230,13 @@ class EstimatorOptions:
 
     nodes: int = 12
     """Times per text and repeat at which the NELBO is evaluated."""
-
     repeats: int = 4
     """Independent estimates of each text, for the Monte Carlo error; with --max-se, the minimum."""
-
     grid: GridName = "sine"
     """Times: sine (unbiased, smallest error), stratified (unbiased, as in training), paper (without
     reconstruction and prior; the paper uses --nodes 128)."""
-
     seed: int = 0
     """Random seed of times and noise."""
-
     min_repeats_allowed: ClassVar[int] = 2
 
     def problems(self) -> Iterable[str]:
@@ -284,7 +258,6 @@ class LikelihoodOptions(EstimatorOptions):
 
     max_se: float | None = None
     """Add repeats until the standard error over all texts is at most this, in nats per token."""
-
     max_forward_passes: int | None = None
     """With --max-se: start no repeat that exceeds this number of forward passes."""
 

@@ -1,7 +1,5 @@
 """The pipeline: generate, chat, infill, correct and score text with a trained model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace

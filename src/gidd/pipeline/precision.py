@@ -1,7 +1,5 @@
 """Numeric precision of the network, and its place on a device."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager

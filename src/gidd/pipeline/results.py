@@ -32,19 +32,14 @@ class Trace:
 
     tokens: tuple[int, ...]
     """The complete final sequence, including tokens after end-of-text."""
-
     protected: tuple[bool, ...]
     """Positions that could not change: given tokens, and the surroundings of a window."""
-
     edits: tuple[Edit, ...]
     """Every replaced token, in order, including noise and reverted changes."""
-
     frames: tuple[Frame, ...] = ()
     """The sequence before every step and at the end; empty unless `record_frames` was set."""
-
     forward_passes: int = 0
     """Forward passes for this sequence."""
-
     offset: int = 0
     """Position of the first token in the text."""
 
@@ -74,20 +69,16 @@ class Generation:
     text: str
     tokens: tuple[int, ...]
     """Tokens of the text, up to end-of-text."""
-
     filled: tuple[str, ...]
     """Text of each run of blanks, in order."""
-
     confidence: tuple[float, ...] | None
     """x_theta of each token in the final text; None unless `confidence=True` was given.
 
     A network trained with masking alone cannot score visible tokens. For such a network it is
     x_theta when the token was written, and 1 for given tokens.
     """
-
     forward_passes: int
     """Forward passes of the sampler."""
-
     trace: Trace
     manifest: ResultManifest
 
@@ -104,17 +95,13 @@ class Replacement(NamedTuple):
 
     position: int
     """Index of the token."""
-
     start: int
     """Index of its first character in the original text."""
-
     old: str
     new: str
-
     confidence_before: float
     """Probability that the old token is right: by `correct` its posterior probability, by
     `self_correct` its x_theta in the original text."""
-
     confidence_after: float
     """Probability that the new token is right: by `correct` its posterior probability, by
     `self_correct` its x_theta in the corrected text."""
@@ -126,11 +113,9 @@ class NoiseLevel(NamedTuple):
     error_rate: float
     low: float
     high: float
-
     time: float
     """Time of the network at which its noise is nearest to the error rate; nan if the estimate
     needed no network."""
-
     forward_passes: int = 0
     """Forward passes."""
 
@@ -146,16 +131,12 @@ class Correction:
     original: str
     edits: tuple[TextEdit, ...]
     """Places of the original that may be wrong, in order, changed or not, with alternatives."""
-
     error_rate: float
     """Fraction of wrong tokens in the original text, as given or estimated."""
-
     noise_level: NoiseLevel | None
     """The estimate of `error_rate`; None if it was given."""
-
     forward_passes: int
     """Forward passes, including the estimate of the error rate."""
-
     manifest: ResultManifest
 
     @property
@@ -185,21 +166,16 @@ class SelfCorrection:
     tokens: tuple[int, ...]
     replacements: tuple[Replacement, ...]
     """Differences between the original and the corrected text, in order."""
-
     confidence: tuple[float, ...]
     """x_theta of each token of the corrected text; 1 for tokens that are never corrected, such as
     line breaks."""
-
     self_accuracy: tuple[float, float]
     """Fraction of tokens that are the most likely ones, before and after correction."""
-
     forward_passes: int
     """Forward passes of the corrector; passes that score the text before and after are
     not included."""
-
     traces: tuple[Trace, ...]
     """One per window of the text."""
-
     manifest: ResultManifest
 
     def __repr__(self) -> str:
@@ -217,29 +193,21 @@ class Scores:
 
     text: str
     tokens: tuple[int, ...]
-
     confidence: tuple[float, ...] | None
     """x_theta of each token; None for a network trained with masking alone, which cannot score
     visible tokens."""
-
     noise_level: NoiseLevel | None
     """Estimated fraction of wrong tokens; None where `confidence` is."""
-
     nelbo: float
     """Estimate of NELBO >= -log p(text), in nats; `manifest["estimator"]` describes it."""
-
     standard_error: float
     """Standard error of `nelbo`, from independent repeats."""
-
     reconstruction: float
     """The part of `nelbo` below the smallest time."""
-
     prior: float
     """The part of `nelbo` above the largest time."""
-
     forward_passes: int
     """Forward passes of the estimate."""
-
     manifest: ResultManifest
 
     @property
@@ -340,11 +308,9 @@ class TextEdit(NamedTuple):
 
     start: int
     """Index of its first character in the original text."""
-
     old: str
     new: str
     """Replacement; equal to `old` if the place is not changed."""
-
     alternatives: tuple[Alternative, ...]
     """What may be right there, most likely first; `old` is one of them."""
 

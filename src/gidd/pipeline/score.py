@@ -48,7 +48,6 @@ class TokenProbability(NamedTuple):
 
     probability: float
     """Of the token that is there."""
-
     top: tuple[tuple[int, float], ...]
     """The most likely tokens and their probabilities."""
 

@@ -1,7 +1,5 @@
 """Tokens and text: the text of each token, and the tokens that correction keeps or never writes."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,15 +20,11 @@ from gidd.vocab import Vocab
 Span = tuple[int, int]
 """Characters start .. stop - 1 of a text."""
 
-_INVALID = "\N{REPLACEMENT CHARACTER}"
-"""How bytes that are not a complete character are decoded."""
-
+_INVALID = "\N{REPLACEMENT CHARACTER}"  # how bytes that are not a complete character are decoded
 _LAYOUT = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories of control characters and of line and paragraph separators."""
 
-_EXCERPT = 20
-"""Characters of a text that an error message quotes."""
-
+_EXCERPT = 20  # characters of a text that an error message quotes
 _MAX_PARTS = 16
 """Partial characters that are decoded together: a few characters, so that time stays linear."""
 
@@ -39,13 +33,11 @@ class EncodedText(NamedTuple):
     """A text given by a user, and its tokens."""
 
     tokens: tuple[int, ...]
-
     texts: tuple[str, ...]
     """Text of each token; joined, they are the text exactly.
 
     It is another one than the token's own where the text has a character outside the vocabulary.
     """
-
     fixed: tuple[bool, ...]
     """Whether correction skips the token: line breaks, tabs, parts of characters, unknown ones."""
 

@@ -23,10 +23,8 @@ class BestState(NamedTuple):
     """The highest-scoring state so far, for correctors that score their states."""
 
     tokens: Int[Tensor, "B L"]
-
     score: Float[Tensor, " B"]
     """Score of that state; -1 if no state has been scored."""
-
     age: Int[Tensor, " B"]
     """Corrector steps since it was found."""
 
@@ -39,16 +37,12 @@ class StepOutput(NamedTuple):
     """The result of a step or corrector. Protected positions stay unchanged, whatever it says."""
 
     tokens: Int[Tensor, "B L"]
-
     probability: Float[Tensor, "B L"] | None = None
     """x_theta of the new tokens, for the edit log; 0 where a token was not drawn from x_theta."""
-
     best: BestState | None = None
     """The best state so far; it is restored when the phase ends."""
-
     finished: Bool[Tensor, " B"] | None = None
     """Sequences that have converged: the rest of the phase is skipped."""
-
     values: tuple[Tensor, ...] = ()
     """Results for `Sample.values`, each [B, L, ...]."""
 
@@ -93,26 +87,18 @@ class Canvas:
     """
 
     tokens: Int[Tensor, "B L"]
-
     protected: Bool[Tensor, "B L"]
     """Positions that no step or corrector may change; padding is among them."""
-
     valid: Bool[Tensor, "B L"]
     """False at the padding behind a sequence that is shorter than the others."""
-
     seed: Int[Tensor, " B"]
-
     sample_index: Int[Tensor, " B"]
     """Index of each sequence among the sequences of its seed."""
-
     step_index: Int[Tensor, " B"]
     """Steps of the plan done so far, skipped ones included."""
-
     best: BestState
-
     guidance: BatchGuidance | None = None
     """Of guided sequences, whose forward passes have twice as many rows."""
-
     times_on_host: Float[Tensor, "2 B"] | None = None
     """s and t of the step, for a GPU: each operation of a schedule would be a launch."""
 

@@ -42,7 +42,6 @@ class Choices:
 
     start: int
     """Position of the first blank."""
-
     options: tuple[tuple[int, ...], ...]
     """Different sequences of the same number of tokens, the length of the slot."""
 

@@ -10,8 +10,6 @@
 They are ordinary coroutines of `asyncio`, which may await anything else as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

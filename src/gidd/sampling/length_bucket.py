@@ -320,16 +320,13 @@ class Change(NamedTuple):
 
     rows: list[int]
     """Rows of the bucket."""
-
     tokens: Int[Tensor, "K L"]
     best: BestState | None
-
     numbers: list[Any]
     """New tokens [K, L], tokens at the end of the phase if states were scored, bits of the
     probabilities, and flags [K, 3]: whether the step has converged, x_theta was read, and all of it
     was finite; then the number of positions read and whether they exceed the capacity, which a CPU
     does not have. Tensors of the device, and after `_copy_to_host` arrays."""
-
     num_counts: int
     frames: list[Frame | None]
     values: tuple[Tensor, ...]

@@ -167,7 +167,6 @@ class Guidance:
 
     scale: float
     """w of `guide`; 1 is no guidance."""
-
     tokens: tuple[int | None, ...]
     """One for each token of the request: what replaces a token of the condition, such as a mask;
     None where the sequence has its own token, as at blanks."""
@@ -200,7 +199,6 @@ class BatchGuidance(NamedTuple):
 
     tokens: Int[Tensor, "B L"]
     """`Guidance.tokens`, -1 for None and at padding."""
-
     scale: Float[Tensor, " B"]
 
     @classmethod

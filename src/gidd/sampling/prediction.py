@@ -37,13 +37,10 @@ class Observation(NamedTuple):
 
     probability: Float[Tensor, "B L"]
     """x_theta of the current token."""
-
     entropy: Float[Tensor, "B L"]
     """Entropy of x_theta, in nats."""
-
     top: Int[Tensor, "B L"]
     """The most likely token."""
-
     top_probability: Float[Tensor, "B L"]
     """x_theta of the most likely token."""
 

@@ -47,8 +47,7 @@ MAX_LOGIT_BIAS = 100
 
 _TOP_K = integer(1, fix="1 is greedy; omit the processor to keep all tokens.")
 _TOP_P = number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common, 1 keeps all tokens.")
-_KEPT_MASKS = 256
-"""Number of sets of tokens whose masks are kept, on each device."""
+_KEPT_MASKS = 256  # number of sets of tokens whose masks are kept, on each device
 
 
 def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:

@@ -53,27 +53,19 @@ class Request:
 
     tokens: Tokens
     """The sequence, made by `prompt`, `blanks` or `parse_template`."""
-
     plan: Plan
     """Steps, e.g. `sampling_plan(even_times(128))`; a plan from t < 1 edits given tokens."""
-
     seed: int = 0
-
     sample_index: int = 0
     """Index among the samples of the seed; equal (seed, sample_index) give equal samples."""
-
     protected: tuple[bool, ...] | None = None
     """Positions that must not change; by default all given tokens."""
-
     processors: tuple[Processor, ...] = ()
     """Processors of x_theta, applied in this order."""
-
     stop: tuple[int, ...] = ()
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
-
     guidance: Guidance | None = None
     """Classifier-free guidance; a forward pass then has a second row, without the condition."""
-
     choices: tuple[Choices, ...] = ()
     """Slots of blanks that become one of several sequences each."""
 
@@ -204,10 +196,8 @@ class Limits:
 
     forward_passes: int | None = None
     """Maximum forward passes."""
-
     seconds: float | None = None
     """Maximum time since it was submitted."""
-
     on_limit: Literal["finish", "abort"] = "finish"
     """finish: one last step takes the most likely token at each position (`PosteriorCorrection`);
     it is one of `forward_passes`, and comes after `seconds`. abort: `LimitReached`."""
@@ -230,24 +220,17 @@ class Sample:
 
     tokens: tuple[int, ...]
     """The complete sequence."""
-
     text: tuple[int, ...]
     """The tokens before the first generated `stop` token; all tokens if there is none."""
-
     protected: tuple[bool, ...]
-
     forward_passes: int
     """Forward passes that this sequence needed."""
-
     edits: tuple[Edit, ...]
     """Every replacement of a token, in order; noise and reverted changes included."""
-
     frames: tuple[Frame, ...] = ()
     """State and predictions before every step, if frames were recorded."""
-
     values: tuple[Tensor, ...] = ()
     """`StepOutput.values` of the last step that had any, each [L, ...], on the CPU."""
-
     is_complete: bool = True
     """False if `Limits` ended the plan early."""
 
@@ -305,17 +288,13 @@ class Edit(NamedTuple):
 
     step_index: int
     """Index in the plan of the step that made the edit."""
-
     step: str
     """Name of that step or corrector."""
-
     time: float
     """Time s at the end of that step."""
-
     position: int
     old: int
     new: int
-
     probability: float
     """x_theta of the new token when it was drawn; 0 if it was not drawn from x_theta. Of the
     corrector `posterior`, the posterior probability."""
@@ -328,16 +307,12 @@ class Frame(NamedTuple):
     step: str
     time: float
     tokens: Int[Tensor, " L"]
-
     probability: Float[Tensor, " L"]
     """x_theta of each current token: the network's confidence in it."""
-
     entropy: Float[Tensor, " L"]
     """Entropy of x_theta at each position, in nats."""
-
     top: Int[Tensor, " L"]
     """Most likely token at each position."""
-
     top_probability: Float[Tensor, " L"]
 
     def self_accuracy(self, free: Bool[Tensor, " L"]) -> float:

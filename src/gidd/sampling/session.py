@@ -124,8 +124,7 @@ class Session:
         self.counters = SessionCounters()
         self._clock = clock
         self._numbers = count()
-        self._lock = Lock()
-        """Held while a request is opened or ended, by any thread."""
+        self._lock = Lock()  # held while a request is opened or ended, by any thread
         self._inbox: deque[Ticket] = deque()
         self._cancelled: deque[Ticket] = deque()
         self._buckets: dict[tuple[int, bool, bool, bool], LengthBucket] = {}
@@ -135,8 +134,7 @@ class Session:
         self._open_cost = 0
         self._events: list[Event] = []
         """Events of this step; those that it did not return are returned by the next."""
-        self._timed: list[tuple[float, Ticket]] = []
-        """Deadlines of the requests that have one."""
+        self._timed: list[tuple[float, Ticket]] = []  # deadlines of the requests that have one
         self._checked: WeakValueDictionary[int, Plan] = WeakValueDictionary()
         """Plans that were checked and are still in use."""
 

@@ -21,22 +21,16 @@ class Event(NamedTuple):
     """One step of one request, or its end."""
 
     ticket: Ticket
-
     edits: tuple[Edit, ...] = ()
     """Tokens that this step replaced, in order; a corrector may revert some of them at once."""
-
     steps_done: int = 0
     """Steps of the plan so far, skipped ones included."""
-
     forward_passes: int = 0
     """Forward passes so far."""
-
     frame: Frame | None = None
     """State and prediction before the step, if frames are recorded."""
-
     sample: Sample | None = None
     """The result, if this was the last step."""
-
     error: Exception | None = None
     """Why the request failed, if it did."""
 

@@ -134,10 +134,8 @@ class WindowReader:
     session: Session
     min_time: float = TRAINING_EPS
     max_time: float = 1 - TRAINING_EPS
-
     processors: tuple[Processor, ...] = ()
     """Processors of x_theta, e.g. a ban on tokens that are never written."""
-
     predicts_posterior: bool = False
     """Whether x_theta is converted from p(x_i | z), see `gidd.models.denoiser.Backbone`."""
 
@@ -213,13 +211,10 @@ class WindowPosterior(NamedTuple):
 
     found: Float[Tensor, " L"]
     """Probability that the token of the text is right."""
-
     x_theta: Float[Tensor, " L"]
     """Probability of the token given all other tokens of the window."""
-
     tokens: Int[Tensor, "L A"]
     """The A most likely other tokens, the best one first."""
-
     probabilities: Float[Tensor, "L A"]
     """Their posterior probabilities."""
 
@@ -237,11 +232,9 @@ class PosteriorPass:
     """
 
     reader: WindowReader
-
     channel: Float[Tensor, "V V"] | None = None
     """Row v, column z: probability that z is written, given that the right token v was replaced.
     By default, wrong tokens are distributed like the noise of the schedule."""
-
     num_alternatives: int = 1
     """Number of other tokens per position."""
 

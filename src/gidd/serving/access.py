@@ -1,7 +1,5 @@
 """Who may use a service, and how much of it: API keys, rates, sizes."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

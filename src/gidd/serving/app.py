@@ -173,19 +173,12 @@ class Service:
             raise ServiceError(400, "best_of: must be equal to n.", param="best_of")
         call = self._begin(body, request, "cmpl")
         prompts = texts.prompts_of(call.pipe, body)
-        if body.stream and not body.diffusing:
-            run = partial(texts.complete_in_blocks, call.pipe, body, prompts, call.seed)
-            return await call.stream_blocks(run, _text_choice, body.stream_options, body.n)
+        blocks = partial(texts.complete_in_blocks, call.pipe, body, prompts, call.seed)
         jobs = [
             partial(texts.complete, call.pipe, body, prompt, i, call.seed)
             for i, prompt in enumerate(prompts)
         ]
-        if body.stream:
-            if len(prompts) > 1:
-                raise ServiceError(400, "diffusing: needs a single prompt.", param="diffusing")
-            return await call.stream_frames(jobs[0], _text_choice, body.stream_options)
-        found = await call.run_all([partial(job, None) for job in jobs])
-        return call.answer([choice for choices in found for choice in choices], _text_choice)
+        return await call.respond(body, blocks, jobs, _text_choice, _text_choice)
 
     async def fim(self, body: FimBody, request: Request) -> Response:
         """Fill in what is between `prompt` and `suffix`."""
@@ -197,19 +190,9 @@ class Service:
         call = self._begin(body, request, "chatcmpl")
         if not is_chat_model(call.pipe):
             raise ServiceError(400, f"model: {call.model} was not trained on chats.", param="model")
-        if body.stream and not body.diffusing:
-            run = partial(texts.answer_in_blocks, call.pipe, body, call.seed)
-            return await call.stream_blocks(run, _delta_choice, body.stream_options, body.n)
-        jobs = [
-            partial(_with_index, i, partial(texts.answer, call.pipe, body, call.seed + i))
-            for i in range(body.n)
-        ]
-        if body.stream:
-            if body.n > 1:
-                raise ServiceError(400, "diffusing: needs n = 1.", param="diffusing")
-            return await call.stream_frames(jobs[0], _delta_choice, body.stream_options)
-        found = await call.run_all([partial(job, None) for job in jobs])
-        return call.answer([choice for choices in found for choice in choices], _message_choice)
+        blocks = partial(texts.answer_in_blocks, call.pipe, body, call.seed)
+        jobs = [partial(texts.answer, call.pipe, body, i, call.seed) for i in range(body.n)]
+        return await call.respond(body, blocks, jobs, _message_choice, _delta_choice)
 
     # diffusion
 
@@ -217,33 +200,24 @@ class Service:
         """Fill the blanks of a text."""
         call = self._begin(body, request, "infill")
         run = partial(texts.infill, call.pipe, body, call.seed)
-
-        def result(choices: Any) -> Json:
-            return {"model": call.model, "seed": call.seed, "choices": choices}
-
-        return await call.result_or_frames(run, result, is_stream=body.stream)
+        return await call.result_or_frames(run, is_stream=body.stream)
 
     async def correct(self, body: CorrectBody, request: Request) -> Response:
         """Correct a text."""
         call = self._begin(body, request, "correct")
         call.pipe.require_visible_scores("correction")
         run = partial(texts.correct, call.pipe, body)
-
-        def result(found: Any) -> Json:
-            return {"model": call.model, **found}
-
-        return await call.result_or_frames(run, result, is_stream=body.stream)
+        return await call.result_or_frames(run, is_stream=body.stream)
 
     async def score(self, body: ScoreBody, request: Request) -> Response:
         """Compute the likelihood of a text and the probability of its tokens."""
         call = self._begin(body, request, "score")
 
-        def run() -> Json:
+        def run(_: object) -> Json:
             with call.worker.alone:
                 return texts.score(call.pipe, body)
 
-        (found,) = await call.run_all([run])
-        return JSONResponse({"model": call.model, **found})
+        return await call.result_or_frames(run, is_stream=False)
 
     def _begin(self, body: Any, request: Request, kind: str) -> Call:
         name: str = request.scope.get("state", {}).get("key", "")
@@ -264,13 +238,6 @@ class Service:
             allowed = f"model: must be one of {', '.join(self.workers)}."
             raise ServiceError(404, allowed, "model_not_found", "model")
         return self.workers[model]
-
-
-def _with_index(
-    index: int, function: Callable[[Callable[[Any], None] | None], Json], emit: Any
-) -> list[Json]:
-    choice = function(emit) | {"index": index}
-    return [choice | {"prompt_tokens": 0} if index else choice]  # counted once
 
 
 def _text_choice(choice: Json) -> Json:
@@ -340,12 +307,28 @@ class Call:
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
 
-    def answer(self, choices: list[Json], to_choice: _ToChoice) -> Response:
-        """Return the answer with all choices."""
-        head = self._head(is_chunk=False)
-        listed = [to_choice(choice) for choice in choices]
-        usage = _usage(choices)
-        return JSONResponse({**head, "choices": listed, "usage": usage, "seed": self.seed})
+    async def respond(
+        self,
+        body: CompletionBody | ChatBody,
+        blocks: Callable[[Any], None],
+        jobs: list[Callable[[Any], list[Json]]],
+        to_choice: _ToChoice,
+        to_chunk: _ToChoice,
+    ) -> Response:
+        """Return the choices of all jobs, or stream finished blocks, or frames of a single job."""
+        if not body.stream:
+            found = await self.run_all([partial(job, None) for job in jobs])
+            choices = [choice for own in found for choice in own]
+            listed = {"choices": [to_choice(choice) for choice in choices]}
+            head = self._head(is_chunk=False)
+            return JSONResponse({**head, **listed, "usage": _usage(choices), "seed": self.seed})
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        if not body.diffusing:
+            return await self._event_stream(self._blocks(blocks, to_chunk, body.n, has_usage))
+        if len(jobs) > 1:
+            one = "n = 1" if isinstance(body, ChatBody) else "a single prompt"
+            raise ServiceError(400, f"diffusing: needs {one}.", param="diffusing")
+        return await self._event_stream(self._texts(jobs[0], to_chunk, has_usage))
 
     def _head(self, *, is_chunk: bool) -> Json:
         kind = "chat.completion" if self.id.startswith("chat") else "text_completion"
@@ -359,67 +342,56 @@ class Call:
             "system_fingerprint": f"gidd-{gidd.__version__}",
         }
 
-    async def stream_blocks(
-        self, run: Callable[[Any], None], to_choice: _ToChoice, options: Any, num_samples: int
-    ) -> Response:
-        """Stream the finished blocks of texts."""
+    async def _blocks(
+        self, run: Callable[[Any], None], to_chunk: _ToChoice, num_samples: int, has_usage: bool
+    ) -> AsyncGenerator[Json]:
+        """Yield the finished blocks of texts."""
         head, ended = self._head(is_chunk=True), list[Json]()
+        async for index, piece in self.worker.stream(run, charge=self.charge):
+            choice: Json = {"index": index, "text": piece, "finish_reason": None}
+            if not isinstance(piece, str):
+                choice["finish_reason"] = "stop" if piece.is_stopped else "length"
+                choice["text"] = None
+                given = 0 if index % num_samples else piece.num_given  # once per prompt
+                ended.append({"tokens": piece.num_tokens, "prompt_tokens": given})
+            yield head | {"choices": [to_chunk(choice)]}
+        if has_usage:
+            yield head | {"choices": [], "usage": _usage(ended)}
 
-        async def chunks() -> AsyncGenerator[Json]:
-            async for index, piece in self.worker.stream(run, charge=self.charge):
-                choice: Json = {"index": index, "text": piece, "finish_reason": None}
-                if not isinstance(piece, str):
-                    choice["finish_reason"] = "stop" if piece.is_stopped else "length"
-                    choice["text"] = None
-                    given = 0 if index % num_samples else piece.num_given  # once per prompt
-                    ended.append({"tokens": piece.num_tokens, "prompt_tokens": given})
-                yield head | {"choices": [to_choice(choice)]}
-            if options is not None and options.include_usage:
-                yield head | {"choices": [], "usage": _usage(ended)}
-
-        return await self._event_stream(chunks())
-
-    async def stream_frames(
-        self, run: Callable[[Any], list[Json]], to_choice: _ToChoice, options: Any
-    ) -> Response:
-        """Stream the whole text after each step, as clients of Mercury expect it."""
+    async def _texts(
+        self, run: Callable[[Any], list[Json]], to_chunk: _ToChoice, has_usage: bool
+    ) -> AsyncGenerator[Json]:
+        """Yield the whole text after each step, as clients of Mercury expect it."""
         head = self._head(is_chunk=True)
+        async for item in self._frames(run):
+            if isinstance(item, Frame):
+                request = item.request
+                first = request.first_blank
+                blanks = sum(token is None for token in request.tokens)
+                own = describe_frame(self.pipe, item, first, first + blanks)
+                progress = item.step / max(1, item.steps)
+                yield _mercury(head, own["index"], own.pop("text"), progress, to_chunk, own)
+                continue
+            for choice in item:
+                index, text = choice["index"], choice["text"]
+                yield _mercury(head, index, text, 1.0, to_chunk, {"edits": []})
+                end = {"index": index, "finish_reason": choice["finish_reason"]}
+                yield head | {"choices": [to_chunk(end)]}
+            if has_usage:
+                yield head | {"choices": [], "usage": _usage(item)}
 
-        async def chunks() -> AsyncGenerator[Json]:
-            async for item in self._frames(run):
-                if isinstance(item, Frame):
-                    request = item.request
-                    first = request.first_blank
-                    blanks = sum(token is None for token in request.tokens)
-                    own = describe_frame(self.pipe, item, first, first + blanks)
-                    index = request.sample_index
-                    progress = item.step / max(1, item.steps)
-                    yield _mercury(head, index, own.pop("text"), progress, to_choice, own)
-                else:
-                    for choice in item:
-                        index, text = choice["index"], choice["text"]
-                        yield _mercury(head, index, text, 1.0, to_choice, {"edits": []})
-                        end = {"index": index, "finish_reason": choice["finish_reason"]}
-                        yield head | {"choices": [to_choice(end)]}
-                    if options is not None and options.include_usage:
-                        yield head | {"choices": [], "usage": _usage(item)}
-
-        return await self._event_stream(chunks())
-
-    async def result_or_frames(
-        self, run: Callable[[Any], _T], to_result: Callable[[_T], Json], *, is_stream: bool
-    ) -> Response:
+    async def result_or_frames(self, run: Callable[[Any], Json], *, is_stream: bool) -> Response:
         """Return a result or, as a stream, frames and then the result."""
         if not is_stream:
             (found,) = await self.run_all([partial(run, None)])
-            return JSONResponse(to_result(found))
+            return JSONResponse({"model": self.model, **found})
 
         async def chunks() -> AsyncGenerator[Json]:
             async for item in self._frames(run):
                 if isinstance(item, Frame):
                     yield {"frame": describe_frame(self.pipe, item)}
                 else:
-                    yield {"result": to_result(item)}
+                    yield {"result": {"model": self.model, **item}}
 
         return await self._event_stream(chunks())
 
@@ -456,10 +428,10 @@ class Call:
 
 
 def _mercury(
-    head: Json, index: int, text: str, progress: float, to_choice: _ToChoice, own: Json
+    head: Json, index: int, text: str, progress: float, to_chunk: _ToChoice, own: Json
 ) -> Json:
     """Return a chunk whose text replaces the text before."""
-    choice = to_choice({"index": index, "text": text, "finish_reason": None})
+    choice = to_chunk({"index": index, "text": text, "finish_reason": None})
     meta = {"diffusion_content": True, "diffusion_progress": round(progress, 4)}
     return head | {"choices": [choice], "diffusion_meta": meta, "gidd": own}
 

@@ -1,7 +1,5 @@
 """Errors of a service, as OpenAI's clients expect them; never a traceback or the client's input."""
 
-from __future__ import annotations
-
 import logging
 import math
 from typing import Any

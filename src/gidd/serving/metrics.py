@@ -1,7 +1,5 @@
 """Metrics of a service, for Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest

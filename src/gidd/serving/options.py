@@ -1,7 +1,5 @@
 """Options of a service; without torch, so that the command line reports mistakes at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gidd.common.config.allowed import integer, number, optional, require_arguments
@@ -15,13 +13,10 @@ class WorkerOptions:
 
     max_requests: int = 64
     """Requests that are open at once, waiting ones included; further ones are refused."""
-
     max_cost: int = 1_000_000
     """Largest cost of one sample: its steps times its tokens."""
-
     seconds: float = 120.0
     """Time after which a request fails."""
-
     row_buckets: tuple[int, ...] = ()
     """Smaller batch sizes, for when fewer sequences are sampled. Samples then depend on the load,
     by rounding, as they do on the device."""
@@ -41,13 +36,10 @@ class ServiceOptions:
 
     requests_per_minute: float | None = None
     """Requests that each API key may send in a minute."""
-
     cost_per_minute: float | None = None
     """Steps times tokens that each API key may use in a minute."""
-
     max_bytes: int = 1_000_000
     """Largest body of a request."""
-
     body_seconds: float = 30.0
     """Time in which a body must arrive."""
 

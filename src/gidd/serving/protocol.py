@@ -1,7 +1,5 @@
 """Bodies of requests, as OpenAI's clients send them, with the fields of diffusion models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints

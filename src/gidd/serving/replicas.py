@@ -1,7 +1,5 @@
 """Replicas of a service on a Ray cluster: Ray Serve routes requests, and scales."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -15,9 +13,7 @@ from gidd.common.actors import ray_session
 from gidd.common.messages import print_message
 from gidd.common.optional import optional_package
 
-_TARGET_WAIT = 5.0
-"""Seconds of waiting work of a replica, above which another one is started."""
-
+_TARGET_WAIT = 5.0  # seconds of waiting work of a replica, above which another one is started
 _METRIC = "expected_wait"
 
 
@@ -95,5 +91,4 @@ def serve_replicas(application: Any, *, host: str, port: int, seconds: float) ->
             serve.shutdown()
 
 
-_SERVICES: list[Any] = []
-"""The service of this process, if it is a replica."""
+_SERVICES: list[Any] = []  # the service of this process, if it is a replica

@@ -28,8 +28,7 @@ Json = dict[str, Any]
 Emit = Callable[[Any], None]
 
 _OPTIONS = ("temperature", "top_k", "min_p", "steps", "sampler", "guidance_scale")
-_LEAST_LOG = -9999.0
-"""In place of minus infinity, which is not JSON."""
+_LEAST_LOG = -9999.0  # in place of minus infinity, which is not JSON
 
 
 def sampling_settings(pipe: Pipeline, body: SampledBody) -> Json:
@@ -87,7 +86,7 @@ def complete(
         stop=_stop(body),
         seed=seed,
         start_index=index * body.n,
-        on_step=_frames(emit),
+        on_step=frame_emitter(emit),
         confidence=body.logprobs is not None and not pipe.can_score_visible_tokens,
         **sampling_settings(pipe, body),
     )
@@ -127,10 +126,6 @@ def _stop(body: WrittenBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _frames(emit: Emit | None) -> OnStep | None:
-    return None if emit is None else emit_frames(emit)
-
-
 def complete_in_blocks(
     pipe: Pipeline, body: CompletionBody, prompts: list[str], seed: int, emit: Emit
 ) -> None:
@@ -167,63 +162,63 @@ def _pieces(
     return StreamEnd(given, len(protected) - sum(protected), is_stopped=False)
 
 
-def answer(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit | None) -> Json:
-    """Return the answer to a conversation; emit frames if asked for."""
-    found = pipe.chat(
-        [message.plain for message in body.messages],
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        seed=seed,
-        stop=_stop(body),
-        on_step=_frames(emit),
-        **sampling_settings(pipe, body),
-    )
+def _chat_settings(pipe: Pipeline, body: ChatBody, seed: int) -> Json:
+    return sampling_settings(pipe, body) | {
+        "messages": [message.plain for message in body.messages],
+        "max_tokens": body.max_completion_tokens or body.max_tokens,
+        "seed": seed,
+        "stop": _stop(body),
+    }
+
+
+def answer(pipe: Pipeline, body: ChatBody, index: int, seed: int, emit: Emit | None) -> list[Json]:
+    """Return the answer with this index to a conversation; emit frames if asked for."""
+    settings = _chat_settings(pipe, body, seed + index)
+    found = pipe.chat(on_step=frame_emitter(emit), **settings)
     generation = found.generation
     given = sum(generation.trace.protected)
-    return {
+    choice = {
+        "index": index,
         "text": found.text,
         "finish_reason": finish_reason(generation),
         "tokens": max(0, len(generation.tokens) - given),
-        "prompt_tokens": given,
+        "prompt_tokens": 0 if index else given,  # counted once
         "forward_passes": generation.forward_passes,
     }
+    return [choice]
 
 
 def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
     for index in range(body.n):
-        pieces = pipe.stream_chat(
-            [message.plain for message in body.messages],
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            seed=seed + index,
-            stop=_stop(body),
-            **sampling_settings(pipe, body),
-        )
+        pieces = pipe.stream_chat(**_chat_settings(pipe, body, seed + index))
         while isinstance(piece := _next(pieces), str):
             emit((index, piece))
         emit((index, piece))
 
 
-def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> list[Json]:
+def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Json:
     """Return the text with its blanks filled, in `n` ways; emit frames if asked for."""
     generations = pipe.infill(
         body.text,
         body.n,
         choices=body.choices or {},
         seed=seed,
-        on_step=_frames(emit),
+        on_step=frame_emitter(emit),
         confidence=True,
         **sampling_settings(pipe, body),
     )
-    return [
+    choices = [
         {
             "index": k,
-            "text": generation.text,
-            "filled": list(generation.filled),
-            "tokens": _scored_tokens(pipe, generation.tokens, generation.confidence),
-            "forward_passes": generation.forward_passes,
+            "text": one.text,
+            "filled": list(one.filled),
+            "tokens": _scored_tokens(pipe, one.tokens, one.confidence),
+            "forward_passes": one.forward_passes,
         }
-        for k, generation in enumerate(generations)
+        for k, one in enumerate(generations)
     ]
+    return {"seed": seed, "choices": choices}
 
 
 def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
@@ -233,7 +228,7 @@ def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
             body.text,
             protected=body.protected,
             seed=body.seed,
-            on_step=_frames(emit),
+            on_step=frame_emitter(emit),
             temperature=body.temperature,
             forward_passes=body.forward_passes,
         )
@@ -355,8 +350,10 @@ class Frame:
         return self
 
 
-def emit_frames(emit: Callable[[Any], None]) -> OnStep:
+def frame_emitter(emit: Emit | None) -> OnStep | None:
     """Return what emits a frame for each sequence that has made a step."""
+    if emit is None:
+        return None
 
     def on_step(events: Sequence[Event]) -> None:
         for event in events:

@@ -1,7 +1,5 @@
 """A worker: calls of one model, each in a thread of its own, that share forward passes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

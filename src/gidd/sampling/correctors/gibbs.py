@@ -42,7 +42,6 @@ class Gibbs(CheckedOptions):
 
     distance: int = 2
     """Least distance in tokens between positions that are redrawn together."""
-
     num_positions: int | None = None
     """Number of positions to redraw; None is every `distance`-th one, from a random offset."""
 

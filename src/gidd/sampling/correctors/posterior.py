@@ -53,10 +53,8 @@ class Likelihood(NamedTuple):
     """P(z_i | v) = keep 1[v = z_i] + noise at every position, v the right token."""
 
     keep: Float[Tensor, "B L"]
-
     noise: Float[Tensor, "B L"]
     """Probability to find z_i in place of another token v; with a channel, its factor."""
-
     channel: Float[Tensor, "V V"] | None = None
     """Row v, column z: probability of z given that v was replaced. Uniform if None."""
 
@@ -152,14 +150,11 @@ class PosteriorCorrection(CheckedOptions):
 
     log_name: ClassVar[str] = "posterior_correction"
     """Name in edit logs and manifests; the registered name is `posterior`."""
-
     error_rate: float | None = None
     """Expected fraction of wrong tokens; by default the error rate at t."""
-
     min_confidence: float | None = None
     """Least posterior probability of a replacement; by default, tokens are replaced so that the
     expected number of wrong ones is smallest."""
-
     channel: Tensor | None = None
     """Probability of each written token (column) given a right one (row) that was replaced; by
     default, wrong tokens are distributed like the noise. Equal steps have the same tensor."""

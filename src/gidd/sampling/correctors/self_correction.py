@@ -31,10 +31,8 @@ class Proposal(NamedTuple):
 
     old: Float[Tensor, " K"]
     """x_theta of the current token."""
-
     new: Float[Tensor, " K"]
     """x_theta of its replacement."""
-
     scaled_log_odds: Float[Tensor, " K"]
     """Increases with the replacement's probability at the corrector's temperature."""
 
@@ -67,19 +65,14 @@ class SelfCorrectionStep(CheckedOptions):
 
     min_steps: ClassVar[int] = 2
     """Calls that a phase needs: each one scores the change made by the call before."""
-
     temperature: float = 0.1
     """Softmax temperature of the tokens that are drawn."""
-
     patience: int = 32
     """Calls without a higher self-accuracy after which to stop."""
-
     num_tokens: int = 1
     """Changes to commit per call; the paper commits 1."""
-
     distance: int = 1
     """Least distance in tokens between changes of one call."""
-
     score: Score = likelihood
     """Ranks the changes: `likelihood` or `gain`."""
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-_ALL_MASKS = 0.999
-"""Fraction of masks at t = 1 above which the prior counts as all masks."""
-
+_ALL_MASKS = 0.999  # fraction of masks at t = 1 above which the prior counts as all masks
 _PROBABILITY = number(
     lambda p: 0 <= p <= 1, "in [0, 1]", "Lower values change more tokens per step."
 )
@@ -101,7 +99,6 @@ class Threshold(CheckedOptions):
 
     fill: float = 0.7
     """Fill masks whose most likely token has at least this probability."""
-
     replace: float = 0.9
     """Replace a token if another has at least this probability."""
 

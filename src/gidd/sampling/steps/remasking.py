@@ -1,7 +1,5 @@
 """Steps that remask: at random (ReMDM), or tokens that the network doubts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
@@ -39,7 +37,6 @@ class ReMDM(CheckedOptions):
 
     cap: float = 0.04
     """Maximum probability to remask a token in one step."""
-
     rescale: float = 1.0
     """Fraction of the largest possible probability to remask a token."""
 
@@ -91,7 +88,6 @@ class RemaskSuspects(CheckedOptions):
 
     suspect: float = 0.1
     """Remask tokens with a lower x_theta."""
-
     max_fraction: float = 0.25
     """Maximum fraction of the free positions to remask in one step."""
 

@@ -1,7 +1,5 @@
 """The sampler of DiffusionGemma: accept tokens up to an entropy bound, renoise all others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
@@ -36,13 +34,10 @@ class Renoise(CheckedOptions):
 
     entropy_bound: float = 0.1
     """Bound on the entropies, in nats; a larger one accepts more tokens per step."""
-
     min_temperature: float = 0.4
     """Temperature at t = 0."""
-
     max_temperature: float = 0.8
     """Temperature at t = 1; it decreases linearly with t."""
-
     stop_entropy: float = 0.005
     """Stop if the result repeats and the mean entropy is below this, in nats."""
 
