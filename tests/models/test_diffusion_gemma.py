@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.sampling_worlds import random_denoiser
+from support.sampling_worlds import blank_canvas, random_denoiser
 
 import gidd
 from gidd import models
@@ -32,7 +32,7 @@ from gidd.models.importers.checkpoint import ForeignCheckpoint, Weights
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.text import ban_unwritten_tokens
-from gidd.sampling import Canvas, FunctionNetwork, Request, Session, WindowReader, run_job
+from gidd.sampling import FunctionNetwork, Request, Session, WindowReader, run_job
 from gidd.sampling.network import ForwardPass
 from gidd.sampling.prediction import Prediction
 from gidd.sampling.steps import Renoise
@@ -301,7 +301,7 @@ def test_renoise_accepts_the_tokens_that_their_sampler_accepts(golden):
     schedule, t = UniformSchedule(Vocab(64)), torch.full((2,), 0.5)
     shift = leave_one_out_shift(t, 64)[:, None, None].expand(2, CANVAS, 1)
     x_theta = logits.scatter_add(-1, z[..., None], -shift).softmax(-1)
-    canvas = Canvas.blank(schedule, 2, CANVAS)
+    canvas = blank_canvas(schedule, 2, CANVAS)
     canvas.tokens[:] = z
     forward = ForwardPass(FunctionNetwork(lambda *_: x_theta), z, t)
     output = Renoise(entropy_bound=5.0)(schedule, t - 1 / 6, t, canvas, Prediction(forward, 64))

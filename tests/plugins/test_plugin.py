@@ -22,6 +22,7 @@ from support.registrations import (
     temporary_registrations,
     write_package,
 )
+from support.sampling_worlds import blank_canvas
 from support.size import code_lines
 from support.training_runs import reported
 
@@ -32,7 +33,6 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.evaluation import evaluate_samples
 from gidd.evaluation.sample_files import TextSample
 from gidd.models import load
-from gidd.sampling.canvas import Canvas
 from gidd.sampling.network import ForwardPass
 from gidd.sampling.prediction import Prediction
 from gidd.training.checkpoints.folder import steps_in
@@ -248,7 +248,7 @@ def test_left_to_right_fills_the_leftmost_masks(example):
             return torch.tensor([1.0, 0.0, 0.0]).expand(len(hidden), 3)
 
     vocab = Vocab(3, mask_id=2)
-    canvas = Canvas.blank(MaskedSchedule(vocab), 2, 8)
+    canvas = blank_canvas(MaskedSchedule(vocab), 2, 8)
     canvas.protected[1, 0] = True
     canvas.tokens[1, 0] = 1
     t = torch.ones(2, dtype=torch.float64)

@@ -5,7 +5,16 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from support.ancestral_reference import ancestral_reference
-from support.sampling_worlds import VOCAB, chi_square_p, counts, exact, sampled, tabulated, world_of
+from support.sampling_worlds import (
+    VOCAB,
+    blank_canvas,
+    chi_square_p,
+    counts,
+    exact,
+    sampled,
+    tabulated,
+    world_of,
+)
 from support.session_runs import run_canvas
 from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
 
@@ -20,7 +29,6 @@ from gidd.diffusion.schedules import (
 )
 from gidd.diffusion.times import even_times
 from gidd.sampling import (
-    Canvas,
     FunctionNetwork,
     Gibbs,
     Plan,
@@ -81,7 +89,7 @@ def test_one_step_draws_from_the_posterior(name, step, num):
     size = schedule.vocab.size
     x_theta = random_x_theta(schedule.vocab, 1, size)
     z = torch.arange(size).repeat(num // 2000 // size + 1)[: num // 2000].expand(2000, -1)
-    canvas = Canvas.blank(schedule, *z.shape, seed=3)
+    canvas = blank_canvas(schedule, *z.shape, seed=3)
     canvas.tokens[:] = z
     network = FunctionNetwork(lambda z, t: x_theta[0, z])
     plan = sampling_plan(torch.tensor([0.6, 0.35]), step)
@@ -152,7 +160,7 @@ def test_a_lower_threshold_saves_calls_and_adds_error():
     world = world_of(MaskedSchedule(VOCAB))
     errors, forward_passes = [], []
     for fill in (0.5, 0.7, 0.9):
-        canvas = Canvas.blank(world.schedule, 20_000, world.length)
+        canvas = blank_canvas(world.schedule, 20_000, world.length)
         session = Session(tabulated(world), world.schedule, batch_size=20_000)
         plan = sampling_plan(even_times(3), Threshold(fill=fill))
         samples = run_canvas(session, canvas, plan)
@@ -168,12 +176,12 @@ def test_threshold_replaces_only_tokens_that_noise_can_produce():
     schedule = MaskedSchedule(VOCAB)
     certain = F.one_hot(torch.tensor(1), VOCAB.size).double()
     network = FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1))
-    canvas = Canvas.blank(schedule, 1, 3)
+    canvas = blank_canvas(schedule, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
     run_canvas(Session(network, schedule), canvas, sampling_plan(even_times(2), Threshold()))
     assert canvas.tokens.tolist() == [[0, 1, 2]]
     hybrid = SCHEDULES["hybrid"]
-    canvas = Canvas.blank(hybrid, 1, 3)
+    canvas = blank_canvas(hybrid, 1, 3)
     canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
     run_canvas(Session(network, hybrid), canvas, sampling_plan(even_times(2), Threshold()))
     assert canvas.tokens.tolist() == [[1, 1, 1]]
@@ -184,7 +192,7 @@ def test_greedy_finds_a_likely_sequence():
     """It is deterministic, and its sequence is more likely than data is on average."""
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
-    canvas = Canvas.blank(schedule, 16, 12)
+    canvas = blank_canvas(schedule, 16, 12)
     run_canvas(
         Session(exact(source, schedule), schedule), canvas, sampling_plan(even_times(12), Greedy())
     )
@@ -206,7 +214,7 @@ def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name
     expected = world.noisy_distribution(time)
     num = 8_000
     generator = torch.Generator().manual_seed(5)
-    canvas = Canvas.blank(world.schedule, num, 3)
+    canvas = blank_canvas(world.schedule, num, 3)
     start = torch.multinomial(expected, num, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     step = component("corrector", corrector, distance=3 if time else 2).build()
@@ -221,7 +229,7 @@ def test_redrawing_neighbours_together_is_biased():
     """Why there is a minimum distance: redrawing all positions at once is not invariant."""
     world = world_of(SCHEDULES["hybrid"])
     generator = torch.Generator().manual_seed(5)
-    canvas = Canvas.blank(world.schedule, 8_000, 3)
+    canvas = blank_canvas(world.schedule, 8_000, 3)
     start = torch.multinomial(world.data_distribution, 8_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]
     session = Session(tabulated(world), world.schedule, batch_size=8_000)
@@ -298,7 +306,7 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
     bigrams = source.transition
     errors, likelihoods = [], []
     for plan in plans:
-        canvas = Canvas.blank(schedule, 1000, 64)
+        canvas = blank_canvas(schedule, 1000, 64)
         run_canvas(session, canvas, plan)
         pairs = canvas.tokens.unfold(1, 2, 1).reshape(-1, 2)
         impossible = bigrams[pairs[:, 0], pairs[:, 1]] < 1e-6
@@ -313,7 +321,7 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
 def test_given_tokens_condition_masked_diffusion_exactly():
     """The blank between prefix and suffix has the data's conditional distribution."""
     world = world_of(MaskedSchedule(VOCAB))
-    canvas = Canvas.blank(world.schedule, 8_000, 3)
+    canvas = blank_canvas(world.schedule, 8_000, 3)
     canvas.tokens[:, 0], canvas.tokens[:, 2] = 1, 2
     canvas.protected[:, [0, 2]] = True
     session = Session(tabulated(world), world.schedule, batch_size=8_000)
@@ -328,7 +336,7 @@ def test_given_tokens_condition_gibbs_exactly():
     """Gibbs at t = 0 leaves the data distribution given protected tokens invariant."""
     world = world_of(SCHEDULES["hybrid"])
     expected = world.data_distribution * (world.noisy[:, 0] == 1)
-    canvas = Canvas.blank(world.schedule, 8_000, 3)
+    canvas = blank_canvas(world.schedule, 8_000, 3)
     generator = torch.Generator().manual_seed(5)
     start = torch.multinomial(expected, 8_000, replacement=True, generator=generator)
     canvas.tokens[:] = world.noisy[start]

@@ -5,7 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from support.sampling_worlds import VOCAB, chi_square_p, counts, sampled, tabulated, world_of
+from support.sampling_worlds import (
+    VOCAB,
+    blank_canvas,
+    chi_square_p,
+    counts,
+    sampled,
+    tabulated,
+    world_of,
+)
 from support.session_runs import run_canvas
 from support.strategies import schedule_from_unit_cube
 
@@ -19,7 +27,6 @@ from gidd.diffusion.schedules import (
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError
 from gidd.sampling import (
-    Canvas,
     FunctionNetwork,
     Psi,
     RemaskSuspects,
@@ -131,7 +138,7 @@ def test_a_mistake_can_be_corrected():
     """Tokens that noise cannot have produced change under psi and remdm, not under ancestral."""
     world = world_of(MASKED)
     for step, changes in ((ancestral, False), (ReMDM(cap=0.5), True), (Psi(0.5), True)):
-        canvas = Canvas.blank(MASKED, 200, 3)
+        canvas = blank_canvas(MASKED, 200, 3)
         canvas.tokens[:] = torch.tensor([0, 1, MASK])
         session = Session(tabulated(world), MASKED, batch_size=200)
         run_canvas(session, canvas, corrector_plan(step, 4, 0.4))

@@ -43,9 +43,17 @@ def index_of(world: SmallWorld, z: Tensor) -> Tensor:
     return (z * place).sum(-1)
 
 
+def blank_canvas(schedule: MixingSchedule, num: int, length: int, seed: int = 0) -> Canvas:
+    """A canvas without given tokens: samples 0 .. num - 1 of one seed."""
+    tokens, index = torch.zeros(num, length, dtype=torch.int64), torch.arange(num)
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    seeds = torch.full_like(index, seed)
+    return Canvas.start(schedule, tokens, ~everywhere, everywhere, everywhere, seeds, index)
+
+
 def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
     """`num` samples of the world's exact denoiser."""
-    canvas = Canvas.blank(world.schedule, num, world.length, seed)
+    canvas = blank_canvas(world.schedule, num, world.length, seed)
     session = Session(tabulated(world), world.schedule, batch_size=num)
     run_canvas(session, canvas, plan)
     return canvas

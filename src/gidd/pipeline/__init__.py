@@ -9,7 +9,7 @@
     pipe.score("We are a nation of laws.")
 
 Reading order: `options`, `noise_level`, `results`, `text` (tokens and text), `pipeline` with
-`generate`, `chat`, `correct` and `score`, `load`. Names are imported on first use.
+`generate`, `chat`, `correct` and `score`, `load`.
 """
 
 from typing import TYPE_CHECKING

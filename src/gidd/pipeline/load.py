@@ -118,37 +118,32 @@ def pipeline_of(
 def _tokenizer(
     name: str | Path, given: str | Path | Tokenizer | FastTokenizer | None, loaded: Pretrained
 ) -> tuple[Tokenizer, tuple[str, ...]]:
-    vocab = loaded.denoiser.vocab
-    if given is not None:
-        if isinstance(given, str | Path):
-            chosen = Tokenizer.load(str(given), model=vocab)
-        else:
-            chosen = as_tokenizer(given, vocab)
-        return _checked(chosen, loaded), chosen.notes
-    folder = Path(name)
-    try:
-        if folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
-            raise DataError(f"{folder} has no {TOKENIZER_FILE}.")
-        path = find_tokenizer(name)
-    except DataError as error:
-        if vocab.size != _GPT2_SIZE:
-            raise DataError(
-                f"the model's tokenizer was not found: {error} Its vocabulary has {vocab.size:,} "
-                f"tokens. {_PASS_TOKENIZER}"
-            ) from error
-        note = f"{name} has no tokenizer; GPT-2's is used, as it has {_GPT2_SIZE:,} tokens."
-        return _checked(tokenizers.gpt2(), loaded), (note,)
-    chosen = Tokenizer.load(path, model=vocab)  # a damaged one is an error, and never replaced
-    return _checked(chosen, loaded), chosen.notes
-
-
-def _checked(tokenizer: Tokenizer, loaded: Pretrained) -> Tokenizer:
-    ours, vocab = tokenizer.vocab, loaded.denoiser.vocab
+    vocab, folder, notes = loaded.denoiser.vocab, Path(name), ()
+    if isinstance(given, str | Path):
+        chosen = Tokenizer.load(str(given), model=vocab)
+    elif given is not None:
+        chosen = as_tokenizer(given, vocab)
+    else:
+        try:
+            if folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
+                raise DataError(f"{folder} has no {TOKENIZER_FILE}.")
+            path = find_tokenizer(name)
+        except DataError as error:
+            if vocab.size != _GPT2_SIZE:
+                raise DataError(
+                    f"the model's tokenizer was not found: {error} Its vocabulary has "
+                    f"{vocab.size:,} tokens. {_PASS_TOKENIZER}"
+                ) from error
+            chosen = tokenizers.gpt2()
+            notes = (f"{name} has no tokenizer; GPT-2's is used, as it has {_GPT2_SIZE:,} tokens.",)
+        else:  # a damaged one is an error, and never replaced
+            chosen = Tokenizer.load(path, model=vocab)
+    ours = chosen.vocab
     # a model without a mask has no row for the tokenizer's, which is last
     sizes = (vocab.size, vocab.size + 1) if vocab.mask_id is None else (vocab.size,)
     is_smaller = loaded.has_unused_rows and ours.size < vocab.size
     if vocab.mask_id in (None, ours.mask_id) and (is_smaller or ours.size in sizes):
-        return tokenizer
+        return chosen, (*chosen.notes, *notes)
     raise ConfigError(
         f"the tokenizer must match the model's vocabulary of {vocab.size:,} tokens with mask id "
         f"{vocab.mask_id}, got {ours.size:,} tokens with mask id {ours.mask_id}. "

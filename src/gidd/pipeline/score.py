@@ -223,13 +223,14 @@ def score_texts(
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
     found, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])
-    zeros = torch.zeros(len(texts), dtype=torch.float64)
-    nelbo = zeros.index_add(0, owners, found.nelbo)
-    variance = zeros.index_add(0, owners, found.standard_error.square())
-    reconstruction = zeros.index_add(0, owners, found.draws[..., 1].mean(0))
-    prior = zeros.index_add(0, owners, found.prior)
-    each_part = torch.full(owners.shape, found.forward_passes / len(parts)).double()
-    forward_passes = zeros.index_add(0, owners, each_part)
+
+    def totals(values: Tensor) -> list[float]:
+        zeros = torch.zeros(len(texts), dtype=torch.float64)
+        return zeros.index_add(0, owners, values.double()).tolist()
+
+    nelbo, variance = totals(found.nelbo), totals(found.standard_error.square())
+    reconstruction, prior = totals(found.draws[..., 1].mean(0)), totals(found.prior)
+    forward_passes = totals(torch.full(owners.shape, found.forward_passes / len(parts)))
     task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
     readings = run_jobs(
         partial(_read, pipe=pipe, cut=cut, on_forward_passes=partial(report, i))
@@ -241,10 +242,10 @@ def score_texts(
             tokens=tuple(tokens[i]),
             confidence=own and own[len(prompt) :],
             noise_level=noise,
-            nelbo=float(nelbo[i]),
-            standard_error=math.sqrt(float(variance[i])),
-            reconstruction=float(reconstruction[i]),
-            prior=float(prior[i]),
+            nelbo=nelbo[i],
+            standard_error=math.sqrt(variance[i]),
+            reconstruction=reconstruction[i],
+            prior=prior[i],
             forward_passes=int(forward_passes[i]),
             manifest=task,
         )
@@ -257,9 +258,7 @@ async def _read(
 ) -> tuple[tuple[float, ...], NoiseLevel | None]:
     """Return x_theta of each token, and the noise level unless all tokens are line breaks etc."""
     frame = await score_tokens(jobs, pipe, cut.tokens)
-    noise = None
-    if not all(cut.fixed):
-        noise = await estimate_noise(
-            jobs, pipe.window_reader(), cut, on_forward_passes=on_forward_passes
-        )
-    return tuple(frame.probability.tolist()), noise
+    confidence, reader = tuple(frame.probability.tolist()), pipe.window_reader()
+    if all(cut.fixed):
+        return confidence, None
+    return confidence, await estimate_noise(jobs, reader, cut, on_forward_passes=on_forward_passes)

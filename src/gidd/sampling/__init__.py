@@ -1,11 +1,9 @@
 """Sampling, infilling and self-correction.
 
-Reading order: `network` and `prediction` (x_theta at the positions that need it), `guidance` (with
-and without a condition), `choices` (one of several texts), `canvas` (the state), `steps/` and
-`correctors/` (functions that change it), `plan` (the sequence of steps), `request` (what to sample,
-and the result), `ticket` (a request in progress), `length_bucket` (requests that share forward
-passes), `session` (one step at a time), `jobs` (several rounds), `windows` (long texts). Names are
-imported on first use.
+Reading order: `network`, `prediction` (x_theta where it is needed), `choices` (one of several
+texts), `canvas` (the state), `steps/`, `correctors/` (functions that change it), `plan`, `request`
+(what to sample, and the result), `ticket` (a request in progress), `length_bucket` (requests that
+share forward passes), `session`, `jobs` (several rounds), `windows` (long texts).
 """
 
 from typing import TYPE_CHECKING

@@ -48,16 +48,15 @@ class StepOutput(NamedTuple):
 
     def check(self, canvas: Canvas, step: str) -> None:
         """Raise `ConfigError` for a wrong shape or type, which torch might broadcast or cast."""
-        sequence, batch = canvas.tokens.shape, canvas.seed.shape
-        expected = [("tokens", self.tokens, sequence, canvas.tokens.dtype)]
-        expected += [("values", value, sequence, None) for value in self.values]
+        tokens = canvas.tokens
+        expected = [("tokens", self.tokens, tokens.shape, tokens.dtype)]
+        expected += [("values", value, tokens.shape, None) for value in self.values]
         if self.probability is not None:
-            expected.append(("probability", self.probability, sequence, None))
+            expected.append(("probability", self.probability, tokens.shape, None))
         if self.finished is not None:
-            expected.append(("finished", self.finished, batch, torch.bool))
-        if self.best is not None:
-            pairs = zip(self.best, canvas.best, strict=True)
-            expected += [("best", new, old.shape, old.dtype) for new, old in pairs]
+            expected.append(("finished", self.finished, canvas.seed.shape, torch.bool))
+        for new, old in zip(self.best or (), canvas.best, strict=self.best is not None):
+            expected.append(("best", new, old.shape, old.dtype))
         for field, tensor, shape, dtype in expected:
             found = tensor.shape[: len(shape)] if field == "values" else tensor.shape
             if found != shape or dtype not in (None, tensor.dtype):
@@ -129,22 +128,6 @@ class Canvas:
             step_index=torch.zeros_like(seed),
             best=BestState(tokens.clone(), unscored, torch.zeros_like(seed)),
         )
-
-    @classmethod
-    def blank(
-        cls,
-        schedule: MixingSchedule,
-        num_sequences: int,
-        length: int,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ) -> Self:
-        """Make a canvas without given tokens: samples 0 .. num_sequences - 1 of one seed."""
-        tokens = torch.zeros(num_sequences, length, dtype=torch.int64, device=device)
-        everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        index = torch.arange(num_sequences, device=device)
-        seeds = torch.full_like(index, seed)
-        return cls.start(schedule, tokens, ~everywhere, everywhere, everywhere, seeds, index)
 
     @property
     def free(self) -> Bool[Tensor, "B L"]:

@@ -63,10 +63,7 @@ class _Call:
 class SessionPool:
     """Sessions that jobs share, one for each network that they use.
 
-    Jobs submit requests from any thread, and one thread steps the sessions:
-
-        for session in pool.pending:
-            session.step()
+    Jobs submit requests from any thread, and one thread steps the sessions that are `pending`.
     """
 
     def __init__(self, **settings: Any) -> None:

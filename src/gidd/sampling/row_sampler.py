@@ -1,8 +1,4 @@
-"""Samplers of rows of x_theta: a token from each row, and the probabilities that steps need.
-
-Rows are distributions [K, V], or logits, from which one CUDA kernel samples without computing the
-distributions.
-"""
+"""Samplers of rows of x_theta: a token from each row, and the probabilities that steps need."""
 
 from __future__ import annotations
 

@@ -58,17 +58,15 @@ class Session:
             for event in session.step():
                 ...
 
-    Each call of `step` makes at most one forward pass, of at most `batch_size` requests whose
-    lengths are padded to the same number of tokens. That many requests of a padded length are
-    active; the others wait. Half of the work is for the request with the least work left, half for
-    the one that was submitted first: short requests do not wait for long ones, and none starves. A
-    higher priority comes before both. Plans, steps, correctors, times and processors may differ.
+    Each call of `step` makes at most one forward pass, of at most `batch_size` requests of one
+    padded length; further ones wait. Half of the work is for the request with the least work left,
+    half for the one that was submitted first: short requests do not wait for long ones, and none
+    starves. A higher priority comes before both. Plans, times and processors may differ.
 
     Samples are bit-identical regardless of which other requests share the batch: shapes depend on
     the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. (With
-    `row_buckets` shapes also depend on the number of active requests, and samples of different
-    shapes may differ, as they do between devices.) A request that fails ends with `Event.error`;
-    other requests are not affected.
+    `row_buckets` shapes also depend on the number of active requests.) A request that fails ends
+    with `Event.error` and affects no other.
 
     `submit` and `cancel` may be called from any thread, `step` from one at a time. Every request
     that is not cancelled has exactly one event with a sample or an error.

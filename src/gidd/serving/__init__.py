@@ -4,9 +4,8 @@
     app = create_app({"nano": worker})  # for uvicorn, or any other ASGI server
 
 Reading order: `worker` (threads that share forward passes), `protocol` (bodies of requests),
-`texts` (what they ask of a pipeline), `frames` (texts while they change), `access` (keys and
-limits), `errors`, `metrics`, `app` (the routes), `replicas` (Ray Serve). `pip install
-'gidd[serve]'`.
+`texts` (what they ask of a pipeline), `access` (keys and limits), `errors`, `metrics`, `app` (the
+routes), `replicas` (Ray Serve). `pip install 'gidd[serve]'`.
 """
 
 from typing import TYPE_CHECKING

@@ -87,11 +87,11 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
-        rates = {"requests": requests_per_minute, "cost": cost_per_minute}
-        self._allowances = {
-            name: {what: Allowance(rate, clock) for what, rate in rates.items() if rate is not None}
-            for name in {*keys.values(), ""}
-        }
+        names = {*keys.values(), ""}
+        self._requests, self._cost = (
+            {} if rate is None else {name: Allowance(rate, clock) for name in names}
+            for rate in (requests_per_minute, cost_per_minute)
+        )
 
     def name_of(self, authorization: str | None) -> str:
         """Return the name of a key, given the header; raise `ServiceError` if it is unknown."""
@@ -109,15 +109,15 @@ class Access:
 
     def begin(self, name: str) -> None:
         """Count a request; raise `Overloaded` if a key has used what it may."""
-        if (cost := self._allowances[name].get("cost")) is not None:
-            cost.take(0, 1, "cost (steps times tokens)")
-        if (requests := self._allowances[name].get("requests")) is not None:
-            requests.take(1, 1, "requests")
+        if name in self._cost:
+            self._cost[name].take(0, 1, "cost (steps times tokens)")
+        if name in self._requests:
+            self._requests[name].take(1, 1, "requests")
 
     def charge(self, name: str, cost: int) -> None:
         """Count the cost of a request when it is done."""
-        if (allowance := self._allowances[name].get("cost")) is not None:
-            allowance.take(cost, float("-inf"), "cost")
+        if name in self._cost:
+            self._cost[name].take(cost, float("-inf"), "cost")
 
 
 class Gate:

@@ -93,18 +93,17 @@ def complete(
     first = len(pipe.token_texts.encode(prompt, "the prompt"))
     choices: list[Json] = []
     for k, generation in enumerate(generations):
-        text = generation.filled[0]
-        logprobs = None
+        text, num_new, logprobs = generation.filled[0], _num_new(generation, first), None
         if body.logprobs is not None:
-            start, end = (0 if body.echo else first), first + _num_new(pipe, generation, first)
-            logprobs = _logprobs(pipe, generation, start, end, body.logprobs)
+            start = 0 if body.echo else first
+            logprobs = _logprobs(pipe, generation, start, first + num_new, body.logprobs)
         choices.append(
             {
                 "index": index * body.n + k,
                 "text": prompt + text if body.echo else text,
                 "logprobs": logprobs,
                 "finish_reason": finish_reason(generation),
-                "tokens": _num_new(pipe, generation, first),
+                "tokens": num_new,
                 "prompt_tokens": 0 if k else first,
                 "forward_passes": generation.forward_passes,
             }
@@ -112,7 +111,7 @@ def complete(
     return choices
 
 
-def _num_new(pipe: Pipeline, generation: Generation, first: int) -> int:
+def _num_new(generation: Generation, first: int) -> int:
     blanks = sum(not given for given in generation.trace.protected)
     return min(blanks, len(generation.tokens) - first)
 

@@ -1,7 +1,6 @@
 """Correctors: steps that change tokens at a fixed time.
 
-A corrector is a step with s = t. Tests of correctors cover the classes that `COMPONENTS` names.
-The exports are imported on first use, so the names are known without importing torch.
+Tests of correctors cover the classes that `COMPONENTS` names, known without importing torch.
 """
 
 from typing import TYPE_CHECKING

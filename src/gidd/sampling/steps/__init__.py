@@ -1,8 +1,6 @@
 """Sampler steps. Every test of steps covers the steps that `COMPONENTS` names.
 
-A step is a callable (schedule, s, t, canvas, prediction) -> `StepOutput`, from time t to s: a
-function, or a frozen dataclass if it has options or a `check` of schedule and time. The exports are
-imported on first use, so the names are known without importing torch.
+A step is a `gidd.sampling.Step`. The names are known without importing torch.
 """
 
 from typing import TYPE_CHECKING

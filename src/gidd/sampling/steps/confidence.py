@@ -88,13 +88,10 @@ class Greedy(_FillByConfidence):
 class Threshold(CheckedOptions):
     """Fill masks as `Confidence` does, and also all with max x_theta >= `fill`.
 
-    Each is filled with a token drawn from its x_theta. At least one mask is filled per step. A
-    visible token that noise can produce is replaced by the most likely token if that has a
-    probability >= `replace`.
-
-    As with `Confidence`, one mask per step (fill = 1) samples the data exactly for masking noise
-    and an exact denoiser; a smaller `fill` treats confident masks as independent and needs fewer
-    steps. Under other noise the distribution differs from the data.
+    At least one mask is filled per step, each with a token drawn from its x_theta. A visible token
+    that noise can produce is replaced by the most likely token if that has a probability >=
+    `replace`. With fill = 1 and masking noise, one mask per step samples the data exactly, as with
+    `Confidence`; a smaller `fill` treats confident masks as independent and needs fewer steps.
     """
 
     fill: float = 0.7
