@@ -564,13 +564,7 @@ class Pipeline:
         """
         session = self.session
         if batch_size is not None and batch_size > session.batch_size:
-            session = Session(
-                session.network,
-                session.schedule,
-                batch_size=batch_size,
-                max_length=session.max_length,
-                device=session.device,
-            )
+            session = session.new(batch_size=batch_size, pad_to_multiple_of=1)
         is_posterior = bool(getattr(self.denoiser.backbone, "predicts_posterior", False))
         return WindowReader(session, *self.times, predicts_posterior=is_posterior)
 

@@ -236,9 +236,14 @@ class LengthBucket:
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
-            changes = _copy_to_host([batch.call(*g, self._capacity) for g in groups.items()])
-            if any(change.overflows for change in changes):  # more was read than expected
-                changes = _copy_to_host([batch.call(*g, None) for g in groups.items()])
+            changes = list[Change]()
+            for capacity in (self._capacity, None):  # None: if more was read than expected
+                changes = []
+                for step, members in groups.items():
+                    changes.append(batch.call(step, members, capacity))
+                changes = _copy_to_host(changes)
+                if not any(change.overflows for change in changes):
+                    break
         except Exception as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self.advance([row])]
