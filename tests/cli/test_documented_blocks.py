@@ -67,7 +67,7 @@ class Replaced(NamedTuple):
 
 
 TINY = (
-    " --train.steps 2 --train.global-batch 4 --train.evaluate-samples 4 --train.generate-samples 1"
+    " --train.steps 2 --train.global-batch 4 --train.evaluate-samples 4 --train.generate-samples 0"
 )
 TINY += " --quiet"
 VALIDATED = f"{TINY} --train.steps 4 --train.evaluate-every 1 --optim.warmup 1"

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.one_process import run_each
 from support.ranks import run_ranks
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 import gidd.runs.fit
+from gidd.cli import main
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.errors import ConfigError, DataError
@@ -197,7 +197,6 @@ def fail_in_evaluation(run, out, step, parallel=None):
     ("ranks", "parallel", "failures"),
     [
         (1, DDP(), (4, 8)),
-        pytest.param(2, FSDP(), (8,), marks=pytest.mark.slow),
         pytest.param(2, FSDP(), (4, 8), marks=pytest.mark.long),
     ],
 )
@@ -269,6 +268,6 @@ def test_sigterm_saves_and_ends_with_a_status_of_its_own(data, tmp_path):
     process.send_signal(signal.SIGCONT)
     assert process.wait(300) == STOPPED
     assert 5 <= len(losses(tmp_path / "stopped")) < 10
-    done = run_each([train("stopped"), train("undisturbed")], environment)
-    assert [each.returncode for each in done] == [0, 0], done
+    for out in ("stopped", "undisturbed"):
+        run_ranks(main, 1, train(out))
     assert reported(tmp_path / "stopped") == reported(tmp_path / "undisturbed")

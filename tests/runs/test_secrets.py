@@ -43,7 +43,8 @@ TRAIN = (
     ("train", "nano", "--data.tokenizer", "300", "--data.validation", "4", "--data.length", "32")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--device", "cpu")
     + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
-    + ("--tracker", "tensorboard", "wandb", "trackio", "--out", "run")
+    + ("--train.generate-samples", "0", "--out", "run")
+    + ("--tracker", "tensorboard", "wandb", "trackio")
 )  # fmt: skip
 RECORDER = '''\
 """Stands in for wandb and trackio: writes down everything that it is given."""

@@ -21,10 +21,11 @@ from gidd.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TRAIN = (
-    ("train", "nano", "--data.sources", "markov", "--data.length", "32", "--train.steps", "3")
+    ("train", "nano", "--data.length", "32", "--train.steps", "3", "--train.generate-samples", "0")
     + ("--train.global-batch", "4", "--train.evaluate-samples", "4", "--quiet")
     + ("--backbone.width", "32", "--backbone.num-layers", "1", "--backbone.num-heads", "2")
 )  # fmt: skip
+PREPARED = ("--data.folder", "run/data")
 IMPORT = """
 import sys, time
 start = time.perf_counter()
@@ -89,7 +90,7 @@ def main() -> None:
     assert "pip install 'gidd[eval]'" in gidd("doctor")
     gidd("train", "nano", "--help")
     gidd("train", "nano", "--dry-run")
-    gidd(*TRAIN, "--out", "run")
+    gidd(*TRAIN, "--data.sources", "markov", "--out", "run")
     gidd("export", "run", "--out", "model")
     text = gidd("sample", "model", "--length", "12", "--steps", "4").strip()
     gidd("infill", "model", f"{text[:4]}[MASK:3]{text[4:8]}", "--steps", "4")
@@ -117,21 +118,9 @@ def main() -> None:
         (("sample", "model", "--out", "more", "--executor", "ray"), "cluster"),
         (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
         (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),
-        (
-            (
-                "train",
-                "small-llama-262b",
-                "--data.folder",
-                "run/data",
-                "--train.steps",
-                "1",
-                "--out",
-                "r",
-            ),
-            "hf",
-        ),
-        ((*TRAIN, "--out", "run2", "--tracker", "tensorboard"), "train"),
-        ((*TRAIN, "--out", "run3", "--tracker", "wandb"), "wandb"),
+        (("train", "small-llama-262b", *PREPARED, "--train.steps", "1", "--out", "r"), "hf"),
+        ((*TRAIN, *PREPARED, "--out", "run2", "--tracker", "tensorboard"), "train"),
+        ((*TRAIN, *PREPARED, "--out", "run3", "--tracker", "wandb"), "wandb"),
     ):
         printed = gidd(*words, status=2)
         assert f"gidd[{extra}]" in printed, f"gidd {' '.join(words)} must name {extra}:\n{printed}"
