@@ -159,7 +159,7 @@ def test_ancestral_samples_of_every_noise(name):
     assert samples("cuda", SCHEDULES[name], plans) == samples("cpu", SCHEDULES[name], plans)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.parametrize("step", STEPS)
 def test_samples_of_every_step(step):
@@ -175,6 +175,14 @@ def test_samples_of_a_step_for_masking_noise():
 
 
 @pytest.mark.slow
+@torch.no_grad()
+def test_samples_of_all_correctors_at_once():
+    correctors = [corrector_plan(corrector, 5, 0.01) for corrector in CORRECTORS.values()]
+    plans = [sampling_plan(even_times(4)) + corrector for corrector in correctors]
+    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
+
+
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.parametrize("corrector", CORRECTORS)
 def test_samples_of_every_corrector(corrector):
