@@ -18,8 +18,7 @@ from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 
 Worker = Callable[..., Callable[[Any], Any]]
-_MOST_BLOCKS = 10_000
-"""Tasks that Ray Data schedules; each has one or more items."""
+_MOST_BLOCKS = 10_000  # tasks that Ray Data schedules; each has one or more items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,11 @@ class ActorOptions:
 
     address: str | None = None
     """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
-
     num_actors: int | None = None
     """Number of actors, each with its own copy of the model. None: as many as the cluster has
     resources for."""
-
     num_cpus: float = 1
     """CPU cores per actor."""
-
     num_gpus: float = 0
     """GPUs per actor; below 1, several actors share one."""
 

@@ -65,28 +65,15 @@ PIECE_CHARACTERS = Limit(1 << 21, "characters", "GIDD_MAX_PIECE_CHARACTERS")
 CONTEXT_TOKENS = Limit(1 << 17, "tokens", "GIDD_MAX_CONTEXT_TOKENS")
 """Of a model's longest sequence, which no tensor of the file shows."""
 
-RECORD_BYTES = Limit(1 << 24)
-"""Of a JSON record: gidd.json, config.json, ..."""
-
+RECORD_BYTES = Limit(1 << 24)  # of a JSON record: gidd.json, config.json, ...
 MANIFEST_BYTES = Limit(1 << 28)
 """Of a JSON file with an entry per file, tensor or document: manifests and results."""
 
-TOKENIZER_BYTES = Limit(1 << 26)
-"""Of tokenizer.json."""
-
-YAML_BYTES = Limit(1 << 17)
-"""Of run.yaml: the parser takes seconds for this many."""
-
-JSON_VALUES = Limit(5_000_000, "values")
-"""Of any JSON file: each takes about 100 bytes of memory."""
-
-MAX_DEPTH = 64
-"""Nesting of JSON and YAML; records of this library have at most 6 levels."""
-
-
-TEMPORARY = ".tmp"
-"""Suffix of temporary files; a file with this suffix may be deleted."""
-
+TOKENIZER_BYTES = Limit(1 << 26)  # of tokenizer.json
+YAML_BYTES = Limit(1 << 17)  # of run.yaml: the parser takes seconds for this many
+JSON_VALUES = Limit(5_000_000, "values")  # of any JSON file: each takes about 100 bytes of memory
+MAX_DEPTH = 64  # nesting of JSON and YAML; records of this library have at most 6 levels
+TEMPORARY = ".tmp"  # suffix of temporary files; a file with this suffix may be deleted
 _KINDS = {"d": "folder", "p": "named pipe", "s": "socket", "c": "character device"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a write to a full disk, which do not name the file."""

@@ -8,9 +8,7 @@ import unicodedata
 _HARMLESS = "\n\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 """Not printable by Unicode, but parts of ordinary text such as emoji and Persian."""
 
-_LONGEST = 200
-"""Characters of a value that a message shows."""
-
+_LONGEST = 200  # characters of a value that a message shows
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlong = 3, 40
 _SHORT.maxstring = _SHORT.maxother = 80

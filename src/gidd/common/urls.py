@@ -24,11 +24,8 @@ _CHAIN = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
 """Between the URLs of a chain, as in zip://pages.jsonl::https://example.org/pages.zip."""
 
 _HIDDEN = "..."
-_SHORTEST_SECRET = 4
-"""Shorter parts of a URL are found in ordinary words."""
-
-_SECRET = Limit(1 << 16)
-"""Of a file with a secret."""
+_SHORTEST_SECRET = 4  # shorter parts of a URL are found in ordinary words
+_SECRET = Limit(1 << 16)  # of a file with a secret
 
 
 class _Url(NamedTuple):

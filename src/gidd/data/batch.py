@@ -17,16 +17,12 @@ class Batch(NamedTuple):
 
     tokens: Int[Tensor, "B L"]
     """Token ids; short documents are padded at the end."""
-
     valid: Bool[Tensor, "B L"]
     """False at padding, which enters the loss but not the ELBO (App. E)."""
-
     sample_index: Int[Tensor, " B"]
     """Index of each sample, counted through all epochs; it seeds the noise of the sample."""
-
     given: Bool[Tensor, "B L"] | None = None
     """The condition, e.g. a prompt: read by the network, never noised, not scored. None: none."""
-
     segments: Int[Tensor, "B L"] | None = None
     """Number of each token's document in a packed row; -1 at padding. None: a document per row."""
 

@@ -36,8 +36,7 @@ def _is_shard(file: object) -> bool:
 
 _PREPARE = "Run `gidd data prepare` again: it writes the missing files."
 _RESTORE = "Delete the file and run `gidd data prepare` again, or restore it from a copy."
-_CHUNK = 1 << 22
-"""Tokens checked at a time."""
+_CHUNK = 1 << 22  # tokens checked at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +45,11 @@ class ShardRecord:
 
     file: str
     """Token file, relative to the manifest's folder; the index is this name plus `.index`."""
-
     documents: int
     tokens: int
     """Number of tokens, including one end-of-text token per document."""
-
     tokens_sha256: str
     index_sha256: str
-
     given_sha256: str | None = field(default=None, metadata={ADDED_LATER: True})
     """Of `.given`; None if there is no condition."""
 
@@ -101,20 +97,15 @@ class DataManifest:
 
     tokenizer: str
     """Fingerprint of the tokenizer."""
-
     vocab: Vocab
     end_id: int
     dtype: Literal["uint16", "uint32"]
     """Type of the tokens on disk: uint16 if the vocabulary size allows it, otherwise uint32."""
-
     splits: Mapping[str, Split]
     """By name: "train" and, if documents were held out, "validation"."""
-
     sources: tuple[str, ...] = ()
     """Sources of the documents, as given by the user but without credentials."""
-
     command: str = ""
-
     known: Mapping[str, float] = field(default_factory=lambda: {})
     """Exact figures of synthetic sources, such as the entropy rate; empty for text."""
 

@@ -19,8 +19,7 @@ Result = TypeVar("Result")
 ReportProgress = Callable[[int], None]
 """Called after every batch with the number of its documents."""
 
-_shared: dict[str, Any] = {}
-"""In a worker process: values shared with the parent."""
+_shared: dict[str, Any] = {}  # in a worker process: values shared with the parent
 
 
 def run_tasks(

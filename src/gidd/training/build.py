@@ -32,7 +32,6 @@ class GivenComponents:
 
     network: nn.Module | None = None
     """With its initial weights."""
-
     schedule: MixingSchedule | None = None
     weighting: Weighting | None = None
 

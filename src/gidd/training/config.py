@@ -30,7 +30,6 @@ class Diffusion:
         default_factory=lambda: component("objective", "nelbo"),
         metadata={COMPONENT_KIND: "objective", ADDED_LATER: True},
     )
-
     noise: Component = field(
         default_factory=lambda: component("schedule", "hybrid", p_uniform=0.0),
         metadata={COMPONENT_KIND: "schedule"},
@@ -41,11 +40,9 @@ class Diffusion:
     )
     eps: float = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
-
     time_power: float = 1.0
     """Density of training times: uniform numbers raised to this power. Above 1, more times have
     little noise, which is what correction of texts needs; the paper uses 1."""
-
     p_uniform_warmup: int = 0
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
 
@@ -88,35 +85,27 @@ class DataConfig:
 
     folder: Path | None = None
     """Folder written by `gidd data prepare`; takes precedence over the sources."""
-
     sources: tuple[str, ...] = field(
         default=(), repr=False, metadata={RECORDED_AS: _without_credentials}
     )
     """Corpora, files or URLs to prepare, as for `gidd data prepare`."""
-
     format: Literal["text", "chat"] = field(default="text", metadata={ADDED_LATER: True})
     """text, or chat: JSON lines with "messages", or with "prompt" and "response". Answers are
     learned, and all else is given."""
-
     tokenizer: int | str = "gpt2"
     """gpt2, bytes, chars, or another as for `gidd data prepare`; a number trains a BPE of that
     vocabulary size."""
-
     validation: int | float | None = None
     """Validation split: the last N documents, or a fraction of them. By default as the corpus
     defines, otherwise a tenth of the documents, spaced evenly."""
-
     length: int = 512
     """Context length in tokens."""
-
     padding: Literal["learned", "ignored"] = field(default="learned", metadata={ADDED_LATER: True})
     """After the end of a text: learned (part of the loss, so that a model learns to end texts that
     are shorter than its context), or ignored (not part of the loss, hidden from the network)."""
-
     packing: bool = field(default=False, metadata={ADDED_LATER: True})
     """Pack short documents into one row; attention stays inside each document. Padding must be
     ignored, and the network must accept segments."""
-
     workers: int = 0
     """Number of data loading processes, besides one thread."""
 
@@ -141,51 +130,36 @@ class TrainConfig:
 
     steps: int
     """Number of optimiser steps."""
-
     global_batch: int = 512
     """Samples per optimiser step, over all ranks and micro-batches."""
-
     accumulate: int = 1
     """Gradient accumulation: micro-batches per step; more use less memory, with the same result."""
-
     seed: int = 0
     """Seed of the initial weights, data order, crops, times, noise and dropout."""
-
     autocast: bool | None = None
     """bfloat16 autocast, as in the paper; weights and optimiser state stay float32. On by default
     on CUDA and on CPUs with bfloat16 instructions, off elsewhere; a resumed run keeps it."""
-
     compile: bool | None = None
     """Compile the blocks and the loss with torch.compile; the first steps take a minute or two. On
     by default on CUDA with Triton, off elsewhere."""
-
     ema_decay: float | None = None
     """EMA decay of the weights, e.g. 0.9999; off by default."""
-
     report_every: int = 10
     """Steps between reports of the training metrics."""
-
     evaluate_every: int = 1000
     """Steps between evaluations on the validation split; the last step is always evaluated."""
-
     evaluate_samples: int = 512
     """Validation samples per evaluation, the same each time; at least one per rank."""
-
     generate_samples: int = 2
     """Samples to generate and report at each evaluation."""
-
     save_every: int = 1000
     """Steps between checkpoints; the last step is always saved."""
-
     max_steps_ahead_of_save: int = 0
     """Steps that training may advance while a checkpoint is written in the background."""
-
     keep: int = 2
     """Number of most recent checkpoints to keep."""
-
     keep_every: int | None = None
     """Also keep every checkpoint whose step is a multiple of this."""
-
     timeout: float = 600.0
     """Stop, and report the stuck rank, if no step finishes within this many seconds."""
 
@@ -220,7 +194,6 @@ class FSDP:
     shard_size: int | None = None
     """Consecutive ranks that share one copy of the model, e.g. those of a machine; default: all.
     Fewer ranks need less traffic between machines and more memory."""
-
     reshard_after_forward: bool = True
     """Free the parameters of a block after its forward pass; gather them again for the backward."""
 
@@ -245,7 +218,6 @@ class RunConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     init_from: str | None = None
     """Model whose weights are the initial ones: a folder, or a name on the Hugging Face hub."""
-
     parallel: Parallel = field(default_factory=DDP)
 
     def check(self, num_ranks: int = 1) -> None:

@@ -149,7 +149,6 @@ class Gradients(NamedTuple):
     step: int
     names: tuple[str, ...]
     """Names of the sums of the objective."""
-
     stats: StepStats
 
     @property

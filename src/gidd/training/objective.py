@@ -37,8 +37,7 @@ Metrics = dict[str, float]
 _KINDS = ("masked", "replaced", "kept")
 """Kinds of noisy tokens: the mask, a random token, the clean token."""
 
-_WARMUP_LEVELS = 32
-"""Values of p_uniform while it grows."""
+_WARMUP_LEVELS = 32  # values of p_uniform while it grows
 
 
 class ObjectiveOutput(NamedTuple):
@@ -46,7 +45,6 @@ class ObjectiveOutput(NamedTuple):
 
     loss: Float[Tensor, ""]
     """Scaled; call `backward` on it."""
-
     sums: Float[Tensor, " K"]
     """Sums over this rank's tokens, detached, in the order of `Objective.names`."""
 
@@ -103,24 +101,18 @@ class NoisyBatch:
 
     batch: Batch
     """Clean tokens, given tokens, segments and the index of each sample."""
-
     t: Float[Tensor, " B"]
     """Time of each sample."""
-
     z: Int[Tensor, "B L"]
     """Noisy tokens; `dataclasses.replace` makes a batch with others."""
-
     fixed: Bool[Tensor, "B L"] | None
     """Tokens that are neither noised nor scored: given ones, and padding if it is ignored."""
-
     valid: Bool[Tensor, "B L"] | None
     """False at padding that is hidden from the network; None if none is."""
-
     schedule: MixingSchedule
     weighting: Weighting
     scale: float | Tensor
     """Factor of the sum over targets."""
-
     step: int
 
 

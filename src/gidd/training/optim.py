@@ -28,34 +28,25 @@ class OptimConfig:
 
     learning_rate: float = 5e-4
     """Peak learning rate, reached at the end of the warmup."""
-
     warmup: int = 10_000
     """Steps of linear warmup from 0."""
-
     lr_schedule: Literal["cosine", "constant", "wsd"] = field(
         default="cosine", metadata={ADDED_LATER: True}
     )
     """After the warmup: cosine decay over all steps, constant, or wsd (warmup-stable-decay, arXiv
     2404.06395): constant, then linear decay over the last steps."""
-
     decay_ratio: float = field(default=0.2, metadata={ADDED_LATER: True})
     """Fraction of all steps in which wsd decays."""
-
     final_lr_ratio: float = 0.1
     """Final learning rate as a fraction of the peak (cosine and wsd)."""
-
     beta1: float = 0.9
     """Adam beta1: decay of the first moment."""
-
     beta2: float = 0.99
     """Adam beta2: decay of the second moment."""
-
     eps: float = 1e-9
     """Adam epsilon, added to the denominator of the update."""
-
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW), on all parameters; the paper's GIDD+ uses 0.02."""
-
     max_grad_norm: float = 1.0
     """Maximum gradient norm; larger gradients are clipped to it."""
 

@@ -31,24 +31,18 @@ class TrainState:
 
     objective: Objective
     """Holds the model; its parameters may be sharded over ranks."""
-
     module: nn.Module
     """The callable objective: itself, or its DDP wrapper."""
-
     optimizers: tuple[Optimizer, ...]
     """Each with its own parameters."""
-
     ema: EMA | None = None
     step: int = 0
     """Completed optimiser steps."""
-
     has_diverged: Tensor | None = None
     """On the device: 1.0 after a step whose loss or gradient norm was not finite; no later step
     updates weights and optimiser. None before the first step."""
-
     pending: dict[str, float] = field(default_factory=lambda: {})
     """Sums over all ranks since the last report."""
-
     source: dict[str, str] | None = None
     """Name and SHA-256 of the model whose weights were the initial ones, if any."""
 

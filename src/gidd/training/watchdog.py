@@ -16,12 +16,8 @@ from typing import Any, final
 
 from gidd.training.world import World
 
-STOPPED = 75
-"""Exit status of a run that was stopped by a signal after saving a checkpoint."""
-
-HUNG = 76
-"""Exit status of a process that waited longer than `train.timeout`."""
-
+STOPPED = 75  # exit status of a run that was stopped by a signal after saving a checkpoint
+HUNG = 76  # exit status of a process that waited longer than `train.timeout`
 _HEARTBEAT_SECONDS = 1.0
 _PHASES = ("start", "checkpoint", "evaluation", "dry run", "data", "step", "writing")
 """Phases between two step numbers, in order: a rank in an earlier phase is behind."""

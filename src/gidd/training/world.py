@@ -23,8 +23,7 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-TIMEOUT_SECONDS = 600.0
-"""Default time after which a rank stops waiting for the others."""
+TIMEOUT_SECONDS = 600.0  # default time after which a rank stops waiting for the others
 
 
 @final

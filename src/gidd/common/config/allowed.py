@@ -16,7 +16,6 @@ class Allowed(NamedTuple):
     contains: Callable[[Any], bool]
     text: str
     """The values in words."""
-
     fix: str = ""
 
     def problems(self, name: str, value: object) -> Iterator[str]:

@@ -24,9 +24,7 @@ class Component:
 
     kind: str
     """One of `gidd.common.config.registry.KINDS`."""
-
     name: str
-
     options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Complete: options that were not given have their defaults."""
 

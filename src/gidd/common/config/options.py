@@ -18,9 +18,7 @@ from typing import Any, NamedTuple, cast, get_type_hints
 from gidd.common.config.registry import KINDS, RESERVED_OPTIONS, find_component
 from gidd.errors import ConfigError
 
-REQUIRED = inspect.Parameter.empty
-"""Default of an option that must be given."""
-
+REQUIRED = inspect.Parameter.empty  # default of an option that must be given
 _PARSING = threading.Lock()
 """Held while source is parsed: `ast.parse` of Python 3.11 fails at times in several threads."""
 
@@ -33,10 +31,8 @@ class Option(NamedTuple):
     name: str
     hint: Any
     """Its type."""
-
     default: Any
     """Its default value, or `REQUIRED`."""
-
     help: str
     """What it is, in a line or a few."""
 

@@ -21,9 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from gidd.common.terminal import shorten
 from gidd.errors import ComponentNotInstalled, ConfigError
 
-PLUGINS = "gidd.plugins"
-"""Entry-point group of packages with components."""
-
+PLUGINS = "gidd.plugins"  # entry-point group of packages with components
 _SAVED_FIELDS = ("schedule", "curve", "amount", "backbone")
 """Kinds whose objects are saved with a model: their options are the fields of a dataclass."""
 
@@ -37,13 +35,10 @@ class Kind(NamedTuple):
 
     home: str
     """Package that lists its components in a table."""
-
     table: str
     """Attribute of the package: name -> component, or the name of an attribute that is one."""
-
     base: str | None = None
     """Attribute of the package: the base class that a component must have."""
-
     supplied: tuple[str, ...] = ()
     """Parameters that the library supplies; all others are options."""
 
@@ -68,8 +63,7 @@ KINDS: dict[str, Kind] = {
 UNREGISTERED = "unregistered"
 """Name of a component that was given as a Python object whose class is not registered."""
 
-RESERVED_OPTIONS = ("kind", "package")
-"""Keys of a saved component besides its options."""
+RESERVED_OPTIONS = ("kind", "package")  # keys of a saved component besides its options
 
 
 class Registration(NamedTuple):
@@ -77,7 +71,6 @@ class Registration(NamedTuple):
 
     make: Any
     """The class or function."""
-
     package: str
     """Package that added it, or the module if it is in no package; empty for those of gidd."""
 

@@ -51,10 +51,8 @@ class Corpus(ABC):
 
     name: str
     """Name on the command line."""
-
     description: str
     """One line, shown by `gidd data list`."""
-
     held_out: int = 0
     """Default number of documents, at the end, to hold out for validation."""
 

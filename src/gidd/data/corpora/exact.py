@@ -18,8 +18,7 @@ from gidd.data.tokenizers import Tokenizer, character_level
 if TYPE_CHECKING:
     from gidd.sources import Source  # imports torch, which other corpora do not need
 
-_BATCH = 1024
-"""Documents sampled at a time."""
+_BATCH = 1024  # documents sampled at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,9 @@ class ExactCorpus(Corpus):
     description: str
     make: Callable[[], Source]
     """Builds the source; every call must build the same one."""
-
     num_documents: int = 10_000
     length: int = 512
     """Tokens per document, without end-of-text."""
-
     held_out: int = 1_000
     seed: int = 0
 

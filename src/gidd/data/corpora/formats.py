@@ -32,9 +32,7 @@ _JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in 
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
 _TEXT_TYPES = ("string", "large_string", "string_view")
 _BATCH_BYTES, _BATCH_ROWS, _BLOCK = 1 << 24, 1024, 1 << 16
-_ROW_BYTES = 8
-"""What a document adds to a shard's index, whatever its length."""
-
+_ROW_BYTES = 8  # what a document adds to a shard's index, whatever its length
 _EXPANSION, _SMALL = 100, 8 << 20
 """A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
 
@@ -58,7 +56,6 @@ class Files(Corpus):
 class _File(Documents):
     path: str
     """A path or a URL, which may contain credentials; messages show `name`."""
-
     column: str = "text"
     """Field of a JSON line, or column of a table, with the text; "": the line is the text."""
 

@@ -36,14 +36,11 @@ class HubCorpus(Corpus):
     description: str
     dataset: str
     """Owner and name on the hub."""
-
     config: str | None = None
     split: str = "train"
     """Split to train on."""
-
     validation_split: str | None = None
     """Split to validate on; None: the last `held_out` documents of `split`."""
-
     held_out: int = 0
     text_field: str = "text"
 

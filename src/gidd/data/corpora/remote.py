@@ -16,9 +16,7 @@ from gidd.common.urls import expand_secrets, hide_secrets, restore_references, w
 from gidd.errors import DataError, GiddError
 
 SECONDS_TO_CONNECT = 30
-SECONDS_OF_SILENCE = 60
-"""Longest wait for the next bytes; the complete download may take any time."""
-
+SECONDS_OF_SILENCE = 60  # longest wait for the next bytes; the complete download may take any time
 _BLOCK = 1 << 20
 _VERSION = (
     *("ETag", "etag", "Content-MD5", "md5Hash", "blob_id", "VersionId", "generation"),

@@ -66,23 +66,17 @@ class LoaderConfig:
 
     global_batch: int
     """Samples per optimiser step, over all ranks."""
-
     length: int = 512
     """Tokens per sample. Longer documents are cropped, texts at random and chats to the last
     tokens; shorter ones are padded."""
-
     pad_id: int
     """Id of the padding token."""
-
     vocab_size: int
     """Vocabulary size; token ids at or above it raise `DataError`."""
-
     seed: int = 0
     """Seed of the order and of the crops."""
-
     shuffle: bool = True
     """Whether to shuffle the documents every epoch; False: order of the files."""
-
     packing: bool = False
     """Whether a sample has as many consecutive documents as fit; longer ones are cropped alone."""
 

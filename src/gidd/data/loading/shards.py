@@ -58,7 +58,6 @@ class TokenShard:
     tokens: Sliceable
     ends: Sliceable
     """End of each document: one past its last token."""
-
     given: Sliceable | None = None
     """1 for each token of the condition of a chat; None if there is no condition."""
 

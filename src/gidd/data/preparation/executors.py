@@ -31,10 +31,8 @@ from gidd.errors import ConfigError, DataError, GiddError
 class _Resources:
     cpus_per_task: int = 1
     """CPU cores per task."""
-
     memory_per_cpu_gb: int = 2
     """Memory per core, in GB."""
-
     tasks_at_once: int | None = None
     """Maximum number of tasks to run at once. None: no limit."""
 
@@ -53,22 +51,16 @@ class SlurmOptions(_Resources):
 
     partition: str = ""
     """Partition, required; `sinfo` lists them."""
-
     time: str = "12:00:00"
     """Time limit of one task."""
-
     tasks_per_job: int = 1
     """Tasks that each job runs in sequence; increase it for many short tasks."""
-
     max_array_size: int = 1001
     """MaxArraySize of the cluster (`scontrol show config`); more jobs become several arrays."""
-
     qos: str = ""
     """Quality of service. Empty: the default of the cluster."""
-
     account: str = ""
     """Account to charge. Empty: the default of the user."""
-
     setup: str = ""
     """Shell command that each job runs first, such as "module load python"."""
 

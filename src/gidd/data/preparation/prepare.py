@@ -40,9 +40,7 @@ from gidd.data.processes import run_tasks
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 
-LOGS = "logs"
-"""Folder for the logs of cluster jobs."""
-
+LOGS = "logs"  # folder for the logs of cluster jobs
 _SAMPLED, _SAMPLED_CHARACTERS = 4, 1000
 _log = logging.getLogger(__name__)
 

@@ -39,9 +39,7 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError, GiddError
 
-TASKS = "tasks"
-"""Folder of the plan and the records of finished tasks."""
-
+TASKS = "tasks"  # folder of the plan and the records of finished tasks
 PLAN = "plan.json"
 TRAIN = "train"
 VALIDATION = "validation"
@@ -224,13 +222,10 @@ class Work:
     out: Path
     name: str
     """Name of the shards and of the record."""
-
     dtype: Literal["uint16", "uint32"]
     plan: str
     """Digest of the plan that the task belongs to."""
-
     format: DataFormat
-
     parts: dict[str, list[tuple[Documents, int, int]]]
     """By split: sources and ranges start .. stop of their documents."""
 
@@ -303,8 +298,7 @@ def tokenizer_of(out: Path, plan: str) -> Tokenizer:
     return Tokenizer.load(out)
 
 
-_Piece = tuple[str, bool]
-"""A text, and whether it is the last piece of its document."""
+_Piece = tuple[str, bool]  # a text, and whether it is the last piece of its document
 
 
 class _Encoded(NamedTuple):

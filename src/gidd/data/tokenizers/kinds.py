@@ -27,18 +27,12 @@ from gidd.errors import ConfigError, DataError
 GPT2_VOCAB_SIZES = {"gpt2": 50_258, "gpt2+pad": 50_259}
 """GPT-2's 50,257 tokens plus [MASK]; `gpt2+pad` has a padding token of its own as well."""
 
-BYTES_VOCAB_SIZE = NUM_BYTES + 3
-"""Bytes, end-of-text, [PAD] and [MASK]."""
-
-BUILT_KINDS = ("bytes", "chars")
-"""Tokenizers by name that need no file; `chars` needs texts."""
-
+BYTES_VOCAB_SIZE = NUM_BYTES + 3  # bytes, end-of-text, [PAD] and [MASK]
+BUILT_KINDS = ("bytes", "chars")  # tokenizers by name that need no file; `chars` needs texts
 _MAX_CHARACTERS = 4096
 """Tokens of the kind `chars`; of a corpus with more characters the most frequent ones are kept."""
 
-_LONGEST = 1 << 20
-"""Characters of a piece of text that a tokenizer is trained on."""
-
+_LONGEST = 1 << 20  # characters of a piece of text that a tokenizer is trained on
 _log = logging.getLogger(__package__)
 
 

@@ -38,12 +38,8 @@ from gidd.training.checkpoints.tensors import incomplete_tensors
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
-SHARD = ".safetensors"
-"""Suffix of the files with tensors."""
-
-FORMAT = 1
-"""Version of the folder's layout; other versions are refused."""
-
+SHARD = ".safetensors"  # suffix of the files with tensors
+FORMAT = 1  # version of the folder's layout; other versions are refused
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """File names allowed in a checkpoint: no folders, no hidden files, no path outside."""
 
@@ -51,12 +47,8 @@ _STEP_NAME = re.compile(r"step-[0-9]{9,12}")
 _TENSOR = re.compile(r"\w+ \[(\d{1,15}(, \d{1,15})*)?\]", re.ASCII)
 """Dtype and shape of a tensor, as formatted by `describe`."""
 
-TRASH = ".trash-"
-"""Prefix of checkpoints that are being deleted."""
-
-LOCK = "lock"
-"""File that is locked by the run that writes to the folder."""
-
+TRASH = ".trash-"  # prefix of checkpoints that are being deleted
+LOCK = "lock"  # file that is locked by the run that writes to the folder
 _REMEDY = "Copy the checkpoint from a backup, or use another folder to start a new run."
 
 
@@ -67,7 +59,6 @@ class CheckpointManifest:
     step: int
     tensors: Mapping[str, str]
     """Dtype and shape of every tensor, as formatted by `describe`."""
-
     files: Mapping[str, Mapping[str, Any]]
     """Size and SHA-256 of every other file, as returned by `entry`."""
 

@@ -41,9 +41,7 @@ from gidd.training.world import World, new_host_group
 
 T = TypeVar("T")
 
-_MAX_ATTEMPTS = 50
-"""Checkpoints to try one after the other while a run deletes them."""
-
+_MAX_ATTEMPTS = 50  # checkpoints to try one after the other while a run deletes them
 _TOO_FAST = "checkpoints are deleted faster than they can be read. Keep more of them: --train.keep."
 
 

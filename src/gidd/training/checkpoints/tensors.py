@@ -26,8 +26,7 @@ from gidd.errors import CheckpointError
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Keys in the metadata of a file of torch's writer: where each of its tensors begins."""
 
-FILE_BYTES = 2**28
-"""Approximate size of a rank's files: writing one needs twice its size in memory."""
+FILE_BYTES = 2**28  # approximate size of a rank's files: writing one needs twice its size in memory
 
 
 def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:

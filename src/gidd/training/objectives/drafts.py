@@ -42,7 +42,6 @@ class Drafts(CheckedOptions):
 
     fraction: float = 0.5
     """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
-
     allowed = {"fraction": _FRACTION}
 
     def __call__(self, model: DiffusionObjective, noisy: NoisyBatch) -> NoisyLoss:

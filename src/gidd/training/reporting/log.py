@@ -22,9 +22,7 @@ from gidd.common.files import RECORD_BYTES, parse_json
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 
-METRICS_FILE = "metrics.jsonl"
-"""Name of the log in the run's folder."""
-
+METRICS_FILE = "metrics.jsonl"  # name of the log in the run's folder
 WALL = frozenset({"seconds", "seconds_left", "tokens_per_second", "mfu"})
 """Metrics that differ between two equal runs."""
 

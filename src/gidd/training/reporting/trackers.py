@@ -22,8 +22,7 @@ from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 
 _PROJECT = "gidd"
-_FLUSH_SECONDS = 1
-"""A kill loses the points of the last second; metrics.jsonl loses none."""
+_FLUSH_SECONDS = 1  # a kill loses the points of the last second; metrics.jsonl loses none
 
 
 @final
@@ -34,10 +33,8 @@ class Tracker:
     name: str
     scalars: Callable[[int, Mapping[str, float]], None]
     """Log metrics, named training/... or validation/..., of a step."""
-
     text: Callable[[int, str, str], None]
     """Log a text by name, e.g. a generated sample, of a step."""
-
     close: Callable[[], None]
 
     def __str__(self) -> str:
