@@ -44,11 +44,9 @@ def to_plain(value: Any) -> Any:
         registered = None if value.name == UNREGISTERED else find_component(value.kind, value.name)
         return _component(value.name, registered.package if registered else "", options)
     if dataclasses.is_dataclass(value):
-        fields = {
-            field.name: to_plain(field.metadata.get(RECORDED_AS, _same)(getattr(value, field.name)))
-            for field in dataclasses.fields(value)
-            if field.init
-        }
+        found = [field for field in dataclasses.fields(value) if field.init]
+        writers = {field.name: field.metadata.get(RECORDED_AS, to_plain) for field in found}
+        fields = {name: to_plain(write(getattr(value, name))) for name, write in writers.items()}
         if (found := name_of(type(value))) is None:
             for base in type(value).__mro__:
                 if kind := kind_of_base(base):
@@ -73,10 +71,6 @@ def cannot_be_saved(value: object, kind: str) -> ConfigError:
 
 def _component(name: str, package: str, options: dict[str, Any]) -> dict[str, Any]:
     return {KIND: name} | ({PACKAGE: package} if package else {}) | options
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def from_plain(kind: type[_T], plain: Any, where: str = "run", *, has_kinds: bool = True) -> _T:

@@ -256,7 +256,10 @@ def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDAr
     if not 1 <= size < _LARGEST:
         raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
     bits = max(2, (size - 1).bit_length())
-    keys = _round_keys(seed, epoch)
+    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
+    words = (philox((number, *counter), key) for number in range(_ROUNDS))
+    keys = [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]
     result = _feistel(place.astype(np.uint64), bits, keys)
     while (outside := result >= size).any():
         result[outside] = _feistel(result[outside], bits, keys)
@@ -282,11 +285,3 @@ def _mix(value: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     mixed = (value ^ key) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX[1]
     return mixed ^ (mixed >> np.uint64(32))
-
-
-def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    """Return the eight 64-bit round keys of (seed, epoch)."""
-    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
-    words = (philox((number, *counter), key) for number in range(_ROUNDS))
-    return [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]

@@ -65,20 +65,16 @@ def incomplete_tensors(paths: Iterable[Path], expected: Mapping[str, str]) -> li
     for path in paths:
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
-            offsets = _offsets(file.metadata() or {}, str(path))
+            sharding = (file.metadata() or {}).get(_SHARDING, "{}")
+            parsed: Any = parse_json(sharding.encode(), str(path))
             for name in names:
                 shape = file.get_slice(name).get_shape()
                 counts[name] = counts.get(name, 0) + math.prod(shape)
-                if not _is_inside(offsets.get(name), shape, shapes.get(name)):
+                entry = parsed.get(name) if isinstance(parsed, dict) else None
+                offset = entry.get(_OFFSETS) if isinstance(entry, dict) else None
+                if not _is_inside(offset, shape, shapes.get(name)):
                     raise ValueError(f"{path} does not say where {shorten(name)} begins")
     return [name for name, shape in shapes.items() if counts.get(name) != math.prod(shape)]
-
-
-def _offsets(metadata: Mapping[str, str], path: str) -> dict[str, Any]:
-    """Return where the shards of a file begin, by tensor, as torch's writer records it."""
-    found = parse_json(metadata.get(_SHARDING, "{}").encode(), path)
-    entries = cast("dict[str, Any]", found).items() if isinstance(found, dict) else ()
-    return {name: entry.get(_OFFSETS) for name, entry in entries if type(entry) is dict}
 
 
 def _is_inside(offset: Any, shape: list[int], full: list[int] | None) -> bool:

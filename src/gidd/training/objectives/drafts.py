@@ -10,12 +10,7 @@ from gidd.common.config.components import CheckedOptions
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool
-    from torch import Tensor
-
     from gidd.training.objective import DiffusionObjective, NoisyBatch, NoisyLoss
-
-_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")
 
 
 @final
@@ -42,38 +37,28 @@ class Drafts(CheckedOptions):
 
     fraction: float = 0.5
     """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
-    allowed = {"fraction": _FRACTION}
+    allowed = {"fraction": number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")}
 
     def __call__(self, model: DiffusionObjective, noisy: NoisyBatch) -> NoisyLoss:
         """Draft random tokens of some samples, and return the loss of all samples."""
         if self.fraction == 0:
             return model.nelbo(noisy)
-        _require_random_tokens(model)
         import torch
 
+        from gidd.diffusion.error_rate import can_score_visible_tokens
         from gidd.diffusion.randomness import UNIT_BITS, Stream
 
+        if not can_score_visible_tokens(model.schedule):
+            raise ConfigError(
+                "the objective drafts must have noise with random tokens, which it replaces, got "
+                "masking alone. Use --noise hybrid --noise.p-uniform 0.2, or the objective nelbo."
+            )
         is_drafted = model.random(noisy, Stream.DRAFT)[:, 0] < self.fraction * 2**UNIT_BITS
-        replaced = is_drafted[:, None] & _random_tokens(noisy)
+        # visible and wrong: a random token; given tokens are never noised
+        replaced = is_drafted[:, None] & (noisy.z != noisy.batch.tokens)
         mask_id, blank = noisy.schedule.vocab.mask_id, noisy
         if mask_id is not None:  # a random token would mislead the draft of its neighbours
+            replaced = replaced & (noisy.z != mask_id)
             blank = replace(noisy, z=noisy.z.masked_fill(replaced, mask_id))
         z = torch.where(replaced, model.predict(blank), noisy.z)
         return model.nelbo(replace(noisy, z=z))._replace(reported=~is_drafted)
-
-
-def _random_tokens(noisy: NoisyBatch) -> Bool[Tensor, "B L"]:
-    """Return where a token is visible and wrong; given tokens are not, they are never noised."""
-    is_wrong = noisy.z != noisy.batch.tokens
-    mask_id = noisy.schedule.vocab.mask_id
-    return is_wrong if mask_id is None else is_wrong & (noisy.z != mask_id)
-
-
-def _require_random_tokens(model: DiffusionObjective) -> None:
-    from gidd.diffusion.error_rate import can_score_visible_tokens
-
-    if not can_score_visible_tokens(model.schedule):
-        raise ConfigError(
-            "the objective drafts must have noise with random tokens, which it replaces, got "
-            "masking alone. Use --noise hybrid --noise.p-uniform 0.2, or the objective nelbo."
-        )

@@ -170,8 +170,14 @@ class View:
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return the metrics of `COLUMNS` and the times in one line."""
-    columns = [column for column in COLUMNS if column[0] in metrics]
-    words = [f"{title} {_cell(metrics, name, write)}" for name, title, write in columns]
+    words: list[str] = []
+    for name, title, write in COLUMNS:
+        value, error = metrics.get(name), metrics.get(f"{name}_se", math.nan)
+        if value is not None and 0 < error < 1000 and math.isfinite(value):
+            digits = min(max(1 - math.floor(math.log10(error)), 0), 4)
+            words.append(f"{title} {value:.{digits}f} ± {error:.{digits}f}")
+        elif value is not None:
+            words.append(f"{title} {write(value)}")
     if "seconds" in metrics:
         words.append(f"{format_duration(metrics['seconds'])} elapsed")
     if "seconds_left" in metrics:
@@ -188,14 +194,6 @@ def excerpt(text: str) -> str:
 def format_duration(seconds: float) -> str:
     """Return a duration as h:mm:ss, with days if there are any; "?" if it is not finite."""
     return str(timedelta(seconds=round(seconds))) if math.isfinite(seconds) else "?"
-
-
-def _cell(metrics: Mapping[str, float], name: str, write: Callable[[float], str]) -> str:
-    value, error = metrics[name], metrics.get(f"{name}_se")
-    if error is None or not 0 < error < 1000 or not math.isfinite(value):
-        return write(value)
-    digits = min(max(1 - math.floor(math.log10(error)), 0), 4)
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def _nats(value: float) -> str:
