@@ -62,10 +62,7 @@ class ActorOptions:
 
 @contextmanager
 def ray_session(address: str | None) -> Generator[ModuleType]:
-    """Connect to a Ray cluster, or start Ray on this machine; disconnect or stop it at the end.
-
-    A session that the program has already opened is used, and stays open.
-    """
+    """Connect to a Ray cluster, or start Ray here; a session that is open is used and kept."""
     ray = optional_package("ray", "cluster")
     if ray.is_initialized():
         yield ray

@@ -171,10 +171,7 @@ class DataManifest:
 
 
 def verify(folder: str | Path, tokenizer: Tokenizer | FastTokenizer | None = None) -> DataManifest:
-    """Read every byte of a prepared folder, check it against the manifest and return that.
-
-    If a tokenizer is given, it must be the one that the shards were made with.
-    """
+    """Check every byte of a prepared folder, and a tokenizer if given; return the manifest."""
     folder = Path(folder)
     manifest = DataManifest.read(folder)
     if tokenizer is not None:

@@ -132,8 +132,7 @@ def _is_evaluation_due(config: TrainConfig, step: int) -> bool:
 def _read(state: TrainState, unread: deque[Gradients], leave: int) -> tuple[float, bool]:
     """Read statistics of steps, but of the last `leave`; return the last norm, and whether to stop.
 
-    Reading those of the step that the device computes would let it wait for the next one. All are
-    read if the run is to stop: it is then saved.
+    Those of the step that the device computes would make it wait. A run that stops reads all.
     """
     norm, stop = 0.0, False
     while len(unread) > (0 if stop else leave):
@@ -158,10 +157,7 @@ class Gradients(NamedTuple):
         return (loss + self.stats.norm).isfinite().logical_not().float()
 
     def read(self) -> tuple[dict[str, float], float, bool]:
-        """Wait for the sums, the norm before clipping, and whether a rank got a stop signal.
-
-        Raises `TrainingDiverged` if the loss or the gradient norm is not finite.
-        """
+        """Wait for the sums, the norm before clipping, and whether a rank got a stop signal."""
         totals, norm, stop = self.stats.read()
         sums = dict(zip(self.names, totals, strict=True))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
@@ -219,10 +215,8 @@ def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a rank's dropout masks in a step, so that a resumed run draws the same.
-
-    It has 32 bits because torch's CPU generator ignores higher ones.
-    """
+    """Return the seed of a rank's dropout masks in a step, so that a resumed run draws the same."""
+    # 32 bits: torch's CPU generator ignores higher ones
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 

@@ -84,10 +84,7 @@ class TrainState:
             optimizer.zero_grad(set_to_none=True)
 
     def _optimizer_entries(self) -> dict[str, dict[str, Any]]:
-        """Return the state of optimizers, not copied: by parameter, then by name in a checkpoint.
-
-        An optimizer that allocates its state in its first step does so now.
-        """
+        """Return the state of optimizers, not copied, by parameter and by name in a checkpoint."""
         adamw = {p for each in self.optimizers if isinstance(each, AdamW) for p in each.state}
         entries: dict[str, dict[str, Any]] = {}
         state = self._optimizer_state()["state"]

@@ -86,10 +86,7 @@ class World:
         return init_device_mesh(kind, shape, mesh_dim_names=names)
 
     def reduce_step_stats(self, sums: Tensor, norm: Tensor, flag: bool) -> StepStats:
-        """Add `sums` and `flag` over all ranks, without waiting for the device. All ranks enter.
-
-        `norm` must be equal on all ranks. Costs one all-reduce between devices.
-        """
+        """Add `sums` and `flag` over all ranks, in one all-reduce, without waiting for it."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64  # mps has no float64
         is_set = torch.full((1,), float(flag), dtype=exact, device=sums.device)
         shared = torch.cat([sums.to(exact), is_set])

@@ -44,8 +44,8 @@ def to_plain(value: Any) -> Any:
         registered = None if value.name == UNREGISTERED else find_component(value.kind, value.name)
         return _component(value.name, registered.package if registered else "", options)
     if dataclasses.is_dataclass(value):
-        found = [field for field in dataclasses.fields(value) if field.init]
-        writers = {field.name: field.metadata.get(RECORDED_AS, to_plain) for field in found}
+        own = [field for field in dataclasses.fields(value) if field.init]
+        writers = {field.name: field.metadata.get(RECORDED_AS, to_plain) for field in own}
         fields = {name: to_plain(write(getattr(value, name))) for name, write in writers.items()}
         if (found := name_of(type(value))) is None:
             for base in type(value).__mro__:

@@ -70,11 +70,9 @@ class LoaderConfig:
     """Tokens per sample. Longer documents are cropped, texts at random and chats to the last
     tokens; shorter ones are padded."""
     pad_id: int
-    """Id of the padding token."""
     vocab_size: int
-    """Vocabulary size; token ids at or above it raise `DataError`."""
+    """Token ids at or above it raise `DataError`."""
     seed: int = 0
-    """Seed of the order and of the crops."""
     shuffle: bool = True
     """Whether to shuffle the documents every epoch; False: order of the files."""
     packing: bool = False
@@ -170,8 +168,7 @@ class BatchSource:
 def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
     """Return the first document of each packed row, and at the end the number of documents.
 
-    A row has as many consecutive documents, in the order of the files, as have at most `length`
-    tokens together; a longer document is a row of its own.
+    A row has consecutive documents of at most `length` tokens together, or one longer document.
     """
     ends = np.cumsum(np.concatenate([shard.sizes() for shard in shards.shards]))
     # the first document that no longer fits, for rows that start at each document

@@ -114,9 +114,7 @@ class ShardSet:
 
 
 def open_shard(
-    file: str | Path,
-    dtype: type[np.unsignedinteger[Any]] = np.uint16,
-    has_given: bool = False,
+    file: str | Path, dtype: type[np.unsignedinteger[Any]] = np.uint16, has_given: bool = False
 ) -> TokenShard:
     """Open a shard by its token file `NAME.ds`.
 

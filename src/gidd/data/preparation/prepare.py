@@ -150,10 +150,9 @@ def start_preparation(
     workers: int = 1,
     command: str = "",
 ) -> Generator[Preparation]:
-    """Plan a preparation, or resume an interrupted one; arguments as in `prepare`.
+    """Plan a preparation, or resume one, in a locked folder; arguments as in `prepare`.
 
-    `command` is the command line to record in the manifest. The output folder is locked against
-    other preparations until the block ends.
+    `command` is the command line to record in the manifest.
     """
     out, tokenizer = Path(out), as_tokenizer(tokenizer)
     corpora, documents = corpora_of(sources), resolve(sources)

@@ -23,13 +23,7 @@ import numpy as np
 
 from gidd.common.config.allowed import choice, require_arguments
 from gidd.common.config.codec import from_plain
-from gidd.common.files import (
-    MANIFEST_BYTES,
-    PIECE_CHARACTERS,
-    atomic_write,
-    read_json,
-    write_json,
-)
+from gidd.common.files import MANIFEST_BYTES, PIECE_CHARACTERS, atomic_write, read_json, write_json
 from gidd.common.terminal import shorten
 from gidd.data.chat import encode_chat, parse_chat
 from gidd.data.corpora.documents import Documents, read_ranges

@@ -115,9 +115,8 @@ class Checkpoints:
         """Start to write a checkpoint; return as soon as the tensors have been copied.
 
         All ranks enter. Waits for an earlier save first and raises its error. A step that this run
-        saved or restored is not written again: the content would be the same. `tensors` are
-        `DTensor`s, or plain and equal on all ranks; rank 0 writes the JSON values of `record` and
-        the texts of `files`.
+        saved or restored is not written again. `tensors` are `DTensor`s, or equal on all ranks;
+        rank 0 writes the JSON values of `record` and the texts of `files`.
         """
         self.wait()
         if self._read_only:
@@ -204,10 +203,7 @@ class Checkpoints:
     def require_same_model(
         self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
     ) -> None:
-        """Raise if names, dtypes or shapes differ from the checkpoint, as for `read`.
-
-        The tensors may be on the meta device. All ranks enter.
-        """
+        """Raise if tensors, even meta ones, cannot be filled by `read`. All ranks enter."""
         path = self.path(step)
 
         def check() -> None:

@@ -38,10 +38,7 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], saved: Mapping[str, str], partial: bool) -> list[str]:
-    """Return the reasons why tensors cannot be filled from a checkpoint; empty if they can.
-
-    Both are as formatted by `describe`; with `partial`, the checkpoint may hold more tensors.
-    """
+    """Return why tensors cannot be filled; with `partial`, the checkpoint may hold more of them."""
     found = [f"{name} is missing" for name in expected if name not in saved]
     found += [
         f"{name} is {saved[name]}, expected {text}"
@@ -54,11 +51,10 @@ def differences(expected: Mapping[str, str], saved: Mapping[str, str], partial: 
 
 
 def incomplete_tensors(paths: Iterable[Path], expected: Mapping[str, str]) -> list[str]:
-    """Return the tensors that lack elements in the files; only the files' headers are read.
+    """Return the tensors (`describe`) that lack elements in the files, by the files' headers.
 
     Elements are counted, because each file of a sharded tensor has its name: names alone would not
-    show that a rank's shard is missing. `expected` is as formatted by `describe`. Raises
-    `ValueError` if a shard is not inside its tensor.
+    show that a rank's shard is missing. A shard outside its tensor is a `ValueError`.
     """
     counts: dict[str, int] = {}
     shapes = {name: json.loads(text.partition(" ")[2]) for name, text in expected.items()}

@@ -139,10 +139,7 @@ def _parse_line(data: bytes) -> dict[str, Any]:
 
 
 def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
-    """Keep the lines of a log up to step `start`; delete the log of a run that starts.
-
-    Returns the number of damaged lines removed, and (kind, step) of the lines of `start`.
-    """
+    """Keep the lines up to step `start`; return how many were damaged, and those of `start`."""
     if start == 0 or not path.is_file():
         path.unlink(missing_ok=True)
         return 0, set()

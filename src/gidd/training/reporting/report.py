@@ -33,9 +33,8 @@ _SAMPLES, _SAMPLE_LENGTH = 2, 400
 class Report:
     """Writes the metrics of a run to `metrics.jsonl` and trackers, and shows those in `COLUMNS`.
 
-    `start` is the step of the restored checkpoint: later lines of the log are removed. With
-    `enabled=False` all methods do nothing; with `quiet` nothing is shown. A tracker that fails is
-    dropped and the run continues. The console is standard error by default.
+    `start` is the step of the restored checkpoint: later lines of the log are removed. Without
+    `enabled` all methods do nothing; with `quiet` nothing is shown. Trackers that fail are dropped.
     """
 
     def __init__(

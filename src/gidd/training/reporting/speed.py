@@ -17,9 +17,8 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
     """Return the FLOPs of a token's forward (2 per weight) and backward pass (4 per weight).
 
     To the weights of blocks and head, attention adds two products with `length` tokens in every
-    layer (scores and values). The modulation of a DiT is computed once per sample, not per token.
-    Recomputed activations are not counted, as usual for MFU. Of networks of other kinds only the
-    weights are counted, without embeddings.
+    layer. The modulation of a DiT is computed once per sample. Recomputed activations are not
+    counted, as usual for MFU. Of other networks only weights without embeddings are counted.
     """
     model = getattr(network, "config", None)
     if isinstance(model, DiTConfig):
@@ -42,10 +41,7 @@ def transformer_flops_per_token(model: DiTConfig, length: int, *, has_time: bool
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOPs per second of a large square matrix product, the best of five: 100% MFU.
-
-    Peak FLOPs of data sheets are higher, and are not available for most machines.
-    """
+    """Measure the FLOPs per second of a large square matrix product, the best of five: 100% MFU."""
     size = 1024 if device.type == "cpu" else 8192  # on a GPU, much longer than the kernel launch
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds: list[float] = []
