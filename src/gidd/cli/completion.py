@@ -6,8 +6,6 @@ Examples:
   gidd completion fish > ~/.config/fish/completions/gidd.fish
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

@@ -4,8 +4,6 @@ Example:
   gidd doctor
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

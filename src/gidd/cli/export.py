@@ -8,8 +8,6 @@ Examples:
   gidd export downloads/LLaDA-8B-Base --out models/llada
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

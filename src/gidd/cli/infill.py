@@ -7,8 +7,6 @@ Examples:
   gidd infill models/nano "The answer is[MASK]." --choices " yes" " no"
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Messages about mistakes are safe to print.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass

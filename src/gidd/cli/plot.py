@@ -8,8 +8,6 @@ Examples:
   gidd plot models/nano
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -7,8 +7,6 @@ Examples:
   gidd push models/nano me/nano --private
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

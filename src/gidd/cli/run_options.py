@@ -1,7 +1,5 @@
 """Options that `gidd train` and `gidd plan` share: a preset, then options that change it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace

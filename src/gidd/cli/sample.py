@@ -14,8 +14,6 @@ With --out, the same command resumes what was interrupted, and a larger --num-sa
 On a Ray cluster all machines must see the model and --out under the same paths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path

@@ -3,8 +3,6 @@
 evaluate_frontier(pipe, FrontierGrid(steps=(16, 64)), grader=grader, folder=Path("frontier"))
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,8 +3,6 @@
 Judge(JudgeOptions(), Path("answers.jsonl"), key).grade(read_samples(Path("samples.jsonl")))
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping

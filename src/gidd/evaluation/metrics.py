@@ -4,8 +4,6 @@ A metric is a function (text, tokens) that returns a number of a sample, NaN if 
 `gidd eval samples --metric NAME` reports the mean over samples with its standard error.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import Counter

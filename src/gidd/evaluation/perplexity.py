@@ -4,8 +4,6 @@ result = evaluate_perplexity(gidd.from_pretrained("models/nano"), ["sotu"])
 result.measurements["ppl"]
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

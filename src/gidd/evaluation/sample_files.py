@@ -1,7 +1,5 @@
 """Samples of any system in files: JSON lines with a `text`, or one text file per sample."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast

@@ -6,8 +6,6 @@ evaluate_samples(read_text_samples(Path("samples.jsonl")), grader=load_grader("s
 Where a number is undefined, such as the entropy of an empty sample, it is NaN.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,13 +3,11 @@
 evaluate_scaling({"p_uniform=0.1": [read_training_run(Path("runs/tiny")), ...]})
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +120,7 @@ class PowerLaw(NamedTuple):
     exponent: float
     log_coefficient: float
 
-    def crossing(self, other: PowerLaw) -> float:
+    def crossing(self, other: Self) -> float:
         """Return the FLOPs above which this law is lower; infinite if the other one is steeper."""
         steeper = other.exponent - self.exponent
         log_flops = (self.log_coefficient - other.log_coefficient) / steeper if steeper > 0 else 700

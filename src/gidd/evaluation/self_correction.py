@@ -6,8 +6,6 @@ Samples are corrected once per temperature by Algorithm 1 (App. C); the result o
 budget of forward passes is read out while the correction runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

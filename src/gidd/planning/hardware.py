@@ -1,7 +1,5 @@
 """Devices by their data sheets, and the other inputs of a plan. Imports no torch by itself."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

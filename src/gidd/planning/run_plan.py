@@ -4,8 +4,6 @@ Memory, traffic and kernel launches come from one traced step of the real model 
 (`step_trace`). Time, checkpoints and failures are arithmetic from `Assumptions`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ collective and, for GPUs, every kernel launch is counted on the way. The fake pr
 global to a process: `trace_in_child` starts another one for it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext

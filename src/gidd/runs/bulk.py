@@ -11,8 +11,6 @@ A sample depends on model, settings and its index only, and shards are written a
 that exists is done, whichever process wrote it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -121,7 +119,7 @@ class SampleFolder:
     num_samples: int
 
     @classmethod
-    def read(cls, path: str | Path) -> SampleFolder:
+    def read(cls, path: str | Path) -> Self:
         """Read the manifest of a folder; `DataError` if it has none or it is invalid."""
         remedy = "Name a folder written by `gidd sample --out`, or sample again into another one."
         file = Path(path) / MANIFEST

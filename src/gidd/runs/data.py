@@ -1,7 +1,5 @@
 """The data of a training run: an existing folder of shards, or `data/` in the run's own folder."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

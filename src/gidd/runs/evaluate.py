@@ -1,7 +1,5 @@
 """Evaluation during training: the loss of held-out text, and samples of the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

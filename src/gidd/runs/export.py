@@ -1,7 +1,5 @@
 """Export the newest checkpoint of a run as a model that can be loaded without the run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

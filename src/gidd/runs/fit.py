@@ -5,8 +5,6 @@ loop. `out` contains `data/` (if it was prepared there), `checkpoints/`, `metric
 `tensorboard/`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing

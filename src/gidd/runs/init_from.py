@@ -4,8 +4,6 @@ The network is that of the source. Its noise may be another one, and its vocabul
 at the end, such as a mask: their rows start as the mean of the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Named run configurations: the rows of the paper's tables, and sizes for laptops and clusters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gidd.common.config.components import Component, component

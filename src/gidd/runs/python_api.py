@@ -1,7 +1,5 @@
 """`gidd.train`: a run from Python, with components by name or as objects."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Show the changes of a correction: to read in a terminal, and as a patch."""
 
-from __future__ import annotations
-
 import difflib
 import io
 from collections.abc import Iterable, Iterator, Sequence

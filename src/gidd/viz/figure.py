@@ -1,7 +1,5 @@
 """What all figures share: colours, style, formats of files, log axes and legends."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -5,8 +5,6 @@ Text is data: it is embedded as JSON without any `<`, and the script only writes
 network connections.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

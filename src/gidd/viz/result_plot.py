@@ -1,7 +1,5 @@
 """Plots of noise schedules, and of results of every kind: columns x and y of rows, by group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path

@@ -1,11 +1,9 @@
 """Training runs: their metrics over steps, read from logs, and plots of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +43,7 @@ class RunLog(NamedTuple):
     lines: Sequence[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path) -> RunLog:
+    def read(cls, path: Path) -> Self:
         """Read the log of a run, given its folder or the log file."""
         folder = path if path.is_dir() else path.parent
         return cls(printable(folder.resolve().name), read_log(path))

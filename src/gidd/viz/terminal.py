@@ -1,7 +1,5 @@
 """A live view of sampling in a terminal."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Self

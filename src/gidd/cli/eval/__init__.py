@@ -1,7 +1,5 @@
 """`gidd eval`: measure a model. Each subcommand is a module of this package with `main`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 

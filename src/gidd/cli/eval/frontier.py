@@ -13,8 +13,6 @@ Examples:
   gidd eval frontier models/nano --min-p none,0.05 --num-samples 256 --grader gpt2-large
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ Examples:
   gidd eval judge before.jsonl after.jsonl --base-url http://localhost:8000/v1 --model qwen --yes
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Sequence

@@ -15,8 +15,6 @@ Examples:
   gidd eval samples texts/ --grader smollm2 --tokenizer gpt2 --reference held-out.jsonl
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

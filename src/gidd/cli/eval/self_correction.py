@@ -11,8 +11,6 @@ Examples:
   gidd eval self-correction models/nano --steps 64 --grader gpt2-large --out self-correction.json
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

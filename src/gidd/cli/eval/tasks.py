@@ -16,8 +16,6 @@ Examples:
   gidd eval tasks models/nano my_tasks/
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ result = evaluate_tasks(gidd.from_pretrained("models/nano"), ["arc_easy", "quest
 A line of a .jsonl file is a question: {"question": ..., "choices": [...], "answer": 0}.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
