@@ -160,37 +160,6 @@ def test_samples():
     assert number(first, second, "entropy").difference.value == pytest.approx(0.5)
 
 
-def test_grades_of_older_files(tmp_path):
-    """Their grades are dictionaries, and they do not name the columns of ratios."""
-    rows = [
-        {"id": i, "before": {"style": 5}, "after": {"style": 5 + change}}
-        for i, change in enumerate((0, 1, 1, 2))
-    ]
-    other = [
-        row | {"after": {"style": row["after"]["style"] + i % 2}} for i, row in enumerate(rows)
-    ]
-
-    def judged(rows):
-        before, after = ([row[t]["style"] for row in rows] for t in ("before", "after"))
-        changes = [b - a for a, b in zip(before, after, strict=True)]
-        numbers = {
-            "style_after": Measurement.mean(after),
-            "style_change": Measurement.mean(changes),
-            "style_p_value": Measurement(0.5),
-        }
-        record = result(numbers, kind="judge").to_dict() | {"rows": rows}
-        record.pop("ratios")
-        (tmp_path / "a.json").write_text(json.dumps(record))
-        return EvaluationResult.read(tmp_path / "a.json")
-
-    comparison = compare_results(judged(rows), judged(other))
-    assert [n.name for n in comparison.numbers] == ["style_after", "style_change"]
-    for found in comparison.numbers:  # differences 0, 1, 0, 1
-        assert found.difference.is_paired
-        assert found.difference.value == pytest.approx(0.5)
-        assert found.difference.standard_error == pytest.approx(math.sqrt(1 / 3 / 4))
-
-
 def test_correct_answers_of_questions():
     def task(answers):
         rows = [{"id": f"q{i}", "acc": right} for i, right in enumerate(answers)]

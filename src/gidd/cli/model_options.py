@@ -20,7 +20,7 @@ from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
-    from gidd.sampling import Event, OnStep
+    from gidd.sampling import OnStep
 
 _F = TypeVar("_F")
 Flat = Annotated[_F, tyro.conf.arg(name="")]
@@ -119,16 +119,10 @@ def show_steps(
         with CanvasView(console, pipe.token_texts, mask_id, num_samples) as view:
             yield view
     elif console.is_terminal:
+        from gidd.evaluation.samples import count_steps
+
         with show_counts(f"{action} step") as report:
-            steps_done: dict[int, int] = {}
-
-            def count_steps(events: Sequence[Event]) -> None:
-                """Count the steps of all samples; steps that were skipped count as done."""
-                steps_done.update({event.ticket.number: event.steps_done for event in events})
-                longest = max((event.ticket.num_steps for event in events), default=0)
-                report(sum(steps_done.values()), num_samples * longest)
-
-            yield count_steps
+            yield count_steps(report, num_samples)
     else:
         yield None
 

@@ -1,8 +1,7 @@
 """Causal language models that score texts: generative perplexity (App. F), exact likelihoods.
 
 grader = load_grader("smollm2")  # or a folder, a GGUF file, a name on the Hugging Face hub
-scores = grader.score(["The cat sat on the mat."])
-generative_perplexity(scores)
+generative_perplexity(grader.score(["The cat sat on the mat."]))
 """
 
 from __future__ import annotations
@@ -48,9 +47,6 @@ _MAX_LOGITS = 1 << 27
 
 _NO_BOS = "the first token has no context and is not scored"
 _BOS = "the grader's BOS token is prepended, as its tokenizer does, and every token is scored"
-_SPECIAL = "names of special tokens in a text are encoded as ordinary text"
-_AGGREGATION = "exp(sum of NLL / number of scored tokens) over all texts, so weighted by tokens"
-_EMPTY = "texts without a scored token are counted as unscored and left out"
 
 
 class GradedText(NamedTuple):
@@ -118,47 +114,39 @@ class CausalScorer:
             "max_length": self.max_length,
             "truncation": f"texts are truncated to their first {self.max_length} grader tokens",
             "first_token": _BOS if self.bos else _NO_BOS,
-            "special_tokens": _SPECIAL,
-            "empty_texts": _EMPTY,
-            "aggregation": _AGGREGATION,
+            "special_tokens": "names of special tokens in a text are encoded as ordinary text",
+            "empty_texts": "texts without a scored token are counted as unscored and left out",
+            "aggregation": "exp(sum of NLL / number of scored tokens) over all texts, so weighted "
+            "by tokens",
         }
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the grader's tokens of each text, all of them and without BOS."""
-        filled = [(i, text) for i, text in enumerate(texts) if text]
-        tokens: list[list[int]] = [[] for _ in texts]
+        filled = [text for text in texts if text]
         if not filled:
-            return tokens
+            return [[] for _ in texts]
+        settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         with explain_damage("a text for the grader", "Remove lone surrogates.", DataError):
-            encoded = self.tokenizer(
-                [text for _, text in filled],
-                add_special_tokens=False,
-                split_special_tokens=True,
-                verbose=False,
-            )["input_ids"]
-        for (i, _), ids in zip(filled, encoded, strict=True):
-            tokens[i] = list(ids)
-        return tokens
+            encoded = iter(self.tokenizer(filled, **settings)["input_ids"])
+        return [list(next(encoded)) if text else [] for text in texts]
 
     def score(
         self, texts: Sequence[str], on_text: Callable[[int, int], None] | None = None
     ) -> list[GradedText]:
         """Return the negative log-likelihood of each text."""
-        tokens = self.encode(texts)
-        rows = [(self.bos + row)[: self.max_length] for row in tokens]
-        scored = [i for i, row in enumerate(rows) if len(row) > 1]
+        rows = [self.bos + row for row in self.encode(texts)]
+        scored = [row[: self.max_length] for row in rows if len(row) > 1]
         num_short = len(rows) - len(scored)
-        nll = [0.0] * len(rows)
         values = self.nll(
-            [CausalRow(rows[i], 0, rows[i][1:]) for i in scored],
+            [CausalRow(row, 0, row[1:]) for row in scored],
             max_rows=self.batch_size,
             on_rows=on_text and (lambda done, _: on_text(done + num_short, len(rows))),
         )
-        for i, value in zip(scored, values, strict=True):
-            nll[i] = value
+        found = zip(values, scored, strict=True)
+        graded = ((nll, len(row) - 1) for nll, row in found)
         return [
-            GradedText(nll[i], max(0, len(row) - 1), len(self.bos) + len(all_) > self.max_length)
-            for i, (row, all_) in enumerate(zip(rows, tokens, strict=True))
+            GradedText(*(next(graded) if len(row) > 1 else (0.0, 0)), len(row) > self.max_length)
+            for row in rows
         ]
 
     def nll(
@@ -214,11 +202,9 @@ class CausalScorer:
     ) -> Iterator[list[int]]:
         """Yield batches of indices, longest rows first, each with a bounded number of logits."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        tokens = _MAX_LOGITS // self.vocab_size
-        tokens = tokens if max_tokens is None else min(tokens, max_tokens)
+        tokens = min(_MAX_LOGITS // self.vocab_size, max_tokens or _MAX_LOGITS)
         while order:
-            size = tokens // lengths[order[0]]
-            size = max(1, size if max_rows is None else min(size, max_rows))
+            size = max(1, min(tokens // lengths[order[0]], max_rows or len(order)))
             yield order[:size]
             order = order[size:]
 
@@ -290,10 +276,8 @@ def load_grader(
         )
     # transformers draws missing weights at random
     if absent := [*loading.get("missing_keys", ()), *loading.get("mismatched_keys", ())]:
-        raise CheckpointError(
-            f"the weights of the grader {name} must fill a causal language model, but "
-            f"{shorten(sorted(map(str, absent)))} are missing or have another shape. {_AGAIN}"
-        )
+        what = f"{shorten(sorted(map(str, absent)))} are missing or have another shape"
+        raise CheckpointError(f"the grader {name} is not a causal language model: {what}. {_AGAIN}")
     _require_causal(name, model.eval())
     digest = sha256(files[0])
     if len(files) > 1:  # of the names and digests of all files

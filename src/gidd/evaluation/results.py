@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,9 +43,6 @@ class Measurement(NamedTuple):
         digits = 1 - math.floor(math.log10(self.standard_error)) if self.standard_error else 4
         digits = min(max(digits, 0), 12)
         return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}"
-
-
-_LARGEST = 1e100  # larger numbers are of no evaluation, and their products could overflow
 
 
 class RatioOfSums(NamedTuple):
@@ -87,20 +84,15 @@ class RowRatio(NamedTuple):
 
     def over(self, rows: Sequence[Mapping[str, Any]]) -> RatioOfSums:
         """Return the measurement over some rows; a row without the columns has no weight."""
-        terms = np.array([self._term(row) for row in rows]).reshape(-1, 2)
-        return ratio_of_sums(*terms.T, exponential=self.is_exponential)
-
-    def _term(self, row: Mapping[str, Any]) -> tuple[float, float]:
-        above = row.get(self.numerator)
-        below = 1.0 if self.denominator is None else row.get(self.denominator)
-        if not (_is_number(above) and _is_number(below)):
-            return 0.0, 0.0
-        return above * (below if self.is_weighted else 1.0) / self.unit, float(below)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number or a truth value, and not too large."""
-    return isinstance(value, int | float) and abs(value) <= _LARGEST
+        above, below = list[float](), list[float]()
+        for row in rows:
+            pair = row.get(self.numerator), row.get(self.denominator) if self.denominator else 1.0
+            # larger numbers are of no evaluation, and their products could overflow
+            has_both = all(isinstance(x, int | float) and abs(x) <= 1e100 for x in pair)
+            x, weight = cast("tuple[float, float]", pair) if has_both else (0.0, 0.0)
+            above.append(x * (weight if self.is_weighted else 1.0) / self.unit)
+            below.append(weight)
+        return ratio_of_sums(above, below, exponential=self.is_exponential)
 
 
 _NATS, _BITS = RowRatio("nelbo", "tokens"), RowRatio("nelbo", "bytes", math.log(2))
@@ -163,22 +155,9 @@ class EvaluationResult:
                 kind=str(record["kind"]),
                 measurements={k: _measurement(v) for k, v in record["measurements"].items()},
                 manifest=dict(record["manifest"]),
-                rows=[_flat(row) for row in record["rows"]],
+                rows=[dict(row) for row in record["rows"]],
                 ratios=RATIOS | ratios,  # files of older versions name none
             )
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row; in older files, grades are dictionaries in the columns before and after."""
-    before, after = row.get("before"), row.get("after")
-    if not isinstance(before, dict):
-        return dict(row)
-    grades = cast("list[dict[str, Any]]", [before, *([after] if isinstance(after, dict) else [])])
-    suffixes = ("_before", "_after") if len(grades) > 1 else ("",)
-    flat = {f"{k}{s}": v for s, each in zip(suffixes, grades, strict=True) for k, v in each.items()}
-    for aspect in grades[0] if len(grades) > 1 else ():
-        flat[f"{aspect}_change"] = grades[1][aspect] - grades[0][aspect]
-    return {key: value for key, value in row.items() if key not in ("before", "after")} | flat
 
 
 def _measurement(record: dict[str, Any]) -> Measurement:

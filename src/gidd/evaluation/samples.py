@@ -2,8 +2,6 @@
 
 evaluate_model_samples(pipe, 64, grader=load_grader("smollm2"), steps=64)
 evaluate_samples(read_text_samples(Path("samples.jsonl")), grader=load_grader("smollm2"))
-
-Where a number is undefined, such as the entropy of an empty sample, it is NaN.
 """
 
 import math
@@ -27,7 +25,7 @@ from gidd.evaluation.sample_files import TextSample
 from gidd.evaluation.texts import texts_digest
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
 from gidd.pipeline.generate import predict_frames, scoring_request
-from gidd.sampling import Event, OnStep, run_job
+from gidd.sampling import Event, Frame, run_job
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of it is done and in total."""
@@ -72,23 +70,13 @@ def evaluate_model_samples(
     **changes: Any,
 ) -> EvaluationResult:
     """Generate samples and measure them; `changes` are fields of `options`, e.g. `steps=64`."""
+    options = options or SamplingOptions()
+    sampling: dict[str, Any] = {"length": length, "seed": seed, "options": options, **changes}
     samples, manifest = generate_text_samples(
-        pipe,
-        num_samples,
-        length=length,
-        seed=seed,
-        options=options or SamplingOptions(),
-        on_progress=on_progress,
-        **changes,
+        pipe, num_samples, on_progress=on_progress, **sampling
     )
-    return evaluate_samples(
-        samples,
-        grader=grader,
-        reference=reference,
-        metric=metric,
-        manifest=manifest,
-        on_progress=on_progress,
-    )
+    measured: dict[str, Any] = {"grader": grader, "reference": reference, "metric": metric}
+    return evaluate_samples(samples, manifest=manifest, on_progress=on_progress, **measured)
 
 
 def evaluate_samples(
@@ -116,17 +104,15 @@ def evaluate_samples(
     texts = [sample.text for sample in found]
     own = [list(sample.tokens) for sample in found if sample.tokens is not None]
     if tokenizer is not None:
-        tokens, rule = tokenizer.encode_batch(texts), "texts encoded by tokenizer "
-        rule += tokenizer.fingerprint
+        tokens = tokenizer.encode_batch(texts)
+        rule = f"texts encoded by tokenizer {tokenizer.fingerprint}"
     elif len(own) == len(found):
         tokens, rule = own, "the tokens that were sampled"
     elif grader is not None:
         tokens = grader.encode(texts)
         rule = "texts encoded by the grader's tokenizer, not truncated"
     else:
-        raise ConfigError(
-            "entropy needs tokens, which these samples do not have. Name a tokenizer or a grader."
-        )
+        raise ConfigError("entropy needs tokens of the samples. Name a tokenizer or a grader.")
     on_text = on_progress and partial(on_progress, "scoring")
     scores = None if grader is None else grader.score(texts, on_text)
     measurements = _measure(found, tokens, scores)
@@ -187,10 +173,8 @@ def _measure(
     if scores is not None:
         found["gen_ppl"] = generative_perplexity(scores)
     found["entropy"] = mean_of_defined(map(sequence_entropy, tokens))
-    for name, values in (
-        ("self_accuracy", [sample.self_accuracy for sample in samples]),
-        ("nfe", [sample.forward_passes for sample in samples]),
-    ):
+    for name, field in (("self_accuracy", "self_accuracy"), ("nfe", "forward_passes")):
+        values = [getattr(sample, field) for sample in samples]
         if any(value is not None for value in values):
             found[name] = mean_of_defined(values)
     for n in _DISTINCT:
@@ -217,13 +201,14 @@ def generate_text_samples(
 ) -> tuple[list[TextSample], dict[str, Any]]:
     """Return samples with their self-accuracy, and the manifest that they share."""
     samples, manifest = list[TextSample](), dict[str, Any]()
+    on_step = on_progress and partial(count_steps, partial(on_progress, "sampling"), num_samples)
     for start in range(0, num_samples, _CHUNK):
         generations = pipe.generate(
             min(_CHUNK, num_samples - start),
             length=length,
             seed=seed,
             start_index=start,
-            on_step=on_progress and _steps_to_progress(on_progress, start, num_samples),
+            on_step=on_step(start) if on_step else None,
             options=options,
             **changes,
         )
@@ -247,8 +232,7 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
     if not pipe.can_score_visible_tokens:
         return [None] * len(samples)
     found: list[float | None] = []
-    requests = [scoring_request(sample.trace.tokens) for sample in samples]
-    frames = run_job(lambda jobs: predict_frames(jobs, pipe.session, requests))
+    frames = clean_frames(pipe, [sample.trace.tokens for sample in samples])
     for sample, frame in zip(samples, frames, strict=True):
         free = ~torch.tensor(sample.trace.protected, device=frame.tokens.device)
         free[len(sample.tokens) :] = False
@@ -256,14 +240,25 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
     return found
 
 
-def _steps_to_progress(on_progress: OnProgress, start: int, num_samples: int) -> OnStep:
-    """Return a callback of the sampler that counts the steps of all samples."""
+def clean_frames(pipe: Pipeline, sequences: Iterable[Sequence[int]]) -> Sequence[Frame]:
+    """Return the model's predictions of finished sequences, by one forward pass each."""
+    requests = [scoring_request(tokens) for tokens in sequences]
+    return run_job(lambda jobs: predict_frames(jobs, pipe.session, requests))
+
+
+def count_steps(
+    report: Callable[[int, int], object], num_samples: int, start: int = 0
+) -> Callable[[Sequence[Event]], None]:
+    """Return a callback of the sampler that reports the steps of all samples, done and in total.
+
+    Steps that were skipped count as done, and so do those of the first `start` samples.
+    """
     done: dict[int, int] = {}
 
     def count(events: Sequence[Event]) -> None:
         done.update({event.ticket.number: event.steps_done for event in events})
         most = max((event.ticket.num_steps for event in events), default=0)
-        on_progress("sampling", start * most + sum(done.values()), num_samples * most)
+        report(start * most + sum(done.values()), num_samples * most)
 
     return count
 
@@ -277,9 +272,7 @@ def mauve_score(
     for what, texts in (("samples", samples), ("reference texts", reference)):
         filled = [text for text in texts if text]
         if len(filled) < _FEWEST:
-            raise DataError(
-                f"MAUVE needs at least {_FEWEST} {what} that are not empty, got {len(filled)}."
-            )
+            raise DataError(f"MAUVE needs {_FEWEST} or more {what} with text, got {len(filled)}.")
         features.append(grader.features(filled))
     with warnings.catch_warnings():  # of k-means about few points
         warnings.simplefilter("ignore")

@@ -1,9 +1,6 @@
 """The effect of self-correction on a model's own samples (Sec. 5.4).
 
 correction_curve(pipe, CurveOptions(num_samples=64), grader=load_grader("smollm2"))
-
-Samples are corrected once per temperature by Algorithm 1 (App. C); the result of each smaller
-budget of forward passes is read out while the correction runs.
 """
 
 import math
@@ -19,12 +16,11 @@ from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplex
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.results import EvaluationResult, Measurement
-from gidd.evaluation.samples import mean_of_defined
+from gidd.evaluation.samples import clean_frames, mean_of_defined
 from gidd.pipeline import Pipeline
-from gidd.pipeline.generate import predict_frames, scoring_request
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 from gidd.pipeline.results import describe_plan, describe_processors
-from gidd.sampling import Request, run_job
+from gidd.sampling import Request
 
 OnSamples = Callable[[int, int], None]
 """Called with the number of samples that are corrected and measured, and of all samples."""
@@ -71,8 +67,9 @@ def correction_curve(
     grader: CausalScorer | None = None,
     on_samples: OnSamples | None = None,
 ) -> EvaluationResult:
-    """Generate samples, correct them at every temperature, and measure them on the way.
+    """Generate samples, correct them once per temperature (Algorithm 1, App. C), and measure them.
 
+    The result of each smaller budget of forward passes is read out while the correction runs.
     Without a grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
@@ -99,10 +96,9 @@ def correction_curve(
             states |= {(temperature, budget): part for budget, part in found.items()}
         scores = score_sequences(pipe, {s.tokens for part in states.values() for s in part}, grader)
         for key, part in states.items():
-            measured.setdefault(key, []).extend(
-                (before, after, scores[after.tokens])
-                for before, after in zip(initial, part, strict=True)
-            )
+            measured.setdefault(key, [])
+            for before, after in zip(initial, part, strict=True):
+                measured[key].append((before, after, scores[after.tokens]))
         if on_samples is not None:
             on_samples(start + count, options.num_samples)
     rows: list[dict[str, Any]] = []
@@ -127,7 +123,7 @@ def correction_curve(
         "temperatures": list(options.temperatures),
         "forward_passes": sorted(options.forward_passes),
         "correction": {k: v for k, v in vars(sampling.self_correction).items() if k not in swept},
-        "grader": None if grader is None else grader.manifest,
+        "grader": grader and grader.manifest,
         "definitions": _DEFINITIONS,
     }
     return EvaluationResult(
@@ -144,17 +140,11 @@ def correct_samples(
     start_index: int = 0,
 ) -> dict[int, list[CorrectedState]]:
     """Correct sequences of one length, and return the results of every budget."""
-    plan, session = options.plan(), pipe.session.new()
+    session = pipe.session.new()
+    shared: dict[str, Any] = {"plan": options.plan(), "seed": seed}
+    shared["protected"] = (False,) * len(samples[0].tokens)
     tickets = [
-        session.submit(
-            Request(
-                tokens=state.tokens,
-                plan=plan,
-                seed=seed,
-                sample_index=number,
-                protected=(False,) * len(state.tokens),
-            )
-        )
+        session.submit(Request(tokens=state.tokens, sample_index=number, **shared))
         for number, state in enumerate(samples, start_index)
     ]
     found: dict[tuple[int, int], CorrectedState] = {}
@@ -184,8 +174,7 @@ def score_sequences(
     if grader is not None:
         graded = grader.score(["".join(pipe.token_texts(text)) for text in texts])
     scores: dict[tuple[int, ...], SequenceScores] = {}
-    requests = [scoring_request(one) for one in tokens]
-    frames = run_job(lambda jobs: predict_frames(jobs, pipe.session, requests))
+    frames = clean_frames(pipe, tokens)
     for sequence, text, frame, grade in zip(tokens, texts, frames, graded, strict=True):
         is_text = torch.arange(len(sequence), device=pipe.device) < len(text)
         accuracy = frame.self_accuracy(is_text) if text else math.nan
