@@ -1,10 +1,10 @@
 """The data of a training run: an existing folder of shards, or `data/` in the run's own folder."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,9 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
     folder = out / "data"
 
     def work() -> None:
-        settings = _data_settings(data)
+        sources = [without_credentials(corpus.name) for corpus in corpora.corpora_of(data.sources)]
+        settings: dict[str, Any] = {"sources": sources, "tokenizer": data.tokenizer}
+        settings |= {"validation": data.validation, "format": data.format}
         if (folder / DATA_SETTINGS).is_file():
             _require_same_settings(settings, folder, bool(steps_in(out / "checkpoints")))
         else:
@@ -77,30 +79,17 @@ def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object])
     world.store.set(done, "")
 
 
-class ClosableBatches(Iterator[Batch], Protocol):
-    """An iterator over batches that is closed when training ends."""
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        ...
-
-
 class PreparedData:
     """Token shards: a prepared folder, or the run's own `data/`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tokenizer = folder, Tokenizer.load(folder)
 
-    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
+    def batches(self, run: RunConfig, world: World, start: int) -> Loader:
         """Return this rank's batches, from step `start` on."""
-        return Loader(
-            open_split(self.folder),
-            loader_config(run, self.tokenizer),
-            rank=world.rank,
-            num_ranks=world.size,
-            start=start,
-            num_workers=run.data.workers,
-        )
+        split, config = open_split(self.folder), loader_config(run, self.tokenizer)
+        ranks = {"rank": world.rank, "num_ranks": world.size}
+        return Loader(split, config, start=start, num_workers=run.data.workers, **ranks)
 
     def validation_split(self) -> ShardSet:
         """Return the validation split, or the training text if there is none."""
@@ -128,7 +117,7 @@ class TokenStream:
         """
         self._batches, self.tokenizer = batches, tokenizer
 
-    def batches(self, run: RunConfig, world: World, start: int) -> ClosableBatches:
+    def batches(self, run: RunConfig, world: World, start: int) -> Generator[Batch]:
         """Yield this rank's rows of each batch; the first `start` batches are skipped."""
         expected, size = [run.train.global_batch, run.data.length], self.tokenizer.vocab.size
         for step, batch in enumerate(self._batches):
@@ -136,10 +125,8 @@ class TokenStream:
                 continue
             tokens, given = (batch, None) if isinstance(batch, Tensor) else batch
             if tokens.dtype != torch.int64 or list(tokens.shape) != expected:
-                raise DataError(
-                    f"batch {step} must be int64 of shape {expected} (global batch, length), got "
-                    f"{tokens.dtype} of shape {list(tokens.shape)}."
-                )
+                got = f"{tokens.dtype} of shape {list(tokens.shape)}"
+                raise DataError(f"batch {step} must be int64 of shape {expected}, got {got}.")
             if not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
                 raise DataError(f"batch {step} has token ids outside [0, {size}).")
             index = step * len(tokens) + torch.arange(len(tokens))
@@ -148,9 +135,8 @@ class TokenStream:
                 raise DataError(f"batch {step}: given must be bool of shape {expected}.")
             whole = Batch(tokens.cpu(), valid, index, None if given is None else given.cpu())
             yield whole.map(lambda part: part[world.rank :: world.size])
-        raise DataError(
-            f"the data has ended before step {run.train.steps}. Give more batches, or fewer steps."
-        )
+        last = run.train.steps
+        raise DataError(f"the data ended before step {last}. Give more batches, or fewer steps.")
 
     def validation_split(self) -> None:
         """Return None: there is no held-out text."""
@@ -171,12 +157,6 @@ def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
         seed=run.train.seed,
         packing=run.data.packing,
     )
-
-
-def _data_settings(data: DataConfig) -> dict[str, Any]:
-    sources = [without_credentials(corpus.name) for corpus in corpora.corpora_of(data.sources)]
-    settings = {"sources": sources, "tokenizer": data.tokenizer, "validation": data.validation}
-    return settings | {"format": data.format}
 
 
 def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoints: bool) -> None:

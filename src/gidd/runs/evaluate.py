@@ -24,14 +24,9 @@ from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
 
-SAMPLE_LENGTH = 128
-SAMPLE_STEPS = 32
-"""Of the samples generated at an evaluation: short, to take little time."""
-
-
+SAMPLE_LENGTH, SAMPLE_STEPS = 128, 32  # of samples at an evaluation: short, to take little time
 _MIN_BATCHES = 8
-_ENDS_EVERY = 8
-"""One sample in eight has the costs of both ends: they are small, and take forward passes."""
+_ENDS_EVERY = 8  # samples for one with the costs of both ends: small, and they take forward passes
 
 
 def build_evaluation(
@@ -41,27 +36,26 @@ def build_evaluation(
 
     Without shards it generates samples only.
     """
-    if shards is None:
-        return lambda state: Evaluation(
-            {}, generate_samples(run, state, tokenizer, world, watchdog)
-        )
     config, train = loader_config(run, tokenizer), run.train
-    baseline = unigram_entropy(shards, tokenizer.vocab.size)
-    batch_size = max(1, config.global_batch // world.size // train.accumulate)
+    baseline = dict[str, float]()
+    if shards is not None:
+        baseline["unigram_entropy"] = unigram_entropy(shards, tokenizer.vocab.size)
 
     def evaluate(state: TrainState) -> Evaluation:
-        samples = validation_samples(shards, config, train.evaluate_samples)
-        with state.ema_weights():
-            metrics = validate(
-                state.objective,
-                samples,
-                world,
-                batch_size=batch_size,
-                autocast=bool(train.autocast),
-                on_batch=lambda: watchdog.phase(state.step, "evaluation"),
-            )
+        found: Metrics = {}
+        if shards is not None:
+            samples = validation_samples(shards, config, train.evaluate_samples)
+            with state.ema_weights():
+                found = validate(
+                    state.objective,
+                    samples,
+                    world,
+                    batch_size=max(1, config.global_batch // world.size // train.accumulate),
+                    autocast=bool(train.autocast),
+                    on_batch=lambda: watchdog.phase(state.step, "evaluation"),
+                )
         texts = generate_samples(run, state, tokenizer, world, watchdog)
-        return Evaluation(metrics | {"unigram_entropy": baseline}, texts)
+        return Evaluation(found | baseline, texts)
 
     return evaluate
 
@@ -87,10 +81,11 @@ def validate(
     if is_sharded(objective):  # FSDP2 must run the whole module once before parts of it
         objective(samples.map(lambda part: part[:1]).to(device), 0, 1, 1.0)
     with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+        given = samples, world, batch_size, on_batch
         if isinstance(objective, DiffusionObjective):
-            metrics = _validate_diffusion(objective, samples, world, batch_size, on_batch)
+            metrics = _validate_diffusion(objective, *given)
         else:
-            metrics = _validate_autoregressive(objective, samples, world, batch_size, on_batch)
+            metrics = _validate_autoregressive(objective, *given)
     objective.train(was_training)
     return metrics
 
@@ -114,22 +109,20 @@ def _validate_diffusion(
         device=world.device,
         strata=len(texts),
     )
-    sizes = samples.scored.sum(-1).double()
+    sizes, some = samples.scored.sum(-1).double(), slice(None, None, _ENDS_EVERY)
 
     def count(_: int) -> None:
         on_batch()
 
-    some = slice(None, None, _ENDS_EVERY)
     parts = [
         _ratio(estimator.integral(texts, 0, count), sizes),
         _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some]),
         _ratio(estimator.prior(texts[some], count), sizes[some]),
     ]
-    nelbo = sum(value for value, _ in parts)
+    nelbo, tokens = sum(value for value, _ in parts), float(samples.scored.sum())
     metrics = {"nelbo": nelbo, "reconstruction": parts[1][0], "prior": parts[2][0]}
     if parts[0][1] is not None:
         metrics["nelbo_se"] = math.hypot(*(error or 0.0 for _, error in parts))
-    tokens = float(samples.scored.sum())
     size = float((objective.bytes_of(samples.tokens) * samples.scored).sum())
     return metrics | per_unit(nelbo * tokens, tokens, size)
 
@@ -198,13 +191,13 @@ def generate_samples(
     ]
     # a GPU computes all of them at once
     rows = 1 if world.device.type == "cpu" else run.train.generate_samples
-    parts = objective.denoiser, objective.schedule
     objective.eval()
     with (
         state.ema_weights(),
         unsharded(objective),
         torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)),
     ):
+        parts = objective.denoiser, objective.schedule
         session = Session(*parts, batch_size=rows, device=world.device)
         samples = session.sample(
             requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")

@@ -1,12 +1,10 @@
 """A training run from its configuration to its last checkpoint.
 
-The body of `fit` is the library's diagram: data, model and state, checkpoints, batches, report,
-loop. `out` contains `data/` (if it was prepared there), `checkpoints/`, `metrics.jsonl` and
-`tensorboard/`.
+`out` contains `data/` (if it was prepared there), `checkpoints/`, `metrics.jsonl`, `tensorboard/`.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +71,11 @@ def fit(
     run = with_precision(run, sum(world.sum([has_bf16(world.device)])) == world.size)
     run.check(world.size)
     given = given or GivenComponents()
-    check_components(run, given)  # before any data is prepared
+    objective = run.objective
+    if isinstance(objective, Diffusion):  # constructors check options, before data is prepared
+        schedule = given.schedule or objective.noise.build(vocab=Vocab(3, mask_id=2))
+        if given.weighting is None:
+            objective.weighting.build(schedule=schedule)
     if saved is not None:
         require_same_training(saved, run)
     data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
@@ -93,17 +95,9 @@ def fit(
         batches = data.batches(run, world, state.step)
         evaluate = build_evaluation(run, data.validation_split(), tokenizer, world, watchdog)
         used, tracker_notes = trackers(state.step) if world.is_rank_zero else ((), ())
-        with (
-            closing(batches),
-            Report(
-                out,
-                num_steps=run.train.steps,
-                start=state.step,
-                enabled=world.is_rank_zero,
-                quiet=quiet,
-                trackers=used,
-            ) as report,
-        ):
+        shown: dict[str, Any] = {"enabled": world.is_rank_zero, "quiet": quiet, "trackers": used}
+        report = Report(out, num_steps=run.train.steps, start=state.step, **shown)
+        with closing(batches), report:
             warnings = (*data.warnings(), *warnings_of(run, world.device))
             for note in (*notes, *tracker_notes, *warnings):
                 report.note(note)
@@ -114,22 +108,11 @@ def fit(
     return FitResult(complete, run, state, tokenizer)
 
 
-def check_components(run: RunConfig, given: GivenComponents) -> None:
-    """Build noise and weighting once, over a tiny vocabulary: their constructors check them."""
-    objective = run.objective
-    if isinstance(objective, Diffusion):
-        schedule = given.schedule or objective.noise.build(vocab=Vocab(3, mask_id=2))
-        if given.weighting is None:
-            objective.weighting.build(schedule=schedule)
-
-
 def warnings_of(run: RunConfig, device: torch.device) -> list[str]:
     """Return warnings about settings that waste time."""
     found: list[str] = []
     if run.train.autocast and not has_bf16(device):
-        found.append(
-            f"no fast bfloat16 on {device.type}: a new run without --train.autocast is faster"
-        )
+        found.append(f"no fast bfloat16 on {device.type}: without --train.autocast it is faster")
     if run.train.steps < run.optim.warmup:
         found.append(
             f"train.steps = {run.train.steps} ends within optim.warmup = {run.optim.warmup}: the "
@@ -146,23 +129,24 @@ def restore(
     found = checkpoints.read_latest(lambda step: checkpoints.read(step, state.tensors()))
     if found is None:
         return []
-    restored, record = found
-    checkpoint = checkpoints.path(restored.step)
+    (step, restored_notes), record = found
+    checkpoint = checkpoints.path(step)
     saved = run_from_plain(record.get("run"), f"{checkpoint / RECORD}: run")
     changed = require_same_training(saved, run)
-    require_same_tokenizer(checkpoint, tokenizer)
-    require_valid_progress(checkpoint / RECORD, restored.step, record)
-    state.restore(record)
-    return [*restored.notes, *changed, f"resumed from step {state.step}"]
-
-
-def require_valid_progress(path: Path, step: int, record: Mapping[str, Any]) -> None:
-    """Refuse a record whose step, sums or numbers of optimizers are not those of `TrainState`."""
+    own = Tokenizer.load(checkpoint)
+    if (own.fingerprint, own.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
+        raise DataError(
+            f"the data was prepared with the tokenizer {tokenizer.fingerprint[:12]}, but "
+            f"{checkpoint} was trained with {own.fingerprint[:12]}. Use its "
+            f"{TOKENIZER_FILE}, or another --out to start a new run."
+        )
     sums, numbers = record.get("pending"), record.get("optimizer", {})
     if record.get("step") != step or not (_are_numbers(sums) and _are_numbers(numbers)):
         got = ", ".join(shorten(each) for each in (record.get("step"), sums, numbers))
         what = f"step must be {step}, pending and optimizer objects of finite numbers, got {got}"
-        raise CheckpointError(f"{path}: {what}. Copy the checkpoint from a backup.")
+        raise CheckpointError(f"{checkpoint / RECORD}: {what}. Copy the checkpoint from a backup.")
+    state.restore(record)
+    return [*restored_notes, *changed, f"resumed from step {state.step}"]
 
 
 def _are_numbers(value: Any) -> bool:
@@ -170,17 +154,6 @@ def _are_numbers(value: Any) -> bool:
         isinstance(each, int | float) and abs(each) < sys.float_info.max  # NaN is not less
         for each in cast("dict[str, Any]", value).values()
     )
-
-
-def require_same_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
-    """Refuse data whose tokenizer differs from that of the checkpoint."""
-    saved = Tokenizer.load(checkpoint)
-    if (saved.fingerprint, saved.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
-        raise DataError(
-            f"the data was prepared with the tokenizer {tokenizer.fingerprint[:12]}, but "
-            f"{checkpoint} was trained with {saved.fingerprint[:12]}. Use its "
-            f"{TOKENIZER_FILE}, or another --out to start a new run."
-        )
 
 
 def build_speed(run: RunConfig, state: TrainState, world: World) -> Speed:

@@ -79,10 +79,9 @@ class InitialWeights:
             masks = (None, tokenizer.vocab.mask_id)
             is_same = tokenizer.vocab.size >= known and self.source.mask_id in masks
         if not is_same:
-            raise DataError(
-                f"the data has a tokenizer of {tokenizer.vocab.size:,} tokens that is not that of "
-                f"{self.name}, with {known:,}. Prepare the data with `--tokenizer {self.name}`."
-            )
+            sizes = f"{tokenizer.vocab.size:,} tokens, not that of {self.name} with {known:,}"
+            fix = f"Prepare the data with `--tokenizer {self.name}`."
+            raise DataError(f"the data has a tokenizer of {sizes}. {fix}")
 
 
 def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | None]:
@@ -94,9 +93,7 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         return run, None
     saved = newest_run(out / "checkpoints")
     if saved is not None and saved.init_from == run.init_from:
-        data = run.data
-        if data.folder is None:
-            data = replace(data, tokenizer=saved.data.tokenizer)
+        data = run.data if run.data.folder else replace(run.data, tokenizer=saved.data.tokenizer)
         return replace(run, backbone=_with_own(run.backbone, saved.backbone), data=data), None
     source = load_network(run.init_from)
     config: Any = source.network.config

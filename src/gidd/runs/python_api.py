@@ -194,10 +194,9 @@ def _changed_group(name: str, group: Any, value: Any) -> Any:
     if name == "lora" and isinstance(value, int):
         value = {"rank": value}
     if name == "parallel" and isinstance(value, str):
-        kinds: dict[str, Parallel] = {"ddp": DDP(), "fsdp": FSDP()}
-        if value not in kinds:
+        if value not in ("ddp", "fsdp"):
             raise ConfigError(f"parallel must be ddp or fsdp, got {value!r}.")
-        return kinds[value]
+        return DDP() if value == "ddp" else FSDP()
     if not isinstance(value, Mapping):
         return value
     known = {field.name for field in fields(group)}
@@ -248,23 +247,15 @@ def _with_data(
         sources = tuple(map(str, names))
         return replace(run, data=replace(run.data, folder=None, sources=sources)), None
     if tokenizer is None:
-        raise ConfigError(
-            "tokenizer must be an object if data is an iterable of batches: the tokenizer that "
-            "encoded them."
-        )
+        raise ConfigError("tokenizer must be the object that encoded the batches of `data`.")
     batches = iter(cast("Iterable[Any]", data))
     first = next(batches, None)
     tokens = first[0] if isinstance(first, tuple) else first
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-        raise ConfigError(
-            "data must yield batches of tokens, int64 tensors of shape [global batch, length], or "
-            f"pairs of them and the given tokens, got {type(first).__name__}."
-        )
+        what = "int64 tensors [global batch, length], or pairs of them and the given tokens"
+        raise ConfigError(f"data must yield {what}, got {type(first).__name__}.")
     if run.data.packing:
-        raise ConfigError(
-            "data.packing must be false if data is an iterable of batches, got true: they are used "
-            "as they are. Give texts, or a folder of `gidd data prepare`."
-        )
+        raise ConfigError("data.packing must be false for batches, got true. Give texts instead.")
     shape = replace(run.data, folder=None, sources=("batches",), length=tokens.shape[1])
     run = replace(run, data=shape, train=replace(run.train, global_batch=len(tokens)))
     return run, TokenStream(chain([first], batches), tokenizer)
@@ -294,6 +285,5 @@ def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
         sha256="",
         notes=notes,
     )
-    return pipeline_of(
-        model, done.tokenizer, name=str(out), device=world.device, context=run.data.length
-    )
+    used: dict[str, Any] = {"device": world.device, "context": run.data.length}
+    return pipeline_of(model, done.tokenizer, name=str(out), **used)
