@@ -94,11 +94,6 @@ class Conversation:
         system = {"role": "system", "content": options.system}
         self.messages: list[dict[str, str]] = [system] if options.system else []
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether there is an answer to repeat or to remove."""
-        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
-
     def ask(self, before: list[dict[str, str]], message: str, on_step: OnStep | None = None) -> str:
         """Answer a message after others; then the conversation is these, it and the answer."""
         answer = self.pipe.chat(
@@ -160,7 +155,8 @@ def _run_terminal(chat: Conversation) -> None:
         try:
             if command == "/quit":
                 return
-            if command in ("/again", "/undo") and not chat.has_answer:
+            has_answer = any(message["role"] == "assistant" for message in chat.messages)
+            if command in ("/again", "/undo") and not has_answer:
                 print_message(f"{command} needs an answer, and there is none.")
             elif command == "/again":
                 chat.seed += 1

@@ -122,7 +122,5 @@ def component_options(
 
 def _can_be_typed(hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType, tuple):
-        return all(
-            component is Ellipsis or _can_be_typed(component) for component in get_args(hint)
-        )
+        return all(part is Ellipsis or _can_be_typed(part) for part in get_args(hint))
     return hint in _PLAIN or get_origin(hint) is Literal

@@ -64,25 +64,18 @@ class SampleOptions(TextCommandOptions):
         "threads": integer(1, 1024),
     }
 
-    @property
-    def is_streamed(self) -> bool:
-        """Whether text is printed while it is sampled: one sample, in blocks."""
-        output = self.output
-        is_plain = not (output.live or output.html or output.jsonl)
-        return self.sampling.block_length is not None and self.num_samples == 1 and is_plain
-
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
-        if self.sampling.block_length is not None and self.suffix:
+        output, has_blocks = self.output, self.sampling.block_length is not None
+        if has_blocks and self.suffix:
             yield "block_length must be omitted with --suffix: a block does not see what follows."
-        if self.sampling.block_length is not None and (self.output.html or self.output.live):
+        if has_blocks and (output.html or output.live):
             yield "block_length must be omitted with --html and --live, which show all tokens."
         if self.length is not None and self.max_tokens is not None:
             yield "max_tokens must be omitted with --length, which includes the prompt."
         if self.stop and self.suffix:
             yield "stop must be omitted with --suffix, which ends the text."
-        output = self.output
         if self.out is None and self.executor == "ray":
             yield "executor ray needs --out FOLDER to write the samples to."
         if self.out is not None and (output.live or output.html or output.jsonl):
@@ -98,7 +91,8 @@ def main(arguments: Sequence[str]) -> None:
         _sample_to_folder(options, options.out)
         return
     pipe = options.runtime.load(options.model)
-    if options.is_streamed:
+    is_plain = not (options.output.live or options.output.html or options.output.jsonl)
+    if options.sampling.block_length is not None and options.num_samples == 1 and is_plain:
         for piece in pipe.stream(
             prompt=options.prompt,
             length=options.length,

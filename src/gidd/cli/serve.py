@@ -28,8 +28,6 @@ from gidd.serving.options import ServiceOptions, WorkerOptions
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from gidd.serving import Worker
-
 _SWITCH_SECONDS = 0.0005
 """Time after which a thread lets another one run: answers do not wait for the thread that steps."""
 
@@ -86,12 +84,8 @@ def main(arguments: Sequence[str]) -> None:
     if options.replicas is not None:
         from gidd.serving.replicas import serve_replicas
 
-        serve_replicas(
-            build_application(options),
-            host=options.host,
-            port=options.port,
-            seconds=options.worker.seconds,
-        )
+        listen: dict[str, Any] = {"host": options.host, "port": options.port}
+        serve_replicas(build_application(options), seconds=options.worker.seconds, **listen)
     else:
         app = build_app(options, read_keys(options.api_keys))
         config = uvicorn.Config(app, options.host, options.port, log_level="warning")
@@ -132,18 +126,11 @@ def build_application(options: ServeOptions) -> Any:
 
 def build_app(options: ServeOptions, keys: dict[str, str]) -> FastAPI:
     """Load the models, and return the service of one process."""
-    from gidd.serving import create_app
-
-    return create_app(load_workers(options), options.service, keys)
-
-
-def load_workers(options: ServeOptions) -> dict[str, Worker]:
-    """Load the models of a service, by name."""
-    from gidd.serving import Worker
+    from gidd.serving import Worker, create_app
 
     workers: dict[str, Worker] = {}
     for name, model in zip(options.names, options.models, strict=True):
         pipe = options.runtime.load(model, options.batch_size)
         pipe.warm_up()
         workers[name] = Worker(pipe, options.worker)
-    return workers
+    return create_app(workers, options.service, keys)

@@ -5,7 +5,7 @@ single pass and has no kind for the loss; `CommDebugMode` counts calls but not b
 """
 
 import math
-import sys
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -240,12 +240,8 @@ def row_bytes(matrix: Tensor) -> int:
 
 def infers_sharding() -> bool:
     """Whether torch calls an operator only to learn the shapes of sharded tensors."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("_sharding_prop.py"):
-            return True
-        frame = frame.f_back
-    return False
+    names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    return any(name.endswith("_sharding_prop.py") for name in names)
 
 
 class LaunchCounter(TorchDispatchMode):
@@ -258,10 +254,9 @@ class LaunchCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches = self.waits = self.misaligned = 0
+        # whether `torch.compile` fuses operators: assumed to make one kernel of all that work on
+        # the same number of entries between two matrix products
         self.is_compiled = False
-        """Whether `torch.compile` fuses operators: assumed to make one kernel of all that work on
-        the same number of entries between two matrix products."""
-
         self._fused_sizes: set[int] = set()
         self._last: Any = None
 

@@ -3,7 +3,7 @@
 import difflib
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +23,8 @@ _COLOURED = dict.fromkeys(_STYLES, "{}") | {"note": " {}"}
 _MARKED = _COLOURED | {"old": "[-{}-]", "arrow": "", "new": "{{+{}+}}", "doubt": "[?{}?]"}
 """Mark old and new text without colours, like `git diff --word-diff`."""
 
+_Segment = tuple[str, str]  # its kind, a key of `_STYLES`, and a text
+
 
 class TextChange(NamedTuple):
     """A part of a text that was replaced, or that may be wrong if `new` is `old`."""
@@ -31,11 +33,6 @@ class TextChange(NamedTuple):
     old: str
     new: str
     note: str = ""  # shown after the new text, such as the confidence in it
-
-
-class _Segment(NamedTuple):
-    kind: Literal["same", "old", "arrow", "new", "doubt", "note"]
-    text: str
 
 
 def readable(original: str, changes: Sequence[TextChange], *, colours: bool) -> Table:
@@ -49,7 +46,7 @@ def readable(original: str, changes: Sequence[TextChange], *, colours: bool) -> 
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for number, segments in _lines(_segments(original, changes)):
-        if any(segment.kind != "same" for segment in segments):
+        if any(kind != "same" for kind, _ in segments):
             line = Text()
             for kind, text in _shortened(segments):
                 line.append(forms[kind].format(text), _STYLES[kind])
@@ -75,23 +72,23 @@ def _segments(original: str, changes: Sequence[TextChange]) -> Iterator[_Segment
     for change in changes:
         between = original[end : change.start]
         if between or change.new == change.old:
-            yield from (*_merged(pending), _Segment("same", between))
+            yield from (*_merged(pending), ("same", between))
             pending = []
         if change.new == change.old:
-            yield from (_Segment("doubt", change.old), _Segment("note", change.note))
+            yield from (("doubt", change.old), ("note", change.note))
         else:
             pending.append(change)
         end = change.start + len(change.old)
-    yield from (*_merged(pending), _Segment("same", original[end:]))
+    yield from (*_merged(pending), ("same", original[end:]))
 
 
 def _merged(changes: Sequence[TextChange]) -> Iterator[_Segment]:
     old = "".join(change.old for change in changes)
     new = "".join(change.new for change in changes)
-    yield _Segment("old", old)
-    yield _Segment("arrow", "→" if old and new else "")
-    yield _Segment("new", new)
-    yield _Segment("note", ", ".join(change.note for change in changes if change.note))
+    yield ("old", old)
+    yield ("arrow", "→" if old and new else "")
+    yield ("new", new)
+    yield ("note", ", ".join(change.note for change in changes if change.note))
 
 
 def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]:
@@ -102,15 +99,15 @@ def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]
         if kind != "same":
             if text:
                 signs = text.replace("\r", "␍").replace("\n", "↵")
-                line.append(_Segment(kind, printable(signs)))
+                line.append((kind, printable(signs)))
             following += text.count("\n") if kind in ("old", "doubt") else 0
             continue
         first, *others = printable(text).split("\n")
-        line.append(_Segment("same", first))
+        line.append(("same", first))
         for other in others:
             yield number, line
             following += 1
-            number, line = following, [_Segment("same", other)]
+            number, line = following, [("same", other)]
     yield number, line
 
 
@@ -123,4 +120,4 @@ def _shortened(segments: Sequence[_Segment]) -> Iterator[_Segment]:
             tail = "" if i == last else text[-_CONTEXT:]
             if len(text) > len(head) + len(tail) + 3:
                 text = f"{head} … {tail}"
-        yield _Segment(kind, text)
+        yield (kind, text)

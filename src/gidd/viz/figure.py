@@ -63,21 +63,17 @@ def finish(axes: Any, x: str, y: str) -> None:
         return
     for axis, label in ((axes.xaxis, x), (axes.yaxis, y)):
         axis.set_label_text(label, parse_math=False)
-        plain_ticks(axis)
-
-
-def plain_ticks(axis: Any) -> None:
-    """Write the ticks of a log axis of at most four decades as numbers: 20, 50, 100."""
-    low, high = axis.get_view_interval()
-    if axis.get_scale() != "log" or high > 1e4 * low or high > 1e6:
-        return
-    ticker = optional_package("matplotlib.ticker", "viz")
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    if high < 4 * low:
-        axis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_minor_locator(ticker.NullLocator())
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(ticker.NullFormatter())
+        low, high = axis.get_view_interval()
+        if axis.get_scale() != "log" or high > 1e4 * low or high > 1e6:
+            continue
+        # the ticks of a log axis of at most four decades are numbers: 20, 50, 100
+        ticker = optional_package("matplotlib.ticker", "viz")
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        if high < 4 * low:
+            axis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+            axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def add_legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **place: Any) -> None:

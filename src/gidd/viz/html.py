@@ -54,9 +54,7 @@ def write_page(
     settings to reproduce it.
     """
     if not replays or not all(replay.frames for replay in replays):
-        raise ConfigError(
-            "a page needs the frames of every sequence, got none. Sample with record_frames=True."
-        )
+        raise ConfigError("a page needs frames of every sequence: set record_frames=True.")
     strings: dict[str, int] = {}
     data = {
         "kind": kind,
@@ -101,10 +99,8 @@ def _packed(
         changed = [(i, *cell) for i, cell in enumerate(cells) if cell != before[i]]
         before = [*cells]
         frames.append(
-            {
-                "step_index": frame.step_index,
-                "step": frame.step,
-                "time": frame.time,
+            {name: getattr(frame, name) for name in ("step_index", "step", "time")}
+            | {
                 "cells": [number for triple in changed for number in triple],
                 "confidence": _permille(frame.probability),
                 "top": _other_choices(frame, free, token_texts, strings),

@@ -40,7 +40,7 @@ class CanvasView:
         console: Console,
         token_texts: Callable[[Sequence[int]], list[str]],
         mask_id: int | None,
-        num_sequences: int,
+        num_sequences: int = 1,
     ) -> None:
         self._console, self._token_texts, self._mask_id = console, token_texts, mask_id
         self._num_sequences = num_sequences
@@ -49,10 +49,8 @@ class CanvasView:
         self._member = -1
         self._tokens: list[int] = []
         self._given: list[bool] = []
-        self._start = 0
-        """First position that is shown."""
-        self._since: dict[int, tuple[int, str]] = {}
-        """Position -> the step that changed it last, and how."""
+        self._start = 0  # first position that is shown
+        self._since: dict[int, tuple[int, str]] = {}  # position: step that changed it last, and how
         self._step_index = self._num_steps = 0
         self._status = ""
 
@@ -95,11 +93,9 @@ class CanvasView:
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True)
         bar.add_column(ratio=1)
-        total = max(1, self._num_steps)
-        bar.add_row(
-            f"step {self._step_index} of {self._num_steps}",
-            ProgressBar(total=total, completed=self._step_index, complete_style="cyan"),
-        )
+        done, total = self._step_index, self._num_steps
+        progress = ProgressBar(total=max(1, total), completed=done, complete_style="cyan")
+        bar.add_row(f"step {done} of {total}", progress)
         legend = Text("   ").join(Text(name, style) for name, style in _STYLES.values())
         below = (Text(self._status, style="dim"), legend)
         for line in below:  # wrapped, they would exceed _FRAME_LINES
@@ -115,40 +111,28 @@ class CanvasView:
         for i, token_text in enumerate(self._token_texts(self._tokens)):
             if i < self._start:
                 continue
-            step_index, how = self._since.get(i, (-_FRESH_STEPS, ""))
+            step_index, state = self._since.get(i, (-_FRESH_STEPS, ""))
             if step_index > newest_step:
                 newest, newest_step = len(text), step_index
-            text.append(
-                _BLANK if self._tokens[i] == self._mask_id else printable(token_text),
-                _STYLES[self._state(i, step_index, how)][1],
-            )
-        lines = text.wrap(self._console, max(10, self._console.width - 4))
-        room = max(3, self._console.height - _FRAME_LINES)
+            is_blank = self._tokens[i] == self._mask_id
+            if is_blank or self._given[i]:
+                state = "blank" if is_blank else "given"
+            elif self._step_index - step_index >= _FRESH_STEPS:
+                state = "settled"
+            text.append(_BLANK if is_blank else printable(token_text), _STYLES[state][1])
+        width, room = max(10, self._console.width - 4), max(3, self._console.height - _FRAME_LINES)
+        lines = text.wrap(self._console, width)
         if len(lines) <= room:
             return Text("\n").join(lines)
-        above = text[:newest].wrap(self._console, max(10, self._console.width - 4))
+        above = text[:newest].wrap(self._console, width)
         first = min(max(0, len(above) - room // 2), len(lines) - room)
         return Text("\n").join(lines[first : first + room])
-
-    def _state(self, i: int, step_index: int, how: str) -> str:
-        if self._tokens[i] == self._mask_id:
-            return "blank"
-        if self._given[i]:
-            return "given"
-        return how if self._step_index - step_index < _FRESH_STEPS else "settled"
 
 
 class AnswerView(CanvasView):
     """Shows the answer of a chat while it forms: no given tokens, nothing after its end."""
 
-    def __init__(
-        self,
-        console: Console,
-        token_texts: Callable[[Sequence[int]], list[str]],
-        mask_id: int | None,
-    ) -> None:
-        super().__init__(console, token_texts, mask_id, 1)
-        self._is_first = True
+    _is_first = True
 
     def _update(self, event: Event) -> None:
         super()._update(event)
