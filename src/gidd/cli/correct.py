@@ -87,12 +87,8 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, correct, write with --in-place, and show."""
     command = parse_checked(CorrectCommand, "gidd correct", __doc__, arguments)
     require_patterns(command.protect)
-    sources = read_sources(
-        command.files,
-        command.text,
-        in_place=command.in_place,
-        is_printed=command.diff or command.jsonl,
-    )
+    how = {"in_place": command.in_place, "is_printed": command.diff or command.jsonl}
+    sources = read_sources(command.files, command.text, **how)
     pipe = command.runtime.load(command.model)
     for source in sources:
         start = time.perf_counter()
@@ -145,10 +141,8 @@ def read_sources(
         if in_place and source.path is not None:
             require_writable(source.path.resolve(), "--in-place")
     if len(sources) > 1 and not (in_place or is_printed or sys.stdout.isatty()):
-        raise ConfigError(
-            f"{len(sources)} texts cannot be printed one after the other. Add --in-place, --diff "
-            "or --jsonl, or name one FILE."
-        )
+        fix = "Add --in-place, --diff or --jsonl, or name one FILE."
+        raise ConfigError(f"{len(sources)} texts cannot be printed one after the other. {fix}")
     return sources
 
 
@@ -183,9 +177,8 @@ def require_patterns(patterns: Sequence[str]) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(
-                f"--protect must be a regular expression, got {pattern!r}: {error}."
-            ) from error
+            what = f"--protect must be a regular expression, got {pattern!r}: {error}."
+            raise ConfigError(what) from error
 
 
 def replace_file(path: Path, before: str, after: str) -> None:

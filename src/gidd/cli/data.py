@@ -46,8 +46,7 @@ Sources = Annotated[
     tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(name="sources", metavar="SOURCE...")
 ]
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-_EXAMPLE_TOKENS = 80
-_BAR = 40
+_EXAMPLE_TOKENS, _BAR = 80, 40
 _SLURM, _RAY = SlurmOptions(), RayOptions()
 
 

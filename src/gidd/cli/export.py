@@ -40,13 +40,10 @@ def export_command(
         tokenizer: Tokenizer of a model to convert, if its folder has none: a file, a folder or a
             name such as gpt2.
     """
-    if not overwrite and any((out / name).exists() for name in ("gidd.json", "config.json")):
-        raise CheckpointError(
-            f"{out} contains a model already. Choose another --out, or replace it with --overwrite."
-        )
-    if not (run / "checkpoints").exists() and any(
-        (run / name).is_file() for name in ("gidd.json", "config.json")
-    ):
+    files = ("gidd.json", "config.json")
+    if not overwrite and any((out / name).exists() for name in files):
+        raise CheckpointError(f"{out} contains a model. Choose another --out, or add --overwrite.")
+    if not (run / "checkpoints").exists() and any((run / name).is_file() for name in files):
         from gidd.pipeline import from_pretrained
 
         pipe = from_pretrained(run, device="cpu", tokenizer=tokenizer)

@@ -136,9 +136,8 @@ def decode_utf8(content: bytes, name: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name} must be UTF-8 text, got other bytes: {error.reason} at byte {error.start}."
-        ) from error
+        where = f"{error.reason} at byte {error.start}"
+        raise DataError(f"{name} must be UTF-8 text, got other bytes: {where}.") from error
 
 
 def print_text(text: str) -> None:

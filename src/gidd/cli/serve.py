@@ -84,8 +84,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.replicas is not None:
         from gidd.serving.replicas import serve_replicas
 
-        listen: dict[str, Any] = {"host": options.host, "port": options.port}
-        serve_replicas(build_application(options), seconds=options.worker.seconds, **listen)
+        serve_replicas(
+            build_application(options),
+            host=options.host,
+            port=options.port,
+            seconds=options.worker.seconds,
+        )
     else:
         app = build_app(options, read_keys(options.api_keys))
         config = uvicorn.Config(app, options.host, options.port, log_level="warning")

@@ -50,10 +50,8 @@ def evaluate_frontier(
         raise ConfigError("\n".join(problems))
     settings = grid.settings()
     if not pipe.can_score_visible_tokens and any(s.corrector != NO_CORRECTOR for s in settings):
-        raise ConfigError(
-            f"corrector must be {NO_CORRECTOR} for a model trained with masking alone, which "
-            "cannot score visible tokens."
-        )
+        what = "a model trained with masking alone, which cannot score visible tokens"
+        raise ConfigError(f"corrector must be {NO_CORRECTOR} for {what}.")
     shared: dict[str, Any] = {
         **pipe.describe(),
         "num_samples": num_samples,

@@ -137,9 +137,7 @@ class Judge:
                 continue
             rows.append({"id": name})
             for aspect in ASPECTS:
-                found = {
-                    suffix: self.answers[key]["grades"][aspect] for suffix, key in keys.items()
-                }
+                found = {s: self.answers[key]["grades"][aspect] for s, key in keys.items()}
                 rows[-1] |= {f"{aspect}{suffix}": grade for suffix, grade in found.items()}
                 if len(found) > 1:
                     rows[-1][f"{aspect}_change"] = found["_after"] - found["_before"]

@@ -76,13 +76,8 @@ class GraderOptions:
 
         if self.grader is None:
             return None
-        return load_grader(
-            self.grader,
-            device=device,
-            precision=self.grader_precision,
-            max_length=self.max_length,
-            batch_size=self.grader_batch_size,
-        )
+        limits = {"max_length": self.max_length, "batch_size": self.grader_batch_size}
+        return load_grader(self.grader, device=device, precision=self.grader_precision, **limits)
 
 
 class FrontierSetting(NamedTuple):
@@ -138,11 +133,8 @@ class FrontierGrid:
         min_p = [None if value == "none" else value for value in self.min_p]
         swept = product(self.steps, self.temperature, min_p, self.corrector, self.corrector_steps)
         found = [FrontierSetting(*values) for values in swept]
-        return list(
-            dict.fromkeys(
-                s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in found
-            )
-        )
+        none = (s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in found)
+        return list(dict.fromkeys(none))
 
     def sampling_problems(self, base: SamplingOptions) -> Iterable[str]:
         """Yield one message per invalid value, each starting with the name of its option."""

@@ -93,10 +93,8 @@ def evaluate_perplexity(
     ]
     if not texts:
         raise DataError(_NOTHING)
-    if score is None:
-        scores = score_windows(model, texts, options, ranks, on_forward_passes)
-    else:
-        scores = score(texts, on_forward_passes)
+    score = score or (lambda texts, done: score_windows(model, texts, options, ranks, done))
+    scores = score(texts, on_forward_passes)
     rows = _document_rows(corpus, windows, texts, scores, model.token_texts)
     if not rows:
         raise DataError(_NOTHING)
@@ -124,9 +122,8 @@ def evaluate_perplexity(
         each = rows[0]["bytes"] / rows[0]["tokens"]
         pairs = zip(scores.nelbo.tolist(), scores.num_scored.tolist(), strict=True)
         units = [{"nelbo": nelbo, "tokens": n, "bytes": n * each} for nelbo, n in pairs if n]
-    return EvaluationResult(
-        kind="ppl", measurements=_measure(rows, units, scores), manifest=manifest, rows=rows
-    )
+    numbers = _measure(rows, units, scores)
+    return EvaluationResult(kind="ppl", measurements=numbers, manifest=manifest, rows=rows)
 
 
 def _windows(document: EncodedDocument, length: int, stride: int) -> Iterable[ScoringWindow]:
@@ -161,17 +158,10 @@ def _document_rows(
             # an autoregressive model could not score the first token
             first = int(corpus.documents[i].tokens[window.start])
             num_bytes[i] -= len(token_texts.decode_one(first).encode())
-    return [
-        {
-            "id": document.id,
-            "tokens": tokens[i],
-            "bytes": num_bytes[i],
-            "nelbo": nelbo[i],
-            "standard_error": errors[i],
-        }
-        for i, document in enumerate(corpus.documents)
-        if tokens[i]
-    ]
+    ids, names = [each.id for each in corpus.documents], ("tokens", "bytes", "nelbo")
+    columns = zip(ids, tokens, num_bytes, nelbo, errors, strict=True)
+    rows = [dict(zip(("id", *names, "standard_error"), row, strict=True)) for row in columns]
+    return [row for row in rows if row["tokens"]]
 
 
 def _measure(
@@ -187,10 +177,9 @@ def _measure(
         "bits_per_byte": 1 / (num_bytes * math.log(2)) if num_bytes else math.nan,
     }
     error, draws = scores.standard_error, len(scores.nelbo) * scores.repeats
+    total = math.nan if error is None else float(error.norm())
     measured = {
-        name: Measurement(
-            value, None if error is None else float(error.norm()) * per_nat[name], draws
-        )
+        name: Measurement(value, None if error is None else total * per_nat[name], draws)
         for name, value in values.items()
     }
     if scores.reconstruction is not None and scores.prior is not None:
@@ -211,9 +200,7 @@ def window_length(length: int | None, stride: int | None, context: int) -> tuple
     """Return length and stride of windows; raise if the model has a smaller context."""
     found = min(context, MAX_DEFAULT_LENGTH) if length is None else length
     if found > context:
-        raise ConfigError(
-            f"length must be at most the model's context of {context:,} tokens, got {found:,}."
-        )
+        raise ConfigError(f"length must be at most the model's context {context:,}, got {found:,}.")
     if stride is not None and stride > found:
         raise ConfigError(f"stride must be at most the length {found:,}, got {stride:,}.")
     return found, stride or found

@@ -128,11 +128,8 @@ def evaluate_samples(
     }
     if grader is not None and reference:
         measurements["mauve"] = mauve_score(grader, texts, reference)
-        described["mauve"] = {
-            "rule": _MAUVE_RULE,
-            "num_reference": len(reference),
-            "reference_sha256": texts_digest(reference),
-        }
+        described["mauve"] = {"rule": _MAUVE_RULE, "num_reference": len(reference)}
+        described["mauve"]["reference_sha256"] = texts_digest(reference)
     columns = list[dict[str, Any]]([{} for _ in found])
     if metric is not None:
         chosen = component("metric", metric) if isinstance(metric, str) else metric
@@ -143,22 +140,18 @@ def evaluate_samples(
         measurements[chosen.name] = mean_of_defined(values)
         described["metric"] = to_plain(chosen)
         columns = [{chosen.name: value} for value in values]
-    graded = scores or [None] * len(found)
-    rows = [
-        {
-            "id": i,
-            "tokens": len(of_sample),
+    graded, rows = scores or [None] * len(found), list[dict[str, Any]]()
+    for sample, own, score, column in zip(found, tokens, graded, columns, strict=True):
+        row: dict[str, Any] = {
+            "id": len(rows),
+            "tokens": len(own),
             "gen_nll": score.nll / score.num_tokens if score and score.num_tokens else None,
             "grader_tokens": score and score.num_tokens,
-            "entropy": sequence_entropy(of_sample),
+            "entropy": sequence_entropy(own),
             "self_accuracy": sample.self_accuracy,
             "text": sample.text,
         }
-        | column
-        for i, (sample, of_sample, score, column) in enumerate(
-            zip(found, tokens, graded, columns, strict=True)
-        )
-    ]
+        rows.append(row | column)
     return EvaluationResult(
         kind="samples", measurements=measurements, manifest=described, rows=rows
     )

@@ -93,10 +93,8 @@ def read_training_run(folder: Path) -> TrainingRun:
         tokenizer = Tokenizer.load(checkpoint)
     size = run.network_config(tokenizer.vocab.size)
     if run.init_from is not None or not isinstance(size, DiTConfig):
-        raise DataError(
-            f"{folder}: the training FLOPs of init_from {shorten(run.init_from)} with the backbone "
-            f"{run.backbone.name} are not known. Leave this run out."
-        )
+        what = f"init_from {shorten(run.init_from)} with the backbone {run.backbone.name}"
+        raise DataError(f"{folder}: the training FLOPs of {what} are unknown. Leave it out.")
     has_time = not isinstance(run.objective, Autoregressive)
     per_token = transformer_flops_per_token(size, run.data.length, has_time=has_time)
     per_token += 6 * size.width * size.vocab_size  # embeddings, as Hoffmann et al. count them

@@ -69,16 +69,14 @@ def documents(
     """
     require_arguments(max_documents=(max_documents, optional(integer(1))))
     if not sources:
-        raise ConfigError(
-            "sources must be at least one file, folder, URL or corpus (see `gidd data list`)."
-        )
+        raise ConfigError("sources must be one or more files, folders, URLs or corpora, got none.")
     texts = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
-    found = islice(texts, max_documents)
-    first = next(found, None)
-    if first is None:
+    is_empty = True
+    for document in islice(texts, max_documents):
+        is_empty = False
+        yield document
+    if is_empty:
         raise DataError(f"{', '.join(source_names(sources))}: there is no text to evaluate on.")
-    yield first
-    yield from found
 
 
 def source_names(sources: Iterable[str]) -> list[str]:
@@ -137,10 +135,8 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
     (corpus,) = corpora_of([source])
     own = corpus.tokenizer()
     if own is not None and own.fingerprint != tokenizer.fingerprint:
-        raise ConfigError(
-            f"{corpus.name} must be evaluated by a model with its own tokenizer: its tokens are "
-            "symbols of an exact source."
-        )
+        what = "a model with its own tokenizer: its tokens are symbols of an exact source"
+        raise ConfigError(f"{corpus.name} must be evaluated by {what}.")
     name, parts, left = without_credentials(corpus.name), corpus.documents(), corpus.validation()
     ranges: list[tuple[Documents, int, int]] = []
     if not left:

@@ -171,13 +171,11 @@ class ModelSource(NamedTuple):
             name, device, precision, tokenizer = self
             return from_pretrained(name, device=device, precision=precision, tokenizer=tokenizer)
         if self.tokenizer is not None or self.precision == "tf32":
-            raise ConfigError(
-                "an autoregressive model has its own tokenizer and runs in float32 or bf16, got "
-                f"tokenizer {self.tokenizer}, precision {self.precision}."
-            )
-        return load_causal_model(
-            self.name, device=self.device, precision=self.precision or "float32"
-        )
+            got = f"tokenizer {self.tokenizer}, precision {self.precision}"
+            what = "an autoregressive model has its own tokenizer and runs in float32 or bf16"
+            raise ConfigError(f"{what}, got {got}.")
+        precision = self.precision or "float32"
+        return load_causal_model(self.name, device=self.device, precision=precision)
 
 
 def score_windows(
@@ -238,10 +236,8 @@ def score_on_ray(
 
     joined = dict(found[0])
     if any(scores["manifest"] != joined["manifest"] for scores in found):
-        raise DataError(
-            "all actors must run the same model on the same kind of device, but their manifests "
-            "differ. Set --device and --precision, and install one version on all machines."
-        )
+        fix = "Set --device and --precision, and install one version on all machines."
+        raise DataError(f"all actors must run the same model on equal devices. {fix}")
     for name in ("nelbo", "num_scored", "standard_error", "reconstruction", "prior"):
         if joined[name] is not None:
             kind = torch.int64 if name == "num_scored" else torch.float64
@@ -260,6 +256,5 @@ class _WindowWorker:
             ScoringWindow(0, len(tokens), num_given).text(torch.tensor(tokens), index)
             for tokens, num_given, index in item
         ]
-        scores = score_windows(self._model, texts, self._options)
-        values = scores._asdict().items()
+        values = score_windows(self._model, texts, self._options)._asdict().items()
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values}

@@ -88,9 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, score, report; under torchrun all ranks score and rank 0 reports."""
     options = parse_checked(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
     if not options.sources:
-        raise ConfigError(
-            "SOURCE must be at least one file, folder, URL or corpus (see `gidd data list`)."
-        )
+        raise ConfigError("SOURCE must be a file, folder, URL or corpus (see `gidd data list`).")
     from gidd.evaluation.perplexity import evaluate_perplexity
     from gidd.evaluation.window_scores import ModelSource, score_on_ray
     from gidd.training.world import open_world

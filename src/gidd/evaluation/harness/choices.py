@@ -24,7 +24,7 @@ from gidd.errors import DataError
 from gidd.pipeline import Pipeline
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.score import scoring_windows
-from gidd.pipeline.text import TokenDecoder
+from gidd.pipeline.text import TokenDecoder, end_of_text
 from gidd.sampling import Request
 
 if TYPE_CHECKING:
@@ -231,11 +231,11 @@ def generate_texts(
     the texts, the number of forward passes, and of requests whose context was truncated.
     """
     made, truncated, texts = list[Request](), 0, list[str]()
+    stop = tuple(sorted(pipe.tokenizer.terminator_ids))
     for context, settings in requests:
         tokens = pipe.token_texts.encode(context, "a context")
         wanted = settings.get("max_gen_toks", settings.get("max_new_tokens"))
-        if wanted is None:
-            wanted = min(_MAX_GENERATED, max_length // 2)
+        wanted = min(_MAX_GENERATED, max_length // 2) if wanted is None else wanted
         number = max(1, min(int(wanted), max_length - 1))
         kept = tokens[-(max_length - number) :]
         truncated += len(kept) < len(tokens)
@@ -245,26 +245,13 @@ def generate_texts(
         if not settings.get("do_sample", "temperature" in values):
             values["temperature"] = 0.0
         options = SamplingOptions(**values)
-        made.append(
-            Request(
-                tokens=(*kept, *[None] * number),
-                plan=options.plan(),
-                seed=seed,
-                sample_index=stable_index([context]),
-                processors=options.processors(),
-                stop=tuple(sorted(pipe.tokenizer.terminator_ids)),
-            )
-        )
+        how: dict[str, Any] = {"plan": options.plan(), "processors": options.processors()}
+        how |= {"seed": seed, "sample_index": stable_index([context]), "stop": stop}
+        made.append(Request(tokens=(*kept, *[None] * number), **how))
     samples = pipe.session.sample(made)
     for (_, settings), request, sample in zip(requests, made, samples, strict=True):
         start = sum(token is not None for token in request.tokens)
-        text = "".join(pipe.token_texts(sample.text[start:]))
-        texts.append(cut_at(text, settings.get("until") or ()))
+        text, until = "".join(pipe.token_texts(sample.text[start:])), settings.get("until") or ()
+        stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
+        texts.append(text[: end_of_text(text, stops)])
     return texts, sum(sample.forward_passes for sample in samples), truncated
-
-
-def cut_at(text: str, stops: str | Sequence[str]) -> str:
-    """Return the text before the first of some stop strings."""
-    stops = [stops] if isinstance(stops, str) else stops
-    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
-    return text[: min(found, default=len(text))]

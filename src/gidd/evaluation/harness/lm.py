@@ -22,20 +22,8 @@ from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError
-from gidd.evaluation.harness.choices import (
-    Choice,
-    ChoiceScores,
-    Continuation,
-    EarlyStop,
-    OnPasses,
-    Question,
-    conditional_parts,
-    encode_continuation,
-    generate_texts,
-    is_greedy,
-    joint_parts,
-    score_questions,
-)
+from gidd.evaluation.harness import choices
+from gidd.evaluation.harness.choices import ChoiceScores, Continuation, OnPasses, conditional_parts
 from gidd.evaluation.options import TaskOptions
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
@@ -50,7 +38,6 @@ if not TYPE_CHECKING:
         _register = optional_package("lm_eval.api.registry", "eval").register_model("gidd")
 
 _logger = logging.getLogger(__name__)
-
 
 QuestionKey = tuple[str | None, int | None, str]
 """Task, number of the document, and the context of requests without a document."""
@@ -103,16 +90,11 @@ class GiddLM(_Base):
         )
         self._stop = None
         if self.options.early_stop:
-            self._stop = EarlyStop(self.options.confidence, self.options.min_repeats)
+            self._stop = choices.EarlyStop(self.options.confidence, self.options.min_repeats)
         self.on_passes = on_passes
-        self.forward_passes = 0
-        """Forward passes of single texts so far."""
-
-        self.truncated = 0
-        """Requests whose context was truncated or whose text was scored in windows."""
-
-        self.scores: dict[QuestionKey, ChoiceScores] = {}
-        """Scores of all questions so far."""
+        self.forward_passes = 0  # of single texts so far
+        self.truncated = 0  # requests whose context was cut, or whose text was scored in windows
+        self.scores: dict[QuestionKey, ChoiceScores] = {}  # of all questions so far
 
     @property
     def device(self) -> torch.device:
@@ -147,12 +129,12 @@ class GiddLM(_Base):
         """Return (-NELBO, is_greedy) of each request (context, continuation)."""
         decoder = self.pipe.token_texts
         encoded = {
-            pair: encode_continuation(decoder, *pair)
+            pair: choices.encode_continuation(decoder, *pair)
             for pair in [request.args[:2] for request in requests]
         }
         self.truncated += sum(len(each.tokens) > self.max_length for each in encoded.values())
         questions = _group(requests)
-        found, forward_passes = score_questions(
+        found, forward_passes = choices.score_questions(
             self.estimator,
             [self._question(pairs, encoded) for pairs in questions.values()],
             repeats=self.options.repeats,
@@ -193,8 +175,8 @@ class GiddLM(_Base):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return what fills the blanks after each context, up to the first stop string."""
-        contexts, seed = [request.args for request in requests], self.options.seed
-        texts, passes, truncated = generate_texts(self.pipe, contexts, self.max_length, seed)
+        pairs, settings = [one.args for one in requests], (self.max_length, self.options.seed)
+        texts, passes, truncated = choices.generate_texts(self.pipe, pairs, *settings)
         self.forward_passes += passes
         self.truncated += truncated
         return texts
@@ -210,25 +192,25 @@ class GiddLM(_Base):
 
     def _question(
         self, pairs: Sequence[tuple[str, str]], encoded: Mapping[tuple[str, str], Continuation]
-    ) -> Question:
+    ) -> choices.Question:
         """Return the question of some pairs; its contexts are the address of random numbers."""
         contexts = [context for context, _ in pairs]
-        make = joint_parts if self.options.rule == "paper" else conditional_parts
-        choices = list[Choice]()
+        make = choices.joint_parts if self.options.rule == "paper" else conditional_parts
+        found = list[choices.Choice]()
         for pair in pairs:
             parts = make(encoded[pair].tokens, encoded[pair].start, self.max_length, contexts)
             # acc_norm and acc_bytes count the characters and bytes without the delimiter
             text = pair[1].lstrip() or pair[1]
-            choices.append(Choice(parts, (float(len(text)), float(len(text.encode())))))
+            found.append(choices.Choice(parts, (float(len(text)), float(len(text.encode())))))
         # continuations without their context are there to compute a difference (mutual information)
-        return Question(tuple(choices), can_stop=all(contexts) or not any(contexts))
+        return choices.Question(tuple(found), can_stop=all(contexts) or not any(contexts))
 
     def _is_greedy(self, encoded: Continuation, context: str) -> bool:
         parts = conditional_parts(encoded.tokens, encoded.start, self.max_length, [context])
         if len(parts) != 1:
             return False
         self.forward_passes += 1
-        return is_greedy(self.estimator, *parts)
+        return choices.is_greedy(self.estimator, *parts)
 
 
 if _register is not None:

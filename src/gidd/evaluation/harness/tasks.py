@@ -152,15 +152,12 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
         raise DataError(f"{absent[0]} is not a file. Name a .yaml or .jsonl file, or a folder.")
     own = [Path(module.__file__).parent / PAPER_TASKS[n] for n in names if n in PAPER_TASKS]
     needs_all = len(own) + len(files) < len(names) or not all(map(Path.is_dir, own))
-    manager = module.TaskManager(
-        include_path=None if needs_all else own, include_defaults=needs_all
-    )
+    folders = None if needs_all else own
+    manager = module.TaskManager(include_path=folders, include_defaults=needs_all)
     for name in names:
         if name not in files and name not in manager.task_index:
-            raise ConfigError(
-                f"TASK must be a task of lm_eval (`lm_eval ls tasks`), paper, or a .yaml or .jsonl "
-                f"file, got {name!r}."
-            )
+            what = "a task of lm_eval (`lm_eval ls tasks`), paper, or a .yaml or .jsonl file"
+            raise ConfigError(f"TASK must be {what}, got {name!r}.")
     specs = [read_questions(Path(n)) if n.endswith(".jsonl") else n for n in names]
     try:
         return manager.load(specs)
@@ -227,9 +224,7 @@ def _column(metric: str, filtered: str, task: str) -> str:
 
 
 def _rows(
-    task: str,
-    samples: Sequence[Mapping[str, Any]],
-    scores: Mapping[int | None, ChoiceScores],
+    task: str, samples: Sequence[Mapping[str, Any]], scores: Mapping[int | None, ChoiceScores]
 ) -> list[dict[str, Any]]:
     """Return a row per question; the columns of its metrics are named like the measurements."""
     rows: dict[int, dict[str, Any]] = {}
