@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_exports(__name__)
 
-COMMANDS = {
+COMMANDS = {  # module of this package: what it does
     "data": "train tokenizers, prepare token shards, list corpora",
     "train": "train a model or resume training",
     "export": "write the newest checkpoint of a run, or a model of another project, as a model",
@@ -71,8 +71,6 @@ COMMANDS = {
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
     "completion": "print a script that completes commands and options in bash, zsh or fish",
 }
-"""Module of this package: what it does."""
-
 _HELP = """\
 usage: gidd COMMAND ...
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from gidd.sampling import OnStep
 
 _F = TypeVar("_F")
-Flat = Annotated[_F, tyro.conf.arg(name="")]
-"""Options without a prefix."""
-
+Flat = Annotated[_F, tyro.conf.arg(name="")]  # options without a prefix
 MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""

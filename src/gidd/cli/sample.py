@@ -54,7 +54,6 @@ class SampleOptions(TextCommandOptions):
     """With --out: CPU threads per process or actor; several actors use cores better."""
     ray: ActorOptions = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
-
     allowed = TextCommandOptions.allowed | {
         "length": optional(integer(1)),
         "max_tokens": optional(integer(1)),

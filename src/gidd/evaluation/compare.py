@@ -15,18 +15,12 @@ from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
 from gidd.evaluation.results import EvaluationResult, Measurement, RowRatio, plain_data
 
-ABSENT: Final = "(absent)"
-"""Shown for a setting that only the other result has."""
-
+ABSENT: Final = "(absent)"  # shown for a setting that only the other result has
 _TOLERANCE = 1e-6  # relative difference up to which rows give a measurement
 _NOT_SETTINGS = ("seconds", "usage")  # that differ between equal evaluations
 
-SIGNIFICANCE_LEVEL: Final = 0.05
-"""Two-sided: a p-value below it is called significant."""
-
-PERMUTATIONS: Final = 20_000
-"""Random sign flips of `sign_flip_p_value`."""
-
+SIGNIFICANCE_LEVEL: Final = 0.05  # two-sided: a p-value below it is called significant
+PERMUTATIONS: Final = 20_000  # random sign flips of `sign_flip_p_value`
 HAS_SCIPY: Final = find_spec("scipy") is not None
 
 

@@ -43,8 +43,7 @@ _FIRST: Final = {
     "BOS nor an end-of-text token",
 }
 
-OnForwardPasses = Callable[[int, int], None]
-"""Called with the forward passes done and expected."""
+OnForwardPasses = Callable[[int, int], None]  # called with the forward passes done and expected
 
 
 class WindowScores(NamedTuple):

@@ -23,9 +23,7 @@ from gidd.training.objective import AutoregressiveObjective, DiffusionObjective,
 from gidd.training.recorded import run_from_yaml
 from gidd.training.world import World
 
-RUN_FILE = "run.yaml"
-"""File of a checkpoint with the configuration of its run."""
-
+RUN_FILE = "run.yaml"  # file of a checkpoint with the configuration of its run
 _REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
 
 

@@ -10,9 +10,7 @@ from gidd.training.optim import OptimConfig
 
 OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2")
 SPEECHES = DataConfig(sources=("sotu",), tokenizer=1024)
-STEPS_131B = 500_000
-"""Steps of 512 samples of 512 tokens that make 131 billion tokens."""
-
+STEPS_131B = 500_000  # steps of 512 samples of 512 tokens that make 131 billion tokens
 WEB = "hf:HuggingFaceFW/fineweb"
 """FineWeb has 15T tokens: prepare the part you need and pass it as --data.folder."""
 
@@ -118,7 +116,7 @@ def _paper_rows() -> dict[str, RunConfig]:
     return rows
 
 
-PRESETS: dict[str, RunConfig] = {
+PRESETS: dict[str, RunConfig] = {  # configurations by name, in the order of `gidd train --help`
     "nano": laptop("nano", steps=3000, length=64, learning_rate=1e-3),
     "micro": laptop("micro", steps=10_000, length=128, learning_rate=7e-4),
     "proof": proofreading(),
@@ -127,4 +125,3 @@ PRESETS: dict[str, RunConfig] = {
     "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),
     "10b": large("10b", batch=2048, length=2048, tokens=2e12, learning_rate=1.5e-4),
 }
-"""Configurations by name, in the order of `gidd train --help`."""

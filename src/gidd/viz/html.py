@@ -21,9 +21,7 @@ from gidd.common.files import write_text
 from gidd.errors import ConfigError
 from gidd.sampling import Frame
 
-TextsOf = Callable[[Sequence[int]], list[str]]
-"""Maps tokens to the text of each."""
-
+TextsOf = Callable[[Sequence[int]], list[str]]  # maps tokens to the text of each
 _MASK = -1  # a blank in the page's data
 
 

@@ -15,8 +15,7 @@ from gidd.common.messages import print_message
 if TYPE_CHECKING:
     from gidd.evaluation.results import EvaluationResult
 
-Column = Callable[[Mapping[str, Any]], str]
-"""The text of a cell, given its row."""
+Column = Callable[[Mapping[str, Any]], str]  # the text of a cell, given its row
 
 
 @dataclass(frozen=True, kw_only=True)

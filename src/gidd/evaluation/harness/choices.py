@@ -30,8 +30,7 @@ from gidd.sampling import Request
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-OnPasses = Callable[[int, int], None]
-"""Called with the forward passes done and expected."""
+OnPasses = Callable[[int, int], None]  # called with the forward passes done and expected
 
 
 class Choice(NamedTuple):

@@ -23,7 +23,7 @@ from gidd.evaluation.results import EvaluationResult, Measurement, ratio_of_sums
 from gidd.evaluation.sample_files import json_objects
 from gidd.pipeline import Pipeline
 
-PAPER_TASKS = {
+PAPER_TASKS = {  # tasks of the paper (Tab. on zero-shot accuracy): their folders in lm_eval
     "arc_easy": "arc",
     "arc_challenge": "arc",
     "boolq": "super_glue/boolq",
@@ -32,8 +32,6 @@ PAPER_TASKS = {
     "openbookqa": "openbookqa",
     "winogrande": "winogrande",
 }
-"""Tasks of the paper (Tab. on zero-shot accuracy): their folders in lm_eval."""
-
 _ALIASES = {"arc-e": "arc_easy", "arc-c": "arc_challenge", "obqa": "openbookqa"}
 _FEWSHOT_SEED = 1234  # as in lm_eval
 _OPTIONS = TaskOptions()
