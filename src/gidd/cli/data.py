@@ -13,7 +13,7 @@ import tyro
 from rich.table import Table
 
 from gidd.cli.output import CliConsole, plain, print_text
-from gidd.cli.parsing import parse_subcommand
+from gidd.cli.parsing import parse
 from gidd.common.urls import redacted_argument
 from gidd.data.chat import chat_texts
 from gidd.data.corpora import Files, corpora_of, named_corpora, texts
@@ -247,7 +247,7 @@ def verify_command(folder: Folder, /, *, tokenizer: str | None = None) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run `gidd data ...`."""
     commands = (tokenizer_command, prepare_command, list_command, show_command, verify_command)
-    parse_subcommand(
+    parse(
         {command.__name__.removesuffix("_command"): command for command in commands},
         arguments,
         prog="gidd data",

@@ -9,7 +9,7 @@ from dataclasses import field, fields, make_dataclass
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import tyro
 
@@ -23,32 +23,23 @@ from gidd.errors import ConfigError
 _T = TypeVar("_T")
 
 
-def parse(command: Callable[..., _T], arguments: Sequence[str], **settings: Any) -> _T:
+def parse(
+    command: Callable[..., _T] | dict[str, Callable[..., _T]],
+    arguments: Sequence[str],
+    **settings: Any,
+) -> _T:
     """Call a function, or build a dataclass, with the options in `arguments`.
 
-    tyro's messages repeat arguments, so these are first parsed without credentials of URLs and
-    control characters: a mistake is printed then.
+    Of several functions, the first argument names one. tyro's messages repeat arguments, so these
+    are first parsed without credentials of URLs and control characters: mistakes are printed then.
     """
-    if shown := _printable(arguments):
-        tyro.cli(_without_effect(command), args=shown, **settings)
-    return tyro.cli(command, args=list(arguments), **settings)
-
-
-def parse_subcommand(
-    commands: Mapping[str, Callable[..., None]], arguments: Sequence[str], **settings: Any
-) -> None:
-    """Call the function whose name is the first argument, as `parse` does."""
-    choose = tyro.extras.subcommand_cli_from_dict
-    if shown := _printable(arguments):
-        effectless = {name: _without_effect(command) for name, command in commands.items()}
-        choose(effectless, args=shown, **settings)
-    choose(dict(commands), args=list(arguments), **settings)
-
-
-def _printable(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as they may be shown, or nothing if that is as they are."""
+    is_group = isinstance(command, dict)
+    run: Callable[..., _T] = tyro.extras.subcommand_cli_from_dict if is_group else tyro.cli
     words = [printable(redacted_argument(word)) for word in arguments]
-    return [] if words == list(arguments) else words
+    if words != list(arguments):
+        names = {name: _without_effect(each) for name, each in command.items()} if is_group else {}
+        run(names or _without_effect(cast(Any, command)), args=words, **settings)
+    return run(command, args=list(arguments), **settings)
 
 
 def _without_effect(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +92,7 @@ def component_options(
         declared = options_of(kind, name)
     except ConfigError as error:
         raise ConfigError(
-            f"--{flag}: {error} A component of another package needs that package to be installed."
+            f"--{flag}: {error} Is the package of the component installed?"
         ) from error
     values = {key: before.get(key, option.default) for key, option in declared.items()}
     typed = {key: option for key, option in declared.items() if _can_be_typed(option.hint)}

@@ -14,7 +14,6 @@ from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import DDP, FSDP, Diffusion, RunConfig
-from gidd.training.optim import OptimConfig
 from gidd.training.recorded import run_from_yaml
 
 _PRESET_NAMES = """\
@@ -63,7 +62,11 @@ def parse_run(
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {prog} PRESET|RUN.YAML [OPTIONS]\n\n{description}\n{_PRESET_NAMES}")
         for name, run in PRESETS.items():
-            print(f"  {name:26} {run_summary(run)}")
+            train, data = run.train, run.data
+            size = _with_unit(run.network_config(2).num_block_parameters)
+            tokens = _with_unit(train.steps * train.global_batch * data.length)
+            of_data = f"{train.steps:,} steps, {tokens} tokens of {', '.join(data.sources)}"
+            print(f"  {name:26} {size} parameters, {of_data}")
         print(f"\nRun `{prog} PRESET --help` for the options of a preset.")
         raise SystemExit(0)
     name, run = _named_run(words[0], prog)
@@ -74,25 +77,17 @@ def parse_run(
     if isinstance(objective, Diffusion):
         chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
         chosen = {"objective": objective.loss} | chosen
-    components = {
-        flag: component_options(
-            flag, each.kind, chosen_name(flag, words) or each.name, each.options
-        )
-        for flag, each in chosen.items()
-    }
+    components, names = dict[str, ComponentOptions](), list[Any]()
+    for flag, each in chosen.items():
+        name_now = chosen_name(flag, words) or each.name
+        components[flag] = component_options(flag, each.kind, name_now, each.options)
+        hint = name_option(each.kind, flag, _HELP[flag])
+        names.append((f"{flag}_kind", hint, field(default=None)))
     settings = _settings(run, components)
-    names = [
-        (f"{flag}_kind", name_option(each.kind, flag, _HELP[flag]), field(default=None))
-        for flag, each in chosen.items()
-    ]
     all_settings = Annotated[type(settings), tyro.conf.arg(name="")]
-    typed = make_dataclass(
-        command.__name__,
-        [*names, ("run", all_settings, field(default=settings))],
-        bases=(command,),
-        frozen=True,
-        kw_only=True,
-    )
+    names.append(("run", all_settings, field(default=settings)))
+    frozen: Any = {"frozen": True, "kw_only": True}
+    typed = make_dataclass(command.__name__, names, bases=(command,), **frozen)
     options = parse(
         cast(Callable[..., _T], typed),
         words[1:],
@@ -107,7 +102,10 @@ def parse_run(
         own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
         objective = replace(objective, loss=built.pop("objective"), **built, **own)
     values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
-    values["optim"] = _with_short_warmup(run, parsed)
+    steps, warmup = parsed.train.steps, parsed.optim.warmup
+    if steps < warmup == run.optim.warmup:  # a warmup longer than the run keeps its fraction
+        short = round(warmup * steps / max(run.train.steps, 1))
+        values["optim"] = replace(parsed.optim, warmup=short)
     return name, options, replace(run, objective=objective, **networks, **values)
 
 
@@ -127,14 +125,6 @@ def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:
     source = Annotated[str | None, tyro.conf.arg(help=_INIT_FROM)]
     types.append(("init_from", source, field(default=run.init_from)))
     return make_dataclass("Run", types, frozen=True, kw_only=True)()
-
-
-def _with_short_warmup(run: RunConfig, parsed: Any) -> OptimConfig:
-    """Return the optimiser; a warmup longer than the run keeps its fraction of all steps."""
-    steps, optim = parsed.train.steps, parsed.optim
-    if steps >= optim.warmup or optim.warmup != run.optim.warmup:
-        return optim
-    return replace(optim, warmup=round(optim.warmup * steps / max(run.train.steps, 1)))
 
 
 def _named_run(name: str, prog: str) -> tuple[str, RunConfig]:
@@ -165,17 +155,6 @@ def _unknown_preset(name: str, prog: str) -> str:
     near = difflib.get_close_matches(name, PRESETS, 3, 0.3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"there is no preset {name!r}.{hint} {see}"
-
-
-def run_summary(run: RunConfig) -> str:
-    """Return one line: parameters, steps, tokens and data."""
-    train, data = run.train, run.data
-    tokens = train.steps * train.global_batch * data.length
-    sizes = run.network_config(2)
-    return (
-        f"{_with_unit(sizes.num_block_parameters)} parameters, {train.steps:,} steps, "
-        f"{_with_unit(tokens)} tokens of {', '.join(data.sources)}"
-    )
 
 
 def _with_unit(number: float) -> str:

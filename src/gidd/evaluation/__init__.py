@@ -2,8 +2,7 @@
 
 Reading order: `results` (numbers, manifest, JSON files), `options`, `texts` (documents by name),
 `window_scores` and `perplexity`; `graders`, `samples`, `frontier` and `self_correction`; `harness/`
-(tasks of lm_eval), `judge`, `scaling`; `compare` with `ratios` and `significance`. The commands are
-`gidd eval NAME` and `gidd compare`. Names are imported on first use.
+(tasks of lm_eval), `judge`, `scaling`; `compare`. The commands are `gidd eval` and `gidd compare`.
 """
 
 from typing import TYPE_CHECKING

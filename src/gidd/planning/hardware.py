@@ -85,7 +85,6 @@ def named_device(name: str) -> Device:
     from gidd.training.reporting.speed import matmul_rate
 
     here, memory = torch.device("cpu"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    bf16, float32 = (matmul_rate(here, dtype) for dtype in (torch.bfloat16, torch.float32))
-    return Device(
-        name="cpu", memory=memory, flops=bf16, float32_flops=float32, link=None, kind="cpu"
-    )
+    rates = {"flops": torch.bfloat16, "float32_flops": torch.float32}
+    measured = {name: matmul_rate(here, dtype) for name, dtype in rates.items()}
+    return Device(name="cpu", memory=memory, link=None, kind="cpu", **measured)

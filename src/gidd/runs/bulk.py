@@ -1,14 +1,9 @@
 """Many samples into a folder: resumable, on this machine or on the actors of a Ray cluster.
 
-    job = BulkJob(model="models/nano", num_samples=100_000)
-    sample_to_folder(job, "samples/nano", actors=ActorOptions(num_actors=8))
-    for sample in iterate_samples("samples/nano"): ...
-
     manifest.json                       settings that determine every sample, and their number
     samples/00000000-00000064.jsonl     a shard: a line per sample, with the fields of `BulkSample`
 
-A sample depends on model, settings and its index only, and shards are written atomically: a shard
-that exists is done, whichever process wrote it.
+A sample depends on model, settings and its index only: a shard that exists is done.
 """
 
 import json
@@ -259,8 +254,7 @@ def _start_actor(job: BulkJob, path: str) -> Callable[[list[int]], int]:
 
 
 def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callable[[list[int]], int]:
-    names = ("prompt", "suffix", "length", "seed")
-    given: dict[str, Any] = {name: getattr(job, name) for name in names}
+    given: dict[str, Any] = {n: getattr(job, n) for n in ("prompt", "suffix", "length", "seed")}
 
     def write(bounds: list[int]) -> int:
         block = range(*bounds)

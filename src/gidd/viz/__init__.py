@@ -1,8 +1,7 @@
 """Views of samples and runs: terminal, HTML, plots.
 
 `terminal` (the live view of sampling), `html` (a page that replays it), `diff` (corrections as
-coloured lines or as a patch), `figure` (what figures share), `run_plot`,
-`result_plot`, `noise_plot`.
+coloured lines or as a patch), `figure` (what figures share), `run_plot`, `result_plot`.
 """
 
 from typing import TYPE_CHECKING

@@ -235,13 +235,11 @@ def plot_noise(schedules: Sequence[tuple[str, MixingSchedule]], out: Path) -> No
 def _fractions(schedule: MixingSchedule, times: Values) -> dict[str, Values]:
     """Return the marginal probability of every kind of noisy token (Eq. 3)."""
     t, mask_id = torch.from_numpy(times), schedule.vocab.mask_id
-    # a row of the noise has an entry per token: in chunks, for large vocabularies
-    noise = [schedule.beta_pi(part) for part in t.split(16)]
-    clean = schedule.alpha(t).numpy()
-    total = torch.cat([part.sum(-1) for part in noise]).numpy()
+    noise, clean = schedule.beta_pi(t), schedule.alpha(t).numpy()
+    total = noise.sum(-1).numpy()
     if mask_id is None:
         return {"clean": clean, "replaced": total}
-    masked = torch.cat([part[:, mask_id] for part in noise]).numpy()
+    masked = noise[:, mask_id].numpy()
     return {"clean": clean, "masked": masked, "replaced": total - masked}
 
 

@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness: `continuations`, `choices`, `lm` (its model class), `tasks`."""
+"""Tasks of lm-evaluation-harness: `choices`, `lm` (its model class), `tasks`."""
