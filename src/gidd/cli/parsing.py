@@ -33,17 +33,18 @@ def parse(
     Of several functions, the first argument names one. tyro's messages repeat arguments, so these
     are first parsed without credentials of URLs and control characters: mistakes are printed then.
     """
-    is_group = isinstance(command, dict)
-    run: Callable[..., _T] = tyro.extras.subcommand_cli_from_dict if is_group else tyro.cli
+    of_several = tyro.extras.subcommand_cli_from_dict
+    run: Any = of_several if isinstance(command, dict) else tyro.cli
     words = [printable(redacted_argument(word)) for word in arguments]
     if words != list(arguments):
-        names = {name: _without_effect(each) for name, each in command.items()} if is_group else {}
-        run(names or _without_effect(cast(Any, command)), args=words, **settings)
+        run(_without_effect(command), args=words, **settings)
     return run(command, args=list(arguments), **settings)
 
 
-def _without_effect(command: Callable[..., Any]) -> Callable[..., Any]:
+def _without_effect(command: Any) -> Any:
     """Return a function with the same options that does nothing; a dataclass has no effects."""
+    if isinstance(command, dict):
+        return {k: _without_effect(v) for k, v in cast("dict[str, Any]", command).items()}
     if isinstance(command, type):
         return command
 
@@ -91,9 +92,7 @@ def component_options(
     try:
         declared = options_of(kind, name)
     except ConfigError as error:
-        raise ConfigError(
-            f"--{flag}: {error} Is the package of the component installed?"
-        ) from error
+        raise ConfigError(f"--{flag}: {error} Is its package installed?") from error
     values = {key: before.get(key, option.default) for key, option in declared.items()}
     typed = {key: option for key, option in declared.items() if _can_be_typed(option.hint)}
     if missing := [k for k in declared.keys() - typed.keys() if values[k] is REQUIRED]:
