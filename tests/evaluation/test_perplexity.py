@@ -71,7 +71,7 @@ def test_windows_by_hand():
     assert found == [(0, 6, 0), (2, 8, 4), (4, 10, 4), (6, 11, 4)]
     assert window_length(None, None, 4096) == (2048, 2048)
     assert window_length(None, 5, 32) == (32, 5)
-    with pytest.raises(ConfigError, match="context of 32 tokens, got 33"):
+    with pytest.raises(ConfigError, match="context 32, got 33"):
         window_length(33, None, 32)
     with pytest.raises(ConfigError, match="stride must be at most the length 32, got 40"):
         window_length(None, 40, 32)

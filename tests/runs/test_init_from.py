@@ -123,7 +123,7 @@ def test_a_run_resumes_bit_for_bit_without_its_source(data, source, tmp_path):
 
 def test_data_of_another_tokenizer_is_refused(source, tmp_path):
     other = speeches(tmp_path / "data", vocab_size=300, documents=6)
-    with pytest.raises(DataError, match=r"300 tokens .*--tokenizer .*model"):
+    with pytest.raises(DataError, match=r"300 tokens.*--tokenizer .*model"):
         train_here(tuned(other, source), tmp_path / "out")
 
 

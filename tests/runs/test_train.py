@@ -281,7 +281,7 @@ def test_given_tokens_are_not_scored_and_a_resumed_run_is_the_same(data, tmp_pat
 
 
 def test_batches_need_a_tokenizer(tmp_path):
-    with pytest.raises(ConfigError, match="tokenizer must be an object"):
+    with pytest.raises(ConfigError, match="tokenizer must be the object"):
         train(tmp_path, batches(2))
 
 

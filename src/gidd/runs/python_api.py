@@ -108,9 +108,7 @@ def train(
         noise=_component(schedule, base.objective.noise),
         weighting=_component(weighting, base.objective.weighting),
     )
-    groups = {"objective": objective, "lora": lora, "parallel": parallel}
-    if loss is not None:
-        del groups["objective"]
+    groups = {"objective": None if loss else objective, "lora": lora, "parallel": parallel}
     settings |= {name: value for name, value in groups.items() if value is not None}
     run = replace(
         _with_steps(base, steps),
