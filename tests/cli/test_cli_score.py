@@ -147,7 +147,7 @@ def test_ppl_prints_documents_and_saves_them(capsys, model, files, tmp_path):
 
 def test_ppl_names_mistakes(capsys, model, files):
     assert "SOURCE must be" in mistake(capsys, "eval", "ppl", model)
-    assert "context of 32" in mistake(capsys, "eval", "ppl", model, *files, "--length", "40", *CPU)
+    assert "context 32" in mistake(capsys, "eval", "ppl", model, *files, "--length", "40", *CPU)
     message = mistake(capsys, "eval", "ppl", model, *files, "--stride", "9", "--length", "4")
     assert "--stride must be at most the length 4, got 9" in message
     missing = mistake(capsys, "eval", "ppl", model, *files, "--max-forward-passes", "9")
