@@ -57,9 +57,7 @@ def build_requests(
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
     require_arguments(
-        num_samples=(num_samples, integer(1)),
-        seed=(seed, SEED),
-        start_index=(start_index, SEED),
+        num_samples=(num_samples, integer(1)), seed=(seed, SEED), start_index=(start_index, SEED)
     )
     if plan is None:
         if options.final_corrector_steps or options.self_correction.forward_passes:
@@ -312,9 +310,7 @@ async def score_tokens(
 
 
 def scoring_request(
-    tokens: Sequence[int],
-    processors: tuple[Processor, ...] = (),
-    guidance: Guidance | None = None,
+    tokens: Sequence[int], processors: tuple[Processor, ...] = (), guidance: Guidance | None = None
 ) -> Request:
     """Return a request whose frame has the prediction on a text at the lowest noise level."""
     return Request(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from gidd.diffusion.loss import HEAD_ROWS, HiddenAndHead
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, Head
-from gidd.models.denoiser import LogitHead
 from gidd.models.weights import require_finite
 from gidd.sampling import DenoisingNetwork
 
@@ -54,7 +53,7 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
     if device.type == "cuda":
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         placed = _copy_to_gpu(denoiser, device, dtype)
-        return _InMode(placed, _tf32) if precision == "tf32" else placed
+        return cast(PipelineNetwork, _InMode(placed, _tf32)) if precision == "tf32" else placed
     denoiser.to(device)
     weights = list(denoiser.parameters())
     if precision == "float32":
@@ -63,7 +62,7 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
         return denoiser
     if any(weight.dtype == torch.float16 for weight in weights):
         denoiser.float()  # autocast to bf16 has no layer norm for float16 weights on a CPU
-    return _InMode(denoiser, _bf16)
+    return cast(PipelineNetwork, _InMode(denoiser, _bf16))
 
 
 def with_float32_head(network: PipelineNetwork) -> HiddenAndHead:
@@ -114,26 +113,12 @@ class _InMode:
     mode: Callable[[str], AbstractContextManager[object]]
     """From the type of a device to the context of the backbone."""
 
-    @property
-    def accepts_padding(self) -> bool:
-        return self.denoiser.accepts_padding
-
-    @property
-    def has_linear_head(self) -> bool:
-        return self.denoiser.has_linear_head
-
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         with self.mode(z.device.type):
             return self.denoiser.hidden(z, t, valid)
 
-    def head(self) -> Head:
-        return self.denoiser.head()
-
-    def logit_head(self) -> LogitHead:
-        return self.denoiser.logit_head()
-
-    def distribution(self, hidden: Tensor) -> Tensor:
-        return self.denoiser.distribution(hidden)
+    def __getattr__(self, name: str) -> Any:  # the rest of `PipelineNetwork`
+        return getattr(self.denoiser, name)
 
 
 _bf16 = partial(torch.autocast, dtype=torch.bfloat16)

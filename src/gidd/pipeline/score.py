@@ -23,11 +23,7 @@ from gidd.diffusion.likelihood import (
 from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import score_tokens
-from gidd.pipeline.noise_level import (
-    OnForwardPassesDone,
-    estimate_noise,
-    expected_forward_passes,
-)
+from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise, expected_forward_passes
 from gidd.pipeline.options import CLEAN_TIME, LikelihoodOptions
 from gidd.pipeline.results import NoiseLevel, ResultManifest, Scores
 from gidd.sampling.jobs import Jobs, run_job, run_jobs

@@ -28,15 +28,11 @@ if TYPE_CHECKING:
 
 
 _Entry = tuple[int, int, int, Ticket]
-"""Place of a sequence in a queue; the number before the ticket is its own."""
+"""Place of a sequence in a queue: the lowest is first; the number before the ticket is its own."""
 
 
 def _age(ticket: Ticket, *, is_next: bool = False) -> _Entry:
     return -ticket.priority, not is_next, ticket.number, ticket
-
-
-def _steps_left(ticket: Ticket) -> _Entry:
-    return -ticket.priority, ticket.num_steps - ticket.steps_done, ticket.number, ticket
 
 
 class LengthBucket:
@@ -79,24 +75,26 @@ class LengthBucket:
         """Return the number of sequences in a forward pass of some active ones."""
         return next(rows for rows in self._row_buckets if rows >= num_active)
 
-    @property
-    def oldest(self) -> Ticket | None:
-        """The sequence of the highest priority that was submitted first, active or waiting."""
-        active = map(_age, self._active_tickets())
-        return min([*active, *self._oldest[:1]], default=(None,))[-1]
+    def _work_left(self, ticket: Ticket) -> _Entry:
+        steps = ticket.num_steps - ticket.steps_done
+        return -ticket.priority, steps * self.length, ticket.number, ticket
 
-    @property
-    def shortest(self) -> Ticket | None:
-        """The sequence of the highest priority with the fewest steps left, active or waiting."""
-        active = map(_steps_left, self._active_tickets())
-        return min([*active, *self._shortest[:1]], default=(None,))[-1]
+    def first_places(self) -> tuple[_Entry, _Entry] | None:
+        """Return the places of the sequence with the least work left and of the oldest one.
+
+        Active and waiting ones of the highest priority are compared; None if there are none.
+        """
+        active = list(self._active_tickets())
+        shortest = [*map(self._work_left, active), *self._shortest[:1]]
+        oldest = [*map(_age, active), *self._oldest[:1]]
+        return (min(shortest), min(oldest)) if oldest else None
 
     def _active_tickets(self) -> Iterator[Ticket]:
         return (ticket for ticket in self._slots if ticket is not None and not ticket.is_done)
 
     def add(self, ticket: Ticket, *, is_next: bool = False) -> None:
         """Put a sequence into the queue; `is_next`: before all others of its priority."""
-        self._waiting[ticket] = places = _age(ticket, is_next=is_next), _steps_left(ticket)
+        self._waiting[ticket] = places = _age(ticket, is_next=is_next), self._work_left(ticket)
         for queue, place in zip((self._oldest, self._shortest), places, strict=True):
             insort(queue, place)
 
@@ -140,7 +138,7 @@ class LengthBucket:
                 ticket.detach()
                 self._slots[row] = None
         if first in self._waiting and None not in self._slots:
-            self._park(max(self._active_tickets(), key=_steps_left))
+            self._park(max(self._active_tickets(), key=self._work_left))
         free = [row for row, ticket in enumerate(self._slots) if ticket is None]
         chosen = [first] if first in self._waiting else []
         chosen += [entry[-1] for entry in self._oldest[: len(free)] if entry[-1] is not first]

@@ -22,9 +22,6 @@ from gidd.sampling.plan import Plan
 from gidd.sampling.request import Limits, Request, Sample
 from gidd.sampling.ticket import Event, OnStep, Ticket, limit_reached
 
-_Candidate = tuple[int, int, int, LengthBucket, Ticket]
-"""A key, the lowest of which is chosen, and what is chosen."""
-
 _NO_LIMITS = Limits()
 
 
@@ -243,7 +240,7 @@ class Session:
         self._receive()
         self._expire()
         if (chosen := self._choose()) is not None:
-            bucket, ticket, rule = chosen
+            (ticket, rule), bucket = chosen, self._bucket(chosen[0])
             self._events += bucket.admit(ticket)
             if active := bucket.active:
                 self._events += bucket.advance(active)
@@ -340,27 +337,21 @@ class Session:
                 self._bucket(ticket).remove(ticket)
                 self._events.append(ticket.fail(limit_reached(ticket)))
 
-    def _choose(self) -> tuple[LengthBucket, Ticket, int | None] | None:
-        """Return the bucket and the request that make the next step, and the rule that chose it.
+    def _choose(self) -> tuple[Ticket, int | None] | None:
+        """Return the request that makes the next step, and the rule that chose it.
 
         The rule is None if both rules choose it. Forgets buckets without requests.
         """
-        shortest, oldest = list[_Candidate](), list[_Candidate]()
-        for key, bucket in list(self._buckets.items()):
-            first, short = bucket.oldest, bucket.shortest
-            if first is None or short is None:
-                del self._buckets[key]
-                continue
-            oldest.append((-first.priority, first.number, first.number, bucket, first))
-            left = (short.num_steps - short.steps_done) * bucket.length
-            shortest.append((-short.priority, left, short.number, bucket, short))
-        if not oldest:
+        places = {key: bucket.first_places() for key, bucket in self._buckets.items()}
+        self._buckets = {key: one for key, one in self._buckets.items() if places[key] is not None}
+        found = [place for place in places.values() if place is not None]
+        if not found:
             return None
-        candidates = [min(shortest), min(oldest)]
-        if candidates[0][-1] is candidates[1][-1]:
-            return *candidates[0][-2:], None
+        shortest, oldest = (min(rule)[-1] for rule in zip(*found, strict=True))
+        if shortest is oldest:
+            return shortest, None
         rule = int(self._work_of_rules[0] > self._work_of_rules[1])
-        return *candidates[rule][-2:], rule
+        return (shortest, oldest)[rule], rule
 
     def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
         """Return the key of the bucket of a request.

@@ -1,6 +1,6 @@
 """Bodies of requests, as OpenAI's clients send them, with the fields of diffusion models."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -14,6 +14,10 @@ Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Span = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+
+
+def _example(extra: Literal["ignore", "forbid"] = "ignore", **fields: object) -> ConfigDict:
+    return ConfigDict(extra=extra, json_schema_extra={"examples": [cast(Any, fields)]})
 
 
 class Body(BaseModel):
@@ -73,11 +77,7 @@ class WrittenBody(SampledBody):
 class CompletionBody(WrittenBody):
     """A request of /v1/completions."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"prompt": "My fellow", "max_tokens": 16, "steps": 16, "seed": 1}]
-        }
-    )
+    model_config = _example(prompt="My fellow", max_tokens=16, steps=16, seed=1)
 
     prompt: (
         Text
@@ -122,9 +122,7 @@ class Message(BaseModel):
 class ChatBody(WrittenBody):
     """A request of /v1/chat/completions."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "2 + 3"}]}]}
-    )
+    model_config = _example(messages=[{"role": "user", "content": "2 + 3"}])
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     max_tokens: int | None = Field(None, ge=1)
@@ -136,10 +134,7 @@ class ChatBody(WrittenBody):
 class InfillBody(SampledBody):
     """A request of /v1/infill."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"text": "We [MASK:3] the people.", "steps": 8}]},
-    )
+    model_config = _example("forbid", text="We [MASK:3] the people.", steps=8)
 
     text: Text = Field(description="[MASK] stands for one token, [MASK:3] for three.")
     choices: Annotated[list[Text], Field(max_length=_MAX_CHOICES)] | None = Field(
@@ -150,10 +145,7 @@ class InfillBody(SampledBody):
 class CorrectBody(Body):
     """A request of /v1/correct."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"text": "We is a nation.", "min_confidence": 0.5}]},
-    )
+    model_config = _example("forbid", text="We is a nation.", min_confidence=0.5)
 
     text: Text = Field(min_length=1)
     protected: Annotated[list[Span], Field(max_length=_MAX_SPANS)] = Field(
@@ -175,9 +167,7 @@ class CorrectBody(Body):
 class ScoreBody(Body):
     """A request of /v1/score."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"text": "We are a nation."}]}
-    )
+    model_config = _example("forbid", text="We are a nation.")
 
     text: Text = Field(min_length=1)
     prompt: Text = ""
