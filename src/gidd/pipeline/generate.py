@@ -256,12 +256,13 @@ class StreamEnd(NamedTuple):
 
 
 def stream_text(
-    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str]
+    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str], *, is_answer: bool
 ) -> Generator[str, None, StreamEnd]:
     """Sample one request in blocks; yield the text of each when it is finished.
 
-    The first piece begins with the prompt. A character whose bytes end in the next block is held
-    back until then, and so is what may be the beginning of a stop string.
+    The first piece begins with the prompt; an answer has no prompt, and no white space around it. A
+    character whose bytes end in the next block is held back until then, and so is what may be the
+    beginning of a stop string.
     """
     first, tokens, shown = request.first_blank, (), ""
     end = StreamEnd(first, 0, is_stopped=False)
@@ -274,27 +275,11 @@ def stream_text(
         end = StreamEnd(first, max(0, len(sample.text) - first), is_stopped)
         if not is_stopped and len(tokens) < len(request.tokens):
             text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
-        complete = "".join(texts[:first]) + text
+        complete = text.strip() if is_answer else "".join(texts[:first]) + text
         if len(complete) > len(shown):
             yield complete[len(shown) :]
             shown = complete
     return end
-
-
-def stripped(
-    pieces: Generator[str, None, StreamEnd], prefix: str
-) -> Generator[str, None, StreamEnd]:
-    """Yield the pieces of a text without its prefix and without white space around the rest."""
-    shown, text = "", ""
-    while True:
-        try:
-            text += next(pieces)
-        except StopIteration as end:
-            return end.value
-        complete = text[len(prefix) :].strip()
-        if len(complete) > len(shown):
-            yield complete[len(shown) :]
-            shown = complete
 
 
 async def score_tokens(

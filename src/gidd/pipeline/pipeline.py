@@ -35,7 +35,6 @@ from gidd.pipeline.generate import (
     require_no_blocks,
     run_requests,
     stream_text,
-    stripped,
 )
 from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
 from gidd.pipeline.options import (
@@ -252,7 +251,8 @@ class Pipeline:
         options = self._stream_options(options, changes, self.stream)
         settings = options, None, 1, seed, sample_index, (), processors
         (request,) = build_requests(self, tokens, ends, *settings)
-        return stream_text(self, request, options.block_length or len(tokens), stop)
+        block_length = options.block_length or len(tokens)
+        return stream_text(self, request, block_length, stop, is_answer=False)
 
     def chat(
         self,
@@ -321,9 +321,7 @@ class Pipeline:
             self, messages, max_tokens, seed, stop, options, processors
         )
         block_length = options.block_length or len(request.tokens)
-        pieces = stream_text(self, request, block_length, stop)
-        given = [token for token in request.tokens[: request.first_blank] if token is not None]
-        return stripped(pieces, "".join(self.token_texts(given)))
+        return stream_text(self, request, block_length, stop, is_answer=True)
 
     def _stream_options(
         self, options: SamplingOptions, changes: dict[str, Any], method: Callable[..., object]

@@ -91,7 +91,7 @@ class Generation:
 
 
 class Replacement(NamedTuple):
-    """A token that was replaced by correction."""
+    """A token that was replaced by `self_correct`."""
 
     position: int
     """Index of the token."""
@@ -100,11 +100,9 @@ class Replacement(NamedTuple):
     old: str
     new: str
     confidence_before: float
-    """Probability that the old token is right: by `correct` its posterior probability, by
-    `self_correct` its x_theta in the original text."""
+    """x_theta of the old token in the original text."""
     confidence_after: float
-    """Probability that the new token is right: by `correct` its posterior probability, by
-    `self_correct` its x_theta in the corrected text."""
+    """x_theta of the new token in the corrected text."""
 
 
 class NoiseLevel(NamedTuple):
