@@ -37,7 +37,7 @@ from gidd.evaluation.results import Measurement, plain_data
 from gidd.evaluation.samples import evaluate_samples, generate_text_samples, self_accuracies
 from gidd.evaluation.self_correction import CorrectedState, correct_samples, correction_curve
 from gidd.evaluation.window_scores import load_causal_model, score_windows
-from gidd.pipeline import Pipeline, SamplingOptions, SelfCorrectionOptions
+from gidd.pipeline import Generation, Pipeline, SamplingOptions, SelfCorrectionOptions
 from gidd.runs.data import ensure_prepared, loader_config
 from gidd.runs.evaluate import validation_samples
 from gidd.runs.export import export
@@ -307,7 +307,24 @@ def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, data: Path, out: 
         seed=run.seed,
     )
     result = correction_curve(loaded, curve, SamplingOptions(steps=32), graders["own"])
-    return found | {"correction": list(result.rows)}
+    return found | {"correction": list(result.rows), "examples": text_examples(loaded, run.seed)}
+
+
+def text_examples(pipe: Pipeline, seed: int) -> list[list[str]]:
+    """Return the first samples of a seed, before and after self-correction."""
+    samples = pipe.generate(2, seed=seed, options=SamplingOptions(steps=32))
+    pairs = self_corrected(pipe, samples, 128, seed)
+    return [[pipe.tokenizer.decode(tokens) for tokens in pair] for pair in pairs]
+
+
+def self_corrected(
+    pipe: Pipeline, samples: Sequence[Generation], forward_passes: int, seed: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the tokens of samples before and after self-correction."""
+    before = [CorrectedState(sample.trace.tokens, 0) for sample in samples]
+    settings = SelfCorrectionOptions(temperature=0.1, forward_passes=forward_passes)
+    after = correct_samples(pipe, before, settings, [forward_passes], seed)[forward_passes]
+    return [(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
 
 
 def _samples(
@@ -361,10 +378,7 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
         by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
     generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
-    before = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
-    settings = SelfCorrectionOptions(temperature=0.1, forward_passes=64)
-    after = correct_samples(pipe, before, settings, [64], seed)[64]
-    pairs = [(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
+    pairs = self_corrected(pipe, generated, 64, seed)
     changed = [sum(x != y for x, y in zip(a, b, strict=True)) / len(a) for a, b in pairs]
     true = sentence_source()[0].sample(seed + 1000, torch.arange(plan.sentences), length)
     found: Json = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import html
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -264,6 +265,9 @@ def _sentence_samples(results: Results) -> list[str]:
     rows: list[Sequence[str]] = []
     examples: list[str] = []
     for name, row in results.items():
+        if "seed" not in name:
+            for before, after in row.get("sentences", row).get("examples", ())[:1]:
+                examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
         if found := row.get("sentences"):
             parts = {"texts of the source": found.get("true")}
             parts |= {f"{steps} steps": one for steps, one in found["steps"].items()}
@@ -275,8 +279,6 @@ def _sentence_samples(results: Results) -> list[str]:
                 for kind, one in parts.items()
                 if one is not None
             ]
-            for before, after in found["examples"][:1]:
-                examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
     header = ("model", "samples", "log-likelihood per token", "entropy", "sums right")
     lines = ["## Samples of the exact source", "", *_table(header, rows)]
     first = ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
@@ -286,6 +288,7 @@ def _sentence_samples(results: Results) -> list[str]:
 def _marked(before: list[str], after: list[str]) -> str:
     """Return words with deleted and inserted ones marked."""
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    before, after = ([html.escape(word) for word in words] for words in (before, after))
     parts: list[str] = []
     for kind, start, end, new_start, new_end in matcher.get_opcodes():
         old, new = " ".join(before[start:end]), " ".join(after[new_start:new_end])
