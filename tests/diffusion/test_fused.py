@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from support.cases import few
 from support.strategies import (
     SCHEDULE_TYPES,
     WEIGHTING_TYPES,
@@ -73,8 +74,9 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighting", WEIGHTING_TYPES)
-@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
+@pytest.mark.parametrize(
+    ("schedule_type", "weighting"), few(SCHEDULE_TYPES, WEIGHTING_TYPES, every=3)
+)
 @given(cube=st.tuples(unit, unit, unit), seed=st.integers(0, 99))
 def test_values_and_gradients_are_those_of_the_definition(schedule_type, weighting, cube, seed):
     """float64 to 1e-10, for every schedule and weighting."""

@@ -12,6 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from support.cases import few
 from torch import Tensor
 
 from gidd.diffusion.categorical import cut_below
@@ -34,6 +35,7 @@ MISC = json.loads((GOLDEN / "misc.json").read_text())
 GAMMAS = list(enumerate(SCHEDULE["gamma"].tolist()))
 P_UNIFORMS = list(enumerate(SCHEDULE["p_u"].tolist()))
 VOCABS = [(i, Vocab(n, mask_id=n - 1)) for i, n in enumerate(SCHEDULE["N"].tolist())]
+GRID = few(GAMMAS, P_UNIFORMS, VOCABS, every=5)
 RTOL64, RTOL32 = 1e-9, 2e-5
 
 
@@ -93,11 +95,10 @@ def golden_schedule(name: str, gamma: int, p_uniform: int, vocab: int) -> Tensor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("v", "vocab"), VOCABS)
-@pytest.mark.parametrize(("g", "gamma"), GAMMAS)
-@pytest.mark.parametrize(("p", "p_uniform"), P_UNIFORMS)
-def test_golden_schedule_arrays(g, gamma, p, p_uniform, v, vocab, device):
+@pytest.mark.parametrize(("at_gamma", "at_p_uniform", "at_vocab"), GRID)
+def test_golden_schedule_arrays(at_gamma, at_p_uniform, at_vocab, device):
     """schedule.npz: N = 5, 258, 50,258, t from 1e-4 to 1 - 1e-4."""
+    (g, gamma), (p, p_uniform), (v, vocab) = at_gamma, at_p_uniform, at_vocab
     schedule = HybridSchedule(vocab, p_uniform, gamma)
     assert pytest.approx(SCHEDULE["B"][g, p], rel=1e-15) == schedule.c.B
     t = torch.from_numpy(SCHEDULE["t"])
@@ -111,11 +112,10 @@ def test_golden_schedule_arrays(g, gamma, p, p_uniform, v, vocab, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("v", "vocab"), VOCABS)
-@pytest.mark.parametrize(("g", "gamma"), GAMMAS)
-@pytest.mark.parametrize(("p", "p_uniform"), P_UNIFORMS)
-def test_golden_transitions(g, gamma, p, p_uniform, v, vocab, device):
+@pytest.mark.parametrize(("at_gamma", "at_p_uniform", "at_vocab"), GRID)
+def test_golden_transitions(at_gamma, at_p_uniform, at_vocab, device):
     """schedule.npz: alpha_{t|s} and beta_{t|s} pi_{t|s}."""
+    (g, gamma), (p, p_uniform), (v, vocab) = at_gamma, at_p_uniform, at_vocab
     schedule = HybridSchedule(vocab, p_uniform, gamma)
     s, t = torch.from_numpy(SCHEDULE["st_pairs"]).unbind(-1)
     step = transition(schedule, s, t)

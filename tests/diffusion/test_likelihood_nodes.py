@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cases import few
 from support.strategies import SCHEDULE_TYPES, schedule_from_unit_cube
 from torch import Tensor
 
@@ -32,8 +33,10 @@ def zipf(num_tokens: int, exponent: float = 1.6) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)
-@pytest.mark.parametrize("nodes", [exact_nodes(16), sine_midpoints(8), paper_nodes(8)])
+@pytest.mark.parametrize(
+    ("schedule_type", "nodes"),
+    few(SCHEDULE_TYPES, [exact_nodes(16), sine_midpoints(8), paper_nodes(8)], every=4),
+)
 def test_unigram_nelbo_counts_every_pair(schedule_type, nodes):
     """The O(V) sum against `elbo_terms` for all pairs, for every schedule."""
     schedule = schedule_from_unit_cube(schedule_type, Vocab(13, mask_id=12), (0.4, 0.5, 0.6))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from support.cases import few
 from support.strategies import SCHEDULE_TYPES, schedule_from_unit_cube, unit
 
 from gidd.diffusion.schedules import (
@@ -72,10 +73,14 @@ def test_the_chain_converges_to_the_data(case, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "schedule", [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.1), HybridSchedule(VOCAB, 0.2)]
+    ("schedule", "spacing", "num_steps"),
+    few(
+        [MaskedSchedule(VOCAB), HybridSchedule(VOCAB, 0.1), HybridSchedule(VOCAB, 0.2)],
+        [even_times, sine_times],
+        [8, 32, 128],
+        every=5,
+    ),
 )
-@pytest.mark.parametrize("spacing", [even_times, sine_times])
-@pytest.mark.parametrize("num_steps", [8, 32, 128])
 def test_ending_at_zero_beats_ending_at_eps(schedule, spacing, num_steps):
     world = world_of(schedule)
     to_zero = spacing(num_steps)

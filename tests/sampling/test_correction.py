@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.cases import few
 from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.categorical import draw
@@ -75,8 +76,7 @@ def algorithm_1(model, tokens, t, tau, forward_passes, patience, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("t", [0.0, 0.05])
+@pytest.mark.parametrize(("tau", "t"), few([0.0, 0.1, 0.5, 1.0], [0.0, 0.05], every=3))
 def test_it_is_algorithm_1(tau, t):
     """8 sequences at once equal one by one, token for token, with the same draws."""
     model = random_denoiser(VOCAB, gain=0.0)
@@ -95,9 +95,9 @@ def test_it_is_algorithm_1(tau, t):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_tokens", [1, 4])
-@pytest.mark.parametrize("score", [likelihood, gain])
-@pytest.mark.parametrize("tau", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize(
+    ("tau", "score", "num_tokens"), few([0.0, 0.3, 2.0], [likelihood, gain], [1, 4], every=5)
+)
 def test_self_accuracy_never_falls(tau, score, num_tokens):
     """The best state is returned, whichever changes were committed."""
     model = random_denoiser(VOCAB, gain=0.0)

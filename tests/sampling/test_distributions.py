@@ -77,11 +77,12 @@ def test_factorised_posterior_is_the_dense_one(schedule, a, b, seed):
 
 MANY = pytest.mark.long
 """With as many samples as figures need: they take a minute a step through a session."""
+STEPS_OF_CHAINS = [ancestral, pytest.param(ancestral_reference, marks=MANY)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [100_000, pytest.param(1_000_000, marks=MANY)])
-@pytest.mark.parametrize("step", [ancestral, ancestral_reference])
+@pytest.mark.parametrize("step", STEPS_OF_CHAINS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_one_step_draws_from_the_posterior(name, step, num):
     """Draws of one step from t = 0.6 to s = 0.35 against Eq. 16, for every z_t."""
@@ -106,7 +107,7 @@ def test_one_step_draws_from_the_posterior(name, step, num):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=MANY)])
-@pytest.mark.parametrize("step", [ancestral, ancestral_reference])
+@pytest.mark.parametrize("step", STEPS_OF_CHAINS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_reverse_chain_has_the_enumerated_distribution(name, step, num):
     """Eight steps from the prior: samples against the exact distribution of the chain."""

@@ -48,7 +48,13 @@ def train(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", [RUN.objective, Autoregressive()], ids=["diffusion", "ar"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param(RUN.objective, id="diffusion"),
+        pytest.param(Autoregressive(), id="ar", marks=pytest.mark.long),
+    ],
+)
 def test_losses_do_not_depend_on_the_ranks(objective):
     """The mean is over the targets of all ranks, of which each has another number."""
     run = replace(RUN, objective=objective)
