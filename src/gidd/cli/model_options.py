@@ -129,11 +129,7 @@ _C = TypeVar("_C", bound=CheckedCommand)
 
 
 def parse_checked(
-    kind: type[_C],
-    prog: str,
-    doc: str | None,
-    arguments: Sequence[str],
-    default: _C | None = None,
+    kind: type[_C], prog: str, doc: str | None, arguments: Sequence[str], default: _C | None = None
 ) -> _C:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
 
@@ -152,7 +148,12 @@ def parse_checked(
     )
     if has_sampling:
         values = {name: getattr(options, name) for name in names}
-        values["sampling"] = _parsed_sampling(values["sampling"])
+        parsed: Any = values["sampling"]
+        sampling = {each.name: getattr(parsed, each.name) for each in fields(SamplingOptions)}
+        for flag in _COMPONENTS:
+            chosen = sampling[f"{flag}_options"]
+            sampling[f"{flag}_options"] = {} if chosen is None else asdict(chosen)
+        values["sampling"] = SamplingOptions(**sampling)
         if chosen := values.get("metric_options"):
             values["metric_options"] = asdict(chosen)
         options = kind(**values)
@@ -202,11 +203,3 @@ def _component_fields(
         options = component_options(flag, kind, name, {}).default
         hint = Annotated[type(options), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
     yield f"{flag}_options", hint, field(default=options)
-
-
-def _parsed_sampling(parsed: Any) -> SamplingOptions:
-    values = {option.name: getattr(parsed, option.name) for option in fields(SamplingOptions)}
-    for flag in _COMPONENTS:
-        chosen = values[f"{flag}_options"]
-        values[f"{flag}_options"] = {} if chosen is None else asdict(chosen)
-    return SamplingOptions(**values)

@@ -181,39 +181,33 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
 
 
 def _difference(name: str, first: EvaluationResult, second: EvaluationResult) -> Difference:
-    """Return the difference, without a test for numbers that have no random error."""
+    """Return the difference, without a test for numbers that have no random error.
+
+    It is tested in pairs of rows with equal ids, if there are two or more and the rows give both
+    measurements.
+    """
     values = first.measurements[name], second.measurements[name]
     errors = [value.standard_error for value in values]
     if None in errors or not any(errors):
         return Difference(values[1].value - values[0].value)
-    return _paired_difference(name, first, second) or unpaired_difference(*values)
-
-
-def _paired_difference(
-    name: str, first: EvaluationResult, second: EvaluationResult
-) -> Difference | None:
-    """Return the difference over rows with equal ids.
-
-    None if there are fewer than two pairs, or if the rows do not give both measurements.
-    """
+    unpaired = unpaired_difference(*values)
     by_id = [
         {row["id"]: row for row in result.rows if isinstance(row.get("id"), int | str)}
         for result in (first, second)
     ]
-    if len(by_id[0]) < 2 or by_id[0].keys() != by_id[1].keys():
-        return None
-    if not len(by_id[0]) == len(first.rows) == len(second.rows):  # ids that are not unique
-        return None
+    has_ids = len(by_id[0]) == len(first.rows) == len(second.rows)  # every row has its own
+    if not has_ids or len(by_id[0]) < 2 or by_id[0].keys() != by_id[1].keys():
+        return unpaired
     shift, influences = 0.0, np.zeros(len(by_id[0]))
     for sign, result, rows in zip((-1, 1), (first, second), by_id, strict=True):
         found = result.ratios.get(name, RowRatio(name)).over([rows[key] for key in by_id[0]])
         value = result.measurements[name].value
         if not math.isclose(found.value, value, rel_tol=_TOLERANCE, abs_tol=1e-9):
-            return None
+            return unpaired
         shift += sign * value
         influences += sign * np.array(found.influences)
     if not np.isfinite(influences + shift).all():
-        return None
+        return unpaired
     return mean_difference((influences + shift).tolist())._replace(value=shift)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gidd.common.config.allowed import integer, require_arguments
 from gidd.common.devices import choose
@@ -164,8 +165,14 @@ class CausalScorer:
         batches = self._batches([len(row.inputs) for row in rows], max_rows, max_tokens)
         for number, batch in enumerate(batches):
             if number % size == rank:
-                for i, value in zip(batch, self._nll([rows[i] for i in batch]), strict=True):
-                    found[i] = value
+                ids, mask = self._pad([rows[i].inputs for i in batch])
+                with torch.inference_mode():
+                    logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                for scores, i in zip(logits, batch, strict=True):
+                    start, targets = rows[i].start, torch.tensor(rows[i].targets, device=ids.device)
+                    at_targets = scores[start : start + len(targets)].float()
+                    losses = functional.cross_entropy(at_targets, targets, reduction="none")
+                    found[i] = float(losses.cpu().double().sum())
             done += len(batch)
             if on_rows is not None:
                 on_rows(done, len(rows))
@@ -210,21 +217,6 @@ class CausalScorer:
         ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
         return ids.to(self.model.device), mask.to(self.model.device)
-
-    def _nll(self, rows: Sequence[CausalRow]) -> list[float]:
-        """Return the summed negative log-likelihoods of one batch."""
-        ids, mask = self._pad([row.inputs for row in rows])
-        sums: list[float] = []
-        with torch.inference_mode():
-            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            for scores, row in zip(logits, rows, strict=True):
-                losses = torch.nn.functional.cross_entropy(
-                    scores[row.start : row.start + len(row.targets)].float(),
-                    torch.tensor(row.targets, device=self.model.device),
-                    reduction="none",
-                )
-                sums.append(float(losses.cpu().double().sum()))
-        return sums
 
 
 def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
