@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.cases import few
 from support.counting_network import CountingNetwork
 from support.random_requests import FIXERS, is_defined, random_request
 from support.sampling_worlds import chi_square_p, counts, random_denoiser, tabulated
@@ -88,8 +89,7 @@ def test_every_sample_has_one_of_the_options(noise, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["hybrid", "uniform"])
-@pytest.mark.parametrize("name", FIXERS)
+@pytest.mark.parametrize(("name", "noise"), few(FIXERS, ["hybrid", "uniform"], every=2))
 def test_correctors_keep_an_option(noise, name):
     session = Session(MODEL, NOISES[noise])
     for fixer in FIXERS[name]:
@@ -138,9 +138,13 @@ SOURCE = MarkovSource.random(3, 0.3, rng=1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "schedule", [MaskedSchedule(SMALL), HybridSchedule(SMALL, 0.5), UniformSchedule(SMALL)]
+    ("steps", "schedule"),
+    few(
+        [4, 1],
+        [HybridSchedule(SMALL, 0.5), UniformSchedule(SMALL), MaskedSchedule(SMALL)],
+        every=5,
+    ),
 )
-@pytest.mark.parametrize("steps", [1, 4])
 def test_frequencies_of_one_token_are_those_of_the_source(schedule, steps):
     """Exact for any noise and number of steps."""
     world = SmallWorld(SOURCE, schedule, length=1)
@@ -152,7 +156,9 @@ def test_frequencies_of_one_token_are_those_of_the_source(schedule, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [HybridSchedule(SMALL, 0.5), UniformSchedule(SMALL)])
+@pytest.mark.parametrize(
+    "schedule", few([HybridSchedule(SMALL, 0.5), UniformSchedule(SMALL)], every=2)
+)
 def test_a_choice_of_all_tokens_is_the_reverse_chain(schedule):
     """The options are drawn given the current tokens: jointly with the other blank."""
     uniform, same = torch.full((3,), 1 / 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
@@ -198,7 +204,7 @@ def test_frequencies_in_one_step_are_the_product_of_x_theta():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", few([4, 1], every=2))
 def test_samples_are_the_same_alone_and_in_any_batch(batch_size):
     rng, requests = random.Random(3), list[Request]()
     for index in range(32):
