@@ -5,7 +5,7 @@ Both keep the number of tokens, and read texts of any length in overlapping wind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, compress
@@ -32,7 +32,7 @@ from gidd.pipeline.results import (
 )
 from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
 from gidd.sampling import Jobs, OnStep, Plan, Request, run_jobs
-from gidd.sampling.windows import PosteriorPass, TextWindows, WindowPosterior
+from gidd.sampling.windows import PosteriorPass, TextWindows
 
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
@@ -114,7 +114,17 @@ async def _correct(
             jobs, cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
         )
         forward_passes += len(cut)
-        edits += _edits(pipe, given, ends, cut, posteriors, min_confidence)
+        text_of = pipe.token_texts.decode_one
+        for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
+            found, others = posterior.found.tolist(), posterior.tokens.tolist()
+            probabilities = posterior.probabilities.tolist()
+            for i in compress(range(len(found)), window.editable):
+                place = part.start + i
+                old = Alternative(given.texts[place], found[i])
+                listed = map(Alternative, map(text_of, others[i]), probabilities[i])
+                edit = decide(ends[place], old.text, [old, *listed], min_confidence)
+                if is_doubtful(edit):
+                    edits.append(edit)
     return Correction(
         text=apply_edits(text, edits),
         original=text,
@@ -130,27 +140,6 @@ async def _correct(
             "protected": [list(span) for span in protected],
         },
     )
-
-
-def _edits(
-    pipe: Pipeline,
-    given: EncodedText,
-    starts: Sequence[int],
-    cut: TextWindows,
-    posteriors: Iterable[WindowPosterior],
-    min_confidence: float | None,
-) -> Iterator[TextEdit]:
-    text_of = pipe.token_texts.decode_one
-    for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
-        found, others = posterior.found.tolist(), posterior.tokens.tolist()
-        probabilities = posterior.probabilities.tolist()
-        for i in compress(range(len(found)), window.editable):
-            place = part.start + i
-            old = Alternative(given.texts[place], found[i])
-            listed = map(Alternative, map(text_of, others[i]), probabilities[i])
-            edit = decide(starts[place], old.text, [old, *listed], min_confidence)
-            if is_doubtful(edit):
-                yield edit
 
 
 async def self_correct(

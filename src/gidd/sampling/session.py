@@ -197,6 +197,7 @@ class Session:
                 f"a request must cost at most {self.max_cost:,} (steps times tokens), got "
                 f"{cost:,}. Use fewer steps or a shorter sequence."
             )
+        options = priority, record_frames, record_edits, on_step
         with self._lock:
             if self.max_waiting is not None and self.waiting >= self.max_waiting:
                 self.counters.refused += 1
@@ -206,16 +207,7 @@ class Session:
                     f"{seconds:.0f} seconds.",
                     seconds,
                 )
-            ticket = Ticket(
-                next(self._numbers),
-                request,
-                limits,
-                cost,
-                priority,
-                record_frames,
-                record_edits,
-                on_step,
-            )
+            ticket = Ticket(next(self._numbers), request, limits, cost, *options)
             if limits.seconds is not None:
                 ticket.deadline = self._clock() + limits.seconds
             self._open.add(ticket)
