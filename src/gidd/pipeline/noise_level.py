@@ -74,7 +74,7 @@ async def estimate_noise(
     """
     editable = [window for window in windows if any(window.editable)]
     if not editable:
-        raise DataError("the noise level needs at least one token that may be wrong, got none.")
+        raise DataError("the noise level needs at least one token that is not protected, got none.")
     step = max(1.0, len(editable) / max_windows)
     read = [editable[int((k + 0.5) * step)] for k in range(min(len(editable), max_windows))]
     expected, forward_passes = expected_forward_passes(reader, len(read), max_windows), 0
