@@ -196,7 +196,7 @@ def test_a_checkpoint_that_cannot_be_read_but_is_there_is_not_replaced_by_an_old
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exports", [12, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("exports", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_many_exports_beside_a_run_that_saves_at_every_step(exports, trained, tmp_path):
     run, out = tiny_run(trained.data, steps=10**6, save_every=1, keep=1), tmp_path / "run"
     (process,), (pipe,) = start_ranks(train_here, 1, run, out)
