@@ -126,7 +126,8 @@ def draw_case(odds: bool) -> Case:
     constants = {"IS_GREEDY": False, "IS_TEMPERED": True, "ODDS": odds}
     constants |= {"TILE": TILE, "NUM_TILES": 16}
     name, passes = ("draw with odds", 3) if odds else ("draw", 2)
-    return Case(name, draw_kernel, types, constants, DRAW_OPTIONS, (Pass(4, False),) * passes)
+    options = {backend: DRAW_OPTIONS for backend in ("cuda", "hip")}
+    return Case(name, draw_kernel, types, constants, options, (Pass(4, False),) * passes)
 
 
 def random_case() -> Case:

@@ -1,10 +1,8 @@
 """Discrete diffusion language models with any interpolating noise.
 
-`gidd.from_pretrained` loads a model to generate, infill, correct and score text, and `gidd.train`
-trains one. `gidd.diffusion_loss` is the loss for a loop of your own. `gidd.register` adds a noise
-schedule, a network or another component by name (docs/extending.md). Reading order of the packages:
-`diffusion` (the mathematics), `sources` (exactly known text), `models`, `data`, `training`,
-`sampling`, `runs`, `pipeline`, `cli`; docs/architecture.md shows how they fit together.
+`gidd.from_pretrained` loads a model to generate, infill, correct and score text; `gidd.train`
+trains one; `gidd.diffusion_loss` is the loss for a loop of your own; `gidd.register` adds a noise
+schedule, a network or another component by name. docs/architecture.md has the reading order.
 """
 
 from typing import TYPE_CHECKING

@@ -11,10 +11,8 @@ class Vocab:
 
     size: int
     """Vocabulary size, special tokens included (N in the paper)."""
-
     mask_id: int | None = None
     """Id of the mask token m, None if there is none. The denoiser never predicts it."""
-
     pad_id: int | None = None
     """Id of the padding token, if any. The noise process treats it as an ordinary token."""
 
@@ -22,8 +20,7 @@ class Vocab:
         """Raise `ConfigError` for special tokens outside the vocabulary."""
         if self.size < 2:
             raise ConfigError(
-                f"vocab.size must be at least 2, got {self.size}. "
-                "With fewer than two tokens there is nothing to predict."
+                f"vocab.size must be at least 2, got {self.size}. Use the tokenizer's."
             )
         for field, token in (("mask_id", self.mask_id), ("pad_id", self.pad_id)):
             if token is not None and not 0 <= token < self.size:
@@ -31,7 +28,6 @@ class Vocab:
                     f"vocab.{field} must be in [0, {self.size}), got {token}. Use the tokenizer's "
                     "id of that token, or increase vocab.size if the token was added last."
                 )
-
         if self.pad_id is not None and self.pad_id == self.mask_id:
             raise ConfigError(
                 f"vocab.pad_id must differ from vocab.mask_id, got {self.pad_id} for both. Pad "

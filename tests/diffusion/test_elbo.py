@@ -8,7 +8,6 @@ from support.strategies import all_pairs, as_times, data_tokens, random_x_theta,
 from torch import Tensor
 
 from gidd.diffusion.elbo import (
-    ar_nll,
     elbo_terms,
     full_itakura_saito,
     mdm_loss,
@@ -197,13 +196,3 @@ def test_full_itakura_saito_is_a_looser_bound(schedule: MixingSchedule, time, se
     assert full.isfinite().all() == bool((reached > 0).all())
     perfect = F.one_hot(x, vocab.size).double()
     assert full_itakura_saito(schedule, t, x, perfect).abs().max() < 1e-12
-
-
-def test_ar_nll_belongs_to_the_labels():
-    """A model that is certain of each next token has loss 0; entry i is the loss of token i + 1."""
-    x = torch.tensor([[3, 1, 2, 0]])
-    logits = 50.0 * F.one_hot(torch.tensor([[1, 2, 0, 3]]), 4)
-    assert ar_nll(logits, x).shape == (1, 3)
-    assert ar_nll(logits, x).abs().max() < 1e-6
-    logits[0, 1] = 0
-    torch.testing.assert_close(ar_nll(logits, x)[0, 1], torch.tensor(4.0).log())

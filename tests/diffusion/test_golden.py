@@ -12,12 +12,13 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from support.autoregressive import ar_nll
 from support.cases import few
 from torch import Tensor
 
 from gidd.diffusion.categorical import cut_below
 from gidd.diffusion.constants import PAPER_CEILING
-from gidd.diffusion.elbo import ElboTerms, ar_nll, elbo_terms, elbo_weight, mdm_loss
+from gidd.diffusion.elbo import ElboTerms, elbo_terms, elbo_weight, mdm_loss
 from gidd.diffusion.process import marginal_at, posterior, transition
 from gidd.diffusion.schedules import FirstReleaseSchedule, HybridSchedule, MaskedSchedule
 from gidd.diffusion.schedules.curves import value_and_slope

@@ -178,7 +178,7 @@ def test_streams_and_seeds_are_independent_of_each_other():
     """No correlation between what different streams, seeds or steps give at the same places."""
     position, sample = torch.arange(1 << 16), torch.tensor([0])
     rows = [
-        uniforms(seed, stream, step, sample, position, torch.float64)[0]
+        uniforms(seed, stream, step, sample, position, dtype=torch.float64)[0]
         for seed in (0, 1, 2**32)
         for stream in (Stream.TIMES, Stream.NOISE, Stream.PRIOR)
         for step in (0, 1)
@@ -192,7 +192,7 @@ def test_streams_and_seeds_are_independent_of_each_other():
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 24), (torch.float64, 53)])
 def test_uniforms_use_the_bits_of_their_type(dtype, bits):
-    u = uniforms(0, Stream.NOISE, 0, torch.arange(64), torch.arange(1024), dtype)
+    u = uniforms(0, Stream.NOISE, 0, torch.arange(64), torch.arange(1024), dtype=dtype)
     assert u.dtype == dtype
     assert u.min() >= 0
     assert u.max() < 1

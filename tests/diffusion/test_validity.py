@@ -77,7 +77,7 @@ REFUSED = {
     "pi that sums to 1/2": (
         lambda: MixtureSchedule(VOCAB, (Component(HALF, LinearAmount()),)),
         ScheduleError,
-        ["components[0].noise", "probability distribution", "0.5", "divide by the sum"],
+        ["components[0].noise", "probability distribution", "0.5", "Divide by the sum"],
     ),
     "pi with negative entries": (
         lambda: MixtureSchedule(

@@ -10,6 +10,10 @@ SAMPLES = [5, 2**31, 2**62 + 12345]
 SEEDS = [1, 2**40 + 3, -7]
 
 
+def number_or_tensor(value: int | torch.Tensor) -> tuple[int, torch.Tensor | None]:
+    return (0, value) if isinstance(value, torch.Tensor) else (value, None)
+
+
 def different_bits() -> list[str]:
     """Return the addresses at which the kernel differs."""
     from gidd.diffusion.kernels.random import launch_random_integers
@@ -27,11 +31,13 @@ def different_bits() -> list[str]:
         (torch.tensor(SEEDS), steps),
     ]:
         address = seed, Stream.TOKEN, step, sample, position
-        if not torch.equal(launch_random_integers(*address), random_integers(*address)):
+        numbers = *number_or_tensor(seed), int(Stream.TOKEN), *number_or_tensor(step)
+        found = launch_random_integers(*numbers, sample, position)
+        if not torch.equal(found, random_integers(*address)):
             different.append(str(address))
     position = torch.arange(1100)  # of several programs
-    address = 3, Stream.NOISE, 5, sample[:1], position
-    if not torch.equal(launch_random_integers(*address), random_integers(*address)):
+    found = launch_random_integers(3, None, int(Stream.NOISE), 5, None, sample[:1], position)
+    if not torch.equal(found, random_integers(3, Stream.NOISE, 5, sample[:1], position)):
         different.append("many positions")
     return different
 

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.autoregressive import ar_nll
 from support.training_runs import speeches
 
 from gidd.data.batch import Batch
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
 from gidd.data.loading.shards import ShardSet, TokenShard
 from gidd.data.tokenizers import Tokenizer
-from gidd.diffusion.elbo import ar_nll, elbo_terms
+from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule

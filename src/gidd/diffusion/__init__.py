@@ -1,11 +1,8 @@
 """The mathematics of generalized interpolating discrete diffusion. It needs only torch.
 
 Reading order: `schedule` (the interface), `schedules/`, `process` (marginals, noising, reverse
-step), `elbo` (the loss), `weighting`, `times`, `randomness`, `categorical`; then `loss/` (the same
-loss without [B, L, V] tensors, for training), `likelihood/` (the estimator) and `error_rate`;
-`kernels/` are Triton. docs/paper-to-code.md maps equations to functions.
-
-The names below are imported on first use, so importing this package does not import torch.
+step), `elbo` (the loss), `weighting`, `times`, `randomness`, `categorical`; then `loss/` (without
+[B, L, V] tensors, for training), `likelihood/`, `error_rate`; docs/paper-to-code.md maps equations.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,11 +32,9 @@ def at_token(rows: Float[Tensor, "B V"], z: Int[Tensor, "B L"]) -> Float[Tensor,
 def draw(p: Float[Tensor, "*batch V"], u: Int[Tensor, "*batch K"]) -> Int[Tensor, "*batch K"]:
     """Draw K tokens from each row of `p` by inverse CDF, one for each fixed-point uniform in `u`.
 
-    `u` comes from `randomness.random_integers`. Rows need not be normalised, but must be
-    non-negative with a sum in (0, 2). A token of probability 0 is never drawn, and a rare token is
-    drawn with its exact probability: a float32 cumulative sum drops probabilities below 6e-8 of the
-    running total (Gumbel and cumulative-sum samplers therefore truncate unintentionally, App. G),
-    a sum of integers does not.
+    `u` comes from `randomness.random_integers`. Rows must be non-negative, with a sum in (0, 2). A
+    rare token is drawn with its exact probability, unlike from a float32 cumulative sum, which
+    drops what is below 6e-8 of the running total (an unintended truncation, App. G).
     """
     return draw_by_cdf(fixed_cdf(p), u)
 
@@ -63,10 +62,9 @@ def flat_entries(keep: Tensor, mask: Tensor, other: Tensor | None) -> Int[Tensor
 def draw_flat(
     entries: Int[Tensor, "B 3"], size: int, mask_id: int | None, u: Int[Tensor, "B K"]
 ) -> Int[Tensor, "B K"]:
-    """Draw from rows (keep, other, ..., other, mask, other, ...) of size 1 + V, without the rows.
+    """Do as `draw`, bit for bit, with rows (keep, other, ..., other, mask, other, ...) of 1 + V.
 
-    It is `draw`, bit for bit. Entry 1 + mask_id is `mask`. Running totals of the others are A,
-    A + f, A + 2f, ..., so the token is found by a division.
+    Running totals of equal entries are A, A + f, A + 2f, ...: a division finds the token.
     """
     draw_from = _draw_flat_kernel if has_kernels(u) else _draw_flat
     return draw_from(entries, -1 if mask_id is None else mask_id, size, u)
@@ -90,17 +88,11 @@ def _draw_flat(
     return torch.where(above < 0, 0, token.clamp(0, size - 1) + 1)
 
 
-def _launch_draw_flat(*arguments: Any) -> Tensor:
-    from gidd.diffusion.kernels.random import launch_draw_flat
-
-    return launch_draw_flat(*arguments)
-
-
 _draw_flat_kernel = define_kernel(
     "draw_flat(Tensor entries, int mask_id, int size, Tensor u) -> Tensor",
     definition=_draw_flat,
-    launch=_launch_draw_flat,
-    shapes=lambda *arguments: torch.empty_like(arguments[-1]),
+    launch=lambda *a: import_module("gidd.diffusion.kernels.random").launch_draw_flat(*a),
+    shapes=lambda *a: torch.empty_like(a[-1]),
 )
 
 

@@ -28,10 +28,8 @@ class ElboTerms(NamedTuple):
 
     weight: Float[Tensor, "B L"]
     """w_t(z_t, x), Eq. 13."""
-
     kl: Float[Tensor, "B L"]
     """D_KL(q_t(. | x) || q_t(. | x_theta)), Eq. 14."""
-
     itakura_saito: Float[Tensor, "B L"]
     """D_IS(q_t(z_t | x) || q_t(z_t | x_theta)), Eq. 14."""
 
@@ -46,8 +44,7 @@ def elbo_terms(
 ) -> ElboTerms:
     """Return the terms of Eq. 14 separately, so that a `Weighting` can replace the weight.
 
-    `x_theta` is the denoiser's distribution over clean tokens given the noisy sequence `z`; it sums
-    to 1 and is 0 on the mask.
+    `x_theta`, the denoiser's distribution given the noisy sequence `z`, is 0 on the mask.
     """
     pair = _marginals(schedule, t, x, x_theta)
     kl = kl_term(*pair).sum(-1)
@@ -68,8 +65,7 @@ def full_itakura_saito(
 ) -> Float[Tensor, "B L"]:
     """Sum of D_IS over the vocabulary, a looser bound than D_IS at z_t alone (Remark H.6).
 
-    It is infinite where x_theta > 0 on a token that noise cannot produce, so it cannot be used with
-    mask-only noise.
+    It is infinite where x_theta > 0 on a token that noise cannot produce.
     """
     q, p, gap = _marginals(schedule, t, x, x_theta)
     divergence = torch.where((q == 0) & (p > 0), torch.inf, itakura_saito_term(q, p, gap))
@@ -119,21 +115,10 @@ def mdm_loss(
     """The masked-diffusion loss: -alpha'/(1 - alpha) times cross-entropy on masks (Eq. 2)."""
     mask_id = schedule.vocab.mask_id
     if mask_id is None:
-        raise ScheduleError(
-            "mdm_loss requires a mask token, but vocab.mask_id is None. "
-            "Use elbo_terms, which is defined for every schedule."
-        )
+        raise ScheduleError("mdm_loss needs a mask, but vocab.mask_id is None. Use elbo_terms.")
     hazard = schedule.inflow(t)[:, mask_id]  # -alpha'/alpha when pi_t = m
     weight = hazard * schedule.alpha(t) / schedule.beta_pi(t)[:, mask_id]
     return -weight[:, None] * (z == mask_id) * _log(at(x_theta, x))
-
-
-def ar_nll(logits: Float[Tensor, "B L V"], x: Sequences) -> Float[Tensor, "B L-1"]:
-    """-log p(x_i | x_<i) of an autoregressive model, for every token but the first.
-
-    Entry i is the loss of the label x[:, i + 1]: average with `valid[:, 1:]`, not `valid[:, :-1]`.
-    """
-    return F.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:], reduction="none")
 
 
 def _marginals(

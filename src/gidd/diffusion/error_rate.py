@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _BITS = 60
 """Number of bisections of [0, 1] that float64 resolves."""
-
 _MAX_POINTS = 63
 _SEARCH_ENTRIES = 1 << 16
 """Entries of a [B, V] tensor of the search: one operation takes microseconds."""
@@ -48,9 +47,8 @@ def visible_noise(
 def error_rate_at(schedule: MixingSchedule, t: Times) -> Float[Tensor, " B"]:
     """Return P(z_t != x | z_t is not the mask), the mean over all clean tokens x.
 
-    A token that is drawn from the noise is the clean one with probability 1 / V on average, V the
-    number of tokens without the mask. The result never decreases with t, as beta_t pi_t / alpha_t
-    never does; under masking alone it is 0.
+    A token drawn from the noise is the clean one with probability 1 / V on average, V tokens
+    without the mask. The result never decreases with t, as beta_t pi_t / alpha_t never does.
     """
     num_tokens = schedule.vocab.num_data_tokens
     alpha, _, total = _visible_masses(schedule, t)
@@ -60,8 +58,7 @@ def error_rate_at(schedule: MixingSchedule, t: Times) -> Float[Tensor, " B"]:
 def can_score_visible_tokens(schedule: MixingSchedule) -> bool:
     """Whether a network trained with this noise predicts other tokens than those it sees.
 
-    Under masking alone every visible token is correct, so the loss does not depend on predictions
-    at visible positions and the network does not learn any.
+    Under masking alone every visible token is correct: the network does not learn any.
     """
     return bool(_visible_masses(schedule, torch.tensor([0.5]))[2] > 0)
 

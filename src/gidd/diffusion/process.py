@@ -29,10 +29,7 @@ def marginal_at(
 def noise_at(
     schedule: MixingSchedule, t: Times, z: Sequences, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "B L"]:
-    """beta_t pi_t(z): the noise mass on token z; without rows [B, V] for flat noise.
-
-    It is computed in the type of t, and rounded to `dtype`.
-    """
+    """beta_t pi_t(z), the noise mass on token z: computed in the type of t, rounded to `dtype`."""
     flat = schedule.flat_beta_pi(t)
     if flat is None:
         return at_token(schedule.beta_pi(t), z).to(dtype or t.dtype)
@@ -50,8 +47,7 @@ def noise(
 ) -> Int[Tensor, "B L"]:
     """Draw z_t ~ q_t(. | x) (Eq. 3) with fixed-point uniforms `u` (`randomness.random_integers`).
 
-    One draw from the row (alpha, beta_pi): its first entry keeps the token, each other entry is a
-    new token. No [B, L, V] tensor is allocated, and for flat noise no [B, V] tensor either.
+    One draw from the row (alpha, beta_pi): the first keeps the token, each other is a new one.
     """
     flat, alpha = schedule.flat_beta_pi(t), schedule.alpha(t)
     if flat is None:
@@ -96,10 +92,7 @@ def transition(schedule: MixingSchedule, s: Times, t: Times) -> Transition:
 def transition_noise_at(
     schedule: MixingSchedule, s: Times, t: Times, z: Sequences, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "B L"]:
-    """(beta pi)_{t|s}(z): the probability that noise between s and t produces z (Prop. 3.3).
-
-    It is computed in the type of t, and rounded to `dtype`.
-    """
+    """(beta pi)_{t|s}(z), the probability that noise between s and t produces z (Prop. 3.3)."""
     flat = flat_transition(schedule, s, t)
     if flat is None:
         return at_token(transition(schedule, s, t).beta_pi, z).to(dtype or t.dtype)

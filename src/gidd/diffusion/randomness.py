@@ -1,18 +1,15 @@
-"""Stateless random numbers: each is a pure function of its address.
+"""Stateless random numbers: each is a pure function of (seed, stream, step, sample, position).
 
-An address is (seed, stream, step, sample, position). The same address gives the same number on any
-device, in any batch, on any number of ranks and after a restart, so there is no generator state to
-save or to broadcast.
-
-The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
-2011), written with torch's int64 operations, which give the same bits on CPU, CUDA and MPS. On CUDA
-a kernel computes the same bits in one launch.
+The same address gives the same number on any device, in any batch, on any number of ranks and after
+a restart. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC 2011), in int64 operations of torch; on CUDA, a kernel computes the same bits in one launch.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
 UNIT_BITS = 62
 """A fixed-point uniform is an integer u in [0, 2**UNIT_BITS); it represents u / 2**UNIT_BITS."""
-
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -32,6 +28,9 @@ _ROUNDS = 10
 
 Word = int | Tensor
 """A 32-bit unsigned word, stored in a Python integer or an int64 tensor."""
+Indices: TypeAlias = 'Int[Tensor, " N"]'
+Number: TypeAlias = "int | Indices"
+"""One for the batch, or one per sample."""
 
 
 class Stream(IntEnum):
@@ -77,58 +76,42 @@ def philox(
 
 
 def random_integers(
-    seed: int | Int[Tensor, " B"],
-    stream: Stream,
-    step: int | Int[Tensor, " B"],
-    sample: Int[Tensor, " B"],
-    position: Int[Tensor, " L"],
+    seed: Number, stream: Stream, step: Number, sample: Indices, position: Indices
 ) -> Int[Tensor, "B L"]:
     """Return fixed-point uniforms at the given addresses: integers in [0, 2**62).
 
     `sample` is an index into the data set (any int64 >= 0), not into the batch. `seed` and `step`
     are one for the batch or one per sample. `step` and `position` must be below 2**32.
     """
-    if not has_kernels(sample):
-        return _random_integers(seed, stream, step, sample, position)
-    (seed_number, seeds), (step_number, steps) = map(_number_or_tensor, (seed, step))
-    return _random_integers_kernel(
-        seed_number, seeds, int(stream), step_number, steps, sample, position
-    )
+    compute = _random_integers_kernel if has_kernels(sample) else _random_integers
+    numbers = *_number_or_tensor(seed), int(stream), *_number_or_tensor(step)
+    return compute(*numbers, sample, position)
 
 
-def _random_integers(
-    seed: int | Tensor, stream: int, step: int | Tensor, sample: Tensor, position: Tensor
-) -> Tensor:
-    seed = _column(seed)
-    sample = sample[:, None]
+def _random_integers(*address: Any) -> Any:
+    seed, seeds, stream, step, steps, sample, position = address
+    seed = seed if seeds is None else seeds[:, None]
+    step = step if steps is None else steps[:, None]
+    return _fixed_point(seed, stream, step, sample[:, None], position)
+
+
+def _fixed_point(seed: Word, stream: int, step: Word, sample: Word, position: Word) -> Word:
     # the key of the stream: the seed, encrypted with the stream as counter
-    key = philox((int(stream), 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
-    counter = (position, sample & _WORD, (sample >> 32) & _WORD, _column(step))
-    high, low, _, _ = philox(counter, key)
-    bits = (high << 30) | (low >> 2)
-    assert isinstance(bits, Tensor)
-    return bits
+    key = philox((stream, 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
+    high, low, _, _ = philox((position, sample & _WORD, (sample >> 32) & _WORD, step), key)
+    return (high << 30) | (low >> 2)
 
 
 def uniform_number(seed: int, stream: Stream, step: int, bits: int = 24) -> float:
     """Return the uniform in [0, 1) of sample 0, position 0, computed on the host; as `uniforms`."""
-    key = philox((int(stream), 0, 0, 0), (seed & _WORD, (seed >> 32) & _WORD))[:2]
-    high, low, _, _ = philox((0, 0, 0, step), key)
-    assert isinstance(high, int) and isinstance(low, int)
-    return (((high << 30) | (low >> 2)) >> (UNIT_BITS - bits)) * 2.0**-bits
+    integer = _fixed_point(seed, int(stream), step, 0, 0)
+    return float(integer >> (UNIT_BITS - bits)) * 2.0**-bits
 
 
-def uniforms(
-    seed: int | Int[Tensor, " B"],
-    stream: Stream,
-    step: int | Int[Tensor, " B"],
-    sample: Int[Tensor, " B"],
-    position: Int[Tensor, " L"],
-    dtype: torch.dtype = torch.float32,
-) -> Float[Tensor, "B L"]:
-    """Return uniforms in [0, 1) at the given addresses, with the full precision of `dtype`."""
+def uniforms(*address: Any, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B L"]:
+    """Return uniforms in [0, 1) at `random_integers(*address)`, with full precision."""
     bits = 53 if dtype == torch.float64 else 24
-    integers = random_integers(seed, stream, step, sample, position)
+    integers = random_integers(*address)
     return (integers >> (UNIT_BITS - bits)).to(dtype) * 2.0**-bits
 
 
@@ -139,28 +122,10 @@ def _number_or_tensor(value: int | Tensor) -> tuple[int, Tensor | None]:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63), None
 
 
-def _addresses(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return seed, stream, step, sample and position; seed and step are numbers or tensors."""
-    seed, seeds, stream, step, steps, sample, position = arguments
-    seed, step = (seed if seeds is None else seeds), (step if steps is None else steps)
-    return seed, stream, step, sample, position
-
-
-def _launch(*arguments: Any) -> Tensor:
-    from gidd.diffusion.kernels.random import launch_random_integers
-
-    return launch_random_integers(*_addresses(arguments))
-
-
 _random_integers_kernel = define_kernel(
     "random_integers(int seed, Tensor? seeds, int stream, int step, Tensor? steps, Tensor sample,"
     " Tensor position) -> Tensor",
-    definition=lambda *arguments: _random_integers(*_addresses(arguments)),
-    launch=_launch,
-    shapes=lambda *arguments: arguments[-2].new_empty(len(arguments[-2]), len(arguments[-1])),
+    definition=_random_integers,
+    launch=lambda *a: import_module("gidd.diffusion.kernels.random").launch_random_integers(*a),
+    shapes=lambda *a: a[-2].new_empty(len(a[-2]), len(a[-1])),
 )
-
-
-def _column(value: int | Tensor) -> int | Tensor:
-    """Return a single value unchanged, or one value per sample as a column [B, 1]."""
-    return value if isinstance(value, int) else value[:, None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gidd.errors import ScheduleError
@@ -15,19 +16,17 @@ from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     import torch
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 Times: TypeAlias = 'Float[Tensor, " B"]'
 Sequences: TypeAlias = 'Int[Tensor, "B L"]'
 Distributions: TypeAlias = 'Float[Tensor, "B L V"]'
+Flags: TypeAlias = 'Bool[Tensor, "B L"]'
 
 TINY = 1e-30
-"""Lower limit of probabilities before a logarithm or a division; the only one in the library.
-
-Its logarithm is -69, and its inverse times the largest weight in [1e-6, 1 - 1e-6] fits in float32.
-"""
-
+"""Lower limit of probabilities before a logarithm or a division; the only one in the library. Its
+inverse times the largest weight in [1e-6, 1 - 1e-6] fits in float32."""
 _CHECK_STEPS = 128
 _CHECK_TOLERANCE = 1e-9
 _CHECK_ENTRIES = 1 << 22
@@ -40,7 +39,6 @@ class FlatNoise(NamedTuple):
     mask_id: int | None
     mask: Float[Tensor, " B"]
     """Value on the mask."""
-
     other: Float[Tensor, " B"] | None
     """Value on each other token; None: 0 at all times, so that noise only masks."""
 
@@ -73,40 +71,38 @@ class FlatNoise(NamedTuple):
 class MixingSchedule(ABC):
     """The mixing rate alpha_t and mixing distribution pi_t of the noise (Defs. 3.1 and 3.2).
 
-    A schedule is three functions of time. Marginals, transitions, ELBO weights and samplers are all
-    derived from them in `process.py`, `elbo.py` and `weighting.py`. To add one here, name it in
-    `COMPONENTS` of `schedules/` and in `SCHEDULE_BUILDERS` of tests/support/strategies.py.
+    A schedule is three functions of time, from which `process.py`, `elbo.py` and `weighting.py`
+    derive all else. To add one here, name it in `COMPONENTS` of `schedules/` and in
+    `SCHEDULE_BUILDERS` of tests/support/strategies.py.
     """
 
     vocab: Vocab
 
     @abstractmethod
-    def alpha(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def alpha(self, t: Times) -> Times:
         """Cumulative mixing rate alpha_t: 1 at t = 0, decreasing, 0 at t = 1."""
 
     @abstractmethod
-    def beta_pi(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    def beta_pi(self, t: Times) -> Float[Tensor, "B V"]:
         """Noise mass on each token, beta_t pi_t; sums to 1 - alpha_t."""
 
     @abstractmethod
-    def inflow(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    def inflow(self, t: Times) -> Float[Tensor, "B V"]:
         """Rate at which mass enters each token: beta pi' - (alpha'/alpha) pi, for 0 < t < 1.
 
         It is the second term of the forward rate (Eq. 11) and equals alpha d/dt (beta pi / alpha)
         (App. H.8). It sums to -alpha'/alpha (Lemma H.5).
         """
 
-    def flat_beta_pi(self, t: Float[Tensor, " B"]) -> FlatNoise | None:
+    def flat_beta_pi(self, t: Times) -> FlatNoise | None:
         """`beta_pi`, bit for bit, if all tokens but the mask have the same noise; else None.
 
         Optional: computing with two numbers is faster than with rows [B, V], most of all on GPUs.
         """
-        del t
         return None
 
-    def flat_inflow(self, t: Float[Tensor, " B"]) -> FlatNoise | None:
+    def flat_inflow(self, t: Times) -> FlatNoise | None:
         """`inflow`, bit for bit, if `flat_beta_pi` is not None."""
-        del t
         return None
 
 
@@ -119,62 +115,60 @@ def check(schedule: MixingSchedule) -> None:
     """
     from gidd.diffusion.times import sine_times
 
-    name = type(schedule).__name__
     times = sine_times(_CHECK_STEPS).flip(0)
-    _check_alpha(name, times, schedule.alpha(times))
-    for t in times.split(max(1, _CHECK_ENTRIES // schedule.vocab.size)):
-        _check_noise_mass(name, t, schedule.alpha(t), schedule.beta_pi(t), schedule.vocab)
-        inside = t[(t > 0) & (t < 1)]
-        if len(inside):
-            _check_inflow(name, inside, schedule.inflow(inside))
+    parts = times.split(max(1, _CHECK_ENTRIES // schedule.vocab.size))
+    for check_part, each in ((_alpha_problems, [times]), (_noise_problems, parts)):
+        for t in each:
+            for problem in check_part(schedule, t):
+                raise ScheduleError(f"{type(schedule).__name__}: {problem}")
 
 
-def _check_alpha(name: str, times: Tensor, alpha: Tensor) -> None:
+def _alpha_problems(schedule: MixingSchedule, t: Times) -> Iterator[str]:
+    alpha = schedule.alpha(t)
     ends = alpha[[0, -1]]
     if (ends - ends.new_tensor([1, 0])).abs().max() > _CHECK_TOLERANCE:
-        raise ScheduleError(
-            f"{name}: alpha must be 1 at t = 0 and 0 at t = 1, got {ends[0]:.6g} and "
-            f"{ends[1]:.6g}. Rescale alpha: data has no noise at t = 0 and is all noise at t = 1."
+        yield (
+            f"alpha must be 1 at t = 0 and 0 at t = 1, got {ends[0]:.6g} and {ends[1]:.6g}. "
+            "Rescale alpha: data has no noise at t = 0 and is all noise at t = 1."
         )
     rise = alpha.diff()
     if not (rise < _CHECK_TOLERANCE).all():
         i = int(rise.nan_to_num(nan=math.inf).argmax())
-        raise ScheduleError(
-            f"{name}: alpha must decrease from 1 to 0, got alpha({times[i]:.4f}) = {alpha[i]:.6g} "
-            f"and then alpha({times[i + 1]:.4f}) = {alpha[i + 1]:.6g}. "
-            "Choose an alpha that never increases: noise is added, never removed."
+        yield (
+            f"alpha must decrease from 1 to 0, got alpha({t[i]:.4f}) = {alpha[i]:.6g} and then "
+            f"alpha({t[i + 1]:.4f}) = {alpha[i + 1]:.6g}. Use one that never increases."
         )
 
 
-def _check_noise_mass(name: str, t: Tensor, alpha: Tensor, beta_pi: Tensor, vocab: Vocab) -> None:
-    if beta_pi.shape != (len(t), vocab.size):
-        raise ScheduleError(
-            f"{name}: beta_pi must have shape [{len(t)}, {vocab.size}] (times, vocabulary), "
-            f"got {list(beta_pi.shape)}. Return one row over the vocabulary for each time."
+def _noise_problems(schedule: MixingSchedule, t: Times) -> Iterator[str]:
+    alpha, beta_pi, shape = schedule.alpha(t), schedule.beta_pi(t), [len(t), schedule.vocab.size]
+    if list(beta_pi.shape) != shape:
+        yield (
+            f"beta_pi must have shape {shape} (times, vocabulary), got {list(beta_pi.shape)}. "
+            "Return one row over the vocabulary for each time."
         )
     negative = ~(beta_pi >= -_CHECK_TOLERANCE)
     if negative.any():
         row, token = negative.nonzero()[0]
-        raise ScheduleError(
-            f"{name}: beta_pi must be non-negative, got {beta_pi[row, token]:.6g} on token {token} "
-            f"at t = {t[row]:.4f}. pi must be a probability distribution at every time."
+        yield (
+            f"beta_pi must be non-negative, got {beta_pi[row, token]:.6g} on token {token} at "
+            f"t = {t[row]:.4f}. pi must be a probability distribution at every time."
         )
     excess = (beta_pi.sum(-1) + alpha - 1).abs()
     if excess.max() > _CHECK_TOLERANCE:
         row = int(excess.argmax())
-        raise ScheduleError(
-            f"{name}: beta_pi must sum to 1 - alpha = {1 - alpha[row]:.6g} at t = {t[row]:.4f}, "
-            f"got {beta_pi[row].sum():.6g}. pi is a distribution: divide it by its sum."
+        yield (
+            f"beta_pi must sum to 1 - alpha = {1 - alpha[row]:.6g} at t = {t[row]:.4f}, got "
+            f"{beta_pi[row].sum():.6g}. pi is a distribution: divide it by its sum."
         )
-
-
-def _check_inflow(name: str, t: Tensor, inflow: Tensor) -> None:
+    inside = t[(t > 0) & (t < 1)]
+    inflow = schedule.inflow(inside)
     scale = inflow.abs().sum(-1, keepdim=True)
     bad = ~(inflow >= -_CHECK_TOLERANCE * scale) | ~inflow.isfinite()
     if bad.any():
         row, token = bad.nonzero()[0]
-        raise ScheduleError(
-            f"{name}: inflow must be finite and non-negative for 0 < t < 1, got "
-            f"{inflow[row, token]:.6g} on token {token} at t = {t[row]:.4f}. No Markov chain has "
-            "these marginals: beta_pi / alpha must never decrease on any token."
+        yield (
+            f"inflow must be finite and non-negative for 0 < t < 1, got {inflow[row, token]:.6g} "
+            f"on token {token} at t = {inside[row]:.4f}. No Markov chain has these marginals: "
+            "beta_pi / alpha must never decrease on any token."
         )

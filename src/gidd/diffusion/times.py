@@ -10,25 +10,20 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.constants import TRAINING_EPS
-from gidd.diffusion.randomness import Stream, uniform_number
+from gidd.diffusion.randomness import Indices, Stream, uniform_number
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 
 def stratify(
-    u: float | Float[Tensor, ...],
-    slot: Int[Tensor, " B"],
-    num_samples: int,
-    eps: float = TRAINING_EPS,
-    power: float = 1.0,
+    u: float | Tensor, slot: Indices, num_samples: int, eps: float = TRAINING_EPS, power: float = 1
 ) -> Float[Tensor, " B"]:
-    """Low-discrepancy times: `num_samples` evenly spaced ones, all shifted by `u` in [0, 1).
+    """Low-discrepancy times: evenly spaced in [eps, 1 - eps], shifted by a uniform `u` (App. E).
 
-    Each time is uniform on [eps, 1 - eps], and the times are evenly spaced (App. E). With another
-    `power` than 1, evenly spaced numbers in [0, 1) are raised to it first: above 1, more times are
-    close to 0.
+    With another `power` than 1, evenly spaced numbers in [0, 1) are raised to it first: above 1,
+    more times are close to 0.
     """
     _require_eps(eps)
     even = (slot / num_samples + u) % 1
@@ -46,7 +41,7 @@ def time_weights(
 def stratified_times(
     seed: int,
     step: int,
-    slot: Int[Tensor, " B"],
+    slot: Indices,
     num_samples: int,
     eps: float = TRAINING_EPS,
     dtype: torch.dtype = torch.float32,
@@ -55,19 +50,14 @@ def stratified_times(
 ) -> Float[Tensor, " B"]:
     """Training times of the samples at indices `slot` of a global batch of `num_samples`.
 
-    The shift depends on (seed, step) only, so all ranks and micro-batches draw from the same
-    stratified set.
+    The shift depends on (seed, step) only: all ranks and micro-batches draw from the same set.
     """
     u = uniform_number(seed, Stream.TIMES, step, bits=53 if dtype == torch.float64 else 24)
     return stratify(u, slot.to(dtype), num_samples, eps, power)
 
 
 def even_times(num_steps: int) -> Float[Tensor, " T+1"]:
-    """Times 1 = t_T > ... > t_0 = 0, evenly spaced.
-
-    Sampling starts at t = 1, where the prior is exact, and its last step goes to 0: stopping at eps
-    leaves random tokens in the samples.
-    """
+    """Times 1 = t_T > ... > t_0 = 0, evenly spaced: stopping at eps would leave random tokens."""
     return torch.linspace(1, 0, _require_steps(num_steps) + 1, dtype=torch.float64)
 
 
@@ -94,13 +84,12 @@ def sine_midpoints(
 
     y is uniform on [0, 1]. For hybrid noise with gamma = 1 the NELBO's integrand grows like
     t^(-1/2) at 0, which dt = sin(2 theta) dtheta cancels. The square places more nodes near 0,
-    where noisy tokens are rare and have a large weight: for p_u > 0 that reduces the variance. The
-    cost outside [eps, 1 - eps] is `elbo.reconstruction` and `elbo.prior_kl`: add both.
+    where noisy tokens are rare and have a large weight: for p_u > 0 that reduces the variance. Add
+    the cost outside [eps, 1 - eps], `elbo.reconstruction` and `elbo.prior_kl`.
 
-    The default is the midpoint rule in y. With a uniform random `shift` in [0, 1) the sum is
-    unbiased for every integrand. Values of y are folded, y = |1 - 2 (k / num_nodes + shift mod 1)|,
-    which makes the integrand a periodic function of the shift: the error then decreases with the
-    square of the number of nodes, not with the number.
+    The default is the midpoint rule in y; with a uniform random `shift` in [0, 1) the sum is
+    unbiased. Values of y are folded, y = |1 - 2 (k / num_nodes + shift mod 1)|: the integrand is
+    periodic in the shift, so the error decreases with the square of the number of nodes.
     """
     _require_eps(eps)
     start = math.asin(math.sqrt(eps))
@@ -122,14 +111,18 @@ def stratified_nodes(
     return Nodes(t, torch.full_like(t, (1 - 2 * eps) / num_nodes))
 
 
-def paper_nodes(num_nodes: int = 128, eps: float = TRAINING_EPS) -> Nodes:
+def paper_nodes(
+    num_nodes: int = 128, eps: float = TRAINING_EPS, shift: Float[Tensor, " B"] | None = None
+) -> Nodes:
     """The paper's benchmark recipe (App. F): times evenly spaced in [eps, 1 - eps], ends included.
 
     It is biased upwards for p_u > 0, because the integrand is largest at the first node, which has
-    the weight of a full interval. Use it to reproduce the paper's figures.
+    the weight of a full interval. A shift has no effect: it gives the number of equal rows.
     """
     _require_eps(eps)
     t = torch.linspace(eps, 1 - eps, _require_steps(num_nodes), dtype=torch.float64)
+    if shift is not None:
+        t = t.to(shift.device).expand(len(shift), -1)
     return Nodes(t, torch.full_like(t, 1 / num_nodes))
 
 
@@ -143,10 +136,7 @@ def _evenly_spaced(num_nodes: int, shift: float | Tensor) -> Tensor:
 
 def _require_steps(number: int) -> int:
     if number < 1:
-        raise ConfigError(
-            f"the number of steps or nodes must be at least 1, got {number}. "
-            "Sampling commonly uses 16 to 512 steps, a likelihood 128 nodes."
-        )
+        raise ConfigError(f"steps or nodes must be at least 1, got {number}. 128 are common.")
     return number
 
 
@@ -162,19 +152,11 @@ class TimeGrid(NamedTuple):
 
     nodes: Callable[[int, float, Tensor], Nodes]
     """(number, eps, random shift of each text [B]) -> times and weights [B, T]."""
-
     has_ends: bool
     """Whether the ends are added: without them the estimate is not a bound."""
-
     is_coupled: bool
     """Whether the noise of the times of a repeat is coupled, see `gidd.diffusion.likelihood`."""
-
     description: str
-
-
-def _paper(num_nodes: int, eps: float, shift: Tensor) -> Nodes:
-    nodes = paper_nodes(num_nodes, eps)
-    return Nodes(*(part.to(shift.device).expand(len(shift), -1) for part in nodes))
 
 
 GRIDS = {
@@ -193,7 +175,7 @@ GRIDS = {
         "prior added; unbiased",
     ),
     "paper": TimeGrid(
-        _paper,
+        paper_nodes,
         False,
         False,
         "mean over t evenly spaced in [eps, 1 - eps], both ends included, without reconstruction "

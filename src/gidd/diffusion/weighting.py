@@ -1,8 +1,4 @@
-"""Loss weightings. Every test of weightings covers the classes that `COMPONENTS` names.
-
-This module does not import torch until a weighting is called: help texts list the weightings and
-their options without it.
-"""
+"""Loss weightings. This module does not import torch until one is called: help texts list them."""
 
 from __future__ import annotations
 
@@ -11,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.schedule import TINY, MixingSchedule, Sequences, Times
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
 
@@ -34,9 +30,9 @@ class Weighting(ABC):
     """The weight of a token's divergence in the training loss, replacing the ELBO's w_t(z_t, x).
 
     For a given noisy sequence the minimiser of a weighted loss depends on the weights only through
-    their ratios across x. The ELBO's weights have the ratios of 1 / q_t(z | x), which cancel the
-    evidence of the visible token: its minimiser is p(x_i | Z without z_i). A weighting with other
-    ratios has another minimiser, which gives the visible token too much or too little probability.
+    their ratios across x. Those of the ELBO, 1 / q_t(z | x), cancel the evidence of the visible
+    token: its minimiser is p(x_i | Z without z_i). Other ratios have another minimiser, which gives
+    the visible token too much or too little probability.
 
     To add one, name it in `COMPONENTS` and in `WEIGHTING_BUILDERS` of tests/support/strategies.py.
     """
@@ -44,9 +40,7 @@ class Weighting(ABC):
     schedule: MixingSchedule
 
     @abstractmethod
-    def __call__(
-        self, t: Float[Tensor, " B"], x: Int[Tensor, "B L"], z: Int[Tensor, "B L"]
-    ) -> Float[Tensor, "B L"]:
+    def __call__(self, t: Times, x: Sequences, z: Sequences) -> Float[Tensor, "B L"]:
         """Return the weight of each token's `ElboTerms.divergence`."""
 
 

@@ -1,8 +1,6 @@
 """Text-like sources with exact likelihoods and posteriors, for verifying models and estimators.
 
-Reading order: `base` (the interface: sample, log_prob, posteriors, entropy rate), `markov`,
-`hidden_markov`, `sentences` (agreement, names, sums, brackets), `enumeration` (exact bounds and
-distributions of small sources).
+Reading order: `base` (the interface), `markov`, `sentences`, `enumeration` (exact bounds).
 """
 
 from gidd.sources.base import EntropyRate, Source, stationary_distribution

@@ -1,8 +1,4 @@
-"""The interface of text-like sources with exact likelihoods and posteriors.
-
-They replace text wherever a number must be verified: the optimal denoiser is known, and so is the
-entropy, the lower limit of every bound.
-"""
+"""The interface of text-like sources: the optimal denoiser and the entropy are known exactly."""
 
 from __future__ import annotations
 
@@ -16,11 +12,12 @@ from torch import Tensor
 
 from gidd.diffusion.categorical import at_token, draw_by_cdf, fixed_cdf
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import Distributions, MixingSchedule, Sequences, Times
+from gidd.diffusion.schedules.mixture import require_stochastic
 from gidd.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 
 class EntropyRate(NamedTuple):
@@ -42,13 +39,12 @@ class Source(ABC):
 
     initial: Float[Tensor, " K"]
     """Distribution of the first state."""
-
     transition: Float[Tensor, "K K"]
     """Row k: distribution of the state that follows state k."""
 
     def __post_init__(self) -> None:
-        require_stochastic("initial", self.initial)
-        require_stochastic("transition", self.transition)
+        require_stochastic("source.initial", self.initial)
+        require_stochastic("source.transition", self.transition)
 
     @property
     @abstractmethod
@@ -87,15 +83,11 @@ class Source(ABC):
         return self._forward(self.emission_of(x))[1].sum(-1)
 
     def leave_one_out(
-        self,
-        schedule: MixingSchedule,
-        t: Float[Tensor, " B"],
-        z: Int[Tensor, "B L"],
-        given: Bool[Tensor, " L"] | None = None,
+        self, schedule: MixingSchedule, t: Times, z: Sequences, given: Tensor | None = None
     ) -> Float[Tensor, "B L V"]:
         """p(x_i | Z_t without z_i) at every position: the minimiser of the ELBO.
 
-        Tokens at `given` positions are known to be clean.
+        Tokens at positions where `given` [L] is True are known to be clean.
         """
         evidence = self._evidence(schedule, t, z)
         if given is not None:
@@ -110,9 +102,7 @@ class Source(ABC):
             )
         return F.pad(tokens, (0, schedule.vocab.size - self.num_tokens))
 
-    def posterior(
-        self, schedule: MixingSchedule, t: Float[Tensor, " B"], z: Int[Tensor, "B L"]
-    ) -> Float[Tensor, "B L V"]:
+    def posterior(self, schedule: MixingSchedule, t: Times, z: Sequences) -> Distributions:
         """p(x_i | Z_t): the ordinary posterior, which is also conditioned on z_i itself."""
         t = t.to(self.initial)
         kept = schedule.alpha(t)[:, None, None] * F.one_hot(z, schedule.vocab.size)
@@ -123,10 +113,10 @@ class Source(ABC):
     def _evidence(self, schedule: MixingSchedule, t: Tensor, z: Tensor) -> Tensor:
         """q_t(z_i | state) [B, L, K]: the emission probability of z_i, mixed with noise."""
         if schedule.vocab.size < self.num_tokens:
+            number, got = self.num_tokens, schedule.vocab.size
             raise ConfigError(
-                f"schedule.vocab.size must be at least the source's {self.num_tokens} tokens, got "
-                f"{schedule.vocab.size}. Use Vocab({self.num_tokens + 1}, "
-                f"mask_id={self.num_tokens})."
+                f"schedule.vocab.size must be at least the source's {number} tokens, got {got}. "
+                f"Use Vocab({number + 1}, mask_id={number})."
             )
         t = t.to(self.initial)
         noise = at_token(schedule.beta_pi(t), z)
@@ -154,16 +144,6 @@ class Source(ABC):
             message = message / message.sum(-1, keepdim=True)
             messages.append(message)
         return torch.stack(messages[::-1], dim=1)
-
-
-def require_stochastic(field: str, rows: Tensor) -> None:
-    """Raise `ConfigError` for rows that are not probability distributions."""
-    if not (rows >= 0).all() or not ((rows.sum(-1) - 1).abs() < 1e-6).all():
-        raise ConfigError(
-            f"source.{field} must contain probability distributions (entries >= 0, rows sum to 1), "
-            f"got smallest entry {rows.min():.6g} and row sums in [{rows.sum(-1).min():.6g}, "
-            f"{rows.sum(-1).max():.6g}]. Divide each row by its sum."
-        )
 
 
 def stationary_distribution(transition: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:

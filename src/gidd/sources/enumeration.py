@@ -1,8 +1,4 @@
-"""Exact results by enumerating all sequences of a small source.
-
-With three tokens and three positions there are 27 clean and 64 noisy sequences. Bounds, minimisers
-and the distribution of a complete reverse chain can then be computed without sampling.
-"""
+"""Exact results by enumeration: 3 tokens at 3 positions are 27 clean and 64 noisy sequences."""
 
 from __future__ import annotations
 
@@ -185,9 +181,8 @@ def unigram_nelbo(
 ) -> float:
     """Return the negative ELBO of a single token and its exact denoiser, in O(V) per node.
 
-    The leave-one-out posterior of a single token is its `distribution`, independent of z. The sum
-    is over all V^2 pairs of x and z: q_t(z | x) w_t(z, x) is inflow(z), and KL and IS differ from
-    those of an absent token at x alone.
+    Its leave-one-out posterior is its `distribution`. The sum is over all V^2 pairs of x and z:
+    q_t(z | x) w_t(z, x) is inflow(z), and KL and IS differ from an absent token's at x alone.
     """
     total = 0.0
     for node, node_weight in zip(*(nodes or exact_nodes()), strict=True):

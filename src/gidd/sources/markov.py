@@ -10,13 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gidd.sources.base import (
-    EntropyRate,
-    Source,
-    require_stochastic,
-    row_entropies,
-    stationary_distribution,
-)
+from gidd.diffusion.schedules.mixture import require_stochastic
+from gidd.sources.base import EntropyRate, Source, row_entropies, stationary_distribution
 
 
 @final
@@ -71,7 +66,7 @@ class HiddenMarkovSource(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_stochastic("emission", self.emission)
+        require_stochastic("source.emission", self.emission)
 
     @classmethod
     def random(

@@ -20,7 +20,6 @@ from gidd.sources.markov import HiddenMarkovSource
 
 _State = tuple[Any, ...]
 """What must be remembered, and last the word that the state emits."""
-
 _NUMBERS: Final = (0, 1)
 _NOUNS = (
     ("cat", "cats"), ("dog", "dogs"), ("bird", "birds"), ("child", "children"), ("king", "kings"),

@@ -1,11 +1,9 @@
 """KL, IS and the gradient of a chunk of tokens in one launch (Triton).
 
-The values of `token_terms`, for logits that are padded to a multiple of 16 columns: otherwise every
-logit is loaded by itself instead of 16 bytes at a time. Padding columns hold -inf.
-
-One program computes one row, in three passes: its softmax, the sums S and alpha sum(r) of
-docs/fused-loss.md, the gradient. The first reads device memory, the others find the row in the L2
-cache: 16 warps per row and two rows per multiprocessor, rather than many small programs.
+The values of `token_terms`, for logits that are padded with -inf to a multiple of 16 columns, so
+that 16 bytes are loaded at a time. One program computes one row, in three passes: its softmax, the
+sums S and alpha sum(r) of docs/fused-loss.md, the gradient. The first reads device memory, the
+others find the row in the L2 cache: 16 warps per row and two rows per multiprocessor.
 
 - Powers of 2: l log2(e) - peak is one FMA. x_theta is 2^(l log2(e) - peak) / mass, and 1 / mass is
   multiplied into the constants of a row.
@@ -43,14 +41,12 @@ from gidd.diffusion.kernels.math import (
 
 TILE_BYTES = 8192
 """Bytes of a row that a program loads at once: 16 for each of its 512 threads."""
-
 LOSS_OPTIONS: dict[str, dict[str, Any]] = {
     # 64 registers: two programs per multiprocessor
     "cuda": {"num_warps": 16, "maxnreg": 64, "enable_fp_fusion": True},
     "hip": {"num_warps": 8, "enable_fp_fusion": True},  # a warp of AMD has 64 threads
 }
 """How `loss_kernel` is compiled, by backend."""
-
 _MAX_RATIO = tl.constexpr(3e9)
 """Largest alpha / b in products of four, which are at most (1 + alpha / (4 b))^4: below 1e36."""
 
@@ -58,11 +54,9 @@ _MAX_RATIO = tl.constexpr(3e9)
 def launch_loss_rows(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return KL and IS [N] and overwrite logits [N, W] by the gradient of loss_weight (KL + IS).
 
-    The arguments are x, z, alpha, noise_x, noise_z, loss_weight, noise, sample and `with_gradient`.
-    `noise` is None if no token that can be predicted has any (masks only), [N] if all of them have
-    the same, else [B, W] with the row of each token in `sample` [N] and 0 in padding columns.
-    Without `z` it is the cross-entropy at x, that is KL for alpha = 1 without noise, and IS is 0;
-    alpha, noise_x and noise_z are then not read.
+    The arguments are the fields of `LossTokens` from x on, and `with_gradient`. `noise` is None if
+    no token that can be predicted has any (masks only), [N] if all of them have the same, else
+    [B, W] with 0 in padding columns. Without `z`, KL is the cross-entropy at x, and IS is 0.
     """
     *tokens, with_gradient = arguments
     terms = torch.empty_like(tokens[5]), torch.empty_like(tokens[5])

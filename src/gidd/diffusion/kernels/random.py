@@ -13,31 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gidd.diffusion.kernels.math import scaled
+
 _BLOCK = 512
 """Positions of one program."""
-
 RANDOM_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 """How these kernels are compiled; without the latter Triton 3.9 warns."""
 
 
-def launch_random_integers(
-    seed: int | Tensor, stream: int, step: int | Tensor, sample: Tensor, position: Tensor
-) -> Tensor:
-    """Return fixed-point uniforms [B, L] at the given addresses: integers in [0, 2**62).
-
-    `seed` and `step` are one for the batch or int64 [B], `sample` is int64 [B], `position` is
-    int64 [L].
-    """
+def launch_random_integers(*address: Any) -> Tensor:
+    """Return fixed-point uniforms [B, L]; seed and step are numbers, or int64 [B] if not None."""
+    seed, seeds, stream, step, steps, sample, position = address
     num_samples, length = len(sample), len(position)
     integers = torch.empty(num_samples, length, dtype=torch.int64, device=sample.device)
-    seeds, low, high = (seed, 0, 0) if isinstance(seed, Tensor) else (None, seed, seed >> 32)
-    steps, step = (step, 0) if isinstance(step, Tensor) else (None, step)
     # the signed numbers of the lowest 32 bits
-    low, high, step = ((n + (1 << 31)) % (1 << 32) - (1 << 31) for n in (low, high, step))
-    addresses = seeds, low, high, int(stream), steps, step, sample, position
-    random_integers_kernel[(num_samples, triton.cdiv(length, _BLOCK))](
-        integers, *addresses, length, BLOCK=_BLOCK, **RANDOM_OPTIONS
-    )
+    words = seed, seed >> 32, step
+    low, high, step = ((word + (1 << 31)) % (1 << 32) - (1 << 31) for word in words)
+    addresses = seeds, low, high, stream, steps, step, sample, position
+    grid = num_samples, triton.cdiv(length, _BLOCK)
+    options = {"BLOCK": _BLOCK, **RANDOM_OPTIONS}
+    random_integers_kernel[grid](integers, *addresses, length, **options)
     return integers
 
 
@@ -103,14 +98,8 @@ def _draw_flat_kernel(
     mask = tl.where(has_mask, mask, 0)
     place = tl.where(has_mask, mask_id, size).to(tl.int64)
     num_others = tl.where(has_mask, size - 1, size).to(tl.int64)
-    total = keep + num_others * each + mask
-
     u = tl.load(u_ptr + row * length + position, mask=inside, other=0)
-    low = (1 << 31) - 1
-    middle = (u >> 31) * (total & low) + (u & low) * (total >> 31)
-    middle += ((u & low) * (total & low)) >> 31
-    above = (u >> 31) * (total >> 31) + (middle >> 31) - keep
-
+    above = scaled(u, keep + num_others * each + mask) - keep
     before = place * each
     divisor = tl.maximum(each, 1)
     left = above // divisor
@@ -125,9 +114,7 @@ def launch_draw_flat(entries: Tensor, mask_id: int, size: int, u: Tensor) -> Ten
     u = u.contiguous()
     out = torch.empty_like(u)
     rows, length = u.shape
-    stride = 0 if len(entries) == 1 else 1
-    arguments = out, entries.contiguous(), u, mask_id, size, length, stride
-    _draw_flat_kernel[(rows, triton.cdiv(length, _BLOCK))](
-        *arguments, BLOCK=_BLOCK, **RANDOM_OPTIONS
-    )
+    arguments = out, entries.contiguous(), u, mask_id, size, length, int(len(entries) > 1)
+    grid = rows, triton.cdiv(length, _BLOCK)
+    _draw_flat_kernel[grid](*arguments, BLOCK=_BLOCK, **RANDOM_OPTIONS)
     return out

@@ -1,10 +1,7 @@
-"""Draw a token from each row of logits in one launch (Triton), without a row of probabilities.
-
-The token of `temper` and `gidd.diffusion.categorical.draw`: the exact inverse CDF of probabilities
-in fixed point. Sums of integers do not depend on their order.
+"""Draw a token from each row of logits in one launch (Triton): `temper` and `categorical.draw`.
 
 One program computes one row: the softmax; the fixed-point sum of each tile of columns, which shows
-in which tile the token is; the running sum of that tile.
+in which tile the token is; the running sum of that tile. Sums of integers do not depend on order.
 """
 
 # Triton's compiler reads the kernels, not Python: its constants and tuples have types of their own
@@ -21,22 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gidd.diffusion.kernels.math import LOG2E, LOWEST, SMALLEST, exp2, log, tile_columns
+from gidd.diffusion.kernels.math import LOG2E, LOWEST, SMALLEST, exp2, log, scaled, tile_columns
 
 TILE = 4096
 """Columns that a program loads at once."""
-
-DRAW_OPTIONS: dict[str, dict[str, Any]] = {
-    "cuda": {"num_warps": 8, "enable_fp_fusion": True},
-    "hip": {"num_warps": 8, "enable_fp_fusion": True},
-}
-"""How `draw_kernel` is compiled, by backend."""
-
+DRAW_OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
+"""How `draw_kernel` is compiled."""
 _UNIT = tl.constexpr(2.0**60)
 """Probabilities are summed in multiples of its inverse."""
-
 _LOG_TINY = tl.constexpr(-69.07755278982137)
-_LOW_BITS = tl.constexpr((1 << 31) - 1)
 
 
 def launch_draw_rows(
@@ -49,13 +39,11 @@ def launch_draw_rows(
 ) -> None:
     """Draw a token from each row of logits, float32 [K, W], -inf where a token has probability 0.
 
-    `current` and the fixed-point uniforms `u` are int64 [K]. The six outputs, [K] each, are: the
-    token, int64; its probability at temperature 1; the current token's; the most likely
-    token, int64; its probability; and the token's `scaled_log_odds`, or 0. The token of a row with
-    NaN can be predicted; its probabilities are NaN.
+    `current` and the fixed-point uniforms `u` are int64 [K]. The outputs, [K] each: the token,
+    int64; its probability at temperature 1; the current token's; the most likely token, int64; its
+    probability; the token's `scaled_log_odds`, or 0. Of NaN, probabilities are NaN.
     """
     number, width = logits.shape
-    backend = "cuda" if torch.version.hip is None else "hip"
     is_greedy = temperature < SMALLEST.value
     draw_kernel[(number,)](
         logits,
@@ -70,8 +58,8 @@ def launch_draw_rows(
         ODDS=with_odds,
         TILE=TILE,
         NUM_TILES=triton.next_power_of_2(triton.cdiv(width, TILE)),
-        FAST=logits.is_cuda and backend == "cuda",
-        **DRAW_OPTIONS[backend],
+        FAST=logits.is_cuda and torch.version.hip is None,
+        **DRAW_OPTIONS,
     )
 
 
@@ -106,7 +94,7 @@ def draw_kernel(
     token = top
     if not IS_GREEDY:
         total = tl.sum(sums, 0)
-        target = _scaled(tl.load(u_ptr + n), total)
+        target = scaled(tl.load(u_ptr + n), total)
         is_before = tl.cumsum(sums, 0) <= target
         first = tl.sum(is_before.to(tl.int32), 0) * TILE
         before = tl.sum(tl.where(is_before, sums, 0), 0)
@@ -210,15 +198,6 @@ def _others(row, width, token, floor, sharpness, TILE: tl.constexpr, FAST: tl.co
 def _fixed_point(logits, peak, sharpness, scale, FAST: tl.constexpr):
     """Probabilities in multiples of 2^-60; 0 for NaN."""
     return tl.maximum(exp2((logits - peak) * sharpness, FAST) * scale, 0.0).to(tl.int64)
-
-
-@triton.jit
-def _scaled(u, total):
-    """floor(u * total / 2**62), as `gidd.diffusion.categorical` does it."""
-    u_high, u_low = u >> 31, u & _LOW_BITS
-    total_high, total_low = total >> 31, total & _LOW_BITS
-    middle = u_high * total_low + u_low * total_high + (u_low * total_low >> 31)
-    return u_high * total_high + (middle >> 31)
 
 
 @triton.jit

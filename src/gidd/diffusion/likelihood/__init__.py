@@ -1,7 +1,4 @@
-"""Likelihoods: `texts` (what is scored, in batches) and `estimator` (the one estimator).
-
-The names below are imported on first use.
-"""
+"""Likelihoods: `texts` (what is scored, in batches) and `estimator` (the one estimator)."""
 
 from typing import TYPE_CHECKING
 

@@ -2,10 +2,9 @@
 
     -log p(x) <= integral over [eps, 1 - eps] of Eq. 14  +  reconstruction at eps  +  prior
 
-Trainer, `pipe.score`, `gidd eval` and the task harness all use it. A repeat is one unbiased
-estimate: a few times t for each text (`times.GRIDS`), one noisy text per time. Standard errors are
-estimated from the repeats. Times and noise are functions of (seed, repeat, index of the text,
-position): an estimate does not depend on batches, order or ranks.
+A repeat is one unbiased estimate: a few times t for each text (`times.GRIDS`), one noisy text per
+time. Times and noise are functions of (seed, repeat, index of the text, position): an estimate does
+not depend on batches, order or ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import torch
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 NUM_REPEATS = 4
 """Default number of repeats."""
-
 _DENSE_TOKENS = 32
 """Tokens whose x_theta is in memory at once, if logits are not linear in hidden states."""
 
@@ -47,10 +45,8 @@ class NelboEstimate:
 
     draws: Float[Tensor, "R B 2"]
     """Integral and reconstruction of each text in each repeat."""
-
     prior: Float[Tensor, " B"]
     """Cost of the first step from the prior, computed once: less than eps of the NELBO."""
-
     forward_passes: int
     """Forward passes of single texts."""
 
@@ -124,12 +120,11 @@ def estimate_nelbo(
 
 NUM_NODES = 12
 """Default number of times per repeat."""
-
 TOKENS_PER_BATCH = 2048
 """Default number of tokens in a forward pass."""
-
 _WORD64 = 2**64 - 1
 
+Texts = Sequence[ScoredText]
 OnForwardPasses = Callable[[int], None] | None
 """Called with the number of forward passes of each batch."""
 
@@ -159,23 +154,17 @@ class NelboEstimator:
 
     model: HiddenAndHead
     """The denoiser, in evaluation mode."""
-
     schedule: MixingSchedule
     grid: str = "sine"
     """Name of the time grid, one of `GRIDS`."""
-
     nodes: int = NUM_NODES
     """Times per text and repeat."""
-
     seed: int = 0
     """Determines times and noise."""
-
     tokens_per_batch: int = TOKENS_PER_BATCH
     """Tokens in a forward pass."""
-
     ranks: RankGroup | None = None
     """Processes that share the forward passes; all of them call the same methods."""
-
     device: torch.device | str = "cpu"
     strata: int | None = None
     """Number of texts of which each has few times: their times are then evenly spaced together,
@@ -185,10 +174,8 @@ class NelboEstimator:
         if self.grid not in GRIDS:
             raise ConfigError(f"grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
         if self.nodes < 1 or self.tokens_per_batch < 1:
-            raise ConfigError(
-                f"nodes and tokens_per_batch must be at least 1, got {self.nodes} and "
-                f"{self.tokens_per_batch}. The defaults are {NUM_NODES} and {TOKENS_PER_BATCH}."
-            )
+            got = f"{self.nodes} and {self.tokens_per_batch}"
+            raise ConfigError(f"nodes and tokens_per_batch must be at least 1, got {got}.")
 
     @property
     def has_ends(self) -> bool:
@@ -200,36 +187,31 @@ class NelboEstimator:
         return num_texts * (self.nodes + self.has_ends)
 
     def draw(
-        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
+        self, texts: Texts, repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, "B 2"]:
         """Return one estimate of the integral and of the reconstruction of each text."""
         both = self.integral, self.reconstruction
         return torch.stack([part(texts, repeat, on_forward_passes) for part in both], dim=-1)
 
     def integral(
-        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
+        self, texts: Texts, repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the integral of Eq. 14 over [eps, 1 - eps]."""
         t, weight = self._times(texts, repeat)
-        return self._run(
-            texts,
-            range(self.nodes),
-            lambda rows: self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight),
-            on_forward_passes,
-        )
+
+        def weighted(rows: ScoringBatch) -> Tensor:
+            return self._integrand(rows, repeat, rows.pick(t)) * rows.pick(weight)
+
+        return self._run(texts, range(self.nodes), weighted, on_forward_passes)
 
     def reconstruction(
-        self, texts: Sequence[ScoredText], repeat: int, on_forward_passes: OnForwardPasses = None
+        self, texts: Texts, repeat: int, on_forward_passes: OnForwardPasses = None
     ) -> Float[Tensor, " B"]:
         """Return one estimate of the cost below eps; 0 if the grid has no ends."""
-        nodes = range(self.has_ends)
-        return self._run(
-            texts, nodes, lambda rows: self._reconstruction(rows, repeat), on_forward_passes
-        )
+        compute = partial(self._reconstruction, repeat=repeat)
+        return self._run(texts, range(self.has_ends), compute, on_forward_passes)
 
-    def prior(
-        self, texts: Sequence[ScoredText], on_forward_passes: OnForwardPasses = None
-    ) -> Float[Tensor, " B"]:
+    def prior(self, texts: Texts, on_forward_passes: OnForwardPasses = None) -> Float[Tensor, " B"]:
         """Return the KL of the first step, from one sample of the prior; 0 without ends."""
         return self._run(texts, range(self.has_ends), self._prior_kl, on_forward_passes)
 
@@ -237,7 +219,8 @@ class NelboEstimator:
         """Return times and weights [B, T] in float64 on the CPU, in increasing order of t."""
         index = torch.tensor([text.index for text in texts])
         own = index if self.strata is None else torch.zeros_like(index)
-        shift = uniforms(self.seed, Stream.TIMES, repeat, own, index.new_zeros(1), torch.float64)
+        address = self.seed, Stream.TIMES, repeat, own, index.new_zeros(1)
+        shift = uniforms(*address, dtype=torch.float64)
         if self.strata is not None:
             shift = (shift + index[:, None] / self.strata) % 1
         nodes = GRIDS[self.grid].nodes(self.nodes, TRAINING_EPS, shift.squeeze(-1))
@@ -247,7 +230,7 @@ class NelboEstimator:
     @torch.no_grad()
     def _run(
         self,
-        texts: Sequence[ScoredText],
+        texts: Texts,
         nodes: range,
         compute: Callable[[ScoringBatch], Tensor],
         on_forward_passes: OnForwardPasses,
@@ -307,19 +290,36 @@ class NelboEstimator:
         self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
     ) -> FusedLoss:
         if not _has_linear_head(self.model):
-            return _terms_by_definition(self.model, self.schedule, t, rows, z, hidden)
+            return self._terms_by_definition(rows, t, z, hidden)
         loss_weight = torch.full(z.shape, float(force), device=z.device)
         return fused_loss(
             self.schedule, t, rows.x, z, hidden, *self.model.head(), loss_weight, scored=rows.scored
         )
 
+    def _terms_by_definition(
+        self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor
+    ) -> FusedLoss:
+        """Return `elbo_terms` of scored tokens, in chunks, for a model without a linear head."""
+        scored = torch.ones_like(z, dtype=torch.bool) if rows.scored is None else rows.scored
+        index = scored.flatten().nonzero().squeeze(-1)
+        t = t[:, None].expand_as(z)
+        values = (each.flatten(0, 1)[index].split(_DENSE_TOKENS) for each in (t, rows.x, z, hidden))
+        predict: Any = cast(Any, self.model).distribution
+        parts = [
+            elbo_terms(self.schedule, t, x[:, None], z[:, None], predict(states)[:, None])
+            for t, x, z, states in zip(*values, strict=True)
+        ]
+        zeros = hidden.new_zeros(z.numel())
+        terms = (torch.cat(part).squeeze(-1).to(zeros) for part in zip(*parts, strict=True))
+        return FusedLoss(zeros.sum(), *(zeros.index_copy(0, index, v).view_as(z) for v in terms))
+
     def _integers(self, rows: ScoringBatch, repeat: int, place: Tensor) -> Int[Tensor, "N L"]:
         """Random integers of the noise; `place` counts the times of a text, 0 is the early end.
 
-        On a coupled grid every position has one random number per repeat, and the number of each
-        time is that plus a multiple of the position's rotation, modulo 1. Positions stay
-        independent, so each noisy text has the right distribution, while the numbers of
-        neighbouring times are evenly spread: whether a token is noisy varies less between repeats.
+        On a coupled grid every position has one random number per repeat; to it, each time adds a
+        multiple of the position's rotation, modulo 1. Positions stay independent, so each noisy
+        text has the right distribution, while the numbers of the times are evenly spread: whether a
+        token is noisy varies less between repeats.
         """
         if not GRIDS[self.grid].is_coupled:
             step = repeat * (self.nodes + 1) + place
@@ -351,28 +351,6 @@ def _rotations(length: int) -> Int[Tensor, " L"]:
 def _has_linear_head(model: HiddenAndHead) -> bool:
     """Whether a model has a `head`; otherwise it has `distribution`, from hidden states."""
     return bool(getattr(model, "has_linear_head", True))
-
-
-def _terms_by_definition(
-    model: HiddenAndHead,
-    schedule: MixingSchedule,
-    t: Tensor,
-    rows: ScoringBatch,
-    z: Tensor,
-    hidden: Tensor,
-) -> FusedLoss:
-    """Return `elbo_terms` of scored tokens, in chunks, for a model without a linear head."""
-    scored = torch.ones_like(z, dtype=torch.bool) if rows.scored is None else rows.scored
-    index = scored.flatten().nonzero().squeeze(-1)
-    values = t[:, None].expand_as(z).flatten(), rows.x.flatten(), z.flatten(), hidden.flatten(0, 1)
-    chunks = zip(*(value[index].split(_DENSE_TOKENS) for value in values), strict=True)
-    parts = [
-        elbo_terms(schedule, t, x[:, None], z[:, None], cast(Any, model).distribution(h)[:, None])
-        for t, x, z, h in chunks
-    ]
-    zeros = hidden.new_zeros(z.numel())
-    terms = (torch.cat(part).squeeze(-1).to(zeros) for part in zip(*parts, strict=True))
-    return FusedLoss(zeros.sum(), *(zeros.index_copy(0, index, v).view_as(z) for v in terms))
 
 
 def _log_x_theta(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -22,10 +22,8 @@ class ScoredText:
     tokens: Int[Tensor, " L"]
     index: int
     """Address of its random numbers: texts with equal indices share times and noise."""
-
     given: Bool[Tensor, " L"] | None = None
     """Condition: tokens that are never noised and not scored."""
-
     valid: Bool[Tensor, " L"] | None = None
     """False for padding, which is noised like text and not scored."""
 
@@ -48,7 +46,6 @@ class ScoringBatch:
 
     text: Int[Tensor, " N"]
     """Number of each text, on the CPU, like `node`."""
-
     node: Int[Tensor, " N"]
     x: Int[Tensor, "N L"]
     index: Int[Tensor, " N"]
@@ -58,28 +55,18 @@ class ScoringBatch:
 
     @classmethod
     def load(
-        cls,
-        texts: Sequence[ScoredText],
-        pairs: Sequence[tuple[int, int]],
-        device: torch.device | str,
+        cls, texts: Sequence[ScoredText], pairs: Sequence[tuple[int, int]], device: Any
     ) -> ScoringBatch:
         """Collect pairs of a text and a node on the device; their texts have the same length."""
-
-        def stack(rows: list[Tensor]) -> Tensor:
-            return torch.stack(rows).to(device)
-
-        rows = [texts[b] for b, _ in pairs]
-        none = torch.zeros(len(rows[0].tokens), dtype=torch.bool)
-        is_plain = all(row.given is None and row.valid is None for row in rows)
-        text, node = torch.tensor(pairs).T
-        return cls(
-            text,
-            node,
-            stack([row.tokens for row in rows]),
-            torch.tensor([row.index for row in rows], device=device),
-            None if is_plain else stack([none if r.given is None else r.given for r in rows]),
-            None if is_plain else stack([row.scored for row in rows]),
-        )
+        rows, (text, node) = [texts[b] for b, _ in pairs], torch.tensor(pairs).T
+        x = torch.stack([row.tokens for row in rows]).to(device)
+        index = torch.tensor([row.index for row in rows], device=device)
+        if all(row.given is None and row.valid is None for row in rows):
+            return cls(text, node, x, index, None, None)
+        none = torch.zeros(x.shape[1], dtype=torch.bool)
+        given = torch.stack([none if row.given is None else row.given for row in rows])
+        scored = torch.stack([row.scored for row in rows])
+        return cls(text, node, x, index, given.to(device), scored.to(device))
 
     @property
     def position(self) -> Int[Tensor, " L"]:

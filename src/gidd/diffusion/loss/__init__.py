@@ -1,7 +1,4 @@
-"""The training loss: `batch` (times, noise, loss), `fused` (with the head), `token_terms`.
-
-The names below are imported on first use.
-"""
+"""The training loss: `batch` (times, noise, loss), `fused` (with the head), `token_terms`."""
 
 from typing import TYPE_CHECKING
 

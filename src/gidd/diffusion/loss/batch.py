@@ -17,18 +17,18 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.loss import FusedLoss, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import Flags, MixingSchedule, Sequences, Times
 from gidd.diffusion.times import stratified_times
 from gidd.diffusion.weighting import TightWeighting, Weighting
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
 
 class HiddenAndHead(Protocol):
     """x_theta in two parts, as in `gidd.models.Denoiser`."""
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
+    def hidden(self, z: Sequences, t: Times) -> Float[Tensor, "B L D"]:
         """Compute hidden states; networks for padding and packed rows have `valid`, `segments`."""
         ...
 
@@ -42,7 +42,6 @@ class DiffusionLoss(NamedTuple):
 
     loss: Float[Tensor, ""]
     """Mean over all tokens of the weighted divergence; call `backward` on it, once."""
-
     nelbo: Float[Tensor, ""]
     """The NELBO per token in nats, whatever the weighting: an estimate, without a gradient."""
 
@@ -50,21 +49,20 @@ class DiffusionLoss(NamedTuple):
 def diffusion_loss(
     denoiser: HiddenAndHead,
     schedule: MixingSchedule,
-    tokens: Int[Tensor, "B L"],
+    tokens: Sequences,
     *,
     weighting: Weighting | None = None,
     seed: int = 0,
     step: int,
     eps: float = TRAINING_EPS,
-    given: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
-    segments: Int[Tensor, "B L"] | None = None,
+    given: Flags | None = None,
+    valid: Flags | None = None,
+    segments: Sequences | None = None,
 ) -> DiffusionLoss:
     """Noise a batch at one random time per sequence and return its loss (Eq. 14).
 
-    Times and noise are functions of (seed, step, row, position): the same (seed, step) gives the
-    same noise, so count `step` up from batch to batch. Processes that train together need other
-    seeds.
+    Times and noise are functions of (seed, step, row, position): count `step` up from batch to
+    batch; processes that train together need other seeds.
 
     Args:
         denoiser: The model, e.g. `gidd.models.Denoiser(network, vocab)`.
@@ -89,28 +87,16 @@ def diffusion_loss(
     weighting = weighting or TightWeighting(schedule)
     fixed = given if valid is None else ~valid if given is None else given | ~valid
     scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
-    loss, weight, kl, itakura_saito = loss_at(
-        denoiser,
-        schedule,
-        weighting,
-        t,
-        tokens,
-        noisy_tokens(schedule, t, tokens, u, fixed),
-        scale,
-        given=fixed,
-        valid=valid,
-        segments=segments,
-    )
-    return DiffusionLoss(loss, (weight * (kl + itakura_saito)).sum() * scale)
+    z = noisy_tokens(schedule, t, tokens, u, fixed)
+    roles: dict[str, Any] = {"given": fixed, "valid": valid, "segments": segments}
+    found = loss_at(denoiser, schedule, weighting, t, tokens, z, scale, **roles)
+    nelbo = (found.weight * (found.kl + found.itakura_saito)).sum() * scale
+    return DiffusionLoss(found.loss, nelbo)
 
 
 def noisy_tokens(
-    schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    u: Int[Tensor, "B L"],
-    given: Bool[Tensor, "B L"] | None = None,
-) -> Int[Tensor, "B L"]:
+    schedule: MixingSchedule, t: Times, x: Sequences, u: Sequences, given: Flags | None = None
+) -> Sequences:
     """Return z_t, made of x and random numbers u; tokens that are `given` are not noised."""
     z = noise(schedule, t, x, u)
     return z if given is None else torch.where(given, x, z)
@@ -120,15 +106,15 @@ def loss_at(
     denoiser: HiddenAndHead,
     schedule: MixingSchedule,
     weighting: Weighting,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
+    t: Times,
+    x: Sequences,
+    z: Sequences,
     scale: float | Float[Tensor, ""],
     *,
     compiled: bool = False,
-    given: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
-    segments: Int[Tensor, "B L"] | None = None,
+    given: Flags | None = None,
+    valid: Flags | None = None,
+    segments: Sequences | None = None,
 ) -> FusedLoss:
     """Return the loss of the prediction from noisy tokens z times `scale`.
 

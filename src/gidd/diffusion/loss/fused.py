@@ -1,8 +1,7 @@
-"""Output head and NELBO fused, computed on chunks of tokens.
+"""Output head and NELBO fused, on chunks of tokens: the values of `elbo.py` (docs/fused-loss.md).
 
-Same values as the reference in `elbo.py`; docs/fused-loss.md derives it. The logits of a chunk are
-overwritten by their gradient, and the gradients of hidden states and head are accumulated in the
-forward pass: the logits of all tokens are never allocated at once; the backward pass only scales.
+The logits of a chunk are overwritten by their gradient, and the gradients of hidden states and head
+are accumulated in the forward pass: the logits of all tokens are never allocated at once.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from torch.profiler import record_function
 from gidd.common.devices import has_kernels, kind_of
 from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, select, token_terms
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import Flags, MixingSchedule, Sequences, Times
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 CHUNK_TOKENS = 1024
 """Tokens per chunk. A larger chunk is slightly faster and needs V more numbers per token."""
@@ -45,29 +44,26 @@ class FusedLoss(NamedTuple):
 
     loss: Float[Tensor, ""]
     """Sum of loss_weight * (kl + itakura_saito) over all tokens."""
-
     weight: Float[Tensor, "B L"]
     """The ELBO weight w_t(z_t, x) (Eq. 13), not the loss weight; 0 at tokens not scored."""
-
     kl: Float[Tensor, "B L"]
     """D_KL of Eq. 14; 0 where both weights are 0, because the head is skipped there."""
-
     itakura_saito: Float[Tensor, "B L"]
     """D_IS of Eq. 14; 0 where both weights are 0."""
 
 
 def fused_loss(
     schedule: MixingSchedule,
-    t: Float[Tensor, " B"],
-    x: Int[Tensor, "B L"],
-    z: Int[Tensor, "B L"],
+    t: Times,
+    x: Sequences,
+    z: Sequences,
     hidden: Float[Tensor, "B L D"],
     head_weight: Float[Tensor, "V D"],
     head_bias: Float[Tensor, " V"],
     loss_weight: Float[Tensor, "B L"],
     chunk_tokens: int | None = None,
     compiled: bool = False,
-    scored: Bool[Tensor, "B L"] | None = None,
+    scored: Flags | None = None,
 ) -> FusedLoss:
     """Sum of the weighted divergences of x_theta = softmax(hidden @ head_weight.T + head_bias).
 
@@ -76,9 +72,7 @@ def fused_loss(
     gets no gradient. Hidden states may be bf16, and are cast to it under autocast; everything
     between the matrix products is float32 (float64 if `t` is). `compiled` runs that part through
     `torch.compile`. Tokens that are not `scored` have no terms; their logits are not computed.
-
-    The gradients are computed with the loss, so `backward` can be called only once. Under
-    `torch.no_grad` they are not computed.
+    Gradients are computed with the loss, unless under `torch.no_grad`: call `backward` only once.
     """
     chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
@@ -92,25 +86,13 @@ def fused_loss(
         row = select(touched, masks_only or scored is not None, kind_of(hidden))
         width = _width(schedule.vocab.size, hidden)
         tokens = LossTokens.of(schedule, t, x, z, loss_weight * touched, row, width)
-        hidden = _in_autocast(hidden)
-        with torch.autocast(hidden.device.type, enabled=False):
-            states, is_training = hidden.flatten(0, 1), torch.is_grad_enabled()
-            loss, kl, itakura_saito = _HeadLoss.apply(
-                states, head_weight, head_bias, tokens, chunk_tokens, compiled, is_training
-            )
+        states = _in_autocast(hidden.flatten(0, 1))
+        loss, kl, itakura_saito = _head_loss(
+            states, head_weight, head_bias, tokens, chunk_tokens, compiled
+        )
         if kind_of(hidden) != "cpu":  # others were computed as well
             kl, itakura_saito = (torch.where(touched.flatten(), v, 0) for v in (kl, itakura_saito))
         return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
-
-
-class FusedCrossEntropy(NamedTuple):
-    """The loss of an autoregressive model, which supports `backward`, and its terms."""
-
-    loss: Float[Tensor, ""]
-    """Sum over all tokens, times the scale."""
-
-    nll: Float[Tensor, " N"]
-    """-log p of each token; it has no gradient."""
 
 
 def fused_cross_entropy(
@@ -120,20 +102,26 @@ def fused_cross_entropy(
     head_bias: Float[Tensor, " V"] | None,
     scale: float | Float[Tensor, ""],
     chunk_tokens: int | None = None,
-) -> FusedCrossEntropy:
-    """Cross-entropy of softmax(hidden @ head_weight.T + head_bias), computed as `fused_loss` is."""
+) -> tuple[Float[Tensor, ""], Float[Tensor, " N"]]:
+    """Cross-entropy of softmax(hidden @ head_weight.T + head_bias), computed as `fused_loss` is.
+
+    Returns its sum times the scale, which supports `backward`, and -log p of each token.
+    """
     with record_function(HEAD_AND_LOSS):
-        states = _in_autocast(hidden)
         bias = head_weight.new_zeros(len(head_weight)) if head_bias is None else head_bias
         if isinstance(scale, Tensor):
             weight = scale.float().expand(labels.shape)
         else:
             weight = torch.full(labels.shape, scale, device=hidden.device)
-        tokens = LossTokens.clean(labels, weight)
-        with torch.autocast(hidden.device.type, enabled=False):
-            options = _chunk_tokens(chunk_tokens, hidden), False, torch.is_grad_enabled()
-            loss, nll, _ = _HeadLoss.apply(states, head_weight, bias, tokens, *options)
-        return FusedCrossEntropy(loss, nll)
+        states, tokens = _in_autocast(hidden), LossTokens.clean(labels, weight)
+        chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
+        loss, nll, _ = _head_loss(states, head_weight, bias, tokens, chunk_tokens, False)
+        return loss, nll
+
+
+def _head_loss(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _HeadLoss.apply(hidden, *arguments, torch.is_grad_enabled())
 
 
 def _in_autocast(hidden: Tensor) -> Tensor:
@@ -147,10 +135,7 @@ def _chunk_tokens(given: int | None, hidden: Tensor) -> int:
     if given is None:
         return CHUNK_TOKENS_OF_KERNELS if has_kernels(hidden) else CHUNK_TOKENS
     if given < 1:
-        raise ConfigError(
-            f"chunk_tokens must be at least 1, got {given}. It is the number of tokens "
-            f"whose logits are in memory at once; {CHUNK_TOKENS} suits most machines."
-        )
+        raise ConfigError(f"chunk_tokens must be at least 1, got {given}. Use {CHUNK_TOKENS}.")
     return given
 
 
@@ -169,24 +154,33 @@ class _HeadLoss(torch.autograd.Function):
         is_training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = _head_of(head_weight, head_bias, hidden)
-        needs_gradients = is_training and any(ctx.needs_input_grad)
-        gradients = _Gradients.empty(hidden, weight, bias, tokens) if needs_gradients else None
-        chunks = hidden, weight, bias, tokens, chunk_tokens, compiled
-        kl, itakura_saito = _all_chunks(*chunks, gradients)
-        if gradients is not None:
-            d_hidden, d_weight, d_bias = gradients
-            size = len(head_weight)
+        number, size, dtype = len(tokens.row), len(head_weight), tokens.alpha.dtype
+        kl, itakura_saito = tokens.alpha.new_zeros(2, len(hidden))
+        d_hidden = d_weight = d_bias = None
+        if is_training and any(ctx.needs_input_grad):
+            new = torch.empty_like if number else torch.zeros_like  # the first chunk overwrites it
+            d_hidden, d_weight = torch.zeros_like(hidden), new(weight, dtype=dtype)
+            d_bias = torch.zeros_like(bias, dtype=dtype)
+        buffer = hidden.new_empty(min(chunk_tokens, number), len(weight))
+        for start in range(0, number, chunk_tokens):
+            chunk = tokens.rows(slice(start, start + chunk_tokens))
+            states = hidden[chunk.row]
+            logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
+            terms = _to_gradient(logits, chunk, d_bias, compiled)
+            kl[chunk.row], itakura_saito[chunk.row] = terms
+            if d_hidden is not None and d_weight is not None:
+                d_hidden[chunk.row] = logits @ weight
+                _add_product(d_weight, logits, states, first=start == 0)
+        if d_weight is not None and d_bias is not None:
             d_head = d_weight[:size].to(head_weight.dtype), d_bias[:size].to(head_bias.dtype)
             ctx.gradients = d_hidden, *d_head
         ctx.mark_non_differentiable(kl, itakura_saito)
-        loss = tokens.loss_weight @ (kl + itakura_saito)[tokens.row]
-        return loss, kl, itakura_saito
+        return tokens.loss_weight @ (kl + itakura_saito)[tokens.row], kl, itakura_saito
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            # not a GiddError: torch raises RuntimeError for the same mistake
-            raise RuntimeError(
+            raise RuntimeError(  # as torch does
                 "fused_loss: backward was called a second time, but the gradients are freed after "
                 "the first. Call fused_loss again, or use elbo_terms, which keeps its graph."
             )
@@ -210,46 +204,6 @@ def _width(size: int, hidden: Tensor) -> int:
     return size if kind_of(hidden) == "cpu" else -(-size // HEAD_ROWS) * HEAD_ROWS
 
 
-class _Gradients(NamedTuple):
-    """Gradients of the weighted sum; the head's are float32; the first chunk overwrites them."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def empty(cls, hidden: Tensor, weight: Tensor, bias: Tensor, tokens: LossTokens) -> _Gradients:
-        dtype = tokens.alpha.dtype
-        new = torch.empty_like if len(tokens.row) else torch.zeros_like
-        d_weight, d_bias = new(weight, dtype=dtype), torch.zeros_like(bias, dtype=dtype)
-        return cls(torch.zeros_like(hidden), d_weight, d_bias)
-
-
-def _all_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    tokens: LossTokens,
-    chunk_tokens: int,
-    compiled: bool,
-    gradients: _Gradients | None,
-) -> tuple[Tensor, Tensor]:
-    """Return KL and IS of all tokens, and fill in the gradients."""
-    kl, itakura_saito = tokens.alpha.new_zeros(2, len(hidden))
-    buffer = hidden.new_empty(min(chunk_tokens, len(tokens.row)), len(weight))
-    d_bias = gradients and gradients.bias
-    for start in range(0, len(tokens.row), chunk_tokens):
-        chunk = tokens.rows(slice(start, start + chunk_tokens))
-        states = hidden[chunk.row]
-        logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
-        chunk_kl, chunk_is = _to_gradient(logits, chunk, d_bias, compiled)
-        kl[chunk.row], itakura_saito[chunk.row] = chunk_kl, chunk_is
-        if gradients is not None:
-            gradients.hidden[chunk.row] = logits @ weight
-            _add_product(gradients.weight, logits, states, first=start == 0)
-    return kl, itakura_saito
-
-
 def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -> None:
     """total += d_logits.T @ states, or total = ... for the first chunk."""
     beta = 0 if first else 1
@@ -266,27 +220,14 @@ def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -
 
 
 def _to_gradient(
-    logits: Float[Tensor, "N V"],
-    tokens: LossTokens,
-    d_bias: Float[Tensor, " V"] | None,
-    compiled: bool,
+    logits: Float[Tensor, "N V"], tokens: LossTokens, d_bias: Tensor | None, compiled: bool
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Overwrite logits by the gradient of the weighted loss and add its sum to `d_bias`.
-
-    Returns KL and IS [N]. Without `d_bias` there is no gradient.
-    """
+    """Return KL and IS; overwrite logits by the gradient and add its sum to `d_bias`, if any."""
     if has_kernels(logits) and tokens.alpha.dtype == torch.float32:
-        terms = loss_rows(logits, tokens, d_bias is not None)
+        found = loss_rows(logits, tokens, d_bias is not None)
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=d_bias.dtype)
-        return terms
-    return _in_blocks(logits, tokens, d_bias, compiled)
-
-
-def _in_blocks(
-    logits: Tensor, tokens: LossTokens, d_bias: Tensor | None, compiled: bool
-) -> tuple[Tensor, Tensor]:
-    """Compute in blocks of rows that stay in a core's cache; on a GPU, in one block."""
+        return found
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
     for rows in _blocks(tokens, logits, with_gradient=d_bias is not None):
@@ -300,7 +241,10 @@ def _in_blocks(
 
 
 def _blocks(tokens: LossTokens, logits: Tensor, with_gradient: bool) -> Iterator[slice]:
-    """Yield rows to compute at once; the rows of one sample share a row of noise."""
+    """Yield rows to compute at once, few enough for a core's cache; on a GPU, all.
+
+    The rows of one sample share a row of noise.
+    """
     if kind_of(logits) != "cpu":
         yield slice(None)
         return

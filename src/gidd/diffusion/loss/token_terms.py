@@ -1,11 +1,11 @@
 """The terms of the loss of some tokens from their logits, and the gradient in the logits.
 
-docs/fused-loss.md derives the formulas. `token_terms` is their definition; `loss_rows` computes the
-same in one kernel on CUDA.
+`token_terms` is the definition (docs/fused-loss.md); `loss_rows` is the same in one kernel on CUDA.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 from gidd.common.devices import define_kernel, kind_of
 from gidd.diffusion.elbo import itakura_saito_term
 from gidd.diffusion.process import noise_at
-from gidd.diffusion.schedule import TINY, MixingSchedule
+from gidd.diffusion.schedule import TINY, Flags, MixingSchedule, Sequences, Times
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 
 class LossTokens(NamedTuple):
@@ -26,23 +26,19 @@ class LossTokens(NamedTuple):
 
     row: Int[Tensor, " N"]
     """Index into the flattened batch."""
-
     x: Int[Tensor, " N"]
 
     z: Int[Tensor, " N"] | None
     """None: nothing is noisy, and KL is the cross-entropy of an autoregressive model."""
-
     alpha: Float[Tensor, " N"]
     noise_x: Float[Tensor, " N"]
     """beta_t pi_t at x."""
-
     noise_z: Float[Tensor, " N"]
     loss_weight: Float[Tensor, " N"]
 
     noise: Float[Tensor, "N 1"] | Float[Tensor, "B V"] | None
     """beta_t pi_t of tokens that can be predicted: one number per token if it is flat, a row per
     sample if not, None if noise only masks."""
-
     sample: Int[Tensor, " N"] | None
     """Row of `noise`, unless it is flat."""
 
@@ -50,9 +46,9 @@ class LossTokens(NamedTuple):
     def of(
         cls,
         schedule: MixingSchedule,
-        t: Float[Tensor, " B"],
-        x: Int[Tensor, "B L"],
-        z: Int[Tensor, "B L"],
+        t: Times,
+        x: Sequences,
+        z: Sequences,
         loss_weight: Float[Tensor, "B L"],
         row: Int[Tensor, " N"],
         width: int,
@@ -66,17 +62,8 @@ class LossTokens(NamedTuple):
             noise = None if flat.other is None else flat.other[sample, None]
         places = (x, z, noise_at(schedule, t, x), noise_at(schedule, t, z), loss_weight.to(t.dtype))
         at_x, at_z, noise_x, noise_z, weight = (part.flatten()[row] for part in places)
-        return cls(
-            row=row,
-            x=at_x,
-            z=at_z,
-            alpha=schedule.alpha(t)[sample],
-            noise_x=noise_x,
-            noise_z=noise_z,
-            loss_weight=weight,
-            noise=noise,
-            sample=sample if flat is None else None,
-        )
+        alpha, own = schedule.alpha(t)[sample], sample if flat is None else None
+        return cls(row, at_x, at_z, alpha, noise_x, noise_z, weight, noise, own)
 
     @classmethod
     def clean(cls, x: Int[Tensor, " N"], loss_weight: Float[Tensor, " N"]) -> LossTokens:
@@ -87,17 +74,9 @@ class LossTokens(NamedTuple):
 
     def rows(self, rows: slice) -> LossTokens:
         """Select some of the tokens."""
-        parts = {
-            name: None if value is None else value[rows]
-            for name, value in self._asdict().items()
-            if name in _OF_TOKENS
-        }
-        noise, sample = self.noise, self.sample
-        if sample is not None:
-            sample = sample[rows]
-        elif noise is not None:
-            noise = noise[rows]
-        return self._replace(**parts, noise=noise, sample=sample)
+        values: Any = (None if value is None else value[rows] for value in self)
+        chosen = LossTokens(*values)
+        return chosen if self.sample is None else chosen._replace(noise=self.noise)
 
     def gathered(self) -> LossTokens:
         """Return the tokens with a row of noise for each; on a CPU, one row per sample."""
@@ -106,9 +85,6 @@ class LossTokens(NamedTuple):
         first, last = self.sample[:1], self.sample[-1:]
         is_shared = kind_of(first) == "cpu" and torch.equal(first, last)  # they are in order
         return self._replace(noise=self.noise[first if is_shared else self.sample], sample=None)
-
-
-_OF_TOKENS = ("row", "x", "z", "alpha", "noise_x", "noise_z", "loss_weight")
 
 
 class TokenTerms(NamedTuple):
@@ -214,16 +190,6 @@ def _loss_rows(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return kl, itakura_saito
 
 
-def _launch_loss_rows(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from gidd.diffusion.kernels.loss import launch_loss_rows
-
-    values = list(arguments)
-    noise, sample = values[-3:-1]
-    if noise is not None and sample is None:
-        values[-3] = noise.squeeze(-1)
-    return launch_loss_rows(*values)
-
-
 def _shapes_of_terms(*arguments: Any) -> tuple[Tensor, Tensor]:
     alpha = arguments[3]
     return torch.empty_like(alpha), torch.empty_like(alpha)
@@ -234,7 +200,7 @@ _loss_rows_kernel = define_kernel(
     " Tensor noise_z, Tensor loss_weight, Tensor? noise, Tensor? sample, bool with_gradient)"
     " -> (Tensor, Tensor)",
     definition=_loss_rows,
-    launch=_launch_loss_rows,
+    launch=lambda *a: import_module("gidd.diffusion.kernels.loss").launch_loss_rows(*a),
     shapes=_shapes_of_terms,
 )
 
@@ -249,13 +215,12 @@ def loss_rows(
     return _loss_rows_kernel(logits, *tokens[1:], with_gradient)
 
 
-def select(touched: Bool[Tensor, "B L"], few: bool, kind: str) -> Int[Tensor, " N"]:
+def select(touched: Flags, few: bool, kind: str) -> Int[Tensor, " N"]:
     """Return the places of a batch whose logits are computed, all `touched` ones among them.
 
     A CPU computes these alone. A GPU computes all tokens rather than wait to know their number,
-    except if only a `few` are touched, because noise only masks or tokens are given: then it waits
-    once; their number is rounded up to a multiple of 256, so that shapes, and memory with them,
-    differ little.
+    except if only a `few` are touched, because noise only masks or tokens are given. Their number
+    is then rounded up to a multiple of 256, so that shapes, and memory with them, differ little.
     """
     everywhere = touched.flatten()
     if kind == "cpu":
@@ -264,7 +229,4 @@ def select(touched: Bool[Tensor, "B L"], few: bool, kind: str) -> Int[Tensor, " 
         return torch.arange(len(everywhere), device=everywhere.device)
     number = int(everywhere.sum())
     first = everywhere.to(torch.uint8).argsort(descending=True, stable=True)
-    return first[: min(-(-number // _ROUNDED) * _ROUNDED, len(first))]
-
-
-_ROUNDED = 256
+    return first[: min(-(-number // 256) * 256, len(first))]

@@ -1,8 +1,4 @@
-"""Noise schedules. Every test of schedules covers the classes that `COMPONENTS` names.
-
-The exports are imported on first use, and no module of this package imports torch until a schedule
-is built: help texts list the schedules and their options without it.
-"""
+"""Noise schedules. No module imports torch until one is built: help texts list them without it."""
 
 from typing import TYPE_CHECKING
 
@@ -44,11 +40,8 @@ COMPONENTS: dict[str, str] = {
     "first_release": "FirstReleaseSchedule",
 }
 """Class of each schedule by its name. `FunctionalSchedule` has none: functions cannot be saved."""
-
 CURVES: dict[str, str] = {"linear": "Linear", "cosine": "Cosine", "polynomial": "Polynomial"}
 """Class of each mixing rate by its name."""
-
 AMOUNTS: dict[str, str] = {"ramp": "LinearAmount", "bump": "PeakedAmount"}
 """Class of each amount of a mixture by its name."""
-
 __getattr__, __dir__ = lazy_exports(__name__)

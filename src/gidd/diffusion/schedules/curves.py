@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
+from gidd.diffusion.schedule import FlatNoise, MixingSchedule, Times, check
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 class Curve(ABC):
     """A mixing rate alpha_t with its complement and its hazard rate.
 
-    Each has its own formula, for precision: in float32, computing 1 - alpha from alpha loses all
-    digits near t = 0, and alpha' / alpha near t = 1.
+    Each has its own formula: in float32, 1 - alpha of a rounded alpha has no correct digits near
+    t = 0, and alpha' / alpha has none near t = 1.
     """
 
     @abstractmethod
-    def alpha(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def alpha(self, t: Times) -> Times:
         """alpha_t."""
 
     @abstractmethod
-    def beta(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def beta(self, t: Times) -> Times:
         """1 - alpha_t."""
 
     @abstractmethod
-    def hazard(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def hazard(self, t: Times) -> Times:
         """-alpha_t' / alpha_t: the rate at which clean tokens are noised."""
 
 
@@ -83,10 +83,7 @@ class Polynomial(Curve):
 
     def __post_init__(self) -> None:
         if not self.power > 0:
-            raise ScheduleError(
-                f"curve.power must be positive, got {self.power}. "
-                "alpha = 1 - t^power must decrease from 1 to 0; 1 is linear, 2 is a common choice."
-            )
+            raise ScheduleError(f"curve.power must be positive, got {self.power}. 2 is common.")
 
     def alpha(self, t: Tensor) -> Tensor:
         """1 - t^power, accurate near t = 1."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
 from gidd.diffusion.schedules.curves import require_mask
-from gidd.diffusion.schedules.mixture import PeakedAmount
+from gidd.diffusion.schedules.mixture import PeakedAmount, peak_problems
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -28,17 +27,9 @@ class HybridSchedule(MixingSchedule):
     vocab: Vocab
     p_uniform: float = 0.1
     """Fraction of uniformly random tokens at t = 1/2 (p_u); the paper uses 0.0, 0.1 and 0.2."""
-
     gamma: float = 1.0
     """Shape exponent of c_t, at most 2; the paper uses 1."""
-
-    @staticmethod
-    def problems(p_uniform: float, gamma: float) -> Iterable[str]:
-        """Yield one message per invalid option, without torch."""
-        if not 0 <= p_uniform < 1:
-            yield f"p_uniform must be in [0, 1), got {p_uniform}. The paper uses 0.0, 0.1 and 0.2."
-        if not 0 < gamma <= 2:
-            yield f"gamma must be in (0, 2], got {gamma}. The paper uses 1."
+    problems = staticmethod(peak_problems)
 
     def __post_init__(self) -> None:
         require_mask(self.vocab)
@@ -84,13 +75,10 @@ _SMALLEST_LOG_B = -20.0
 class FirstReleaseSchedule(MixingSchedule):
     """Signal S = 1 - t - c, mask t and c_t = B sqrt(t (1 - t)) on every other token, over C.
 
-    The schedule of version 1.0.0 of the authors' code: a hybrid schedule with another constant B
-    and another normalisation. c_t is the amount on each single token, not on all tokens together,
-    and the amount on the clean token is taken from the signal.
-
-    Use it with the published checkpoints only: p_uniform = 0 is not exactly masked diffusion here,
-    and S < 0 for 1/(1 + B^2) < t < 1, where no chain exists. That is about the last 1e-10 of time:
-    use times up to 1 - 1e-6, or t = 1, which is valid.
+    The schedule of version 1.0.0 of the authors' code, for the published checkpoints: c_t is the
+    amount on each single token, and that of the clean token is taken from the signal. p_uniform = 0
+    is not exactly masked diffusion, and S < 0 for 1/(1 + B^2) < t < 1, about the last 1e-10 of
+    time, where no chain exists: use times up to 1 - 1e-6, or t = 1, which is valid.
     """
 
     vocab: Vocab
@@ -98,11 +86,8 @@ class FirstReleaseSchedule(MixingSchedule):
     """Approximate fraction of random tokens at t = 1/2; published are 0.0, 0.1 and 0.2."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p_uniform < 1:
-            raise ScheduleError(
-                f"p_uniform must be in [0, 1), got {self.p_uniform}. "
-                "The published checkpoints were trained with 0.0, 0.1 and 0.2."
-            )
+        for problem in peak_problems(self.p_uniform):
+            raise ScheduleError(problem)
         require_mask(self.vocab)
         check(self)
 

@@ -13,13 +13,13 @@ case a = t on the mask and a = c_t on the uniform distribution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from gidd.diffusion.schedule import MixingSchedule, check
+from gidd.diffusion.schedule import MixingSchedule, Times, check
 from gidd.diffusion.schedules.curves import value_and_slope
-from gidd.errors import ScheduleError
+from gidd.errors import ConfigError, GiddError, ScheduleError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class NoiseAmount(ABC):
     """The amount a(t) of one noise: 0 at t = 0, non-negative for t > 0."""
 
     @abstractmethod
-    def value(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def value(self, t: Times) -> Times:
         """a(t)."""
 
     @abstractmethod
-    def derivative_term(self, t: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def derivative_term(self, t: Times) -> Times:
         """a + (1 - t) a', for 0 < t < 1. If it is negative, no Markov chain has this noise."""
 
 
@@ -51,8 +51,7 @@ class LinearAmount(NoiseAmount):
     def __post_init__(self) -> None:
         if not self.weight >= 0:
             raise ScheduleError(
-                f"ramp.weight must be at least 0, got {self.weight}. "
-                "It is the relative weight of this noise in the prior; 0 removes it."
+                f"ramp.weight must be at least 0, got {self.weight}. Use 0 for none."
             )
 
     def value(self, t: Tensor) -> Tensor:
@@ -74,21 +73,12 @@ class PeakedAmount(NoiseAmount):
 
     peak: float
     """Fraction of tokens with this noise at t = 1/2, if one linear amount has weight 1."""
-
     gamma: float = 1.0
     """Shape exponent; a smaller one is flatter, with more of this noise near t = 0 and t = 1."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.peak < 1:
-            raise ScheduleError(
-                f"p_uniform (the bump's peak) must be in [0, 1), got {self.peak}. The paper uses "
-                "0.0, 0.1 and 0.2; for noise without a mask use UniformSchedule."
-            )
-        if not 0 < self.gamma <= 2:
-            raise ScheduleError(
-                f"gamma must be in (0, 2], got {self.gamma}. Above 2 no Markov chain has these "
-                "marginals; at 0 the noise at t = 0 would not be zero. The paper uses 1."
-            )
+        for problem in peak_problems(self.peak, self.gamma):
+            raise ScheduleError(problem)
 
     @property
     def B(self) -> float:
@@ -103,6 +93,20 @@ class PeakedAmount(NoiseAmount):
         """c + (1 - t) c' = c ((gamma/2)(1 - t) + (1 - gamma/2) t) / t, without cancellation."""
         half = self.gamma / 2
         return self.value(t) * (half * (1 - t) + (1 - half) * t) / t
+
+
+def peak_problems(p_uniform: float, gamma: float = 1.0) -> Iterator[str]:
+    """Yield one message per invalid option, without torch."""
+    if not 0 <= p_uniform < 1:
+        yield (
+            f"p_uniform (the peak of a bump) must be in [0, 1), got {p_uniform}. The paper uses "
+            "0.0, 0.1 and 0.2; for noise without a mask use UniformSchedule."
+        )
+    if not 0 < gamma <= 2:
+        yield (
+            f"gamma must be in (0, 2], got {gamma}. Above 2 no Markov chain has these marginals; "
+            "at 0 the noise at t = 0 would not be zero. The paper uses 1."
+        )
 
 
 @final
@@ -128,7 +132,6 @@ class Component(NamedTuple):
 
     noise: Float[Tensor, " V"]
     """Distribution over all tokens, mask included, from which a noised token is drawn."""
-
     amount: NoiseAmount
     """`LinearAmount` (part of the prior), `PeakedAmount` (0 at both ends), or any function."""
 
@@ -155,17 +158,19 @@ class MixtureSchedule(MixingSchedule):
     vocab: Vocab
     components: tuple[Component, ...]
     """Noise distributions and their amounts over time."""
-
     _noises: _NoiseCache = field(default_factory=_NoiseCache, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.components:
-            raise ScheduleError(
-                "mixture.components must have at least one component, got none. "
-                "Component(mask_noise(vocab), LinearAmount()) is masked diffusion."
-            )
+            raise ScheduleError("mixture.components must have at least one component. Add one.")
         for k, (noise, _) in enumerate(self.components):
-            _check_distribution(f"mixture.components[{k}].noise", noise, self.vocab)
+            field, size = f"mixture.components[{k}].noise", self.vocab.size
+            if noise.shape != (size,):
+                raise ScheduleError(
+                    f"{field} must have one entry for each of the {size} tokens, got shape "
+                    f"{list(noise.shape)}. Append zeros for tokens that this noise never produces."
+                )
+            require_stochastic(field, noise, ScheduleError)
         check(self)
 
     def alpha(self, t: Tensor) -> Tensor:
@@ -200,17 +205,16 @@ class MixtureSchedule(MixingSchedule):
         return torch.stack([a[:, None] * noise for a, noise in rows]).sum(0)
 
 
-def _check_distribution(field: str, noise: Tensor, vocab: Vocab) -> None:
-    if noise.shape != (vocab.size,):
-        raise ScheduleError(
-            f"{field} must have one entry for each of the {vocab.size} tokens, got shape "
-            f"{list(noise.shape)}. Append zeros for special tokens that this noise never produces."
-        )
-    total = noise.double().sum()
-    if not (noise >= 0).all() or not abs(total - 1) < 1e-6:
-        raise ScheduleError(
-            f"{field} must be a probability distribution (entries >= 0, sum 1), got smallest entry "
-            f"{noise.min():.6g} and sum {total:.6g}. Clip negative entries and divide by the sum."
+def require_stochastic(
+    field: str, rows: Float[Tensor, "... V"], error: type[GiddError] = ConfigError
+) -> None:
+    """Raise an error for rows that are not probability distributions."""
+    total = rows.double().sum(-1)
+    if not (rows >= 0).all() or not ((total - 1).abs() < 1e-6).all():
+        raise error(
+            f"{field} must be a probability distribution (entries >= 0, rows sum to 1), got "
+            f"entries from {rows.min():.6g} on and sums from {total.min():.6g} to "
+            f"{total.max():.6g}. Divide by the sum."
         )
 
 
@@ -226,7 +230,6 @@ class FunctionalSchedule(MixingSchedule):
     vocab: Vocab
     alpha_function: Callable[[Tensor], Tensor]
     """t [B] -> alpha_t [B]."""
-
     beta_pi_function: Callable[[Tensor], Tensor]
     """t [B] -> beta_t pi_t [B, V], rows summing to 1 - alpha_t."""
 
