@@ -11,13 +11,11 @@ from safetensors.torch import load_file, save_file
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
-from gidd.common.config.codec import component_from_plain
 from gidd.errors import CheckpointError, ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig, BidirectionalTransformer
 from gidd.models.backbones.hf_config import CAUSAL, FAMILIES as CONFIGS, BidirectionalLMConfig
 from gidd.models.denoiser import Denoiser
 from gidd.models.networks import Initializer, network_from_tensors
-from gidd.models.record import network_config_from, record_network
 from gidd.models.weights import write_safetensors
 from gidd.vocab import Vocab
 
@@ -238,35 +236,6 @@ def test_fields_that_a_network_cannot_have_are_refused(changes, message):
     for text in ("[1]", "{", "1"):
         with pytest.raises(ConfigError, match=r"hf must be a JSON object"):
             replace(config_of(), hf=text).build()
-
-
-def test_records_of_older_versions_are_converted():
-    """They had options for fields of transformers."""
-    options = {"width": 32, "num_layers": 4, "num_heads": 4, "family": "qwen2"}
-    old = {
-        "num_kv_heads": 2,
-        "mlp_width": None,
-        "tied_head": True,
-        "time_embedding": True,
-        "checkpoint_activations": False,
-        "settings": '{"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 0.001}',
-    }
-    sizes = {"vocab_size": ROWS, "max_length": LENGTH}
-    record = {"kind": "llama-bidirectional"} | sizes | options | old
-    config = network_config_from(record, "gidd.json: model")
-    hf_fields = {"num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 8}
-    hf_fields |= {"max_position_embeddings": 64, "rms_norm_eps": 0.001}
-    assert config.fields == hf_fields
-    again = network_config_from(record_network(config), "gidd.json: model")
-    assert again == config
-    network = config.build()
-    assert network.head.weight is network.embedding.weight
-    assert network.body.config.intermediate_size == 96 and network.uses_time
-    assert component_from_plain("backbone", record_of_run(record), "run").options["hf"] == config.hf
-
-
-def record_of_run(record):
-    return {name: v for name, v in record.items() if name not in ("vocab_size", "max_length")}
 
 
 def test_config_needs_neither_torch_nor_transformers():

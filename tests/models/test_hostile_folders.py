@@ -291,7 +291,7 @@ def test_the_baselines_weights_are_checked_too(tmp_path):
         (lambda r: r.update({"k" * 10**6: 1}), "must have the keys"),
         (lambda r: r.update(model="dit"), "model must be an object, got 'dit'"),
         (lambda r: r["model"].update(width=16.0), "model.width must be int, got 16.0"),
-        (lambda r: r["model"].update(dropout=1e999), r"dropout must be in \[0, 1\), got inf"),
+        (lambda r: r["model"].update(dropout=1e999), r"dropout must be .*in \[0, 1\), got inf"),
         (lambda r: r["vocabulary"].update(mask_id=10.0), "mask_id must be int or None.*got 10.0"),
         (lambda r: r["vocabulary"].update(size=17), "vocabulary.size must be at most 16"),
         (lambda r: r["vocabulary"].update(size=12), r"noise.0' must have shape \[12\], got \[11\]"),
@@ -323,7 +323,10 @@ def test_wrong_types_and_values_are_refused(ours, change, message):
     [
         (lambda r: r.update(p_uniform="x"), "p_uniform must be a number .*got 'x'"),
         (lambda r: r.update(p_uniform=10**400), r"p_uniform must be a number in \[0, 1\)"),
-        (lambda r: r.update(hidden_size=[16] * 10**6), r"config.json .*: width must be an integer"),
+        (
+            lambda r: r.update(hidden_size=[16] * 10**6),
+            "config.json: hidden_size must be an int",
+        ),
         (lambda r: r.update(model_type={"a": "b" * 10**6}), "got model_type"),
     ],
 )

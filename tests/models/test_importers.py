@@ -543,7 +543,7 @@ def test_a_missing_extra_or_wrong_tensor_is_refused_by_name(tmp_path, project, c
         ("scdd", {"forward__gamma": 3}, r"forward: gamma must be in \(0, 2\]"),
         ("llada", {"block_type": "sequential"}, "block_type must be 'llama'"),
         ("llada", {"n_heads": 0}, "num_heads must be an integer of at least 1"),
-        ("llada", {"n_heads": 10**30}, "even multiple"),
+        ("llada", {"n_heads": 10**30}, "num_heads must be an integer"),
         ("llada", {"n_kv_heads": 2}, "n_kv_heads must be 4"),
         ("llada", {"mask_token_id": 72}, r"mask_token_id must be in \[0, 72\)"),
         ("llada", {"rope_theta": "x"}, "rope_theta must be a number in"),

@@ -1,10 +1,7 @@
 """Networks that predict clean tokens, and how they are saved and loaded.
 
-Reading order: `backbones/dit_config` and `backbones/dit` (the diffusion transformer, made of
-`backbones/layers`), `denoiser` (from hidden states to x_theta), `weights` and `hub` (save, load,
-push), `importers/` (checkpoints of the authors and of other projects, some with the network of
-`backbones/bidirectional`), `backbones/llama` (the autoregressive baseline). Names are imported on
-first use.
+Reading order: `backbones/dit` (the diffusion transformer), `denoiser` (from hidden states to
+x_theta), `weights` and `hub` (save, load, push), `importers/` (checkpoints of other projects).
 """
 
 from typing import TYPE_CHECKING

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.devices import kind_of
+from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
 
 
 class Backbone(Protocol):
@@ -28,14 +29,12 @@ class Backbone(Protocol):
 
     - `blocks`, a list of modules: sharded and compiled one by one; otherwise the whole network;
     - `reset_parameters(initial)`, which fills all parameters with a
-      `gidd.models.networks.Initializer`: no rank then holds the complete network; otherwise every
-      rank builds it;
+      `gidd.models.networks.Initializer`: no rank then holds the complete network;
     - `uses_time = False`, if hidden states do not depend on t: samplers then cache them;
-    - `accepts_padding = True`, if its method is `hidden(z, t, valid=None)`. `valid` [B, L] is True
-      at tokens and False at padding, which is at the end of rows and can be any token; every row
-      has at least one token, and None means that all rows are full. The hidden states of tokens
-      must not depend on padding; those of padding can be any finite numbers. Samplers then compute
-      sequences of several lengths in one forward pass; otherwise only those of one length;
+    - `accepts_padding = True`, if its method is `hidden(z, t, valid=None)`. `valid` [B, L] is False
+      at padding, which is at the end of rows and can be any token; every row has a token, and None
+      means that all rows are full. The hidden states of tokens must not depend on padding; those of
+      padding are finite. Samplers then compute several lengths in one forward pass;
     - `accepts_segments = True`, if its method is `hidden(z, t, valid=None, segments=None)`.
       `segments` [B, L], in place of `valid`, numbers the documents of packed rows; padding has a
       number of its own. The hidden states of a document must be those of the document alone;
@@ -44,23 +43,20 @@ class Backbone(Protocol):
       the hidden states to logits [K, rows]. Such a network samples and scores, but is not trained;
     - `predicts_posterior = True`, if x_theta is converted from p(x_i | z) at the time of a step:
       the noise level of a text is then read off these posteriors;
-    - `has_mixed_types = True`, if its parameters may have several types, such as float32 in norms
-      and bf16 in the rest: files are then loaded as they are, otherwise in the widest type;
+    - `has_mixed_types = True`, if files are to be loaded in their own types, such as float32 in
+      norms and bf16 in the rest; otherwise in the widest type;
     - `config`, the registered dataclass that built it: the network can then be saved.
     """
 
     head: nn.Linear
     """Hidden states to logits; may have more rows than the vocabulary, as padding."""
 
-    def hidden(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L D"]:
-        """Hidden states before the head, of rows without padding.
+    def hidden(self, z: Sequences, t: Times) -> Float[Tensor, "B L D"]:
+        """Hidden states before the head, of rows without padding, of any floating-point type.
 
         Args:
             z: Noisy tokens, int64, in [0, vocab.size); the mask is one of them.
             t: Time of each sequence, float32, in [0, 1]; larger is noisier.
-
-        Returns:
-            Any floating-point dtype: the head is applied in float32.
         """
         ...
 
@@ -77,10 +73,8 @@ class LogitHead(NamedTuple):
     """The output layer with padding rows, if the backbone has any: for kernels."""
 
     weight: Float[Tensor, "rows D"]
-
     bias: Float[Tensor, " rows"]
     """float32; -inf for the mask and for padding."""
-
     adjust: Callable[[Tensor, Tensor], Tensor] | None = None
     """`adjust_logits` of the backbone, if it has that."""
 
@@ -110,7 +104,7 @@ class Denoiser(nn.Module):
         self.backbone = backbone
         self.vocab = vocab
 
-    def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L V"]:
+    def forward(self, z: Sequences, t: Times) -> Float[Tensor, "B L V"]:
         """Return x_theta(z, t) in float32."""
         return self.distribution(self.hidden(z, t))
 
@@ -120,11 +114,7 @@ class Denoiser(nn.Module):
         return bool(getattr(self.backbone, "accepts_padding", False))
 
     def hidden(
-        self,
-        z: Int[Tensor, "B L"],
-        t: Float[Tensor, " B"],
-        valid: Bool[Tensor, "B L"] | None = None,
-        segments: Int[Tensor, "B L"] | None = None,
+        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; t of any floating-point dtype (float64 in sampling).
 
@@ -132,19 +122,20 @@ class Denoiser(nn.Module):
         `segments`, in place of it, numbers the documents of packed rows. It raises `ConfigError`
         for a backbone that does not accept them.
         """
+        name = type(self.backbone).__name__
         if segments is not None:
             if not getattr(self.backbone, "accepts_segments", False):
                 raise ConfigError(
-                    f"{type(self.backbone).__name__} does not accept packed rows. Give it one "
-                    "document per row, or see accepts_segments in docs/extending.md."
+                    f"{name} does not accept packed rows. Give it one document per row, or see "
+                    "accepts_segments in docs/extending.md."
                 )
             return cast(Any, self.backbone).hidden(z, t.float(), segments=segments)
         if valid is None:
             return self.backbone.hidden(z, t.float())  # backbones may have two arguments
         if not self.accepts_padding:
             raise ConfigError(
-                f"{type(self.backbone).__name__} does not accept padding. Call it with sequences "
-                "of one length, or give it accepts_padding = True and hidden(z, t, valid=None)."
+                f"{name} does not accept padding. Call it with sequences of one length, or give it "
+                "accepts_padding = True and hidden(z, t, valid=None)."
             )
         return cast(Any, self.backbone).hidden(z, t.float(), valid)
 
@@ -181,17 +172,9 @@ class Denoiser(nn.Module):
         return LogitHead(weight, bias.float().masked_fill(never, -torch.inf), adjust)
 
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """Return x_theta of hidden states, for any number of positions.
-
-        Logits are computed in float32 even under autocast: bf16 has a relative error of up to
-        1/256.
-        """
-        if kind_of(hidden) != "cpu" or not self.has_linear_head:
-            logits = self.logit_head()(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
-            return logits.softmax(-1)[..., : self.vocab.size]
-        weight, bias = self.head()
-        with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.float(), weight.float(), bias.float()).softmax(-1)
+        """Return x_theta of hidden states, for any number of positions, from float32 logits."""
+        logits = self.logit_head()(hidden.reshape(-1, hidden.shape[-1]))
+        return logits.softmax(-1).view(*hidden.shape[:-1], -1)[..., : self.vocab.size]
 
 
 @lru_cache(maxsize=64)

@@ -51,7 +51,6 @@ SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
 INSTALLED_MODELS = "gidd.models"
 """Entry points of distributions that contain a model: its name, and the path of its folder."""
-
 _HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
@@ -113,15 +112,14 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
 def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrained:
     """Load a model from a folder, an installed distribution or the Hugging Face hub, in this order.
 
-    This is the loader below `gidd.from_pretrained`, which adds the tokenizer.
-
     Args:
         name: A folder, the name of an installed model, such as "nano", or a model on the hub, such
             as "dvruette/gidd-small-p_unif-0.1".
         p_uniform: Fraction of uniform noise that a published checkpoint was trained with; by
             default taken from the end of the name.
     """
-    return load(_find(name), _p_uniform_in(name) if p_uniform is None else p_uniform)
+    suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
+    return load(_find(name), float(suffix[1]) if suffix and p_uniform is None else p_uniform)
 
 
 class NetworkSource(NamedTuple):
@@ -131,7 +129,6 @@ class NetworkSource(NamedTuple):
     sha256: str
     num_tokens: int
     """Rows of the embedding and the head that have a token."""
-
     mask_id: int | None
     notes: tuple[str, ...] = ()
 
@@ -144,14 +141,9 @@ def load_network(name: str | Path) -> NetworkSource:
         config, tensors, digest = read_hf(folder)
         network = network_from_tensors(config, tensors)
         return NetworkSource(network, digest, config.vocab_size, None)
-    loaded = load(folder, _p_uniform_in(name))
+    loaded = load_pretrained(name)
     vocab, network = loaded.denoiser.vocab, cast(nn.Module, loaded.denoiser.backbone)
     return NetworkSource(network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
-
-
-def _p_uniform_in(name: str | Path) -> float | None:
-    suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
-    return float(suffix[1]) if suffix else None
 
 
 def installed_model(name: str | Path) -> Path | None:
@@ -199,10 +191,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def files_to_push(folder: str | Path) -> dict[str, int]:
-    """Return the files of a saved model that `push_to_hub` uploads, with their sizes in bytes.
-
-    Weights, records, the tokenizer, word lists and the model card; no subfolders.
-    """
+    """Return the files of a saved model that `push_to_hub` uploads, with their sizes in bytes."""
     folder = Path(folder)
     if not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
@@ -220,9 +209,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
     The token is the one of `hf auth login` or of the environment variable HF_TOKEN.
     """
     if not re.fullmatch(_HUB_NAME, name):
-        raise CheckpointError(
-            f"{shorten(name)} must be a name on the Hugging Face hub: owner/name."
-        )
+        raise CheckpointError(f"{shorten(name)} must be a name on the Hugging Face hub, owner/name")
     files = list(files_to_push(folder))
     hub = optional_package("huggingface_hub", "hf")
     try:

@@ -1,9 +1,5 @@
 """LoRA: train a product of two narrow matrices per linear layer, and keep the network's weights.
 
-    add_lora(network, config)       # on the meta device or off it
-    reset_lora(network, initial)    # after the weights have been loaded
-    merge_lora(network)             # before saving: a network without LoRA
-
 torch and peft are imported by the functions that need them: configurations name `LoraConfig`.
 """
 
@@ -35,17 +31,13 @@ class LoraConfig:
 
     rank: int = 0
     """Rank of the trained matrices; 0: no LoRA, all weights are trained."""
-
     alpha: float = 16.0
     """Scale: the product of the matrices is multiplied by alpha / rank."""
-
     dropout: float = 0.0
     """Dropout rate of the inputs of the trained matrices."""
-
     targets: str = _ALL
     """Layers to adapt: all-linear for all linear layers of the blocks, or their names, separated
     by commas, for example q_proj,v_proj."""
-
     embeddings: bool = field(default=False, metadata={ADDED_LATER: True})
     """Train embeddings and head too: for tokens that the model has never seen, such as end-of-text
     in a model of texts without it."""
@@ -92,7 +84,7 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
 
 
 def reset_lora(network: nn.Module, initial: Initializer) -> None:
-    """Initialise all adapters: the first matrix uniform, the second 0, so that they do nothing."""
+    """Initialise adapters of loaded weights: one matrix uniform, one 0, so that they do nothing."""
     import torch
 
     with torch.no_grad():
@@ -103,10 +95,7 @@ def reset_lora(network: nn.Module, initial: Initializer) -> None:
 
 
 def merge_lora(network: nn.Module) -> None:
-    """Add the product of the matrices to the weights and remove the adapters, in place.
-
-    Parameters then have the names of a network without LoRA, and all are trainable.
-    """
+    """Add the product of the matrices to the weights and remove the adapters, before saving."""
     for name, layer in _adapted_layers(network):
         layer.merge()
         parent, _, attribute = name.rpartition(".")

@@ -44,8 +44,7 @@ def name_without_lora(name: str) -> str | None:
 class Initializer:
     """Fills parameters in order: the k-th depends on (seed, k), not on its sharding.
 
-    Every rank draws the full tensor of a sharded parameter and keeps its shard, one parameter at
-    a time: no rank holds the full model, and ranks do not communicate.
+    Every rank draws the full tensor of one parameter at a time, and keeps its shard.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -64,19 +63,17 @@ class Initializer:
     def _fill(
         self, parameter: Tensor, draw: Callable[[Tensor, torch.Generator | None], Tensor]
     ) -> None:
+        number, generator = self._num_filled, None
+        self._num_filled += 1
         if parameter.is_meta:
-            self._num_filled += 1
             return
-        # imported here: it takes 0.65 s
-        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor import DTensor  # here, as it takes 0.65 s
 
-        generator = None
         if self._seed is not None:
             # torch's CPU generator uses 32 bits of its seed: hash, so that all depend on both
-            key = f"{self._seed}:{self._num_filled}".encode()
+            key = f"{self._seed}:{number}".encode()
             seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
             generator = torch.Generator(parameter.device).manual_seed(seed)
-        self._num_filled += 1
         if not isinstance(parameter, DTensor):
             draw(parameter, generator)
             return
@@ -98,10 +95,9 @@ def copy_full(parameter: Tensor, full: Tensor) -> None:
 
 @torch.no_grad()
 def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) -> None:
-    """Give a network its initial parameters and buffers; it may be sharded.
+    """Give a network, perhaps sharded, parameters and buffers that depend on the seed alone.
 
-    They depend on the seed alone. A network that cannot fill its parameters itself is built once
-    more in host memory.
+    A network that cannot fill its parameters itself is built once more in host memory.
     """
     reset: Any = getattr(network, "reset_parameters", None)
     if reset is not None and inspect.signature(reset).parameters:
@@ -122,9 +118,8 @@ def require_network(
     """Refuse a file whose tensors are not those of the network with this configuration.
 
     `found` holds the shapes in the file, `name_in_file` converts names of parameters to names in
-    the file. The configuration is not trusted. Nothing is allocated; of a network with
-    `num_layers`, no more layers are built than the file has tensors, and a single one if its class
-    has `equal_blocks`, the name of a list of equal layers.
+    it. The configuration is not trusted: nothing is allocated, and no more layers are built than
+    the file has tensors; a single one, if its class has `equal_blocks`, the name of their list.
     """
     num_layers: object = getattr(config, "num_layers", 0)
     if type(num_layers) is int and num_layers > len(found):

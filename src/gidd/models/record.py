@@ -15,17 +15,16 @@ from gidd.common.config.registry import name_of
 from gidd.common.terminal import shorten
 from gidd.diffusion import schedules
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import CheckpointError, ComponentNotInstalled, ConfigError, ScheduleError
+from gidd.errors import CheckpointError, ComponentNotInstalled, ConfigError
+from gidd.models.weights import blame_file
 from gidd.vocab import Vocab
 
 _T = TypeVar("_T")
 _VOCABULARY = "vocabulary"
 """The kind of a vocabulary in a record."""
-
 _MIXTURE = "mixture"
 _MAX_COMPONENTS = 16
 """Components of a saved mixture: each takes up to 32 MB while its schedule is checked."""
-
 _AGAIN = "The file is damaged or was edited; save or download it again."
 
 
@@ -79,9 +78,8 @@ def record_schedule(schedule: MixingSchedule) -> tuple[dict[str, Any], dict[str,
     if not isinstance(schedule, schedules.MixtureSchedule):
         return to_plain(_registered(schedule, "schedule")), {}
     if (number := len(schedule.components)) > _MAX_COMPONENTS:
-        raise ConfigError(
-            f"a saved mixture can have at most {_MAX_COMPONENTS} components, got {number}."
-        )
+        most = f"at most {_MAX_COMPONENTS} components"
+        raise ConfigError(f"a saved mixture can have {most}, got {number}.")
     tensors = {f"noise.{k}": noise for k, (noise, _) in enumerate(schedule.components)}
     components = [
         {"noise": name, "amount": to_plain(_registered(amount, "amount"))}
@@ -101,13 +99,10 @@ def schedule_from(
     components = cast("list[object]", entries)
     most = f"{where}.components must have at most {_MAX_COMPONENTS} entries"
     require_valid(len(components) <= _MAX_COMPONENTS, most, len(components))
-    parts = tuple(
-        _component(entry, tensors, f"{where}.components[{k}]") for k, entry in enumerate(components)
-    )
-    try:
+    with blame_file(where, _AGAIN):
+        places = ((f"{where}.components[{k}]", entry) for k, entry in enumerate(components))
+        parts = tuple(_component(entry, tensors, place) for place, entry in places)
         return schedules.MixtureSchedule(vocab, parts)
-    except (ConfigError, ScheduleError) as error:
-        raise CheckpointError(f"{where}: {error} {_AGAIN}") from error
 
 
 def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> schedules.Component:

@@ -1,7 +1,6 @@
 """Tensor files of a saved model: atomic writes, checked reads, no pickles.
 
-Files are not trusted. A reader first compares the names and shapes in the header of a file with
-what it expects, and only then reads or builds anything of these sizes.
+Files are not trusted: a reader compares names and shapes of the header before it builds anything.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from gidd.common.files import RECORD_BYTES, atomic_path, explain_damage, file_kind
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
-from gidd.errors import CheckpointError
+from gidd.errors import CheckpointError, ConfigError, ScheduleError
 from gidd.models.denoiser import Denoiser
 
 Shape = tuple[int, ...]
@@ -46,16 +45,12 @@ class Pretrained:
     denoiser: Denoiser
     schedule: MixingSchedule
     """The noise schedule the model was trained with."""
-
     summary: dict[str, Any] = field(default_factory=lambda: {})
     """What the training recorded: steps, loss, data. Empty if nothing was recorded."""
-
     sha256: str
     """SHA-256 of the file of weights."""
-
     notes: tuple[str, ...] = ()
     """Assumptions made while loading that the user should know about."""
-
     has_unused_rows: bool = False
     """Whether the last ids may be rows without a token; the tokenizer then has fewer tokens."""
 
@@ -68,6 +63,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         mode = temporary.stat().st_mode
         save_file(plain, temporary, metadata={"format": "pt"})
         temporary.chmod(mode)  # safetensors ignores the umask and creates files with mode 0600
+
+
+@contextmanager
+def blame_file(file: Path | str, remedy: str = COPY_AGAIN) -> Generator[None]:
+    """Raise `CheckpointError` for settings read from a file that are not allowed."""
+    try:
+        yield
+    except (ConfigError, ScheduleError) as error:
+        raise CheckpointError(f"{file}: {error} {remedy}") from error
 
 
 @contextmanager

@@ -106,8 +106,6 @@ def component_from_plain(kind: str, plain: Any, where: str) -> Component:
         declared = options_of(kind, cast(str, name), cast(str, package))
     except ConfigError as error:
         raise type(error)(f"{where}: {error}") from error
-    upgrade = getattr(find_component(kind, cast(str, name)).make, "upgrade", None)
-    values = values if upgrade is None else upgrade(values)  # of an older version
     required = {name for name, option in declared.items() if option.default is REQUIRED}
     _require_fields(values, set(declared), required, where, shorten(package) if package else "gidd")
     for option, value in values.items():

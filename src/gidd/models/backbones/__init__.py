@@ -25,5 +25,4 @@ COMPONENTS = {
     "masked-lm": "MaskedLMConfig",
 }
 """Configurations by name."""
-
 __getattr__, __dir__ = lazy_exports(__name__)

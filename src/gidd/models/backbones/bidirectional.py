@@ -13,19 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.terminal import shorten
+from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import size_problems
+from gidd.models.backbones.dit_config import require_sizes
 from gidd.models.backbones.layers import (
-    Embedding,
+    Mask,
+    RotaryTransformer,
     Rotation,
+    States,
     attention_mask,
-    require_length,
     rotate,
-    rotation,
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
 
 @final
@@ -35,53 +36,36 @@ class BidirectionalConfig:
 
     vocab_size: int
     """Rows of the embedding and of the head."""
-
     max_length: int
     """Longest sequence, in tokens."""
-
     width: int
     """Hidden size."""
-
     mlp_width: int
     """Size of the hidden layer of every MLP."""
-
     num_layers: int
     """Number of layers."""
-
     num_heads: int
     """Attention heads."""
-
     num_kv_heads: int
     """Heads of keys and values, each shared by num_heads / num_kv_heads heads of queries."""
-
     rotary_base: float
     """Base of the wavelengths of rotary position embedding; 10,000 is common."""
-
     norm_eps: float
     """Added to the mean square in every RMS norm."""
-
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias (Qwen2)."""
-
     tied_head: bool = False
     """Whether the head is the embedding."""
-
     shifted_mask_id: int | None = None
-    """Mask id of a model whose output at a position predicts the next one (Dream), else None.
-
-    The outputs are shifted by one position.
-    """
-
+    """Mask id of a model whose output at a position predicts the next one (Dream), else None."""
     predicts_first: bool = False
     """Whether the output at the first position was trained to predict its own token, although the
     other outputs are shifted. Otherwise nothing predicts the first token: it must be visible."""
-
     equal_blocks: ClassVar[str] = "layers"
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
-        if problems := list(size_problems(self, *sizes, "num_kv_heads")):
-            raise ConfigError("\n".join(problems))
+        require_sizes(self, *sizes, "num_kv_heads")
         if self.width % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"width = {self.width} must be an even multiple of num_heads = "
@@ -94,57 +78,31 @@ class BidirectionalConfig:
 
 
 @final
-class BidirectionalTransformer(nn.Module):
+class BidirectionalTransformer(RotaryTransformer):
     """From noisy tokens to hidden states and logits; the time is ignored."""
 
-    uses_time = False
-    accepts_padding = True
-
     def __init__(self, config: BidirectionalConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, _Layer, _RMSNorm)
         self.accepts_segments = config.shifted_mask_id is None  # a shift crosses documents
-        self.embed_tokens = Embedding(config.vocab_size, config.width)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
-        self.norm = _RMSNorm(config)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embed_tokens.weight
 
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The layers, under the attribute name of `DiT`."""
-        return self.layers
-
     def hidden(
-        self,
-        z: Int[Tensor, "B L"],
-        t: Float[Tensor, " B"],
-        valid: Bool[Tensor, "B L"] | None = None,
-        segments: Int[Tensor, "B L"] | None = None,
+        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head, shifted to the position that they predict.
 
         They depend on valid tokens, or on those of their segment, only.
         """
         config = self.config
-        length = require_length(z, config.max_length)
         is_refused = config.shifted_mask_id is not None and not config.predicts_first
         if is_refused and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(
                 "the first token must not be masked, as nothing predicts it. Begin the prompt or "
                 "template with text; texts cannot be scored with this model."
             )
-        angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
-        x, mask = self.embed_tokens(z), attention_mask(valid, segments)
-        for layer in self.layers:
-            x = layer(x, angles, mask)
-        x = self.norm(x)
+        x = self.norm(self.run_layers(z, attention_mask(valid, segments)))
         return x if config.shifted_mask_id is None else torch.cat([x[:, :1], x[:, :-1]], dim=1)
-
-    def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
-        """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
-        return self.head(self.hidden(z, t))
 
 
 class _RMSNorm(nn.Module):
@@ -174,12 +132,7 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=bias)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L D"],
-        angles: Rotation,
-        mask: Bool[Tensor, "B 1 queries L"] | None,
-    ) -> Float[Tensor, "B L D"]:
+    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
@@ -212,11 +165,6 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _RMSNorm(config)
         self.mlp = _MLP(config)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L D"],
-        angles: Rotation,
-        mask: Bool[Tensor, "B 1 queries L"] | None,
-    ) -> Float[Tensor, "B L D"]:
+    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
         x = x + self.self_attn(self.input_layernorm(x), angles, mask)
         return x + self.mlp(self.post_attention_layernorm(x))

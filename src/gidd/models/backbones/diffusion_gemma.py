@@ -1,12 +1,9 @@
 """DiffusionGemma: an encoder of the text so far and a decoder of a canvas, of `transformers`.
 
-A sequence is cut into canvases from its end on, so that only the first one can be shorter. The
-tokens of a canvas attend to each other and to the keys and values of all tokens before the canvas,
-which the causal encoder computes. A prompt followed by one complete canvas is what the model was
-trained on.
-
-The decoder predicts the ordinary posterior p(x_i | z), z_i included, at a noise level that it
-infers from the canvas. `leave_one_out_shift` converts it to x_theta, p(x_i | z without z_i).
+A sequence is cut into canvases from its end on: only the first can be shorter. The tokens of a
+canvas attend to each other and to the causal encoder's keys and values of all tokens before it. The
+decoder predicts the posterior p(x_i | z), z_i included, at a noise level that it infers from the
+canvas; `leave_one_out_shift` converts it to x_theta, p(x_i | z without z_i).
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 MIN_TIME = 1e-3
 """Smallest time of training: below it, the conversion divides by what was never learned."""
-
 _OLDEST_TRANSFORMERS = "5.12"
 _NOT_SETTINGS = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 _KEPT_PROMPTS = 4
@@ -54,15 +50,12 @@ class DiffusionGemmaConfig:
 
     text_config: Mapping[str, Any]
     """`text_config` of `config.json`, for the class of that name in `transformers`."""
-
     vocab_size: int
     max_length: int
     """Longest sequence, in tokens."""
-
     num_layers: int
     canvas_length: int
     """Tokens that the decoder predicts together."""
-
     bos_id: int
     """Token that the encoder reads first, before all sequences that do not begin with it."""
 
@@ -75,8 +68,8 @@ class DiffusionGemmaConfig:
 class DiffusionGemma(nn.Module):
     """From noisy tokens to hidden states; `adjust_logits` completes the logits of the head.
 
-    The rows of a batch are computed one after the other. The keys and values before the last canvas
-    of a sequence are kept: while they do not change, a step decodes one canvas.
+    Rows are computed one by one. The keys and values before the last canvas of a sequence are kept:
+    while they do not change, a step decodes one canvas.
     """
 
     predicts_posterior = True

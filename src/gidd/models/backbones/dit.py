@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import (
     Block,
     Embedding,
     LocalMixing,
+    Network,
     TimeEmbedding,
     attention_mask,
     layer_norm,
@@ -23,14 +25,14 @@ from gidd.models.backbones.layers import (
 from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
 _MIXING_BOUND = 0.2
 """Initial weights of local mixing are uniform in +-0.2: about a tenth of the input."""
 
 
 @final
-class DiT(nn.Module):
+class DiT(Network):
     """A diffusion transformer (App. E) from noisy tokens and a time to hidden states and logits.
 
     The logits of a new model are exactly zero: head and modulations start at 0 (adaLN-zero).
@@ -76,11 +78,7 @@ class DiT(nn.Module):
                 module.weight.fill_(1)
 
     def hidden(
-        self,
-        z: Int[Tensor, "B L"],
-        t: Float[Tensor, " B"],
-        valid: Bool[Tensor, "B L"] | None = None,
-        segments: Int[Tensor, "B L"] | None = None,
+        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; they depend on valid tokens, or on their segment, only."""
         length = require_length(z, self.config.max_length)
@@ -94,7 +92,3 @@ class DiT(nn.Module):
                 x = block(x, *same)
         shift, scale = self.final_modulation(condition)[:, None, :].chunk(2, dim=-1)
         return modulate(self.final_norm(x), shift, scale)
-
-    def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
-        """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
-        return self.head(self.hidden(z, t))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
+from gidd.common.config.allowed import Allowed, choice, field_problems, integer, number
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 _LEAST_ALPHA = 1e-3
 """Of the log-linear noise alpha = 1 - (1 - 1e-3) t, which MDLM, SEDD and Duo were trained with."""
+
+
+_SIZE = integer(1)._replace(text="an integer of at least 1")
+_RATE = number(lambda rate: 0 <= rate < 1, "", "The paper uses 0.")._replace(text="in [0, 1)")
+
+
+def _is_mixing_width(value: object) -> bool:
+    return type(value) is int and (value == 0 or (value > 0 and value % 2 == 1))
 
 
 class NamedSize(NamedTuple):
@@ -31,12 +39,10 @@ class NamedSize(NamedTuple):
         return DiTConfig(vocab_size=vocab_size, max_length=max_length, **self._asdict())
 
 
-def size_problems(config: object, *fields: str) -> Iterator[str]:
-    """Yield a message per field that is not an integer of at least 1."""
-    for field in fields:
-        value: object = getattr(config, field)
-        if type(value) is not int or value < 1:
-            yield f"{field} must be an integer of at least 1, got {shorten(value)}."
+def require_sizes(config: object, *sizes: str, **others: Allowed) -> None:
+    """Raise `ConfigError` for sizes that are no integers of at least 1, or other wrong fields."""
+    if problems := list(field_problems(config, "", **dict.fromkeys(sizes, _SIZE), **others)):
+        raise ConfigError("\n".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,53 +61,38 @@ class DiTConfig:
 
     vocab_size: int
     """Rows of the embedding and of the head: at least `vocab.size`; more rows are padding."""
-
     max_length: int = 512
     """Longest sequence, in tokens; any shorter one is allowed too."""
-
     width: int
     """Hidden size (D)."""
-
     num_layers: int
     """Number of blocks."""
-
     num_heads: int
     """Attention heads; the head size, width / num_heads, must be even."""
-
     time_width: int = 128
     """Size of the time embedding that conditions every block."""
-
     dropout: float = 0.0
     """Dropout rate before each residual addition, in training only; the paper uses 0."""
-
     mixing_width: int = 0
     """Positions that a depthwise convolution before each block mixes, an odd number; 0: none.
     Small models learn faster with 7; the paper's sizes and published checkpoints have none."""
-
     checkpoint_activations: bool = False
     """Recompute the activations of each block in the backward pass: less memory, more time."""
-
     equal_blocks: ClassVar[str] = "blocks"
 
     def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise ConfigError("\n".join(problems))
-
-    def _problems(self) -> Iterator[str]:
         sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
-        wrong = list(size_problems(self, *sizes))
-        yield from wrong
-        if not wrong and self.width % (2 * self.num_heads):
+        mixing = Allowed(_is_mixing_width, "0 or an odd number", "7 is common.")
+        problems = list(field_problems(self, "", **dict.fromkeys(sizes, _SIZE)))
+        if not problems and self.width % (2 * self.num_heads):
             example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
-            yield (
+            problems.append(
                 f"width must be an even multiple of num_heads = {shorten(self.num_heads)}, got "
                 f"{shorten(self.width)}. Use {shorten(example)}, for example."
             )
-        mixing = self.mixing_width
-        if type(mixing) is not int or mixing < 0 or (mixing and mixing % 2 == 0):
-            yield f"mixing_width must be 0 or an odd number, got {shorten(mixing)}. 7 is common."
-        if not 0 <= self.dropout < 1:
-            yield f"dropout must be in [0, 1), got {self.dropout}. The paper uses 0."
+        problems += field_problems(self, mixing_width=mixing, dropout=_RATE)
+        if problems:
+            raise ConfigError("\n".join(problems))
 
     def build(self) -> DiT:
         """Build the network."""
@@ -135,10 +126,9 @@ class TimeMappedConfig(DiTConfig):
     time: str
     """"zero": always 0. "sigma": -log(1 - t), the log-linear noise level, at most -log 1e-3."""
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if self.time not in ("zero", "sigma"):
-            yield f"time must be zero or sigma, got {shorten(self.time)}."
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, time=choice(("zero", "sigma")))
 
     @property
     def uses_time(self) -> bool:

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from gidd.common.files import explain_damage
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
+from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
-from gidd.models.backbones.layers import TimeEmbedding, attention_mask, require_length
+from gidd.models.backbones.layers import Network, TimeEmbedding, attention_mask, require_length
 from gidd.models.backbones.llama import recompute_activations
 from gidd.models.networks import Initializer
+from gidd.models.weights import keep_tied
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
 _TOKENS = {f"{token}_token_id" for token in ("bos", "cls", "eos", "pad", "sep")}
 """Tokens of another tokenizer by default; the embedding of a padding token would not be trained."""
-
 _SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _WINDOWS = {"max_window_layers", "sliding_window", "use_sliding_window"}
 _WITHOUT_EFFECT = _TOKENS | _WINDOWS | {"add_cross_attention", "is_decoder", "use_cache"}
@@ -76,7 +77,7 @@ def _transformers_config(config: HFConfig) -> Any:
 
 
 @final
-class HFNetwork(nn.Module):
+class HFNetwork(Network):
     """From noisy tokens to hidden states and logits, by a network of `transformers`."""
 
     accepts_padding = True
@@ -142,11 +143,9 @@ class HFNetwork(nn.Module):
         self._reset_buffers()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HFNetwork:
-        """Move or convert the parameters, tie the head again, and compute the buffers again."""
-        is_tied = self.head.weight is self.embedding.weight
-        super()._apply(fn, recurse)
-        if is_tied:
-            self.head.weight = self.embedding.weight
+        """Move or convert the parameters, which stay tied; compute the buffers again."""
+        with keep_tied(self):
+            super()._apply(fn, recurse)
         self._reset_buffers()
         return self
 
@@ -162,12 +161,7 @@ class HFNetwork(nn.Module):
             if buffers:
                 self.body._init_weights(module)
 
-    def hidden(
-        self,
-        z: Int[Tensor, "B L"],
-        t: Float[Tensor, " B"],
-        valid: Bool[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L D"]:
+    def hidden(self, z: Sequences, t: Times, valid: Flags | None = None) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; those of valid tokens do not depend on padding."""
         length = require_length(z, self.config.max_length)
         x = self.embedding(z)
@@ -181,7 +175,3 @@ class HFNetwork(nn.Module):
         for block in self.blocks:  # without the causal mask of their model
             x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return self.body.norm(x)
-
-    def forward(self, z: Int[Tensor, "B L"], t: Float[Tensor, " B"]) -> Float[Tensor, "B L rows"]:
-        """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
-        return self.head(self.hidden(z, t))

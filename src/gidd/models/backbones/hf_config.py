@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
-from gidd.common.config.allowed import choice, field_problems, integer
+from gidd.common.config.allowed import choice, integer
 from gidd.common.files import parse_json
 from gidd.errors import ConfigError
+from gidd.models.backbones.dit_config import require_sizes
 
 if TYPE_CHECKING:
     from gidd.models.backbones.hf import HFNetwork
-
-_OLD_OPTIONS = ("num_kv_heads", "mlp_width", "tied_head")
-_THEIR_NAMES = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +39,7 @@ class HFConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads")
         allowed = dict.fromkeys(sizes, integer(1, 2**31 - 1)) | {"family": choice(self.families)}
-        if problems := list(field_problems(self, "", **allowed)):
-            raise ConfigError("\n".join(problems))
+        require_sizes(self, **allowed)
 
     def build(self) -> HFNetwork:
         """Build the network, with random weights."""
@@ -54,16 +50,12 @@ class HFConfig:
     @property
     def fields(self) -> dict[str, Any]:
         """`hf`, parsed."""
-        return _parse(self.hf)
-
-    @staticmethod
-    def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-        """Convert a record of an older version, which had options for some of the fields."""
-        if "settings" not in record:
-            return record
-        old = zip(_THEIR_NAMES, (record.pop(name, None) for name in _OLD_OPTIONS), strict=True)
-        fields = {name: value for name, value in old if value is not None}
-        return record | {"hf": json.dumps(fields | _parse(record.pop("settings")))}
+        try:
+            return dict(cast("dict[str, Any]", parse_json(self.hf.encode(), "hf")))
+        except (AttributeError, TypeError, ValueError) as error:
+            example = '{"initializer_range": 0.02}'
+            message = f"hf must be a JSON object such as {example}, got {self.hf}."
+            raise ConfigError(message) from error
 
 
 @final
@@ -73,7 +65,6 @@ class BidirectionalLMConfig(HFConfig):
 
     family: str = "llama"
     """Architecture: llama, mistral, qwen2 or qwen3."""
-
     families = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -84,18 +75,9 @@ class MaskedLMConfig(HFConfig):
 
     family: str = "modernbert"
     """Architecture: modernbert or bert."""
-
     families = ("bert", "modernbert")
 
 
 CAUSAL = BidirectionalLMConfig.families
 FAMILIES = {name: c for c in (BidirectionalLMConfig, MaskedLMConfig) for name in c.families}
 """The class of the configurations of each family."""
-
-
-def _parse(text: object) -> dict[str, Any]:
-    try:
-        return dict(cast("dict[str, Any]", parse_json(cast(str, text).encode(), "hf")))
-    except (AttributeError, TypeError, ValueError) as error:
-        example = '{"initializer_range": 0.02}'
-        raise ConfigError(f"hf must be a JSON object such as {example}, got {text}.") from error

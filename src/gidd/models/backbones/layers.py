@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.devices import kind_of
+from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
 
+States: TypeAlias = 'Float[Tensor, "B L D"]'
+Mask: TypeAlias = 'Bool[Tensor, "B 1 queries L"]'
+"""True where a query reads a key."""
 ROTARY_BASE = 10_000.0
 TIME_FEATURES = 256
 """Number of sinusoidal features of the time."""
@@ -28,7 +33,7 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "L head_width"]
 
 
-def require_length(z: Int[Tensor, "B L"], max_length: int) -> int:
+def require_length(z: Sequences, max_length: int) -> int:
     """Return the length of sequences, or raise if it exceeds the context of a network."""
     if (length := z.shape[1]) > max_length:
         raise ConfigError(
@@ -42,37 +47,37 @@ def rotation(
 ) -> Rotation:
     """Rotary angles of positions 0 .. length - 1, always float32.
 
-    No buffer, which would be rounded to bf16 and lost on the meta device: a CPU computes them in
-    every forward pass; for a GPU, where each operation is a launch, they are kept.
+    No buffer, which would be rounded to bf16 and lost on the meta device.
     """
-    compute = _kept_rotation if device.type == "cuda" else _rotation
-    return compute(length, head_width, device, base)
+    return _kept(_rotation, device, length, head_width, base)
 
 
-def _rotation(length: int, head_width: int, device: torch.device, base: float) -> Rotation:
+def rotary_frequencies(head_width: int, device: torch.device, base: float) -> Tensor:
+    """Return the angle between neighbouring positions, for each pair of a head."""
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
-    frequency = 1.0 / base**exponent
+    return 1.0 / base**exponent
+
+
+def _kept(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
+    """Compute constants on a CPU; on a GPU, where each operation is a launch, keep them."""
+    return (_kept_on_gpu(compute) if device.type == "cuda" else compute)(device, *arguments)
+
+
+@cache
+def _kept_on_gpu(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lru_cache(maxsize=64)(torch.inference_mode(False)(compute))  # for training as well
+
+
+def _rotation(device: torch.device, length: int, head_width: int, base: float) -> Rotation:
     position = torch.arange(length, device=device, dtype=torch.float32)
-    angle = (position[:, None] * frequency).repeat(1, 2)
+    angle = (position[:, None] * rotary_frequencies(head_width, device, base)).repeat(1, 2)
     return Rotation(angle.cos(), angle.sin())
-
-
-@lru_cache(maxsize=64)
-def _kept_rotation(length: int, head_width: int, device: torch.device, base: float) -> Rotation:
-    with torch.inference_mode(False):  # used in training as well
-        return _rotation(length, head_width, device, base)
 
 
 def _time_frequencies(device: torch.device) -> Float[Tensor, " half"]:
     half = TIME_FEATURES // 2
     index = torch.arange(half, device=device, dtype=torch.float32)
     return torch.exp(-math.log(10_000.0) * index / half)
-
-
-@lru_cache(maxsize=64)
-def _kept_time_frequencies(device: torch.device) -> Float[Tensor, " half"]:
-    with torch.inference_mode(False):
-        return _time_frequencies(device)
 
 
 def rotate(x: Float[Tensor, "... L head_width"], angles: Rotation) -> Tensor:
@@ -101,11 +106,50 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
 
+class Network(nn.Module):
+    """A network with hidden states and a head."""
+
+    head: nn.Linear
+    hidden: Any
+
+    def forward(self, z: Sequences, t: Times) -> Float[Tensor, "B L rows"]:
+        """Logits of all rows of the head; `Denoiser` converts them to a distribution."""
+        return self.head(self.hidden(z, t))
+
+
+class RotaryTransformer(Network):
+    """A transformer without time: embedding, layers of (x, angles, mask), norm and head."""
+
+    uses_time = False
+    accepts_padding = True
+
+    def __init__(self, config: Any, layer: type[nn.Module], norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
+        self.norm = norm(config)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers, under the attribute name of `DiT`."""
+        return self.layers
+
+    def run_layers(self, z: Sequences, mask: Mask | None) -> States:
+        """Hidden states before the norm."""
+        config, length = self.config, require_length(z, self.config.max_length)
+        angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
+        x = self.embed_tokens(z)
+        for layer in self.layers:
+            x = layer(x, angles, mask)
+        return x
+
+
 class TimeEmbedding(nn.Module):
     """Embedding of a time in [0, 1]: cosines and sines, then two linear layers.
 
-    Unlike in many other models the time is not multiplied by 1000: the published weights were
-    trained this way.
+    The time is not multiplied by 1000: the published weights were trained this way.
     """
 
     def __init__(self, width: int) -> None:
@@ -115,20 +159,15 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
         """Conditioning vector of all blocks."""
-        kept = t.device.type == "cuda"
-        frequencies = (_kept_time_frequencies if kept else _time_frequencies)(t.device)
-        angle = t.float()[:, None] * frequencies
+        angle = t.float()[:, None] * _kept(_time_frequencies, t.device)
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.input.weight.dtype)
         return F.silu(self.output(F.silu(self.input(features))))
 
 
-def attention_mask(
-    valid: Bool[Tensor, "B L"] | None, segments: Int[Tensor, "B L"] | None = None
-) -> Bool[Tensor, "B 1 queries L"] | None:
+def attention_mask(valid: Flags | None, segments: Sequences | None = None) -> Mask | None:
     """Return which keys each query reads: those of its segment, else the valid ones; None: all.
 
-    The queries at padding are computed too, from valid keys or from padding, so that they are
-    finite.
+    Queries at padding read too, so that they are finite.
     """
     if segments is not None:
         return segments[:, None, :, None] == segments[:, None, None, :]
@@ -144,19 +183,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L D"],
-        angles: Rotation,
-        mask: Bool[Tensor, "B 1 queries L"] | None,
-    ) -> Float[Tensor, "B L D"]:
+    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
         """Attend where the mask is True with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype, kind = qkv.dtype, kind_of(qkv)
         if kind == "cpu" and qkv.requires_grad:
-            # on CPUs torch's backward pass takes up to four times as long in bf16, and was not
-            # faster at any length tried
-            qkv = qkv.float()
+            qkv = qkv.float()  # torch's backward pass takes up to four times as long in bf16
         parts = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if kind == "cpu":
             q, k = rotate(parts[0], angles), rotate(parts[1], angles)
@@ -183,17 +215,14 @@ class MLP(nn.Module):
 class LocalMixing(nn.Module):
     """Depthwise convolution over positions, added to its input; padding and outside count as 0.
 
-    Attention of a new model is an average over all positions, from which a small model takes
-    hundreds of steps to learn to read its neighbours. This layer reads them from the first step.
+    It reads neighbours from the first step on; attention takes hundreds of steps to learn that.
     """
 
     def __init__(self, width: int, num_positions: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_positions, width))
 
-    def forward(
-        self, x: Float[Tensor, "B L D"], valid: Bool[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L D"]:
+    def forward(self, x: States, valid: Flags | None = None) -> States:
         """Add a weighted sum of each position's neighbours."""
         kernel = self.weight.t()[:, None, :].to(x.dtype)
         padding = len(self.weight) // 2
@@ -219,12 +248,12 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B L D"],
+        x: States,
         condition: Float[Tensor, "B time_width"],
         angles: Rotation,
-        valid: Bool[Tensor, "B L"] | None = None,
-        mask: Bool[Tensor, "B 1 queries L"] | None = None,
-    ) -> Float[Tensor, "B L D"]:
+        valid: Flags | None = None,
+        mask: Mask | None = None,
+    ) -> States:
         """Apply local mixing of valid tokens, if any, then attention by the mask, then the MLP."""
         if self.mixing is not None:
             x = self.mixing(x, valid)

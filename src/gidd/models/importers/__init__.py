@@ -1,7 +1,6 @@
-"""Readers of other projects' checkpoints.
+"""Readers of other projects' checkpoints: a function per layout, all with `checkpoint`.
 
-`checkpoint` reads configurations and weights; `gidd_v1`, `dit_family` and `transformer_family` have
-one function per layout. `hf` reads networks that are not diffusion models, to fine-tune them.
+`hf` reads networks that are not diffusion models, to fine-tune them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 from gidd.common.config.components import component
 from gidd.common.config.registry import component_names
@@ -33,20 +32,11 @@ class Importer(ABC):
         """Read the model; what is wrong with its files is a `CheckpointError`."""
 
 
-@final
-class _Layout(Importer):
-    def __init__(
-        self,
-        matches: Callable[[ForeignCheckpoint], bool],
-        read: Callable[[ForeignCheckpoint], Pretrained],
-    ) -> None:
-        self._matches, self._read = matches, read
+class Layout(NamedTuple):
+    """The importer of a layout that gidd reads itself."""
 
-    def matches(self, checkpoint: ForeignCheckpoint) -> bool:
-        return self._matches(checkpoint)
-
-    def read(self, checkpoint: ForeignCheckpoint) -> Pretrained:
-        return self._read(checkpoint)
+    matches: Callable[[ForeignCheckpoint], bool]
+    read: Callable[[ForeignCheckpoint], Pretrained]
 
 
 def _has(name: str, value: str) -> Callable[[ForeignCheckpoint], bool]:
@@ -70,28 +60,25 @@ def _is_sedd(checkpoint: ForeignCheckpoint) -> bool:
     return checkpoint.field("graph.type") is not None and checkpoint.field("tokens") is not None
 
 
-COMPONENTS: dict[str, Importer] = {
-    "gidd": _Layout(_has("model_type", "dit"), gidd_v1.read),
-    "gidd-scaling": _Layout(_has("model_type", "gidd"), gidd_v1.read_scaling),
-    "scdd": _Layout(_has("parameterization", "scdd"), dit_family.read_scdd),
-    "xdlm": _Layout(_has("algo.name", "xdlm"), dit_family.read_xdlm),
-    "mdlm": _Layout(_is_mdlm, dit_family.read_mdlm),
-    "duo": _Layout(_is_duo, dit_family.read_duo),
-    "sedd": _Layout(_is_sedd, dit_family.read_sedd),
-    "llada": _Layout(_has("model_type", "llada"), read_llada),
-    "dream": _Layout(_has("model_type", "Dream"), read_dream),
-    "diffusion-gemma": _Layout(_has("model_type", "diffusion_gemma"), read_diffusion_gemma),
+COMPONENTS: dict[str, Layout] = {
+    "gidd": Layout(_has("model_type", "dit"), gidd_v1.read),
+    "gidd-scaling": Layout(_has("model_type", "gidd"), gidd_v1.read_scaling),
+    "scdd": Layout(_has("parameterization", "scdd"), dit_family.read_scdd),
+    "xdlm": Layout(_has("algo.name", "xdlm"), dit_family.read_xdlm),
+    "mdlm": Layout(_is_mdlm, dit_family.read_mdlm),
+    "duo": Layout(_is_duo, dit_family.read_duo),
+    "sedd": Layout(_is_sedd, dit_family.read_sedd),
+    "llada": Layout(_has("model_type", "llada"), read_llada),
+    "dream": Layout(_has("model_type", "Dream"), read_dream),
+    "diffusion-gemma": Layout(_has("model_type", "diffusion_gemma"), read_diffusion_gemma),
 }
 """Layouts by name, in the order in which they are tried; registered ones follow."""
 
 
-def find_importer(checkpoint: ForeignCheckpoint) -> tuple[str, Importer] | None:
+def find_importer(checkpoint: ForeignCheckpoint) -> tuple[str, Importer | Layout] | None:
     """Return name and importer of the layout that a configuration has, or None."""
-    for name, importer in COMPONENTS.items():
-        if importer.matches(checkpoint):
-            return name, importer
-    for name in component_names("importer")[len(COMPONENTS) :]:
-        importer = component("importer", name).build()
+    for name in component_names("importer"):
+        importer = COMPONENTS.get(name) or component("importer", name).build()
         if importer.matches(checkpoint):
             return name, importer
     return None

@@ -8,10 +8,10 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gidd.common.files import (
     CONTEXT_TOKENS,
@@ -22,15 +22,20 @@ from gidd.common.files import (
     sha256,
 )
 from gidd.common.terminal import shorten
+from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError
+from gidd.models.denoiser import Backbone, Denoiser
+from gidd.models.networks import network_from_tensors, require_network
 from gidd.models.weights import (
     COPY_AGAIN,
     COPY_BOTH_AGAIN,
     WEIGHTS,
+    Pretrained,
     Shape,
     read_safetensors,
     read_shapes,
     require_finite,
+    require_tensors,
 )
 
 CONFIG = "config.json"
@@ -42,6 +47,7 @@ MASKING_ALONE = (
 _INDEX = "model.safetensors.index.json"
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _PICKLES = ("*.ckpt", "*.pth")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CONVERT = f"Convert it if you trust it: save its EMA with safetensors.torch as {WEIGHTS}."
 
 
@@ -52,7 +58,6 @@ class Weights:
 
     file: Path
     """The file that messages name."""
-
     shapes: dict[str, Shape]
     read: Callable[[], dict[str, Tensor]]
     sha256: str
@@ -68,6 +73,37 @@ class Weights:
         """Return the number of tensors with a name like this one of block 0."""
         pattern = re.escape(name).replace("0", r"\d+", 1)
         return sum(bool(re.fullmatch(pattern, other)) for other in self.shapes)
+
+    def network(
+        self, config: Any, name_in_file: Callable[[str], str], constants: Constants | None = None
+    ) -> nn.Module:
+        """Build a network of all tensors, but of `constants`, which must have their values."""
+        own = constants or Constants({}, dict)
+        found = {name: shape for name, shape in self.shapes.items() if name in own.shapes}
+        require_tensors(own.shapes, found, self.file)
+        rest = {name: shape for name, shape in self.shapes.items() if name not in found}
+        require_network(config, rest, self.file, name_in_file)
+        tensors = self.read()
+        for name, value in own.values().items():
+            if not torch.allclose(tensors.pop(name).float(), value, rtol=1e-2, atol=own.atol):
+                what = f"tensor {name} does not hold the rotary constants of base 10000"
+                raise CheckpointError(f"{self.file}: {what}. {COPY_AGAIN}")
+        return network_from_tensors(config, tensors, name_in_file)
+
+    def pretrained(self, network: nn.Module, schedule: MixingSchedule, *notes: str) -> Pretrained:
+        """Return the model with the noise that it was trained with."""
+        denoiser = Denoiser(cast(Backbone, network), schedule.vocab)
+        return Pretrained(denoiser=denoiser, schedule=schedule, sha256=self.sha256, notes=notes)
+
+
+class Constants(NamedTuple):
+    """Buffers of a file, which are computed here: their shapes, and their values."""
+
+    shapes: Mapping[str, Shape]
+    values: Callable[[], dict[str, Tensor]]
+    """Called after the shapes have been found in the file."""
+    atol: float = 0.0
+    """Absolute tolerance, in addition to a relative one: bf16 rounds by 4e-3."""
 
 
 @final
@@ -240,18 +276,8 @@ def _ema(content: object, file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: {what}, got {len(averages)}. {_CONVERT}")
     merged = named | dict(zip(trained, averages, strict=True))
     for name, tensor in merged.items():
-        if not _is_plain(tensor):
+        is_tensor = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        if not (is_tensor and tensor.dtype in _DTYPES and tensor.is_contiguous()):
             what = f"{shorten(name)} must be a dense tensor of float32, float16 or bfloat16"
             raise CheckpointError(f"{file}: {what}. {_CONVERT}")
     return {name: tensor.detach() for name, tensor in merged.items()}
-
-
-def _is_plain(value: object) -> bool:
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and value.dtype in types
-        and value.is_contiguous()
-    )

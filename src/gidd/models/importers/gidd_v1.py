@@ -1,9 +1,8 @@
 """Checkpoints of the authors' code, and their models of arXiv 2512.10858 (`read_scaling`).
 
-Two layouts share their tensor names. The published one (`config.json` and `model.safetensors`) has
-one embedding row per token. The training one rounds the vocabulary size up to a multiple of 128
-and has one more buffer, `logit_bias`, which is zero. Both store the rotary angles, which `DiT`
-computes instead.
+The published layout has one embedding row per token. The training layout rounds the vocabulary size
+up to a multiple of 128 and has one more buffer, `logit_bias`, which is zero. Both store the rotary
+angles, which `DiT` computes instead.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +21,18 @@ from gidd.common.files import explain_damage
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import FirstReleaseSchedule, MaskedSchedule, UniformSchedule
-from gidd.errors import CheckpointError, ConfigError
+from gidd.errors import CheckpointError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
 from gidd.models.backbones.scaled import ScaledConfig
-from gidd.models.denoiser import Backbone, Denoiser
 from gidd.models.importers.checkpoint import (
     MASKING_ALONE,
+    Constants,
     ForeignCheckpoint,
     Weights,
     open_safetensors,
 )
-from gidd.models.networks import network_from_tensors, require_network
-from gidd.models.weights import COPY_AGAIN, Pretrained, Shape, require_tensors
+from gidd.models.weights import COPY_AGAIN, Pretrained, blame_file
 from gidd.vocab import Vocab
 
 FIELDS = {
@@ -46,7 +44,6 @@ FIELDS = {
     "time_width": "timestep_cond_dim",
 }
 """Fields of `DiTConfig` and their names in the authors' config.json."""
-
 _PREFIXES = {
     "embedding.weight": "vocab_embed.embedding",
     "time.input.": "sigma_map.mlp.0.",
@@ -63,7 +60,6 @@ _PREFIXES = {
     "head.": "output_layer.linear.",
 }
 """Prefixes of parameter names of `DiT`, relative to a block, and those of the authors."""
-
 _ROTARY = ("rotary_emb.cos_cached", "rotary_emb.sin_cached")
 _LOGIT_BIAS = "logit_bias"
 _ROW_MULTIPLE = 128
@@ -87,27 +83,18 @@ def reference_name(name: str) -> str:
 def read(checkpoint: ForeignCheckpoint) -> Pretrained:
     """Read a published checkpoint: sizes from `config.json`, weights from `model.safetensors`."""
     path, weights = checkpoint.path, checkpoint.safetensors()
-    missing = [theirs for theirs in FIELDS.values() if theirs not in checkpoint.config]
-    if checkpoint.field("model_type") != "dit" or missing:
-        got = f"model_type {shorten(checkpoint.field('model_type'))} without {missing}"
-        raise CheckpointError(
-            f"{path} must describe the authors' DiT (model_type 'dit'), got {got}."
-        )
-    config = _build_config({o: checkpoint.config[theirs] for o, theirs in FIELDS.items()}, path)
-    if config.vocab_size < 2:
-        raise checkpoint.invalid("vocab_size", "at least 2")
+    with blame_file(path):
+        sizes: Any = {ours: checkpoint.integer(theirs) for ours, theirs in FIELDS.items()}
+        config = DiTConfig(**sizes)
+        vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
     p_uniform = checkpoint.p_uniform
-    if p_uniform is None:
-        p_uniform = checkpoint.field("p_uniform")
-        if p_uniform is None:
-            raise CheckpointError(
-                f"{path} has no p_uniform, the fraction of uniform noise in training. Pass "
-                "p_uniform (0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
-            )
-        if type(p_uniform) not in (int, float) or not 0 <= p_uniform < 1:
-            raise checkpoint.invalid("p_uniform", "a number in [0, 1)")
-    _require_sizes(config, weights.shapes, weights.file)
-    vocab = Vocab(config.vocab_size, mask_id=config.vocab_size - 1)
+    if p_uniform is None and (p_uniform := checkpoint.field("p_uniform")) is None:
+        raise CheckpointError(
+            f"{path} has no p_uniform, the fraction of uniform noise in training. Pass p_uniform "
+            "(0.0, 0.1 or 0.2); the name of the checkpoint ends with it."
+        )
+    if type(p_uniform) not in (int, float) or not 0 <= p_uniform < 1:
+        raise checkpoint.invalid("p_uniform", f"a number in [0, 1), not {shorten(p_uniform)}")
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
     schedule = FirstReleaseSchedule(vocab, float(p_uniform))
@@ -125,51 +112,37 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
         weights, size = open_safetensors(file), schedule.vocab.size
         vocab_size, width = weights.shape("vocab_embed.embedding", 2)
         angles = weights.shape(_ROTARY[0], 5)
-        sizes = {
-            "vocab_size": vocab_size,
-            "max_length": angles[1],
-            "width": width,
-            "num_layers": weights.count("blocks.0.norm1.weight"),
-            "num_heads": width // max(1, angles[-1]),
-            "time_width": weights.shape("sigma_map.mlp.2.weight", 2)[0],
-        }
-        config = _build_config(sizes, file)
+        with blame_file(file):
+            config = DiTConfig(
+                vocab_size=vocab_size,
+                max_length=angles[1],
+                width=width,
+                num_layers=weights.count("blocks.0.norm1.weight"),
+                num_heads=width // max(1, angles[-1]),
+                time_width=weights.shape("sigma_map.mlp.2.weight", 2)[0],
+            )
         rounded = -(-size // _ROW_MULTIPLE) * _ROW_MULTIPLE
         if vocab_size not in (size, rounded):
             raise CheckpointError(
                 f"{file}: tensor vocab_embed.embedding must have {rounded} rows (or {size}, "
                 f"schedule.vocab.size), got {vocab_size}. Use the vocabulary of its tokenizer."
             )
-        weights.shapes.pop(_LOGIT_BIAS, None)
-        _require_sizes(config, weights.shapes, file)
+        if weights.shapes.pop(_LOGIT_BIAS, None) is not None:
+            bias = weights.read()[_LOGIT_BIAS]
+            if bias.any():
+                what = f"tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}"
+                raise CheckpointError(f"{file}: {what}. Add it to output_layer.linear.bias.")
         return _pretrained(config, weights, schedule)
-
-
-def _require_sizes(config: DiTConfig, shapes: Mapping[str, Shape], file: Path) -> None:
-    """Refuse tensors of other sizes, before anything of these sizes is built."""
-    shape = (1, config.max_length, 3, 1, config.width // config.num_heads)
-    angles: dict[str, Shape] = {name: shape for name in _ROTARY}
-    require_tensors(angles, {name: shapes[name] for name in angles if name in shapes}, file)
-    weights = {name: tensor for name, tensor in shapes.items() if name not in angles}
-    require_network(config, weights, file, reference_name)
 
 
 def _pretrained(
     config: DiTConfig, weights: Weights, schedule: MixingSchedule, *notes: str
 ) -> Pretrained:
-    file, tensors = weights.file, weights.read()
-    bias = tensors.pop(_LOGIT_BIAS, torch.zeros(1))
-    if bias.any():
-        what = f"tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}"
-        raise CheckpointError(f"{file}: {what}. Add it to output_layer.linear.bias.")
-    for name, expected in rotary_buffers(config).items():
-        if not (tensors.pop(name).float() - expected).abs().max() < 1e-2:  # bf16 rounds by 4e-3
-            what = f"tensor {name} does not hold the rotary angles of base 10000"
-            raise CheckpointError(f"{file}: {what}. {COPY_AGAIN}")
+    shape = (1, config.max_length, 3, 1, config.width // config.num_heads)
+    angles = Constants(dict.fromkeys(_ROTARY, shape), lambda: rotary_buffers(config), atol=1e-2)
     # version 1.1.0 stores bf16, which float32 represents exactly
-    network = network_from_tensors(config, tensors, reference_name).float()
-    denoiser = Denoiser(cast(Backbone, network), schedule.vocab)
-    return Pretrained(denoiser=denoiser, schedule=schedule, sha256=weights.sha256, notes=notes)
+    network = weights.network(config, reference_name, angles).float()
+    return weights.pretrained(network, schedule, *notes)
 
 
 def rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
@@ -182,23 +155,13 @@ def rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
     return dict(zip(_ROTARY, buffers, strict=True))
 
 
-def _build_config(sizes: Mapping[str, Any], file: Path) -> DiTConfig:
-    try:
-        return DiTConfig(**sizes)
-    except ConfigError as error:
-        raise CheckpointError(f"{file} does not describe a DiT: {error} {COPY_AGAIN}") from error
-
-
 MASK_ID = 3
 """Of the tokenizer; `config.json` does not have it."""
-
 _UNIFORM, _MASKED = 1000.0, -1000.0
 """`noise_type` b: noise is uniform with probability sigmoid(log SNR + b), otherwise a mask."""
-
 _MAX_LOG_SNR = 9.0
 _EPS = 1 / (1 + math.exp(_MAX_LOG_SNR))
 """Training times t = 1 - alpha lie in [eps, 1 - eps]."""
-
 _SCALING_REQUIRED = {
     "use_qk_norm": True,
     "attention_bias": True,
@@ -211,7 +174,6 @@ _SCALING_REQUIRED = {
     "max_log_snr": _MAX_LOG_SNR,
 }
 """Fields of the published models. Defaults of the authors' class differ: none may be missing."""
-
 _PROMPT = (
     "A prompt attends to all tokens. In the authors' sampler it attends to itself only and begins "
     "with <|begin_of_text|>, and all sequences have 2,048 tokens: shorter ones were not trained."
@@ -229,7 +191,7 @@ def read_scaling(checkpoint: ForeignCheckpoint) -> Pretrained:
     weights = checkpoint.safetensors()
     vocab_size, width = weights.shape("model.embed_tokens.weight", 2)
     num_heads, head_width = weights.shape("model.layers.0.self_attn.k_bias", 2)
-    try:
+    with blame_file(checkpoint.path):
         config = ScaledConfig(
             vocab_size=vocab_size,
             max_length=checkpoint.length("max_position_embeddings"),
@@ -243,22 +205,17 @@ def read_scaling(checkpoint: ForeignCheckpoint) -> Pretrained:
             norm_eps=checkpoint.number("rms_norm_eps"),
         )
         vocab = Vocab(vocab_size, mask_id=MASK_ID)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error} {COPY_AGAIN}") from error
     sizes = {"vocab_size": vocab_size, "hidden_size": width, "intermediate_size": 4 * width}
     sizes |= {"num_hidden_layers": config.num_layers, "num_attention_heads": num_heads}
     checkpoint.require_sizes(sizes | {"head_dim": head_width})
-    require_network(config, weights.shapes, weights.file, _scaling_name)
-    # copies of the vectors: a norm, float32 already, would keep its whole file mapped in float32
-    tensors = {n: w.clone() if w.dim() == 1 else w for n, w in weights.read().items()}
-    network = network_from_tensors(config, tensors, _scaling_name)
-    return Pretrained(
-        denoiser=Denoiser(cast(Backbone, network), vocab),
-        schedule=UniformSchedule(vocab) if is_uniform else MaskedSchedule(vocab),
-        summary={"times": [_EPS, 1 - _EPS]},
-        sha256=weights.sha256,
-        notes=(_PROMPT,) if is_uniform else (MASKING_ALONE, _PROMPT),
-    )
+    network = weights.network(config, _scaling_name)
+    for parameter in network.parameters():
+        if parameter.dim() == 1:  # else a norm, float32 already, would keep its whole file mapped
+            parameter.data = parameter.data.clone()
+    schedule = UniformSchedule(vocab) if is_uniform else MaskedSchedule(vocab)
+    notes = (_PROMPT,) if is_uniform else (MASKING_ALONE, _PROMPT)
+    loaded = weights.pretrained(network, schedule, *notes)
+    return replace(loaded, summary={"times": [_EPS, 1 - _EPS]})
 
 
 def _scaling_name(name: str) -> str:

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from gidd.common.files import CONTEXT_TOKENS, explain_damage
 from gidd.common.optional import optional_package
-from gidd.errors import CheckpointError, ConfigError
+from gidd.errors import CheckpointError
 from gidd.models.backbones.hf import HFNetwork, field_names
 from gidd.models.backbones.hf_config import CAUSAL, FAMILIES, HFConfig
 from gidd.models.importers.checkpoint import ForeignCheckpoint, read_checkpoint
-from gidd.models.weights import COPY_AGAIN, COPY_BOTH_AGAIN, require_tensors
+from gidd.models.weights import COPY_BOTH_AGAIN, blame_file, require_tensors
 
 _COMPUTED = re.compile("rope|rotary|window|attn_every|layer_types")
 """In names of fields, many of older versions, from which transformers computes others."""
-
 _UNUSED = re.compile(
     r"bert\.pooler\..+|cls\.(seq_relationship|predictions)\..+|.+rotary_emb\.inv_freq"
 )
@@ -32,13 +31,10 @@ def read_hf(folder: Path) -> tuple[HFConfig, dict[str, Tensor], str]:
     checkpoint.require("model_type", *FAMILIES)
     optional_package("transformers", "hf")
     weights = checkpoint.safetensors()
-    try:
-        with explain_damage(str(checkpoint.path), COPY_BOTH_AGAIN, CheckpointError):
-            config = _read_config(checkpoint, len(weights.shapes))
-            with torch.device("meta"):
-                network = HFNetwork(config)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error} {COPY_AGAIN}") from error
+    damage = explain_damage(str(checkpoint.path), COPY_BOTH_AGAIN, CheckpointError)
+    with blame_file(checkpoint.path), damage, torch.device("meta"):
+        config = _read_config(checkpoint, len(weights.shapes))
+        network = HFNetwork(config)
     names, found = dict[str, str](), weights.shapes
     for ours, theirs in network.names_in_files.items():
         old = [n.replace("Norm.weight", "Norm.gamma") for n in theirs]

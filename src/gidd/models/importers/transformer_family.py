@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from gidd.common.files import CONTEXT_TOKENS, explain_damage
 from gidd.diffusion.schedules import MaskedSchedule, UniformSchedule
-from gidd.errors import CheckpointError, ConfigError
+from gidd.errors import CheckpointError
 from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.diffusion_gemma import (
     MIN_TIME,
     DiffusionGemmaConfig,
     require_transformers,
 )
-from gidd.models.denoiser import Backbone, Denoiser
 from gidd.models.importers.checkpoint import MASKING_ALONE, ForeignCheckpoint
-from gidd.models.networks import network_from_tensors, require_network
-from gidd.models.weights import COPY_AGAIN, COPY_BOTH_AGAIN, Pretrained
+from gidd.models.weights import COPY_BOTH_AGAIN, Pretrained, blame_file
 from gidd.vocab import Vocab
 
 _LLADA_NAMES = {
@@ -37,7 +35,6 @@ _LLADA_NAMES = {
     "head": "ff_out",
 }
 """Names of `BidirectionalTransformer`, inside a layer or outside, and LLaDA's."""
-
 _SIZES = ("num_heads", "vocab_size", "width", "num_layers", "num_kv_heads", "mlp_width")
 _LLADA_SIZES = ("n_heads", "embedding_size", "d_model", "n_layers", "n_kv_heads")
 _DREAM_SIZES = (
@@ -45,7 +42,6 @@ _DREAM_SIZES = (
     *("num_key_value_heads", "intermediate_size"),
 )
 """Names of `_SIZES` in the configurations."""
-
 _LLADA_REQUIRED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu"}
 _LLADA_FALSE = (
     *("alibi", "attention_layer_norm", "input_emb_norm", "include_bias", "include_qkv_bias"),
@@ -53,7 +49,6 @@ _LLADA_FALSE = (
 )
 _DREAM_CONTEXT = 2048
 """Tokens that Dream was trained on; `max_position_embeddings` is the one of its first weights."""
-
 _DREAM_REASONER_MASK = 151669
 """Dream-Reasoner, whose outputs are not shifted, is not supported."""
 
@@ -119,7 +114,7 @@ def _import_transformer(
     vocab_size, width = weights.shape(name_in_file("embed_tokens.weight"), 2)
     mlp_width, _ = weights.shape(name_in_file("layers.0.mlp.gate_proj.weight"), 2)
     kv_width, _ = weights.shape(name_in_file("layers.0.self_attn.k_proj.weight"), 2)
-    try:
+    with blame_file(checkpoint.path):
         config = BidirectionalConfig(
             vocab_size=vocab_size,
             width=width,
@@ -131,20 +126,12 @@ def _import_transformer(
             norm_eps=checkpoint.number("rms_norm_eps"),
             **fixed,
         )
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error} {COPY_AGAIN}") from error
     pairs = zip(sizes, _SIZES, strict=False)
     checkpoint.require_sizes({theirs: getattr(config, ours) for theirs, ours in pairs})
     vocab = Vocab(vocab_size, mask_id=checkpoint.mask_id(vocab_size))
-    require_network(config, weights.shapes, weights.file, name_in_file)
-    network = network_from_tensors(config, weights.read(), name_in_file)
-    return Pretrained(
-        denoiser=Denoiser(cast(Backbone, network), vocab),
-        schedule=MaskedSchedule(vocab),
-        sha256=weights.sha256,
-        notes=(MASKING_ALONE,),
-        has_unused_rows=True,
-    )
+    network = weights.network(config, name_in_file)
+    loaded = weights.pretrained(network, MaskedSchedule(vocab), MASKING_ALONE)
+    return replace(loaded, has_unused_rows=True)
 
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
@@ -184,18 +171,13 @@ def read_diffusion_gemma(checkpoint: ForeignCheckpoint) -> Pretrained:
         canvas_length=int(checkpoint.number("canvas_length")),
         bos_id=checkpoint.integer("text_config.bos_token_id"),
     )
-    shapes = {n: s for n, s in weights.shapes.items() if not n.startswith(_VISION)}
+    for name in [name for name in weights.shapes if name.startswith(_VISION)]:
+        del weights.shapes[name]
     with explain_damage(str(checkpoint.path), COPY_BOTH_AGAIN, CheckpointError):
-        require_network(config, shapes, weights.file, _gemma_name)
-        network = network_from_tensors(config, weights.read(), _gemma_name)
-    vocab = Vocab(vocab_size)
-    return Pretrained(
-        denoiser=Denoiser(cast(Backbone, network), vocab),
-        schedule=UniformSchedule(vocab),
-        summary={"times": [MIN_TIME, 1.0]},
-        sha256=weights.sha256,
-        notes=(_POSTERIOR, _CANVAS.format(config.canvas_length)),
-    )
+        network = weights.network(config, _gemma_name)
+    notes = _POSTERIOR, _CANVAS.format(config.canvas_length)
+    loaded = weights.pretrained(network, UniformSchedule(Vocab(vocab_size)), *notes)
+    return replace(loaded, summary={"times": [MIN_TIME, 1.0]})
 
 
 def _gemma_name(name: str) -> str:
