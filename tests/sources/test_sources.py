@@ -10,10 +10,12 @@ from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.errors import DataError
-from gidd.sources import SOURCES, HiddenMarkovSource, MarkovSource, Source
+from gidd.sources import HiddenMarkovSource, MarkovSource, Source
 from gidd.sources.base import stationary_distribution
 from gidd.sources.enumeration import SmallWorld
 from gidd.vocab import Vocab
+
+SOURCES = (MarkovSource, HiddenMarkovSource)
 
 
 def small(kind: type[Source], seed: int = 0) -> Source:

@@ -3,23 +3,26 @@
 Reading order: `base` (the interface), `markov`, `sentences`, `enumeration` (exact bounds).
 """
 
-from gidd.sources.base import EntropyRate, Source, stationary_distribution
-from gidd.sources.enumeration import SmallWorld, exact_nodes, total_variation, unigram_nelbo
-from gidd.sources.markov import HiddenMarkovSource, MarkovSource
-from gidd.sources.sentences import sentence_source
+from typing import TYPE_CHECKING
 
-SOURCES: tuple[type[Source], ...] = (MarkovSource, HiddenMarkovSource)
+from gidd.common.lazy import lazy_exports
 
-__all__ = [
-    "SOURCES",
-    "EntropyRate",
-    "HiddenMarkovSource",
-    "MarkovSource",
-    "SmallWorld",
-    "Source",
-    "exact_nodes",
-    "sentence_source",
-    "stationary_distribution",
-    "total_variation",
-    "unigram_nelbo",
-]
+if TYPE_CHECKING:
+    from gidd.sources.base import (
+        EntropyRate as EntropyRate,
+        Source as Source,
+        stationary_distribution as stationary_distribution,
+    )
+    from gidd.sources.enumeration import (
+        SmallWorld as SmallWorld,
+        exact_nodes as exact_nodes,
+        total_variation as total_variation,
+        unigram_nelbo as unigram_nelbo,
+    )
+    from gidd.sources.markov import (
+        HiddenMarkovSource as HiddenMarkovSource,
+        MarkovSource as MarkovSource,
+    )
+    from gidd.sources.sentences import sentence_source as sentence_source
+
+__getattr__, __dir__ = lazy_exports(__name__)
