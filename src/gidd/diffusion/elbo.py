@@ -89,8 +89,7 @@ def prior_kl(
 ) -> Float[Tensor, "B L"]:
     """KL of the first step, from z_1 ~ p_1 to t = 1 - eps: the cost above the integral's range.
 
-    `x_theta` is the prediction at time 1 for a sample of the prior. The prior itself has no cost,
-    since q_1(. | x) = p_1; its KL at 1 - eps to a prior of masks only would be infinite.
+    `x_theta` is the prediction at time 1 for a sample of the prior, which has no cost itself.
     """
     return kl_term(*_marginals(schedule, t, x, x_theta)).sum(-1)
 
@@ -100,8 +99,7 @@ def step_kl(
 ) -> Float[Tensor, "B L"]:
     """D_KL(q(z_s | z_t, x) || p_theta(z_s | z_t)): one step of the discrete-time bound (App. H.5).
 
-    Summed over times from 1 to 0 it is the complete bound; divided by t - s it tends to
-    `weight * divergence` as s -> t.
+    Divided by t - s it tends to `weight * divergence` as s -> t.
     """
     clean = F.one_hot(x, schedule.vocab.size).to(t.dtype)
     q = posterior(schedule, s, t, z, clean)

@@ -1,7 +1,6 @@
 """The error rate of visible tokens at time t, and the time of an error rate.
 
-A text in which a fraction r of the tokens was replaced at random is a sample of Z_t without masks,
-for the t at which a visible token is wrong with probability r.
+A text with a fraction r of random tokens is a sample of Z_t without masks, for the t at that rate.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ def visible_noise(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B V"]]:
     """Return keep and noise of q_t(z | x, z is not the mask) = keep 1[z = x] + noise(z).
 
-    The noise is 0 on the mask and sums to 1 - keep.
-    With `error_rate`, wrong tokens are distributed as at time t but make up this fraction of all
-    tokens: for texts with less noise than at the smallest time a network was trained with.
+    The noise is 0 on the mask and sums to 1 - keep. With `error_rate`, wrong tokens are distributed
+    as at time t but are this fraction of all: for less noise than at the smallest trained time.
     """
     alpha, noise, total = _visible_masses(schedule, t)
     if error_rate is None:
@@ -85,8 +83,7 @@ def time_at_error_rate(
     wanted = torch.as_tensor(error_rate, dtype=torch.float64, device="cpu").reshape(-1)
     rows = max(1, _SEARCH_ENTRIES // schedule.vocab.size)
     parts = [_search(schedule, part, min_time, max_time) for part in wanted.split(rows)]
-    device = error_rate.device if isinstance(error_rate, Tensor) else torch.device("cpu")
-    found = torch.cat(parts)
+    found, device = torch.cat(parts), torch.as_tensor(error_rate).device
     return found.float().to(device) if device.type == "mps" else found.to(device)
 
 

@@ -56,8 +56,7 @@ def philox(
 ) -> tuple[Word, Word, Word, Word]:
     """Philox4x32-10: four pseudorandom words from a 128-bit counter and a 64-bit key.
 
-    The product of two 32-bit words may exceed 2**63; int64 multiplication wraps modulo 2**64, so
-    both halves are correct after masking.
+    Products of 32-bit words wrap modulo 2**64 in int64: both halves are correct after masking.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

@@ -1,7 +1,6 @@
 """The interface of noise schedules, and a check that a Markov chain has their marginals.
 
-Shapes, in the whole library: B batch, L length, V vocabulary. `t` is always [B] in [0, 1], larger
-is noisier, and `s <= t`.
+Shapes: B batch, L length, V vocabulary. `t` is always [B] in [0, 1], larger is noisier; `s <= t`.
 """
 
 from __future__ import annotations

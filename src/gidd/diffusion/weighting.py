@@ -78,9 +78,8 @@ class ElboWeighting(Weighting):
 class ClampWeighting(_ScaledWeighting):
     """min(w_max, w_t(z_t, x)) (Eq. 19).
 
-    For mask-only noise the minimiser equals the ELBO's. With uniform noise it does not: at
-    w_max = 1, p_u = 0.2 and N = 50,258 the odds of the visible token are 50 times too high at
-    t = 0.01.
+    Its minimiser is the ELBO's for mask-only noise, not with uniform noise: at w_max = 1,
+    p_u = 0.2, N = 50,258 and t = 0.01 the odds of the visible token are 50 times too high.
     """
 
     w_max: float = 1.0
@@ -98,9 +97,8 @@ class ClampWeighting(_ScaledWeighting):
 class DynamicWeighting(_ScaledWeighting):
     """2 w_max on masks, w_max on replaced and w_max (B/N) exp(-lambda_t/2) on kept tokens (Eq. 20).
 
-    lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio. The formula uses the
-    constant B of the hybrid schedule, which is 0 for masked diffusion; for other noise use
-    `TightWeighting`.
+    lambda_t = log(alpha_t / (1 - alpha_t)) is the log signal-to-noise ratio, B the constant of the
+    hybrid schedule, 0 for masked diffusion; for other noise use `TightWeighting`.
     """
 
     w_max: float = 1.0
@@ -134,9 +132,8 @@ class DynamicWeighting(_ScaledWeighting):
 class TightWeighting(_ScaledWeighting):
     """w_max c(z) beta_t pi_t(z) / q_t(z | x), with c = 2 on the mask and 1 elsewhere.
 
-    That is 2 w_max on masks, w_max on replaced tokens and w_max beta pi(z) / (alpha + beta pi(z))
-    on kept ones, similar to the dynamic weights. Any weight k(z, t) / q_t(z | x) has the ELBO's
-    minimiser, the leave-one-out posterior; with this k it is between 0 and 2 w_max.
+    Any weight k(z, t) / q_t(z | x) has the ELBO's minimiser, the leave-one-out posterior. This one
+    is 2 w_max on masks, w_max on replaced and less on kept tokens, like the dynamic weights.
     """
 
     w_max: float = 1.0

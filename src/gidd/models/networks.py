@@ -142,8 +142,7 @@ def network_from_tensors(
 ) -> nn.Module:
     """Build a network from the tensors of a file; call `require_network` first.
 
-    Tensors are not copied, unless their types differ: then the narrower ones are converted, except
-    for a network with `has_mixed_types`.
+    Tensors are not copied, but all get the widest type, unless a network `has_mixed_types`.
     """
     with torch.device("meta"):
         network = cast(nn.Module, config.build())

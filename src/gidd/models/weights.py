@@ -6,7 +6,7 @@ Files are not trusted: a reader compares names and shapes of the header before i
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ Shape = tuple[int, ...]
 
 WEIGHTS = "model.safetensors"
 COPY_AGAIN = "Copy or download the file again."
+_COPY_WHOLE = "It is incomplete or not a safetensors file; copy or download it again."
 COPY_BOTH_AGAIN = "Copy or download the weights and the configuration of one model again."
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pkl", ".pickle", ".pt", ".pth")
 _PICKLE = (
@@ -85,12 +86,9 @@ def explain_write_failure(path: Path) -> Generator[None]:
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """Read names and shapes of the tensors of a safetensors file, but no values.
-
-    Refuses other formats, such as pickles, and other types than floating point of 16 bits or more.
-    """
+    """Read names and shapes of the tensors of a safetensors file, all of floating point."""
     _require_safetensors(path)
-    with _explain_invalid(path):
+    with explain_damage(str(path), _COPY_WHOLE, CheckpointError):
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes < path.stat().st_size:  # otherwise it is not a safetensors file
@@ -112,15 +110,10 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a safetensors file, which must be finite; call `read_shapes` first."""
     _require_safetensors(path)
-    with _explain_invalid(path):
+    with explain_damage(str(path), _COPY_WHOLE, CheckpointError):
         tensors = load_file(path)
         require_finite(tensors, path)
     return tensors
-
-
-def _explain_invalid(path: Path) -> AbstractContextManager[None]:
-    remedy = "It is incomplete or not a safetensors file; copy or download it again."
-    return explain_damage(str(path), remedy, CheckpointError)
 
 
 def _require_safetensors(path: Path) -> None:

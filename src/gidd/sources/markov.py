@@ -100,9 +100,7 @@ class HiddenMarkovSource(Source):
     def entropy_rate(self, num_samples: int = 256, length: int = 512, seed: int = 0) -> EntropyRate:
         """Estimate by Monte Carlo: mean of -log p(x_i | x_<i) over stationary samples.
 
-        The rate of a hidden Markov source has no closed form. Only the second half of each sample
-        is used, where the conditional entropy has converged; samples are independent, so their
-        standard deviation gives the error.
+        Only the second half of each is used, where the conditional entropy has converged.
         """
         stationary = replace(self, initial=stationary_distribution(self.transition))
         sample = torch.arange(num_samples, device=self.initial.device)

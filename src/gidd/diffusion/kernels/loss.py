@@ -5,8 +5,7 @@ that 16 bytes are loaded at a time. One program computes one row, in three passe
 sums S and alpha sum(r) of docs/fused-loss.md, the gradient. The first reads device memory, the
 others find the row in the L2 cache: 16 warps per row and two rows per multiprocessor.
 
-- Powers of 2: l log2(e) - peak is one FMA. x_theta is 2^(l log2(e) - peak) / mass, and 1 / mass is
-  multiplied into the constants of a row.
+- Powers of 2: x_theta is 2^(l log2(e) - peak) / mass, one FMA and a power.
 - Flat noise: with u = alpha x_theta / b, S = b sum log(1 + u) and alpha sum(r) = b sum u / (1 + u).
   Four logits share one logarithm and one reciprocal, of (1 + u0) (1 + u1) (1 + u2) (1 + u3).
 - The gradient has further terms at x and z, which are stored afterwards.

@@ -237,8 +237,7 @@ class NelboEstimator:
     ) -> Float[Tensor, " B"]:
         """Sum a number over the nodes of each text, in batches shared by all ranks.
 
-        All ranks run the same number of batches, because the ranks of a sharded model synchronize:
-        a rank without a batch repeats the last one.
+        As ranks of a sharded model synchronize, a rank without a batch repeats the last one.
         """
         found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
@@ -333,8 +332,7 @@ class NelboEstimator:
 def _rotations(length: int) -> Int[Tensor, " L"]:
     """Return an irrational number for each position, in fixed point.
 
-    Its multiples are evenly spread on the circle, because its continued fraction has only entries 1
-    and 2. Positions have different ones, so that their numbers are independent at all times.
+    Its continued fraction has only entries 1 and 2: its multiples are evenly spread on the circle.
     """
     rotations: list[int] = []
     for position in range(length):

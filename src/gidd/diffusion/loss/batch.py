@@ -118,8 +118,8 @@ def loss_at(
 ) -> FusedLoss:
     """Return the loss of the prediction from noisy tokens z times `scale`.
 
-    Tokens that are `given` are not scored; tokens that are not `valid` are hidden from the network,
-    and so are tokens of other `segments`, which say where padding is as well.
+    Tokens that are `given` are not scored; the network does not read tokens that are not `valid`,
+    nor tokens of other `segments`, which say where padding is as well.
     """
     loss_weight = weighting(t, x, z)
     visible = {"valid": valid} if segments is None else {"segments": segments}

@@ -171,6 +171,8 @@ class _HeadLoss(torch.autograd.Function):
             if d_hidden is not None and d_weight is not None:
                 d_hidden[chunk.row] = logits @ weight
                 _add_product(d_weight, logits, states, first=start == 0)
+            del chunk, states, logits, terms
+        del buffer  # before the head's gradient is converted
         if d_weight is not None and d_bias is not None:
             d_head = d_weight[:size].to(head_weight.dtype), d_bias[:size].to(head_bias.dtype)
             ctx.gradients = d_hidden, *d_head

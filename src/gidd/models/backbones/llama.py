@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 def llama_config(size: DiTConfig) -> Any:
-    """`transformers.LlamaConfig` with the hidden size, layers and heads of a DiT.
+    """`transformers.LlamaConfig` with the hidden size, layers, heads and parameters of a DiT.
 
-    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to match the parameter count of
-    a DiT block, which includes the time conditioning.
+    A Llama block has 4 D^2 + 3 D F + 2 D parameters; F is chosen to match those of a DiT block.
     """
     width = size.width
     per_block = size.num_block_parameters / size.num_layers

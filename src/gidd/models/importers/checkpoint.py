@@ -228,10 +228,9 @@ def _open_shards(index: Path) -> Weights:
 
 
 def _open_pickle(file: Path) -> Weights:
-    """Open a training checkpoint of plain dictionaries and tensors, and return its EMA.
+    """Open the EMA of a training checkpoint of plain dictionaries and tensors (`weights_only`).
 
-    `weights_only` builds no other objects. The archive is not compressed and is mapped into memory:
-    nothing larger than the file is read.
+    The archive is not compressed and is mapped into memory: nothing larger than the file is read.
     """
     if not file.is_file():
         raise CheckpointError(f"{file} must be a regular file. {COPY_AGAIN}")
@@ -276,8 +275,9 @@ def _ema(content: object, file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: {what}, got {len(averages)}. {_CONVERT}")
     merged = named | dict(zip(trained, averages, strict=True))
     for name, tensor in merged.items():
-        is_tensor = isinstance(tensor, Tensor) and tensor.layout is torch.strided
-        if not (is_tensor and tensor.dtype in _DTYPES and tensor.is_contiguous()):
+        is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        is_plain = is_dense and tensor.device.type == "cpu" and tensor.is_contiguous()
+        if not is_plain or tensor.dtype not in _DTYPES:
             what = f"{shorten(name)} must be a dense tensor of float32, float16 or bfloat16"
             raise CheckpointError(f"{file}: {what}. {_CONVERT}")
     return {name: tensor.detach() for name, tensor in merged.items()}
