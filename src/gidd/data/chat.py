@@ -79,7 +79,7 @@ def check_messages(messages: Any, place: str) -> Messages:
 
 
 def render(tokenizer: Tokenizer, messages: Messages, *, add_generation_prompt: bool = False) -> str:
-    """Return the messages as the template writes them, if asked with the start of an answer."""
+    """Return the messages in the chat template, optionally with the start of the next answer."""
     template = _compiled(tokenizer.chat_template or DEFAULT_TEMPLATE)
     values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
     try:

@@ -82,7 +82,7 @@ def connect(parallel: Parallel, module: nn.Module, world: World) -> nn.Module:
 
 
 def gather(head: nn.Module) -> None:
-    """Gather the parameters of a sharded head, which is not called, as FSDP2 would need."""
+    """Gather the parameters of a sharded head; FSDP2 does so only for modules that are called."""
     if isinstance(head, FSDPModule):
         head.unshard()  # waits if the last block has started it
 
@@ -102,9 +102,9 @@ def _untied_head(objective: nn.Module) -> nn.Module | None:
 
 
 def sync_gradients_if_last(module: nn.Module, last: bool) -> AbstractContextManager[object]:
-    """Skip the gradient reduction over replicas, not over shards, but for the last micro-batch.
+    """Skip the gradient reduction over replicas for all micro-batches but the last.
 
-    Skipping the reduction over shards would keep unsharded gradients in memory.
+    The reduction over shards is not skipped: unsharded gradients would stay in memory.
     """
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()

@@ -110,7 +110,10 @@ class World:
 
 
 def new_host_group(timeout: float) -> Any:
-    """Open a gloo group of all ranks, for one thread: threads may differ in order over ranks."""
+    """Open a gloo group of all ranks. All ranks enter.
+
+    Threads that shared one could enter its collectives in different orders on different ranks.
+    """
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 

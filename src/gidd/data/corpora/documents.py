@@ -106,7 +106,7 @@ def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:
 
 
 def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[str, str]]:
-    """Yield place and text of the documents of (source, start, stop) ranges; raise if one lacks."""
+    """Yield place and text of the documents of (source, start, stop) ranges, which must exist."""
     for documents, start, stop in parts:
         found = 0
         for text in documents.read(start, stop):

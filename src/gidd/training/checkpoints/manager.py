@@ -203,7 +203,7 @@ class Checkpoints:
     def require_same_model(
         self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False
     ) -> None:
-        """Raise if tensors, even meta ones, cannot be filled by `read`. All ranks enter."""
+        """Raise if `read` cannot fill the tensors, which may be meta tensors. All ranks enter."""
         path = self.path(step)
 
         def check() -> None:

@@ -139,7 +139,7 @@ def _parse_line(data: bytes) -> dict[str, Any]:
 
 
 def _truncate(path: Path, start: int) -> tuple[int, set[tuple[str, int]]]:
-    """Keep the lines up to step `start`; return how many were damaged, and those of `start`."""
+    """Keep the lines up to `start`; return the number of damaged ones, and the kinds at `start`."""
     if start == 0 or not path.is_file():
         path.unlink(missing_ok=True)
         return 0, set()
