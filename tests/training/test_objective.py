@@ -13,6 +13,7 @@ from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
 from gidd.data.loading.shards import ShardSet, TokenShard
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.elbo import elbo_terms
+from gidd.diffusion.loss import fused
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
@@ -94,12 +95,13 @@ def test_sums_do_not_depend_on_how_a_batch_is_split():
         torch.testing.assert_close(sum(piece.loss for piece in pieces), whole.loss)
 
 
-def test_the_autoregressive_sums_are_those_of_the_definition():
+def test_the_autoregressive_sums_are_those_of_the_definition(monkeypatch):
     """The mask of a label is that of the label, `valid[:, 1:]`."""
     torch.manual_seed(0)
     model, batch = AutoregressiveModel(SIZE), random_batch()
     model.reset_parameters()
-    objective = AutoregressiveObjective(model, chunk_tokens=7)  # does not divide 40
+    monkeypatch.setattr(fused, "CHUNK_TOKENS", 7)  # does not divide 40
+    objective = AutoregressiveObjective(model)
     loss, sums = sums_of(objective, batch, scale=0.5)
     nll = ar_nll(model(batch.tokens), batch.tokens)
     assert loss.item() == pytest.approx(0.5 * nll.sum().item(), rel=1e-5)

@@ -313,14 +313,10 @@ class AutoregressiveObjective(Objective):
     names = ("loss", "tokens", "nll", "valid", "bytes")
 
     def __init__(
-        self,
-        model: AutoregressiveModel,
-        *,
-        token_bytes: Int[Tensor, " V"] | None = None,
-        chunk_tokens: int | None = None,
+        self, model: AutoregressiveModel, *, token_bytes: Int[Tensor, " V"] | None = None
     ) -> None:
         super().__init__(token_bytes)
-        self.model, self.chunk_tokens = model, chunk_tokens
+        self.model = model
 
     @property
     def network(self) -> nn.Module:
@@ -345,9 +341,7 @@ class AutoregressiveObjective(Objective):
         head = self.model.head
         gather(head)
         bias = cast("Tensor | None", head.bias)
-        loss, nll = fused_cross_entropy(
-            labels.flatten(), hidden, head.weight, bias, scale, self.chunk_tokens
-        )
+        loss, nll = fused_cross_entropy(labels.flatten(), hidden, head.weight, bias, scale)
         with torch.no_grad():
             nll, valid = nll.view_as(labels), valid.to(nll.dtype)
             per_token = [nll * valid, valid, self.bytes_of(labels) * valid]
