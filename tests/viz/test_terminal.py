@@ -34,7 +34,7 @@ def drawn(width: int, height: int) -> list[str]:
     tokens[::2] = 1
     frame = Frame(0, "ancestral", 1.0, before, *(torch.ones(1000) for _ in range(4)))
     edits = [Edit(0, "ancestral", 1.0, position, 3, 1, 0.5) for position in range(0, 1000, 2)]
-    ticket.attach(tokens.numpy())
+    ticket.row = tokens.numpy()
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     view = CanvasView(console, lambda tokens: [f" word{t}" for t in tokens], 3, 1)
     with view:
