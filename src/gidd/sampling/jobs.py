@@ -220,10 +220,12 @@ def run_jobs(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_run_all(functions, at_once))
-    with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
-        context = contextvars.copy_context()
-        return thread.submit(context.run, asyncio.run, _run_all(functions, at_once)).result()
+        pass
+    else:
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, whose own loop runs in this one
+            context = contextvars.copy_context()
+            return thread.submit(context.run, asyncio.run, _run_all(functions, at_once)).result()
+    return asyncio.run(_run_all(functions, at_once))
 
 
 async def _run_all(
