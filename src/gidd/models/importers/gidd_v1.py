@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gidd.common.files import explain_damage
 from gidd.common.terminal import shorten
@@ -97,9 +97,10 @@ def read(checkpoint: ForeignCheckpoint) -> Pretrained:
         raise checkpoint.invalid("p_uniform", f"a number in [0, 1), not {shorten(p_uniform)}")
     if vocab.size == _GPT2_WITH_MASK.size:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
+    network = _network(config, weights)  # before the schedule: it compares the sizes
     schedule = FirstReleaseSchedule(vocab, float(p_uniform))
     _log.info("%s: %s", checkpoint.folder, _SCHEDULE_NOTE)
-    return _pretrained(config, weights, schedule, _SCHEDULE_NOTE)
+    return weights.pretrained(network, schedule, _SCHEDULE_NOTE)
 
 
 def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
@@ -132,17 +133,14 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
             if bias.any():
                 what = f"tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}"
                 raise CheckpointError(f"{file}: {what}. Add it to output_layer.linear.bias.")
-        return _pretrained(config, weights, schedule)
+        return weights.pretrained(_network(config, weights), schedule)
 
 
-def _pretrained(
-    config: DiTConfig, weights: Weights, schedule: MixingSchedule, *notes: str
-) -> Pretrained:
+def _network(config: DiTConfig, weights: Weights) -> nn.Module:
     shape = (1, config.max_length, 3, 1, config.width // config.num_heads)
     angles = Constants(dict.fromkeys(_ROTARY, shape), lambda: rotary_buffers(config), atol=1e-2)
     # version 1.1.0 stores bf16, which float32 represents exactly
-    network = weights.network(config, reference_name, angles).float()
-    return weights.pretrained(network, schedule, *notes)
+    return weights.network(config, reference_name, angles).float()
 
 
 def rotary_buffers(config: DiTConfig) -> dict[str, Tensor]:
