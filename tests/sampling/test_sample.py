@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.random_requests import is_defined
-from support.sampling_worlds import random_denoiser
+from support.sampling_worlds import blank_canvas, random_denoiser
 from support.session_runs import run_canvas
 
 from gidd.common.config.components import component
@@ -13,7 +13,6 @@ from gidd.diffusion.times import even_times, sine_times
 from gidd.errors import ConfigError, DataError
 from gidd.sampling import (
     CachedFeatures,
-    Canvas,
     FunctionNetwork,
     Gibbs,
     GibbsSweep,
@@ -232,7 +231,7 @@ def test_protected_positions_do_not_change(step, schedule, num):
     generator = torch.Generator().manual_seed(7)
     table = torch.rand(VOCAB.size, VOCAB.size, generator=generator).softmax(-1)
     table[:, 64] = 0
-    canvas = Canvas.blank(schedule, num, length)
+    canvas = blank_canvas(schedule, num, length)
     canvas.tokens[:] = torch.randint(65, (num, length), generator=generator)
     canvas.protected[:] = torch.rand(num, length, generator=generator) < 0.5
     before, protected = canvas.tokens.clone(), canvas.protected.clone()

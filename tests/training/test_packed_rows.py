@@ -202,7 +202,7 @@ def test_settings_that_packing_excludes_are_named():
 def test_batches_from_python_are_not_packed(tmp_path):
     batches = iter([torch.zeros(4, 16, dtype=torch.int64)])
     settings = {"packing": True, "padding": "ignored", "steps": 1}
-    with pytest.raises(ConfigError, match=r"data\.packing .*iterable"):
+    with pytest.raises(ConfigError, match=r"data\.packing must be false for batches"):
         gidd.train(tmp_path, data=batches, tokenizer=Tokenizer.load("bytes"), **settings)
 
 

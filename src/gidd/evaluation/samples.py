@@ -70,13 +70,23 @@ def evaluate_model_samples(
     **changes: Any,
 ) -> EvaluationResult:
     """Generate samples and measure them; `changes` are fields of `options`, e.g. `steps=64`."""
-    options = options or SamplingOptions()
-    sampling: dict[str, Any] = {"length": length, "seed": seed, "options": options, **changes}
     samples, manifest = generate_text_samples(
-        pipe, num_samples, on_progress=on_progress, **sampling
+        pipe,
+        num_samples,
+        length=length,
+        seed=seed,
+        options=options or SamplingOptions(),
+        on_progress=on_progress,
+        **changes,
     )
-    measured: dict[str, Any] = {"grader": grader, "reference": reference, "metric": metric}
-    return evaluate_samples(samples, manifest=manifest, on_progress=on_progress, **measured)
+    return evaluate_samples(
+        samples,
+        grader=grader,
+        reference=reference,
+        metric=metric,
+        manifest=manifest,
+        on_progress=on_progress,
+    )
 
 
 def evaluate_samples(

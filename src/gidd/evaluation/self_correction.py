@@ -140,11 +140,12 @@ def correct_samples(
     start_index: int = 0,
 ) -> dict[int, list[CorrectedState]]:
     """Correct sequences of one length, and return the results of every budget."""
-    session = pipe.session.new()
-    shared: dict[str, Any] = {"plan": options.plan(), "seed": seed}
-    shared["protected"] = (False,) * len(samples[0].tokens)
+    plan, session = options.plan(), pipe.session.new()
+    free = (False,) * len(samples[0].tokens)
     tickets = [
-        session.submit(Request(tokens=state.tokens, sample_index=number, **shared))
+        session.submit(
+            Request(tokens=state.tokens, plan=plan, seed=seed, sample_index=number, protected=free)
+        )
         for number, state in enumerate(samples, start_index)
     ]
     found: dict[tuple[int, int], CorrectedState] = {}

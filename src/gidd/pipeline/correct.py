@@ -210,8 +210,9 @@ async def _correct_windows(
             replace(base, tokens=own, sample_index=i, protected=protected[i])
             for i, own in zip(indices, tokens, strict=True)
         ]
-        settings: dict[str, Any] = {"on_step": on_step, "record_frames": record_frames}
-        samples = await jobs.sample(pipe.session, requests, **settings)
+        samples = await jobs.sample(
+            pipe.session, requests, on_step=on_step, record_frames=record_frames
+        )
         for index, sample in zip(indices, samples, strict=True):
             part = parts[index]
             current[part.own_start : part.own_stop] = sample.tokens[part.own]

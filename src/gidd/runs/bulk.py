@@ -254,11 +254,17 @@ def _start_actor(job: BulkJob, path: str) -> Callable[[list[int]], int]:
 
 
 def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callable[[list[int]], int]:
-    given: dict[str, Any] = {n: getattr(job, n) for n in ("prompt", "suffix", "length", "seed")}
-
     def write(bounds: list[int]) -> int:
         block = range(*bounds)
-        made = pipe.generate(len(block), start_index=block.start, options=job.sampling, **given)
+        made = pipe.generate(
+            len(block),
+            prompt=job.prompt,
+            suffix=job.suffix,
+            length=job.length,
+            seed=job.seed,
+            start_index=block.start,
+            options=job.sampling,
+        )
         with files.atomic_write(folder.shard(block)) as file:
             for index, one in zip(block, made, strict=True):
                 sample = BulkSample(index, one.text, one.tokens, one.forward_passes)

@@ -95,8 +95,14 @@ def fit(
         batches = data.batches(run, world, state.step)
         evaluate = build_evaluation(run, data.validation_split(), tokenizer, world, watchdog)
         used, tracker_notes = trackers(state.step) if world.is_rank_zero else ((), ())
-        shown: dict[str, Any] = {"enabled": world.is_rank_zero, "quiet": quiet, "trackers": used}
-        report = Report(out, num_steps=run.train.steps, start=state.step, **shown)
+        report = Report(
+            out,
+            num_steps=run.train.steps,
+            start=state.step,
+            enabled=world.is_rank_zero,
+            quiet=quiet,
+            trackers=used,
+        )
         with closing(batches), report:
             warnings = (*data.warnings(), *warnings_of(run, world.device))
             for note in (*notes, *tracker_notes, *warnings):

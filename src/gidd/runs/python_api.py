@@ -253,7 +253,10 @@ def _with_data(
         what = "int64 tensors [global batch, length], or pairs of them and the given tokens"
         raise ConfigError(f"data must yield {what}, got {type(first).__name__}.")
     if run.data.packing:
-        raise ConfigError("data.packing must be false for batches, got true. Give texts instead.")
+        raise ConfigError(
+            "data.packing must be false for batches, which are used as they are, got true. Give "
+            "texts, or a folder of `gidd data prepare`."
+        )
     shape = replace(run.data, folder=None, sources=("batches",), length=tokens.shape[1])
     run = replace(run, data=shape, train=replace(run.train, global_batch=len(tokens)))
     return run, TokenStream(chain([first], batches), tokenizer)
@@ -283,5 +286,6 @@ def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
         sha256="",
         notes=notes,
     )
-    used: dict[str, Any] = {"device": world.device, "context": run.data.length}
-    return pipeline_of(model, done.tokenizer, name=str(out), **used)
+    return pipeline_of(
+        model, done.tokenizer, name=str(out), device=world.device, context=run.data.length
+    )

@@ -272,8 +272,10 @@ class Session:
         `on_step` is called after each step of the session; for `record_frames` see `submit`.
         """
         session = self.new()
-        options: dict[str, Any] = {"record_frames": record_frames, "on_step": on_step}
-        tickets = [session.submit(request, **options) for request in requests]
+        tickets = [
+            session.submit(request, record_frames=record_frames, on_step=on_step)
+            for request in requests
+        ]
         while session.pending:
             for event in session.step():
                 if event.error is not None:

@@ -131,8 +131,14 @@ class Tokenizer:
             )
         path = find_tokenizer(name, revision)
         tokens, template = read_settings(path)
-        settings: dict[str, Any] = {"chat_template": template, "named_tokens": tokens, **given}
-        return cls(read_tokenizer(path, model), model=model, copy=False, **settings)
+        return cls(
+            read_tokenizer(path, model),
+            model=model,
+            chat_template=template,
+            named_tokens=tokens,
+            copy=False,
+            **given,
+        )
 
     @_explain_failure
     def encode(self, text: str) -> list[int]:
@@ -255,8 +261,9 @@ class Tokenizer:
 
     @cached_property
     def _canonical(self) -> str:
-        form: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
-        return json.dumps(self._definition, ensure_ascii=False, **form)
+        return json.dumps(
+            self._definition, sort_keys=True, ensure_ascii=False, separators=(",", ":")
+        )
 
     @property
     def _definition(self) -> dict[str, Any]:

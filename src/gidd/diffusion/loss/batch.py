@@ -88,8 +88,18 @@ def diffusion_loss(
     fixed = given if valid is None else ~valid if given is None else given | ~valid
     scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
     z = noisy_tokens(schedule, t, tokens, u, fixed)
-    roles: dict[str, Any] = {"given": fixed, "valid": valid, "segments": segments}
-    found = loss_at(denoiser, schedule, weighting, t, tokens, z, scale, **roles)
+    found = loss_at(
+        denoiser,
+        schedule,
+        weighting,
+        t,
+        tokens,
+        z,
+        scale,
+        given=fixed,
+        valid=valid,
+        segments=segments,
+    )
     nelbo = (found.weight * (found.kl + found.itakura_saito)).sum() * scale
     return DiffusionLoss(found.loss, nelbo)
 

@@ -99,8 +99,8 @@ def peak_problems(p_uniform: float, gamma: float = 1.0) -> Iterator[str]:
     """Yield one message per invalid option, without torch."""
     if not 0 <= p_uniform < 1:
         yield (
-            f"p_uniform (the peak of a bump) must be in [0, 1), got {p_uniform}. The paper uses "
-            "0.0, 0.1 and 0.2; for noise without a mask use UniformSchedule."
+            f"p_uniform must be in [0, 1), got {p_uniform}. The paper uses 0.0, 0.1 and 0.2; for "
+            "noise without a mask use UniformSchedule."
         )
     if not 0 < gamma <= 2:
         yield (

@@ -244,9 +244,16 @@ def generate_texts(
         if not settings.get("do_sample", "temperature" in values):
             values["temperature"] = 0.0
         options = SamplingOptions(**values)
-        how: dict[str, Any] = {"plan": options.plan(), "processors": options.processors()}
-        how |= {"seed": seed, "sample_index": stable_index([context]), "stop": stop}
-        made.append(Request(tokens=(*kept, *[None] * number), **how))
+        made.append(
+            Request(
+                tokens=(*kept, *[None] * number),
+                plan=options.plan(),
+                seed=seed,
+                sample_index=stable_index([context]),
+                processors=options.processors(),
+                stop=stop,
+            )
+        )
     samples = pipe.session.sample(made)
     for (_, settings), request, sample in zip(requests, made, samples, strict=True):
         start = sum(token is not None for token in request.tokens)
