@@ -127,6 +127,11 @@ def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
         "mdm": [2.0],
     }
     assert (tmp_path / "models" / "grader").exists()  # it grades the samples of the others
+    trained.clear()  # what a run needs is trained too
+    reproduce(LaptopPlan(), tmp_path / "new", only=["mdm"])
+    assert trained == ["grader", "autoregressive", "mdm"]
+    with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
+        reproduce(LaptopPlan(), tmp_path, jobs=0)
     assert (tmp_path / "models" / "autoregressive").exists()  # and initializes them
 
 

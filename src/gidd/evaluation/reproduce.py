@@ -187,8 +187,13 @@ def reproduce(
     names = [run.name for run in LAPTOP_RUNS]
     if unknown := [name for name in only if name not in names]:
         raise ConfigError(f"only must be of {', '.join(names)}, got {', '.join(unknown)}.")
+    if jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, got {jobs}.")
     runs = [run for run in LAPTOP_RUNS if run.is_primary or not plan.is_quick]
-    runs = [run for run in runs if run.name in only or not only]
+    if only:
+        needs_others = any(run.is_adapted and run.name in only for run in runs)
+        chosen = {*only, *(["grader", "autoregressive"] if needs_others else [])}
+        runs = [run for run in runs if run.name in chosen]
     waiting = [run for run in runs if not (out / "results" / f"{run.name}.json").exists()]
     for source in SIZES:
         if any(run.source == source for run in waiting):
@@ -225,6 +230,7 @@ def _work_in_child(work: Callable[[LaptopRun], str], run: LaptopRun) -> None:
 
 def complete_run(plan: LaptopPlan, out: Path, keep_model: bool, run: LaptopRun) -> str:
     """Train and measure a run, write its result and return its name."""
+    print_message(f"training {run.name}")
     start = time.process_time()
     data = prepare_source(plan, run.source, out)
     model = train_model(plan, run, data, out)
