@@ -1,6 +1,7 @@
 """Metrics of a service, for Prometheus."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -32,45 +33,30 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield the state of each model."""
-        found = {name: self._of(worker) for name, worker in self._workers.items()}
-        for metric, text, is_counter in _DESCRIPTIONS:
-            kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+        for kind, metric, value, text in _METRICS:
             family = kind(f"gidd_{metric}", text, labels=("model",))
-            for name, values in found.items():
-                family.add_metric((name,), values[metric])
+            for name, worker in self._workers.items():
+                family.add_metric((name,), value(worker))
             yield family
 
-    def _of(self, worker: Worker) -> dict[str, float]:
-        sessions = worker.pool.sessions
-        totals = {
-            name: float(sum(getattr(session.counters, name) for session in sessions))
-            for name in ("steps", "seconds", "rows", "used_rows", "work", "finished", "failed")
-        }
-        return {
-            "requests_open": worker.num_open,
-            "requests_refused": worker.num_refused,
-            "sequences_waiting": sum(session.waiting for session in sessions),
-            "expected_wait_seconds": worker.expected_wait,
-            "forward_passes": totals["steps"],
-            "step_seconds": totals["seconds"],
-            "rows": totals["rows"],
-            "rows_used": totals["used_rows"],
-            "tokens": totals["work"],
-            "sequences_finished": totals["finished"],
-            "sequences_failed": totals["failed"],
-        }
+
+def _sum(attribute: str) -> Callable[[Worker], float]:
+    """Return the sum of a number over the sessions of a worker."""
+    number = attrgetter(attribute)
+    return lambda worker: sum(map(number, worker.pool.sessions))
 
 
-_DESCRIPTIONS = (
-    ("requests_open", "Requests that have begun and not ended.", False),
-    ("requests_refused", "Requests that were refused because too many were open.", True),
-    ("sequences_waiting", "Sequences that wait for their first step.", False),
-    ("expected_wait_seconds", "Time until all open requests are done.", False),
-    ("forward_passes", "Steps of the session, each at most one forward pass.", True),
-    ("step_seconds", "Time in these steps.", True),
-    ("rows", "Sequences in forward passes, copies included.", True),
-    ("rows_used", "Sequences in forward passes that made a step.", True),
-    ("tokens", "Tokens in forward passes, padding and copies included.", True),
-    ("sequences_finished", "Sequences that were sampled.", True),
-    ("sequences_failed", "Sequences that failed.", True),
+_COUNT, _GAUGE = CounterMetricFamily, GaugeMetricFamily
+_METRICS = (
+    (_GAUGE, "requests_open", attrgetter("num_open"), "Requests that have begun and not ended."),
+    (_COUNT, "requests_refused", attrgetter("num_refused"), "Requests beyond those allowed open."),
+    (_GAUGE, "sequences_waiting", _sum("waiting"), "Sequences that wait for their first step."),
+    (_GAUGE, "expected_wait_seconds", _sum("expected_wait"), "Time until all requests are done."),
+    (_COUNT, "forward_passes", _sum("counters.steps"), "Steps, each at most one forward pass."),
+    (_COUNT, "step_seconds", _sum("counters.seconds"), "Time in these steps."),
+    (_COUNT, "rows", _sum("counters.rows"), "Sequences in forward passes, copies included."),
+    (_COUNT, "rows_used", _sum("counters.used_rows"), "Sequences of these that made a step."),
+    (_COUNT, "tokens", _sum("counters.work"), "Tokens in these rows, padding and copies included."),
+    (_COUNT, "sequences_finished", _sum("counters.finished"), "Sequences that were sampled."),
+    (_COUNT, "sequences_failed", _sum("counters.failed"), "Sequences that failed."),
 )

@@ -93,32 +93,28 @@ def complete(
     first = len(pipe.token_texts.encode(prompt, "the prompt"))
     choices: list[Json] = []
     for k, generation in enumerate(generations):
-        text, num_new, logprobs = generation.filled[0], _num_new(generation, first), None
+        text = generation.filled[0]
+        choice = _choice(generation, k, prompt + text if body.echo else text, first)
+        choice["index"] += index * body.n
         if body.logprobs is not None:
-            start = 0 if body.echo else first
-            logprobs = _logprobs(pipe, generation, start, first + num_new, body.logprobs)
-        choices.append(
-            {
-                "index": index * body.n + k,
-                "text": prompt + text if body.echo else text,
-                "logprobs": logprobs,
-                "finish_reason": finish_reason(generation),
-                "tokens": num_new,
-                "prompt_tokens": 0 if k else first,
-                "forward_passes": generation.forward_passes,
-            }
-        )
+            start, end = 0 if body.echo else first, first + choice["tokens"]
+            choice["logprobs"] = _logprobs(pipe, generation, start, end, body.logprobs)
+        choices.append(choice)
     return choices
 
 
-def _num_new(generation: Generation, first: int) -> int:
+def _choice(generation: Generation, index: int, text: str, num_given: int) -> Json:
+    """Return a sample of a prompt with some tokens, which are counted once, for the first one."""
     blanks = sum(not given for given in generation.trace.protected)
-    return min(blanks, len(generation.tokens) - first)
-
-
-def finish_reason(generation: Generation) -> str:
-    """Return why a text ended."""
-    return "stop" if len(generation.tokens) < len(generation.trace.tokens) else "length"
+    is_stopped = len(generation.tokens) < len(generation.trace.tokens)
+    return {
+        "index": index,
+        "text": text,
+        "finish_reason": "stop" if is_stopped else "length",
+        "tokens": min(blanks, len(generation.tokens) - num_given),
+        "prompt_tokens": 0 if index else num_given,
+        "forward_passes": generation.forward_passes,
+    }
 
 
 def _stop(body: WrittenBody) -> tuple[str, ...]:
@@ -131,20 +127,23 @@ def complete_in_blocks(
     """Emit (index, piece of text) for each block, and (index, how it ended) after each choice."""
     for index, prompt in enumerate(prompts):
         for number in range(index * body.n, (index + 1) * body.n):
-            skipped = 0 if body.echo else len(prompt)
             pieces = _pieces(pipe, body, prompt, number, seed)
-            while isinstance(piece := _next(pieces), str):
-                if new := piece[skipped:]:
-                    emit((number, new))
-                skipped = max(0, skipped - len(piece))
-            emit((number, piece))
+            _emit_pieces(pieces, number, emit, skipped=0 if body.echo else len(prompt))
 
 
-def _next(pieces: Generator[str, None, StreamEnd]) -> str | StreamEnd:
-    try:
-        return next(pieces)
-    except StopIteration as end:
-        return end.value
+def _emit_pieces(
+    pieces: Generator[str, None, StreamEnd], index: int, emit: Emit, skipped: int = 0
+) -> None:
+    """Emit the pieces without some characters at their beginning, and how the text ended."""
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            emit((index, end.value))
+            return
+        if new := piece[skipped:]:
+            emit((index, new))
+        skipped = max(0, skipped - len(piece))
 
 
 def _pieces(
@@ -174,26 +173,15 @@ def answer(pipe: Pipeline, body: ChatBody, index: int, seed: int, emit: Emit | N
     """Return the answer with this index to a conversation; emit frames if asked for."""
     settings = _chat_settings(pipe, body, seed + index)
     found = pipe.chat(on_step=frame_emitter(emit), **settings)
-    generation = found.generation
-    given = sum(generation.trace.protected)
-    choice = {
-        "index": index,
-        "text": found.text,
-        "finish_reason": finish_reason(generation),
-        "tokens": max(0, len(generation.tokens) - given),
-        "prompt_tokens": 0 if index else given,  # counted once
-        "forward_passes": generation.forward_passes,
-    }
-    return [choice]
+    num_given = sum(found.generation.trace.protected)
+    return [_choice(found.generation, index, found.text, num_given)]
 
 
 def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
     for index in range(body.n):
         pieces = pipe.stream_chat(**_chat_settings(pipe, body, seed + index))
-        while isinstance(piece := _next(pieces), str):
-            emit((index, piece))
-        emit((index, piece))
+        _emit_pieces(pieces, index, emit)
 
 
 def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Json:

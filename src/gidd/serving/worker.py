@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from gidd.errors import GiddError, Overloaded
 from gidd.pipeline import Pipeline
@@ -118,12 +118,25 @@ class Worker:
         The newest item replaces one that was not taken yet if it has a method `after(item)`, which
         returns what replaces both.
         """
-        outbox = Outbox[_T]()
-        running = asyncio.ensure_future(self.call(partial(function, outbox.put), **settings))
-        running.add_done_callback(lambda _: outbox.close())
+        loop, is_ready, items = asyncio.get_running_loop(), asyncio.Event(), list[_T]()
+
+        def add(item: Any) -> None:
+            if items and hasattr(item, "after"):
+                item = item.after(items.pop())
+            items.append(item)
+            is_ready.set()
+
+        def emit(item: _T) -> None:
+            loop.call_soon_threadsafe(add, item)
+
+        running = asyncio.ensure_future(self.call(partial(function, emit), **settings))
+        running.add_done_callback(lambda _: is_ready.set())
         try:
-            async for item in outbox:
-                yield item
+            while items or not running.done():
+                await is_ready.wait()
+                is_ready.clear()
+                while items:
+                    yield items.pop(0)
             await running
         finally:
             running.cancel()
@@ -154,35 +167,3 @@ def _run(jobs: Jobs, function: Callable[[], _T]) -> _T:
             return function()
         except asyncio.CancelledError as error:
             raise Cancelled("the request was cancelled.") from error
-
-
-class Outbox(Generic[_T]):
-    """Items from another thread, for an event loop."""
-
-    def __init__(self) -> None:
-        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        self._items: list[_T] = []
-        self._is_closed = False
-
-    def put(self, item: _T) -> None:
-        """Add an item; called by any thread."""
-        self._loop.call_soon_threadsafe(self._put, item)
-
-    def _put(self, item: Any) -> None:
-        if self._items and hasattr(item, "after"):
-            item = item.after(self._items.pop())
-        self._items.append(item)
-        self._ready.set()
-
-    def close(self) -> None:
-        """End the iteration; called in the event loop."""
-        self._is_closed = True
-        self._ready.set()
-
-    async def __aiter__(self) -> AsyncGenerator[_T]:
-        while self._items or not self._is_closed:
-            await self._ready.wait()
-            self._ready.clear()
-            items, self._items = self._items, []
-            for item in items:
-                yield item
