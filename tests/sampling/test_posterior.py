@@ -14,17 +14,21 @@ from support.sampling_worlds import (
 )
 
 from gidd.common.config.registry import find_component
-from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate
+from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import ConfigError
 from gidd.sampling import (
     FunctionNetwork,
     PosteriorCorrection,
+    PosteriorPass,
     Request,
     Session,
+    WindowReader,
+    WindowTokens,
     ban,
     corrector_plan,
     posterior_sampling_plan,
+    run_job,
 )
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, token_posterior
 from gidd.sources import MarkovSource, total_variation
@@ -175,13 +179,16 @@ def test_a_channel_replaces_the_noise():
     """Tokens 0 and 1 are mistaken for one another, 2 for nothing else."""
     p = torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)
     channel = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]).double()
+    rate = 0.3
     session = Session(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
-    (sample,) = corrected(session, [(0, 1, 2)], 0.3, channel=channel)
-    rate = error_rate_at(UNIFORM, torch.tensor([0.3]).double())
+    read = PosteriorPass(WindowReader(session), channel)
+    text = WindowTokens((0, 1, 2), (True,) * 3)
+    (found,) = run_job(lambda jobs: read(jobs, [text], rate))
     joint = p[:, None] * (channel * rate + torch.eye(3) * (1 - rate))
-    assert sample.tokens == tuple(joint.argmax(0).tolist()) == (0, 0, 2)
-    (edit,) = sample.edits
-    assert edit.probability == pytest.approx(float(joint[0, 1] / joint[:, 1].sum()))
+    posterior = joint / joint.sum(0)
+    torch.testing.assert_close(found.found, posterior.diag())
+    assert found.replaced().tolist() == [False, True, False] and found.tokens[1].tolist() == [0]
+    assert float(found.probabilities[1]) == pytest.approx(float(posterior[0, 1]))
     times = torch.tensor([0.3]).double()
     masked = torch.tensor([[3, 0]])
     table = torch.nn.functional.pad(channel, (0, 1, 0, 1))

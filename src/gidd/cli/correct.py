@@ -43,7 +43,7 @@ from gidd.common.config.allowed import optional
 from gidd.common.files import atomic_path, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.options import ERROR_RATE, MIN_CONFIDENCE
+from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 
 if TYPE_CHECKING:
     from gidd.pipeline import Correction, Span

@@ -17,8 +17,8 @@ from gidd.common.config.allowed import (
     optional,
 )
 from gidd.common.config.registry import component_names
-from gidd.diffusion.constants import MAX_TEMPERATURE
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
+from gidd.sampling.ranges import TEMPERATURE
 
 if TYPE_CHECKING:
     from gidd.evaluation.graders import CausalScorer
@@ -172,14 +172,13 @@ class CurveOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with its name."""
-        temperature = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
         passes = integer(2, 1_000_000, "Each pass scores the change made by the one before.")
         return field_problems(
             self,
             num_samples=integer(1),
             length=_COUNT,
             seed=SEED,
-            temperatures=_each(temperature),
+            temperatures=_each(TEMPERATURE),
             forward_passes=_each(passes),
         )
 

@@ -23,8 +23,9 @@ from gidd.common.config.allowed import (
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
 from gidd.common.terminal import shorten
-from gidd.diffusion.constants import MAX_GUIDANCE_SCALE, MAX_TEMPERATURE, TRAINING_EPS
+from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
+from gidd.sampling.ranges import GUIDANCE_SCALE, TEMPERATURE, TOP_K, TOP_P
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
@@ -36,9 +37,6 @@ GridName = Literal["sine", "stratified", "paper"]
 CLEAN_TIME = TRAINING_EPS
 """The time at which finished text is scored: the least noise that models are trained with."""
 
-ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 is 5% wrong tokens.")
-MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0.9 is common.")
-
 
 def _are_texts(value: object) -> bool:
     items = cast("tuple[Any, ...]", value) if isinstance(value, list | tuple) else (None,)
@@ -48,7 +46,6 @@ def _are_texts(value: object) -> bool:
 STOP = Allowed(_are_texts, "a list of texts, none of them empty")
 
 _MAX_STEPS = 1_000_000  # of a plan, which is made before the first step
-_TEMPERATURE = number(lambda t: 0 <= t <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE:g}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class SelfCorrectionOptions:
                 f"0 (no correction) or {passes.text}",
                 "Each forward pass scores the change made by the previous one.",
             ),
-            temperature=_TEMPERATURE._replace(fix="The paper uses 0.1 to 0.5."),
+            temperature=TEMPERATURE,
             patience=integer(1),
             tokens_per_step=integer(1),
             distance=integer(1),
@@ -150,8 +147,7 @@ class SamplingOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the option's name."""
-        keep_all = "Omit it to keep all tokens."
-        cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", keep_all))
+        cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", "Omit it to keep all tokens."))
         own = "Register your own with @gidd.register({!r}, NAME)."
         yield from field_problems(
             self,
@@ -160,16 +156,12 @@ class SamplingOptions:
             sampler=choice(component_names("step"), own.format("step")),
             final_corrector=choice(component_names("corrector"), own.format("corrector")),
             block_length=optional(integer(1, fix="Omit it to generate all tokens together.")),
-            temperature=_TEMPERATURE,
-            top_k=optional(integer(1, fix=keep_all)),
-            top_p=optional(number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common.")),
+            temperature=TEMPERATURE,
+            top_k=optional(TOP_K),
+            top_p=optional(TOP_P),
             min_p=cut,
             epsilon_cutoff=cut,
-            guidance_scale=number(
-                lambda w: 0 <= w <= MAX_GUIDANCE_SCALE,
-                f"in [0, {MAX_GUIDANCE_SCALE}]",
-                "1 is no guidance; 1.5 to 4 are common.",
-            ),
+            guidance_scale=GUIDANCE_SCALE,
             final_corrector_steps=integer(0, _MAX_STEPS),
         )
         if self.negative_prompt is not None and self.guidance_scale == 1:

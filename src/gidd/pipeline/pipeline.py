@@ -38,8 +38,6 @@ from gidd.pipeline.generate import (
 )
 from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
 from gidd.pipeline.options import (
-    ERROR_RATE,
-    MIN_CONFIDENCE,
     LikelihoodOptions,
     SamplingOptions,
     SelfCorrectionOptions,
@@ -70,6 +68,7 @@ from gidd.sampling import (
     run_job,
     run_jobs,
 )
+from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 from gidd.sampling.request import prompt as with_blanks
 
 _SAMPLING, _CORRECTION = SamplingOptions(), SelfCorrectionOptions()

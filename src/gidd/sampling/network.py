@@ -7,17 +7,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.config.allowed import number, require_arguments
+from gidd.common.config.allowed import require_arguments
 from gidd.common.devices import upload
-from gidd.diffusion.constants import MAX_GUIDANCE_SCALE
 from gidd.diffusion.schedule import TINY
 from gidd.errors import CheckpointError, ConfigError
+from gidd.sampling.ranges import GUIDANCE_SCALE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -97,11 +97,6 @@ class CachedFeatures:
         """By the tokens of a row, where its padding begins, and the batch size."""
         self._lock = threading.Lock()  # forward passes run outside of it
 
-    @property
-    def accepts_padding(self) -> bool:
-        """Whether the wrapped network accepts `valid`."""
-        return bool(getattr(self.network, "accepts_padding", False))
-
     def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return cached features if all sequences are in the cache, else compute them."""
         num_valid = [z.shape[1]] * len(z) if valid is None else valid.sum(-1).tolist()
@@ -126,10 +121,8 @@ class CachedFeatures:
         """Compute x_theta with the wrapped network."""
         return self.network.distribution(hidden)
 
-    @property
-    def logit_head(self) -> Any:
-        """The logit head of the wrapped network, if it has one."""
-        return cast(Any, self.network).logit_head
+    def __getattr__(self, name: str) -> Any:  # `accepts_padding`, `logit_head`
+        return getattr(self.network, name)
 
 
 @dataclass(frozen=True)
@@ -154,13 +147,6 @@ class ForwardPass:
         return self.network.hidden(z, t) if valid is None else self.network.hidden(z, t, valid)
 
 
-_SCALE = number(
-    lambda w: 0 <= w <= MAX_GUIDANCE_SCALE,
-    f"in [0, {MAX_GUIDANCE_SCALE}]",
-    "1 is no guidance, 0 ignores the condition; 1.5 to 4 are common.",
-)
-
-
 @dataclass(frozen=True)
 class Guidance:
     """How strongly a request follows its condition, and its sequence without the condition."""
@@ -172,7 +158,7 @@ class Guidance:
     None where the sequence has its own token, as at blanks."""
 
     def __post_init__(self) -> None:
-        require_arguments(guidance_scale=(self.scale, _SCALE))
+        require_arguments(guidance_scale=(self.scale, GUIDANCE_SCALE))
 
     def first(self, num: int) -> Guidance:
         """Return the guidance of the first `num` tokens."""

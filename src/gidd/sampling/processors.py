@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.config.allowed import integer, number, require_arguments
+from gidd.common.config.allowed import require_arguments
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
-from gidd.diffusion.constants import MAX_TEMPERATURE
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
+from gidd.sampling.ranges import TEMPERATURE, TOP_K, TOP_P
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -34,19 +34,9 @@ One that depends on a vocabulary may have a method `check(vocab)`, which raises 
 is another one; it is called before a request is admitted.
 """
 
-TEMPERATURE = number(
-    lambda t: 0 <= t <= MAX_TEMPERATURE,
-    f"in [0, {MAX_TEMPERATURE:g}]",
-    "0 always takes the most likely token, 1 leaves x_theta unchanged; the paper corrects with 0.1 "
-    "to 0.5.",
-)
-"""Allowed temperatures: not negative, and float32 can represent them."""
-
 MAX_LOGIT_BIAS = 100
 """The largest bias of a token, as in OpenAI's API."""
 
-_TOP_K = integer(1, fix="1 is greedy; omit the processor to keep all tokens.")
-_TOP_P = number(lambda p: 0 < p <= 1, "in (0, 1]", "0.9 is common, 1 keeps all tokens.")
 _KEPT_MASKS = 256  # number of sets of tokens whose masks are kept, on each device
 
 
@@ -87,7 +77,7 @@ class TopK:
     number: int
 
     def __post_init__(self) -> None:
-        require_arguments(top_k=(self.number, _TOP_K))
+        require_arguments(top_k=(self.number, TOP_K))
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""
@@ -103,7 +93,7 @@ class TopP:
     mass: float
 
     def __post_init__(self) -> None:
-        require_arguments(top_p=(self.mass, _TOP_P))
+        require_arguments(top_p=(self.mass, TOP_P))
 
     def __call__(self, p: Tensor) -> Tensor:
         """Truncate and normalise."""

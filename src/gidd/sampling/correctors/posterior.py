@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import Allowed, number, optional
+from gidd.common.config.allowed import optional
 from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import at
 from gidd.diffusion.error_rate import error_rate_at, visible_noise
 from gidd.diffusion.schedule import MixingSchedule, Times
-from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -130,22 +130,14 @@ def is_replaced(
     return (other > found) & (other >= (min_confidence or 0.0))
 
 
-_ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 expects 5% of wrong tokens.")
-_MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability.")
-_CHANNEL = Allowed(
-    torch.is_tensor,
-    "a tensor of probabilities [V, V], V the vocabulary size",
-    "Leave it out if wrong tokens are distributed like the noise.",
-)
-
-
 @final
 @dataclass(frozen=True)
 class PosteriorCorrection(CheckedOptions):
     """Replace every token for which another one has a higher posterior probability (s = t).
 
     One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, t being `time_at_error_rate`
-    of the expected fraction of wrong tokens. The edit log has posterior probabilities.
+    of the expected fraction of wrong tokens. The edit log has posterior probabilities. For a
+    likelihood of your own see `PosteriorPass`.
     """
 
     log_name: ClassVar[str] = "posterior_correction"
@@ -155,36 +147,14 @@ class PosteriorCorrection(CheckedOptions):
     min_confidence: float | None = None
     """Least posterior probability of a replacement; by default, tokens are replaced so that the
     expected number of wrong ones is smallest."""
-    channel: Tensor | None = None
-    """Probability of each written token (column) given a right one (row) that was replaced; by
-    default, wrong tokens are distributed like the noise. Equal steps have the same tensor."""
 
-    allowed = {
-        "error_rate": optional(_ERROR_RATE),
-        "min_confidence": optional(_MIN_CONFIDENCE),
-        "channel": optional(_CHANNEL),
-    }
-
-    def check(self, schedule: MixingSchedule, t: float) -> None:
-        """Raise `ConfigError` if the channel is one of another vocabulary."""
-        size = schedule.vocab.size
-        if self.channel is not None and self.channel.shape != (size, size):
-            raise ConfigError(
-                f"channel must have a row and a column for each of the {size} tokens of the "
-                f"vocabulary, got {list(self.channel.shape)}. Make it with the model's tokenizer."
-            )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PosteriorCorrection):
-            return NotImplemented
-        options = (self.error_rate, self.min_confidence) == (other.error_rate, other.min_confidence)
-        return options and self.channel is other.channel  # == would compare element by element
+    allowed = {"error_rate": optional(ERROR_RATE), "min_confidence": optional(MIN_CONFIDENCE)}
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
     ) -> StepOutput:
         """Replace the tokens that are more likely wrong than right."""
-        likelihood = likelihood_of(schedule, t, canvas.tokens, self.error_rate, self.channel)
+        likelihood = likelihood_of(schedule, t, canvas.tokens, self.error_rate)
         found, _, tokens, probabilities = read_posterior(prediction, canvas.free, likelihood)
         other, probability = tokens[..., 0], probabilities[..., 0]
         changed = canvas.free & is_replaced(found, probability, self.min_confidence)

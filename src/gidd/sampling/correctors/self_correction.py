@@ -16,7 +16,7 @@ from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.sampling.canvas import BestState, Canvas, StepOutput
 from gidd.sampling.correctors.gibbs import DISTANCE, top_spaced
 from gidd.sampling.prediction import Prediction
-from gidd.sampling.processors import TEMPERATURE
+from gidd.sampling.ranges import TEMPERATURE
 from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
