@@ -108,7 +108,7 @@ def test_text_is_graded_by_the_grader():
 def test_results_that_exist_are_not_made_again(tmp_path, monkeypatch):
     trained = []
 
-    def train(plan, run, data, out):
+    def train(plan, run, out):
         trained.append(run.name)
         for kind in ("models", "runs"):
             (out / kind / run.name).mkdir(parents=True)

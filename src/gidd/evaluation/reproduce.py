@@ -30,7 +30,7 @@ from gidd.data.loading.loader import open_split
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import ScoredText
 from gidd.errors import ConfigError, GiddError
-from gidd.evaluation.graders import CausalScorer, load_grader
+from gidd.evaluation.graders import load_grader
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
 from gidd.evaluation.results import Measurement, plain_data
@@ -56,6 +56,7 @@ SIZES: Final[dict[Source, dict[str, tuple[int, int, int]]]] = {
 }
 """Width, layers and heads by source: sentences have a vocabulary of 58 words."""
 
+TEXT_NUMBERS: Final = ("gen_ppl", "entropy", "self_accuracy")
 _SUM = re.compile(r"(\d) \+ (\d) = (\d)")
 
 
@@ -147,31 +148,25 @@ class LaptopPlan:
             second_grader=None,
         )
 
-    def run_config(self, run: LaptopRun, data: Path, init_from: Path | None = None) -> RunConfig:
+    def run_config(self, run: LaptopRun, out: Path) -> RunConfig:
         """Return the training of a run: all have the same batches and learning rate."""
         parts = {"sentences": 2, "text": 5}  # as many steps as the verdicts need
         steps = self.steps // parts[run.source] if self.is_quick else self.steps
         base = laptop("nano", steps=steps, length=self.length, learning_rate=self.learning_rate)
         width, layers, heads = SIZES["sentences" if self.is_quick else run.source][run.size]
-        masked = component("schedule", "masked")
-        limit = {"w_max": 1.0} if run.weighting == "clamp" else {}
+        masked, p_uniform = component("schedule", "masked"), run.p_uniform or 0.0
         diffusion = Diffusion(
-            noise=hybrid(run.p_uniform or 0.0) if run.schedule == "hybrid" else masked,
-            weighting=component("weighting", run.weighting, **limit),
+            noise=masked if run.schedule == "masked" else hybrid(p_uniform),
+            weighting=component("weighting", run.weighting),
         )
+        own = {"global_batch": self.batch, "evaluate_every": steps, "generate_samples": 0}
         return replace(
             base,
             backbone=base.backbone.changed(width=width, num_layers=layers, num_heads=heads),
             objective=Autoregressive() if run.p_uniform is None else diffusion,
-            data=DataConfig(folder=data, length=self.length),
-            train=replace(
-                base.train,
-                global_batch=self.batch,
-                seed=run.seed,
-                evaluate_every=steps,
-                generate_samples=0,
-            ),
-            init_from=None if init_from is None else str(init_from),
+            data=DataConfig(folder=prepared_folder(run.source, out), length=self.length),
+            train=replace(base.train, seed=run.seed, **own),
+            init_from=str(out / "models" / "autoregressive") if run.is_adapted else None,
         )
 
 
@@ -232,10 +227,9 @@ def complete_run(plan: LaptopPlan, out: Path, keep_model: bool, run: LaptopRun) 
     """Train and measure a run, write its result and return its name."""
     print_message(f"training {run.name}")
     start = time.process_time()
-    data = prepare_source(plan, run.source, out)
-    model = train_model(plan, run, data, out)
+    model = train_model(plan, run, out)
     trained = time.process_time() - start
-    measured = measure_run(plan, run, model, data, out)
+    measured = measure_run(plan, run, model, out)
     record = {
         "run": asdict(run),
         "plan": asdict(plan),
@@ -255,66 +249,55 @@ def complete_run(plan: LaptopPlan, out: Path, keep_model: bool, run: LaptopRun) 
     return run.name
 
 
-def prepare_source(plan: LaptopPlan, source: Source, out: Path) -> Path:
-    """Tokenize a corpus, unless that is done; return the folder."""
+def prepared_folder(source: Source, out: Path) -> Path:
+    """Return where the tokens of a source are."""
+    return out / "corpora" / source / "data"
+
+
+def prepare_source(plan: LaptopPlan, source: Source, out: Path) -> None:
+    """Tokenize a corpus, unless that is done."""
     data = DataConfig(sources=("sentences",), tokenizer=plan.tokenizer)
     if source == "text":
         data = replace(data, sources=plan.corpus, validation=plan.validation)
     with open_world("cpu") as world:
-        return ensure_prepared(data, out / "corpora" / source, world, quiet=True)
+        ensure_prepared(data, prepared_folder(source, out).parent, world, quiet=True)
 
 
-def train_model(plan: LaptopPlan, run: LaptopRun, data: Path, out: Path) -> Path:
+def train_model(plan: LaptopPlan, run: LaptopRun, out: Path) -> Path:
     """Train a run, or resume it; return the folder of the model."""
-    model = out / "models" / run.name
+    model, folder = out / "models" / run.name, out / "runs" / run.name
     if not model.exists():
-        folder = out / "runs" / run.name
         with open_world("cpu") as world:
-            initial = out / "models" / "autoregressive" if run.is_adapted else None
-            done = fit(plan.run_config(run, data, initial), folder, world, quiet=True)
-            if not done.complete:
+            if not fit(plan.run_config(run, out), folder, world, quiet=True).complete:
                 raise KeyboardInterrupt
             export(folder, model, world)
     return model
 
 
-def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, data: Path, out: Path) -> Json:
+def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, out: Path) -> Json:
     """Measure the likelihood of a run and, if it is sampled, its samples."""
     loaded = (
         load_causal_model(str(model), device="cpu")
         if run.p_uniform is None
         else gidd.from_pretrained(model, device="cpu", batch_size=16)
     )
-    texts = held_out_windows(plan, run, data)
-    scores = score_windows(loaded, texts, PerplexityOptions(repeats=2))
+    scores = score_windows(loaded, held_out_windows(plan, run, out), PerplexityOptions(repeats=2))
     per_token = (scores.nelbo / scores.num_scored).tolist()
     found: Json = {"nats_per_token": Measurement.mean(per_token)._asdict(), "windows": per_token}
     if not run.is_sampled or not isinstance(loaded, Pipeline):
         return found
     if run.source == "sentences":
         return found | {"sentences": measure_sentences(plan, loaded, run.seed)}
-    graders = {"own": load_grader(str(out / "models" / "grader"), max_length=plan.length)}
-    if plan.second_grader is not None:
-        graders["second"] = load_grader(plan.second_grader, max_length=plan.length)
-    found["samples"] = {
-        str(steps): _samples(plan, loaded, steps, run.seed, graders)
-        for steps in plan.denoising_steps
-    }
-    curve = CurveOptions(
-        num_samples=plan.num_samples,
-        temperatures=plan.temperatures,
-        forward_passes=plan.correction_passes,
-        seed=run.seed,
-    )
-    result = correction_curve(loaded, curve, SamplingOptions(steps=32), graders["own"])
-    return found | {"correction": list(result.rows), "examples": text_examples(loaded, run.seed)}
+    return found | measure_texts(plan, loaded, run.seed, out / "models" / "grader")
 
 
-def text_examples(pipe: Pipeline, seed: int) -> list[list[str]]:
-    """Return the first samples of a seed, before and after self-correction."""
-    samples = pipe.generate(2, seed=seed, options=SamplingOptions(steps=32))
-    pairs = self_corrected(pipe, samples, 128, seed)
-    return [[pipe.tokenizer.decode(tokens) for tokens in pair] for pair in pairs]
+def held_out_windows(plan: LaptopPlan, run: LaptopRun, out: Path) -> list[ScoredText]:
+    """Return the same held-out windows for all runs of a source."""
+    data = prepared_folder(run.source, out)
+    settings = loader_config(plan.run_config(replace(run, seed=0), out), Tokenizer.load(data))
+    batch = validation_samples(open_split(data, "validation"), settings, plan.windows)
+    full = [row for row, valid in zip(batch.tokens, batch.valid, strict=True) if valid.all()]
+    return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
 
 
 def self_corrected(
@@ -327,29 +310,36 @@ def self_corrected(
     return [(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
 
 
-def _samples(
-    plan: LaptopPlan, pipe: Pipeline, steps: int, seed: int, graders: dict[str, CausalScorer]
-) -> Json:
-    options = SamplingOptions(steps=steps)
-    samples, _ = generate_text_samples(pipe, plan.num_samples, seed=seed, options=options)
-    found: Json = {"texts": [sample.text for sample in samples[:3]]}
-    for name, grader in graders.items():
-        result = evaluate_samples(samples, grader=grader)
-        numbers = ("gen_ppl", "entropy", "self_accuracy")
-        measured = result.measurements.items()
-        found[name] = {key: value._asdict() for key, value in measured if key in numbers}
-        found[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
-        found[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
-    return found
+# text
 
 
-def held_out_windows(plan: LaptopPlan, run: LaptopRun, data: Path) -> list[ScoredText]:
-    """Return the same held-out windows for all runs of a source."""
-    settings = loader_config(plan.run_config(run, data), Tokenizer.load(data))
-    settings = replace(settings, seed=0)
-    batch = validation_samples(open_split(data, "validation"), settings, plan.windows)
-    full = [row for row, valid in zip(batch.tokens, batch.valid, strict=True) if valid.all()]
-    return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
+def measure_texts(plan: LaptopPlan, pipe: Pipeline, seed: int, own_grader: Path) -> Json:
+    """Grade samples, by steps, and before and after self-correction."""
+    named = {"own": str(own_grader), "second": plan.second_grader}
+    graders = {k: load_grader(name, max_length=plan.length) for k, name in named.items() if name}
+    by_steps: Json = {}
+    for steps in plan.denoising_steps:
+        options = SamplingOptions(steps=steps)
+        samples, _ = generate_text_samples(pipe, plan.num_samples, seed=seed, options=options)
+        found: Json = {"texts": [sample.text for sample in samples[:3]]}
+        for name, grader in graders.items():
+            result = evaluate_samples(samples, grader=grader)
+            numbers = result.measurements.items()
+            found[name] = {key: value._asdict() for key, value in numbers if key in TEXT_NUMBERS}
+            found[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
+            found[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
+        by_steps[str(steps)] = found
+    curve = CurveOptions(
+        num_samples=plan.num_samples,
+        temperatures=plan.temperatures,
+        forward_passes=plan.correction_passes,
+        seed=seed,
+    )
+    sampling = SamplingOptions(steps=32)
+    result = correction_curve(pipe, curve, sampling, graders["own"])
+    pairs = self_corrected(pipe, pipe.generate(2, seed=seed, options=sampling), 128, seed)
+    examples = [[pipe.tokenizer.decode(tokens) for tokens in pair] for pair in pairs]
+    return {"samples": by_steps, "correction": list(result.rows), "examples": examples}
 
 
 # the exact source

@@ -50,8 +50,6 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 def verdict(differences: Sequence[Difference]) -> str:
     """Tell whether all differences are above zero, significantly; seeds must not contradict."""
-    if not differences:
-        return NOT_RUN
     sure = [p is not None and p < SIGNIFICANCE_LEVEL for _, _, p, *_ in differences]
     signs = {one.value > 0 for one in differences}
     if signs == {False} and any(sure):
@@ -71,57 +69,56 @@ def claims(results: Results, first: str) -> list[Claim]:
     def windows(a: str, b: str) -> list[Difference]:
         return [difference(x["windows"], y["windows"]) for x, y in rows(a, b)]
 
-    def add(
-        text: str, paper: str, unit: str, values: Sequence[Difference], state: str = ""
-    ) -> None:
-        shown = "; ".join(f"{one.value:+.3f} ± {one.standard_error or 0:.3f}" for one in values)
-        ours = f"{unit}: {shown}" if values else "-"
-        found.append(Claim(text, SOURCES[first], paper, ours, state or verdict(values)))
+    def add(text: str, paper: str, unit: str, shown: str, state: str) -> None:
+        ours, state = (f"{unit}: {shown}", state) if shown else ("-", NOT_RUN)
+        found.append(Claim(text, SOURCES[first], paper, ours, state))
 
     same = windows("mdm", "gidd-0.0-elbo")
-    are_same = HOLDS if all(abs(one.value) < _SAME for one in same) else FAILS
     add(
         "1. GIDD with p_u = 0 is masked diffusion: the same likelihood",
         "PPL 24.37 and 24.36",
         "nats per token, GIDD less MDM",
-        same,
-        are_same if same else NOT_RUN,
+        _shown(same),
+        HOLDS if all(abs(one.value) < _SAME for one in same) else FAILS,
     )
-    for better, worse, paper in (
-        ("dynamic", "clamp", "PPL 23.90 and 25.09 (p_u = 0.1)"),
-        ("clamp", "elbo", "PPL 25.09 and 26.88 (p_u = 0.1)"),
+    for better, worse, ppl in (
+        ("dynamic", "clamp", "23.90 and 25.09"),
+        ("clamp", "elbo", "25.09 and 26.88"),
     ):
-        both = [windows(f"gidd-{p}-{better}", f"gidd-{p}-{worse}") for p in ("0.1", "0.2")]
+        pairs = [(f"gidd-{p}-{better}", f"gidd-{p}-{worse}") for p in ("0.1", "0.2")]
+        gains = [one for pair in pairs for one in windows(*pair)]
         add(
             f"2. With p_u > 0, the weights {better} are better than {worse}",
-            paper,
+            f"PPL {ppl} (p_u = 0.1)",
             f"nats per token, {worse} less {better}",
-            [*both[0], *both[1]],
+            _shown(gains),
+            verdict(gains),
         )
+    few = [
+        difference(*(sampled(row)[_FEW_STEPS][0] for row in pair))
+        for pair in rows("gidd-0.0-dynamic", "gidd-0.1-dynamic")
+    ]
     add(
         f"3. With few steps ({_FEW_STEPS} for 64 tokens), hybrid models write better text",
         "generative PPL 387 and 904 at 32 steps",
         "log-likelihood per token, p_u = 0.1 less p_u = 0",
-        [
-            difference(quality(x, _FEW_STEPS), quality(y, _FEW_STEPS))
-            for x, y in rows("gidd-0.0-dynamic", "gidd-0.1-dynamic")
-        ],
+        _shown(few),
+        verdict(few),
     )
     for p, paper in (("0.1", "-"), ("0.2", "PPL 214 to 93"), ("0.0", "no gain")):
-        corrected = [row for (row,) in rows(f"gidd-{p}-dynamic")]
-        gains = [correction_gain(row) for row in corrected]
-        entropies = [correction_entropy(row) for row in corrected]
+        corrected = [correction(row) for (row,) in rows(f"gidd-{p}-dynamic")]
+        gains = [gain for gain, *_ in corrected]
         state, says = verdict(gains), "does not raise" if p == "0.0" else "raises"
-        if state == HOLDS and any(b < _KEPT_ENTROPY * a for a, b in entropies):
+        if state == HOLDS and any(b < _KEPT_ENTROPY * a for _, a, b in corrected):
             state = OPEN  # likelier, because it repeats itself
         elif p == "0.0":
-            state = {HOLDS: FAILS, NOT_RUN: NOT_RUN}.get(state, HOLDS)
+            state = FAILS if state == HOLDS else HOLDS
         add(
             f"4. Self-correction {says} the quality of samples with p_u = {p}",
             paper,
-            f"entropy {', '.join(f'{a:.2f} to {b:.2f}' for a, b in entropies)}; "
+            f"entropy {', '.join(f'{a:.2f} to {b:.2f}' for _, a, b in corrected)}; "
             "log-likelihood per token, after less before",
-            gains,
+            _shown(gains),
             state,
         )
     correlations = [
@@ -130,16 +127,12 @@ def claims(results: Results, first: str) -> list[Claim]:
         for (row,) in rows(f"gidd-{p}-dynamic")
         if (correlation := self_accuracy_correlation(row)) is not None
     ]
-    shown = ", ".join(f"{c:+.2f} (p_u = {p})" for p, c in correlations)
-    tracks = HOLDS if all(c > _CORRELATED for _, c in correlations) else FAILS
-    found.append(
-        Claim(
-            "5. Self-accuracy tracks the quality of samples of hybrid models",
-            SOURCES[first],
-            "correlated",
-            f"correlation of self-accuracy and log-likelihood: {shown}" if shown else "-",
-            tracks if correlations else NOT_RUN,
-        )
+    add(
+        "5. Self-accuracy tracks the quality of samples of hybrid models",
+        "correlated",
+        "correlation of self-accuracy and log-likelihood",
+        ", ".join(f"{c:+.2f} (p_u = {p})" for p, c in correlations),
+        HOLDS if all(c > _CORRELATED for _, c in correlations) else FAILS,
     )
     sizes = [f"gidd-{p}-dynamic-{size}" for p in ("0.0", "0.2") for size in ("small", "large")]
     per_window = [zip(*(one["windows"] for one in row), strict=True) for row in rows(*sizes)]
@@ -148,54 +141,50 @@ def claims(results: Results, first: str) -> list[Claim]:
         "6. Uniform noise scales at least as well as masks",
         "a steeper slope with p_u = 0.2",
         "gain of the large over the small model, p_u = 0.2 less p_u = 0",
-        scaling,
+        _shown(scaling),
+        verdict(scaling),
     )
     return found
 
 
-def quality(row: Json, steps: str) -> list[float]:
-    """Return the log-likelihood per token of each sample: the true one, or the grader's."""
-    if "sentences" in row:
-        return row["sentences"]["steps"][steps]["log_probs"]
-    return [-value for value in row["samples"][steps]["own"]["gen_nll"]]
+def _shown(values: Sequence[Difference]) -> str:
+    return "; ".join(f"{one.value:+.3f} ± {one.standard_error or 0:.3f}" for one in values)
 
 
-def correction_gain(row: Json) -> Difference:
-    """Return the gain in log-likelihood per token of samples by self-correction."""
+def sampled(row: Json) -> dict[str, tuple[list[float], list[float | None]]]:
+    """Return log-likelihoods per token, true or the grader's, and self-accuracies, by steps."""
     if "sentences" in row:
-        return difference(*(row["sentences"][key]["log_probs"] for key in ("before", "after")))
-    before, *rest = (one for one in row["correction"] if one["temperature"] == 0.1)
+        parts = row["sentences"]["steps"].items()
+        return {n: (part["log_probs"], part["self_accuracies"]) for n, part in parts}
+    own = {steps: part["own"] for steps, part in row.get("samples", {}).items()}
+    return {n: ([-x for x in part["gen_nll"]], part["self_accuracies"]) for n, part in own.items()}
+
+
+def correction(row: Json) -> tuple[Difference, float, float]:
+    """Return the gain in log-likelihood per token, and the entropy before and after."""
+    if "sentences" in row:
+        before, after = row["sentences"]["before"], row["sentences"]["after"]
+        gain = difference(before["log_probs"], after["log_probs"])
+        return gain, before["entropy"]["value"], after["entropy"]["value"]
+    before, *_, after = (one for one in row["correction"] if one["temperature"] == 0.1)
     logs = [
         Measurement(-math.log(one["gen_ppl"]), one["gen_ppl_se"] / one["gen_ppl"], 0)
-        for one in (before, rest[-1])
+        for one in (before, after)
     ]
-    return unpaired_difference(*logs)
-
-
-def correction_entropy(row: Json) -> tuple[float, float]:
-    """Return the entropy of samples before and after self-correction."""
-    if "sentences" in row:
-        before, after = (row["sentences"][key]["entropy"]["value"] for key in ("before", "after"))
-        return before, after
-    entropies = [one["entropy"] for one in row["correction"] if one["temperature"] == 0.1]
-    return entropies[0], entropies[-1]
+    return unpaired_difference(*logs), before["entropy"], after["entropy"]
 
 
 def self_accuracy_correlation(row: Json) -> float | None:
     """Return the correlation of self-accuracy and quality over samples of all numbers of steps."""
-    parts = row.get("sentences", {}).get("steps") or row.get("samples", {})
-    pairs: list[tuple[float, float]] = []
-    for steps, part in parts.items():
-        accuracies = part.get("own", part)["self_accuracies"]
-        found = zip(accuracies, quality(row, steps), strict=True)
-        pairs += [pair for pair in found if None not in pair]
+    found = [pair for columns in sampled(row).values() for pair in zip(*columns, strict=True)]
+    pairs = [(quality, accuracy) for quality, accuracy in found if accuracy is not None]
     if len(pairs) < 8 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
     return statistics.correlation(*zip(*pairs, strict=True))
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"## {title}", "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
@@ -224,20 +213,17 @@ def write_page(results: Results, command: str) -> str:
         "the other sign, one of them at p < 0.05. A gain by self-correction must leave "
         f"{_KEPT_ENTROPY:.0%} of the entropy.",
         "",
-        "## Claims",
-        "",
-        *_table(("claim", "on", "the paper", "here", "verdict"), order),
+        *_table("Claims", ("claim", "on", "the paper", "here", "verdict"), order),
     ]
+    header = ("model", "nats per token", "PPL", "PPL in the paper", "CPU minutes")
     for first, source in SOURCES.items():
         rows: list[Sequence[str]] = []
         for name, row in results.items():
             if name.startswith("sentences-") == bool(first):
                 nats, minutes = row["nats_per_token"]["value"], row["train_seconds"] / 60
                 paper = str(_PAPER_PPL.get(name.removeprefix(first), "-"))
-                ppl = _number(math.exp(nats))
-                rows.append((name, _number(nats), ppl, paper, f"{minutes:.1f}"))
-        header = ("model", "nats per token", "PPL", "PPL in the paper", "CPU minutes")
-        lines += [f"## Likelihood, {source}", "", *_table(header, rows)]
+                rows.append((name, *map(_number, (nats, math.exp(nats))), paper, f"{minutes:.1f}"))
+        lines += _table(f"Likelihood, {source}", header, rows)
     return "\n".join([*lines, *_text_samples(results), *_sentence_samples(results)])
 
 
@@ -250,7 +236,7 @@ def _text_samples(results: Results) -> list[str]:
         for steps, one in row.get("samples", {}).items()
     ]
     header = ("model", "steps", "generative PPL", "entropy", "self-accuracy", "PPL by SmolLM2")
-    lines = ["## Samples of text by denoising steps", "", *_table(header, rows)]
+    lines = _table("Samples of text by denoising steps", header, rows)
     keys = ("temperature", "forward_passes", "changed_tokens", *keys)
     rows = [
         (name, *(_number(one.get(key)) for key in keys))
@@ -258,40 +244,38 @@ def _text_samples(results: Results) -> list[str]:
         for one in row.get("correction", ())
     ]
     header = ("model", *(key.replace("_", " ") for key in keys))
-    return [*lines, "## Self-correction of text", "", *_table(header, rows)]
+    return [*lines, *_table("Self-correction of text", header, rows)]
 
 
 def _sentence_samples(results: Results) -> list[str]:
     rows: list[Sequence[str]] = []
-    examples: list[str] = []
+    examples = ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
     for name, row in results.items():
         if "seed" not in name:
             for before, after in row.get("sentences", row).get("examples", ())[:1]:
                 examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
         if found := row.get("sentences"):
-            parts = {"texts of the source": found.get("true")}
-            parts |= {f"{steps} steps": one for steps, one in found["steps"].items()}
-            parts["self-correction after 32 steps"] = found["after"]
-            parts |= {"posterior corrector after 32 steps": found.get("posterior")}
-            parts |= {f"64 passes: {kind}": one for kind, one in found["samplers"].items()}
-            rows += [
-                (name, kind, *(_number(one[key]) for key in ("log_prob", "entropy", "sums_right")))
-                for kind, one in parts.items()
-                if one is not None
-            ]
+            parts = {
+                "texts of the source": found.get("true"),
+                **{f"{steps} steps": one for steps, one in found["steps"].items()},
+                "self-correction after 32 steps": found["after"],
+                "posterior corrector after 32 steps": found.get("posterior"),
+                **{f"64 passes: {kind}": one for kind, one in found["samplers"].items()},
+            }
+            keys = ("log_prob", "entropy", "sums_right")
+            shown = ((kind, one) for kind, one in parts.items() if one is not None)
+            rows += [(name, kind, *(_number(one[key]) for key in keys)) for kind, one in shown]
     header = ("model", "samples", "log-likelihood per token", "entropy", "sums right")
-    lines = ["## Samples of the exact source", "", *_table(header, rows)]
-    first = ["## Before and after", "", "The first sample of seed 0, self-corrected:", ""]
-    return [*lines, *first, *examples]
+    return [*_table("Samples of the exact source", header, rows), *examples]
 
 
 def _marked(before: list[str], after: list[str]) -> str:
     """Return words with deleted and inserted ones marked."""
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    before, after = ([html.escape(word) for word in words] for words in (before, after))
     parts: list[str] = []
     for kind, start, end, new_start, new_end in matcher.get_opcodes():
         old, new = " ".join(before[start:end]), " ".join(after[new_start:new_end])
+        old, new = html.escape(old), html.escape(new)
         if kind == "equal":
             parts.append(old)
         else:
