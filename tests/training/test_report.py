@@ -237,13 +237,12 @@ def test_durations(seconds, text):
 
 
 class Failing:
+    name = "a tracker"
+
     def scalars(self, step, values):
         raise ConnectionError("no route")
 
     text = close = scalars
-
-    def __str__(self):
-        return "a tracker"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +279,7 @@ def test_missing_packages(tmp_path, monkeypatch):
     for name, extra in zip(absent, ("train", "wandb", "trackio"), strict=True):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ConfigError, match=rf"{name} .*gidd\[{extra}\]"):
-            getattr(report_trackers, f"{name}_tracker")(tmp_path)
+            getattr(report_trackers, f"{name}_tracker")(tmp_path, 0, {})
 
 
 def test_tensorboard_reads_back_what_a_continued_run_wrote(tmp_path):
@@ -323,7 +322,7 @@ from pathlib import Path
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.trackers import trackio_tracker
 folder = Path(sys.argv[1])
-tracker = trackio_tracker(folder, config={"size": "nano"})
+tracker = trackio_tracker(folder, 0, config={"size": "nano"})
 with Report(folder, num_steps=3, quiet=True, trackers=[tracker]) as report:
     for step in (1, 2, 3):
         report.training(step, {"loss": 1 / step})

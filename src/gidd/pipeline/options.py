@@ -19,6 +19,7 @@ from gidd.common.config.allowed import (
     integer,
     number,
     optional,
+    require_none,
 )
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
@@ -92,7 +93,7 @@ class SelfCorrectionOptions:
         """Return the corrector's steps on finished text; invalid options raise `ConfigError`."""
         from gidd.sampling import SelfCorrectionStep, corrector_plan, gain, likelihood
 
-        _require_none(self.problems())
+        require_none(self.problems())
         corrector = SelfCorrectionStep(
             temperature=self.temperature,
             patience=self.patience,
@@ -181,7 +182,7 @@ class SamplingOptions:
         from gidd.diffusion.times import even_times, sine_times
         from gidd.sampling import corrector_plan, sampling_plan
 
-        _require_none(self.problems())
+        require_none(self.problems())
         step = Component("step", self.sampler, self.sampler_options).build()
         name, options = self.final_corrector, self.final_corrector_options
         corrector = Component("corrector", name, options).build()
@@ -281,8 +282,3 @@ def with_changes(
                 f"{type(options).__name__} has {', '.join(names)}."
             )
     return replace(options, **changes)
-
-
-def _require_none(problems: Iterable[str]) -> None:
-    if found := list(problems):
-        raise ConfigError("\n".join(found))

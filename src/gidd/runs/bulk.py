@@ -20,7 +20,7 @@ import torch
 import gidd
 from gidd.common import files
 from gidd.common.actors import ActorOptions, map_on_ray
-from gidd.common.config.allowed import SEED, field_problems, integer, optional
+from gidd.common.config.allowed import SEED, field_problems, integer, optional, require_none
 from gidd.common.config.codec import to_plain
 from gidd.common.devices import choose
 from gidd.common.files import MANIFEST_BYTES
@@ -182,8 +182,7 @@ def sample_to_folder(
     see folder and model under the same paths; None samples in this process. `on_block` is called
     at the start and after each shard with the number of finished samples and of all samples.
     """
-    if found := [*job.problems(), *(actors.problems() if actors else ())]:
-        raise ConfigError("\n".join(found))
+    require_none([*job.problems(), *(actors.problems() if actors else ())])
     default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
     device = job.device or default
     names = {"model": job.model, "tokenizer": job.tokenizer}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
+from gidd.common.config.allowed import require_none
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.registry import UNREGISTERED
@@ -242,8 +243,7 @@ class RunConfig:
                 f"train.evaluate_samples = {train.evaluate_samples} must be at least one for each "
                 f"of {num_ranks} ranks."
             )
-        if problems:
-            raise ConfigError("\n".join(problems))
+        require_none(problems)
 
     def network_config(self, vocab_size: int) -> Any:
         """Return the configuration of the network over a vocabulary; it has a `build`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
@@ -69,12 +69,16 @@ def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iter
 
 def require_arguments(**arguments: tuple[object, Allowed]) -> None:
     """Raise a `ConfigError` with a line for each argument whose value is not allowed."""
-    found = [
+    require_none(
         problem
         for name, (value, allowed) in arguments.items()
         for problem in allowed.problems(name, value)
-    ]
-    if found:
+    )
+
+
+def require_none(problems: Iterable[str]) -> None:
+    """Raise one `ConfigError` with a line for each problem, if there are any."""
+    if found := list(problems):
         raise ConfigError("\n".join(found))
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
-from gidd.common.config.allowed import Allowed
+from gidd.common.config.allowed import Allowed, require_none
 from gidd.common.config.options import REQUIRED, options_of
 from gidd.common.config.registry import UNREGISTERED, find_component, name_of
 from gidd.common.terminal import shorten
@@ -81,8 +81,7 @@ class Component:
 def require_options(component: Any) -> None:
     """Raise `ConfigError` if the `problems` of a dataclass report any; for its `__post_init__`."""
     options = {option.name: getattr(component, option.name) for option in fields(component)}
-    if found := list(component.problems(**options)):
-        raise ConfigError("\n".join(found))
+    require_none(component.problems(**options))
 
 
 class CheckedOptions:

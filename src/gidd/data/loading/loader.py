@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gidd.common.config.allowed import field_problems, integer
+from gidd.common.config.allowed import field_problems, integer, require_none
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
 from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
@@ -82,8 +82,7 @@ class LoaderConfig:
         limits = {"global_batch": 1, "length": 1, "pad_id": 0, "vocab_size": 2, "seed": 0}
         fields = {name: integer(least) for name, least in limits.items()}
         fields["pad_id"] = integer(0, self.vocab_size - 1)
-        if problems := list(field_problems(self, "data.", **fields)):
-            raise ConfigError("\n".join(problems))
+        require_none(field_problems(self, "data.", **fields))
 
 
 class BatchSource:

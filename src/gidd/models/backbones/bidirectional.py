@@ -66,11 +66,9 @@ class BidirectionalConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
         require_sizes(self, *sizes, "num_kv_heads")
-        if self.width % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"width = {self.width} must be an even multiple of num_heads = "
-                f"{shorten(self.num_heads)}, a multiple of {shorten(self.num_kv_heads)} kv heads."
-            )
+        if self.num_heads % self.num_kv_heads:
+            what = f"num_heads must be a multiple of num_kv_heads = {shorten(self.num_kv_heads)}"
+            raise ConfigError(f"{what}, got {shorten(self.num_heads)}.")
 
     def build(self) -> BidirectionalTransformer:
         """Build the network."""

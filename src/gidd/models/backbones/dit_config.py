@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from gidd.common.config.allowed import Allowed, choice, field_problems, integer, number
+from gidd.common.config.allowed import (
+    Allowed,
+    choice,
+    field_problems,
+    integer,
+    number,
+    require_none,
+)
 from gidd.common.terminal import shorten
-from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +45,16 @@ class NamedSize(NamedTuple):
         return DiTConfig(vocab_size=vocab_size, max_length=max_length, **self._asdict())
 
 
-def require_sizes(config: object, *sizes: str, **others: Allowed) -> None:
-    """Raise `ConfigError` for sizes that are no integers of at least 1, or other wrong fields."""
-    if problems := list(field_problems(config, "", **dict.fromkeys(sizes, _SIZE), **others)):
-        raise ConfigError("\n".join(problems))
+def require_sizes(config: Any, *sizes: str, **others: Allowed) -> None:
+    """Raise `ConfigError` for sizes below 1, a width that heads cannot share, or other fields."""
+    problems = list(field_problems(config, "", **dict.fromkeys(sizes, _SIZE)))
+    if sizes and not problems and config.width % (2 * config.num_heads):
+        example = 2 * config.num_heads * max(1, config.width // (2 * config.num_heads))
+        problems.append(
+            f"width must be an even multiple of num_heads = {shorten(config.num_heads)}, got "
+            f"{shorten(config.width)}. Use {shorten(example)}, for example."
+        )
+    require_none([*problems, *field_problems(config, "", **others)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +95,7 @@ class DiTConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
         mixing = Allowed(_is_mixing_width, "0 or an odd number", "7 is common.")
-        problems = list(field_problems(self, "", **dict.fromkeys(sizes, _SIZE)))
-        if not problems and self.width % (2 * self.num_heads):
-            example = 2 * self.num_heads * max(1, self.width // (2 * self.num_heads))
-            problems.append(
-                f"width must be an even multiple of num_heads = {shorten(self.num_heads)}, got "
-                f"{shorten(self.width)}. Use {shorten(example)}, for example."
-            )
-        problems += field_problems(self, mixing_width=mixing, dropout=_RATE)
-        if problems:
-            raise ConfigError("\n".join(problems))
+        require_sizes(self, *sizes, mixing_width=mixing, dropout=_RATE)
 
     def build(self) -> DiT:
         """Build the network."""

@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.config.allowed import number
-from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import Flags, Sequences, Times
-from gidd.errors import ConfigError
 from gidd.models.backbones.dit_config import require_sizes
 from gidd.models.backbones.layers import (
     Mask,
@@ -69,9 +67,6 @@ class ScaledConfig:
         constants = ("residual_scale", "head_scale", "soft_cap", "rotary_base", "norm_eps")
         sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads")
         require_sizes(self, *sizes, **dict.fromkeys(constants, _POSITIVE))
-        if self.width % (2 * self.num_heads):
-            what = f"width must be an even multiple of num_heads = {shorten(self.num_heads)}"
-            raise ConfigError(f"{what}, got {shorten(self.width)}.")
 
     def build(self) -> ScaledTransformer:
         """Build the network."""

@@ -111,7 +111,7 @@ class Report:
                 action(tracker)
             except Exception as error:  # a tracker must never stop the training
                 self._trackers.remove(tracker)
-                self.note(f"{tracker} failed; nothing more is logged to it: {error!r}")
+                self.note(f"{tracker.name} failed; nothing more is logged to it: {error!r}")
 
 
 @final

@@ -37,15 +37,12 @@ class Tracker:
     """Log a text by name, e.g. a generated sample, of a step."""
     close: Callable[[], None]
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def default_trackers(folder: Path, start: int) -> tuple[list[Tracker], list[str]]:
     """Return TensorBoard if it is installed, and messages for the user."""
     if importlib.util.find_spec("tensorboard") is None:
         return [], ['no TensorBoard: it is not installed. `pip install "gidd[train]"` installs it.']
-    return [tensorboard_tracker(folder, start)], []
+    return [tensorboard_tracker(folder, start, {})], []
 
 
 def open_trackers(
@@ -63,9 +60,7 @@ def open_trackers(
     return [make[name](folder, start, config) for name in names]
 
 
-def tensorboard_tracker(
-    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
-) -> Tracker:
+def tensorboard_tracker(folder: Path, start: int, config: Mapping[str, object]) -> Tracker:
     """Log to `folder/tensorboard`; view it with `tensorboard --logdir folder`."""
     optional_package("tensorboard", "train")
     writer = optional_package("torch.utils.tensorboard", "train").SummaryWriter(
@@ -84,9 +79,7 @@ def tensorboard_tracker(
     return Tracker(name="TensorBoard", scalars=scalars, text=log_text, close=writer.close)
 
 
-def wandb_tracker(
-    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
-) -> Tracker:
+def wandb_tracker(folder: Path, start: int, config: Mapping[str, object]) -> Tracker:
     """Log to Weights & Biases; `WANDB_MODE=offline` writes to `folder/wandb` only."""
     wandb = optional_package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +91,7 @@ def wandb_tracker(
         dir=str(folder),
         id=_run_id(folder, start),
         resume="allow",
-        config=dict(config or {}),
+        config=dict(config),
         settings=wandb.Settings(**off),
     )
     run.define_metric("*", step_metric="step")
@@ -113,15 +106,13 @@ def wandb_tracker(
     return Tracker(name="Weights & Biases", scalars=scalars, text=log_text, close=run.finish)
 
 
-def trackio_tracker(
-    folder: Path, start: int = 0, config: Mapping[str, object] | None = None
-) -> Tracker:
+def trackio_tracker(folder: Path, start: int, config: Mapping[str, object]) -> Tracker:
     """Log to trackio; view it with `trackio show`."""
     trackio = optional_package("trackio", "trackio")
     run = trackio.init(
         project=_PROJECT,
         name=f"{folder.resolve().name}-{_run_id(folder, start)}",
-        config=dict(config or {}),
+        config=dict(config),
         resume="allow",
         embed=False,
         auto_log_gpu=False,
