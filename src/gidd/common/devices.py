@@ -65,16 +65,22 @@ def _has_triton() -> bool:
 
 
 def positions(length: int, device: torch.device) -> Tensor:
-    """Return arange(length); cached on CUDA to save a kernel launch."""
-    if device.type != "cuda":
-        return torch.arange(length, device=device)
-    return _kept_positions(length, device)
+    """Return arange(length)."""
+    return kept(_positions, device, length)
 
 
-@lru_cache(maxsize=64)
-def _kept_positions(length: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # used outside of it as well
-        return torch.arange(length, device=device)
+def _positions(device: torch.device, length: int) -> Tensor:
+    return torch.arange(length, device=device)
+
+
+def kept(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
+    """Compute constants on a CPU; on a GPU, where each operation is a launch, keep them."""
+    return (_kept_on_gpu(compute) if device.type == "cuda" else compute)(device, *arguments)
+
+
+@cache
+def _kept_on_gpu(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lru_cache(maxsize=64)(torch.inference_mode(False)(compute))  # for training as well
 
 
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:

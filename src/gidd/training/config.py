@@ -41,10 +41,10 @@ class Diffusion:
     )
     eps: float = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
-    time_power: float = 1.0
+    time_power: float = field(default=1.0, metadata={ADDED_LATER: True})
     """Density of training times: uniform numbers raised to this power. Above 1, more times have
     little noise, which is what correction of texts needs; the paper uses 1."""
-    p_uniform_warmup: int = 0
+    p_uniform_warmup: int = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
 
     def problems(self) -> Iterable[str]:
@@ -216,8 +216,8 @@ class RunConfig:
         metadata={COMPONENT_KIND: "optimizer", ADDED_LATER: True},
     )
     train: TrainConfig
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    init_from: str | None = None
+    lora: LoraConfig = field(default_factory=LoraConfig, metadata={ADDED_LATER: True})
+    init_from: str | None = field(default=None, metadata={ADDED_LATER: True})
     """Model whose weights are the initial ones: a folder, or a name on the Hugging Face hub."""
     parallel: Parallel = field(default_factory=DDP)
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from gidd.common.config.codec import KIND, from_plain, plain_from_yaml, to_plain
 from gidd.errors import ComponentNotInstalled, ConfigError
-from gidd.models.lora import LoraConfig
 from gidd.training.config import RunConfig
 
 _TRAIN = """steps accumulate compile timeout report_every evaluate_every evaluate_samples
@@ -40,11 +39,7 @@ def run_from_yaml(text: str) -> RunConfig:
 
 def run_from_plain(plain: Any, where: str = "run") -> RunConfig:
     """Return the configuration in plain data, which is not trusted."""
-    plain = _with_names(plain)
-    objective = _fields(_fields(plain).get("objective"))
-    if objective.get(KIND) == "Diffusion" and "time_power" not in objective:  # of older versions
-        plain = {**plain, "objective": {**objective, "time_power": 1.0}}
-    return from_plain(RunConfig, plain, where)
+    return from_plain(RunConfig, _with_names(plain), where)
 
 
 def newest_run(folder: Path) -> RunConfig | None:
@@ -102,13 +97,11 @@ def _with_names(plain: Any) -> Any:
     model = _fields(run.pop("model", None))
     if model.get(KIND) != "ModelConfig" or "backbone" in run:
         return plain
-    run |= {"lora": to_plain(LoraConfig()), "init_from": None}
     run["backbone"] = {**model, KIND: "dit"}
     objective = {**_fields(run.get("objective"))}
     if objective.get(KIND) == "Diffusion":
         objective["noise"] = _renamed(objective.get("noise"))
         objective["weighting"] = _renamed(objective.pop("weights", None))
-        objective["p_uniform_warmup"] = 0
         run["objective"] = objective
     return run
 

@@ -23,7 +23,14 @@ import numpy as np
 
 from gidd.common.config.allowed import choice, require_arguments
 from gidd.common.config.codec import from_plain
-from gidd.common.files import MANIFEST_BYTES, PIECE_CHARACTERS, atomic_write, read_json, write_json
+from gidd.common.files import (
+    MANIFEST_BYTES,
+    PIECE_CHARACTERS,
+    atomic_write,
+    read_json,
+    sha256,
+    write_json,
+)
 from gidd.common.terminal import shorten
 from gidd.data.chat import encode_chat, parse_chat
 from gidd.data.corpora.documents import Documents, read_ranges
@@ -307,35 +314,24 @@ def _write_shard(
     work: Work, file: str, batches: Iterable[list[_Encoded]], report: ReportProgress
 ) -> ShardRecord:
     dtype = np.dtype(work.dtype).newbyteorder("<")
-    names = [file, file + INDEX] + [file + GIVEN] * (work.format == "chat")
-    sums, tokens, ends = [hashlib.sha256() for _ in names], 0, array("Q")
+    paths = [work.out / f"{file}{ending}" for ending in ("", INDEX, GIVEN)]
+    paths = paths if work.format == "chat" else paths[:2]
+    tokens, ends = 0, array("Q")
     with ExitStack() as stack:
-        files = [stack.enter_context(atomic_write(work.out / name)) for name in names]
-
-        def write(number: int, values: Any, dtype: Any) -> None:
-            data = np.array(values, dtype=dtype).tobytes()
-            sums[number].update(data)
-            files[number].write(data)
-
+        files = [stack.enter_context(atomic_write(path)) for path in paths]
         for batch in batches:
             for piece in batch:
                 tokens += len(piece.tokens)
                 if piece.is_last:
                     ends.append(tokens)
-                write(0, piece.tokens, dtype)
+                files[0].write(np.array(piece.tokens, dtype=dtype).tobytes())
                 if piece.given is not None:
-                    write(2, piece.given, np.uint8)
+                    files[2].write(bytes(piece.given))
             report(sum(piece.is_last for piece in batch))
-        write(1, ends, "<u8")
-    digests = [checksum.hexdigest() for checksum in sums]
-    return ShardRecord(
-        file=file,
-        documents=len(ends),
-        tokens=tokens,
-        tokens_sha256=digests[0],
-        index_sha256=digests[1],
-        given_sha256=digests[2] if len(digests) > 2 else None,
-    )
+        files[1].write(np.array(ends, dtype="<u8").tobytes())
+    kinds = ("tokens_sha256", "index_sha256", "given_sha256")
+    digests = dict(zip(kinds, map(sha256, paths), strict=False))
+    return ShardRecord(file=file, documents=len(ends), tokens=tokens, **digests)
 
 
 def _encode_texts(pieces: Iterable[_Piece], tokenizer: Tokenizer) -> Iterator[list[_Encoded]]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.common.devices import kind_of
+from gidd.common.devices import kept, kind_of
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 
@@ -49,23 +47,13 @@ def rotation(
 
     No buffer, which would be rounded to bf16 and lost on the meta device.
     """
-    return _kept(_rotation, device, length, head_width, base)
+    return kept(_rotation, device, length, head_width, base)
 
 
 def rotary_frequencies(head_width: int, device: torch.device, base: float) -> Tensor:
     """Return the angle between neighbouring positions, for each pair of a head."""
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
     return 1.0 / base**exponent
-
-
-def _kept(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
-    """Compute constants on a CPU; on a GPU, where each operation is a launch, keep them."""
-    return (_kept_on_gpu(compute) if device.type == "cuda" else compute)(device, *arguments)
-
-
-@cache
-def _kept_on_gpu(compute: Callable[..., Any]) -> Callable[..., Any]:
-    return lru_cache(maxsize=64)(torch.inference_mode(False)(compute))  # for training as well
 
 
 def _rotation(device: torch.device, length: int, head_width: int, base: float) -> Rotation:
@@ -159,7 +147,7 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
         """Conditioning vector of all blocks."""
-        angle = t.float()[:, None] * _kept(_time_frequencies, t.device)
+        angle = t.float()[:, None] * kept(_time_frequencies, t.device)
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.input.weight.dtype)
         return F.silu(self.output(F.silu(self.input(features))))
 

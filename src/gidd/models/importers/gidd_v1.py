@@ -7,7 +7,6 @@ angles, which `DiT` computes instead.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from dataclasses import replace
@@ -69,7 +68,6 @@ _SCHEDULE_NOTE = (
     "The published checkpoints were trained with the noise of version 1.0.0 of the authors' code: "
     "the schedule is FirstReleaseSchedule, not the paper's HybridSchedule."
 )
-_log = logging.getLogger(__name__)
 
 
 def reference_name(name: str) -> str:
@@ -99,7 +97,6 @@ def read(checkpoint: ForeignCheckpoint) -> Pretrained:
         vocab = _GPT2_WITH_MASK  # short texts were padded with the end-of-text token
     network = _network(config, weights)  # before the schedule: it compares the sizes
     schedule = FirstReleaseSchedule(vocab, float(p_uniform))
-    _log.info("%s: %s", checkpoint.folder, _SCHEDULE_NOTE)
     return weights.pretrained(network, schedule, _SCHEDULE_NOTE)
 
 
