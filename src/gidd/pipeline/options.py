@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
@@ -23,7 +22,7 @@ from gidd.common.config.allowed import (
 )
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
-from gidd.common.terminal import shorten
+from gidd.common.terminal import did_you_mean, shorten
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.sampling.ranges import GUIDANCE_SCALE, TEMPERATURE, TOP_K, TOP_P
@@ -275,8 +274,7 @@ def with_changes(
     names = [field.name for field in fields(options)]
     for name in changes:
         if name not in names:
-            near = get_close_matches(name, [*names, *signature(method).parameters], 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, [*names, *signature(method).parameters])
             raise ConfigError(
                 f"{method.__name__}() has no option {name!r}.{hint} "
                 f"{type(options).__name__} has {', '.join(names)}."

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from gidd.common.config.codec import to_plain
 from gidd.common.config.components import UNREGISTERED, Component, component_of
 from gidd.common.config.registry import KINDS
+from gidd.common.terminal import did_you_mean
 from gidd.data.corpora import Corpus, texts
 from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.preparation.prepare import prepare
@@ -95,8 +95,7 @@ def train(
             have the name: `optim={"eps": 1e-8}`.
     """
     if isinstance(preset, str) and preset not in PRESETS:
-        near = get_close_matches(preset, PRESETS, 1, 0.3)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(preset, PRESETS, cutoff=0.3)
         raise ConfigError(f"there is no preset {preset!r}.{hint} `gidd train --help` lists all.")
     out, base = Path(out), PRESETS[preset] if isinstance(preset, str) else preset
     if not isinstance(base.objective, Diffusion):
@@ -205,8 +204,7 @@ def _changed_group(name: str, group: Any, value: Any) -> Any:
 
 
 def _unknown(where: str, setting: str, known: Iterable[str]) -> ConfigError:
-    near = get_close_matches(setting, known, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(setting, known)
     return ConfigError(f"{where} has no setting {setting!r}.{hint} See `gidd train nano --help`.")
 
 

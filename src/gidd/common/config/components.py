@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
 from gidd.common.config.allowed import Allowed, require_none
 from gidd.common.config.options import REQUIRED, options_of
 from gidd.common.config.registry import UNREGISTERED, find_component, name_of
-from gidd.common.terminal import shorten
+from gidd.common.terminal import did_you_mean, shorten
 from gidd.errors import ComponentNotInstalled, ConfigError
 
 COMPONENT_KIND = "component kind"
@@ -34,8 +33,7 @@ class Component:
         declared = options_of(self.kind, self.name)
         for name in self.options:
             if name not in declared:
-                near = get_close_matches(str(name), declared, 1)
-                hint = f" Did you mean {near[0]}?" if near else ""
+                hint = did_you_mean(name, declared)
                 raise ConfigError(
                     f"the {self.kind} {self.name} has no option {name!r}.{hint} It has "
                     f"{', '.join(declared) or 'no options'}."

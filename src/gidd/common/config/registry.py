@@ -13,12 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, TypeVar
 
-from gidd.common.terminal import shorten
+from gidd.common.terminal import did_you_mean, shorten
 from gidd.errors import ComponentNotInstalled, ConfigError
 
 PLUGINS = "gidd.plugins"  # entry-point group of packages with components
@@ -119,8 +118,7 @@ def find_component(kind: str, name: object, package: str = "") -> Registration:
             f"the {kind} {shorten(name)} is not installed. According to the file, it is part "
             f"of {shorten(package)}: install that package if you trust it."
         )
-    near = get_close_matches(name, names, 1) if isinstance(name, str) else []
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, names) if isinstance(name, str) else ""
     raise ConfigError(f"{kind} must be one of {', '.join(names)}, got {shorten(name)}.{hint}")
 
 
