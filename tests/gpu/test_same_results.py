@@ -227,7 +227,7 @@ def test_samples_with_guidance_or_choices(change, lengths):
 def test_a_step_that_reads_more_than_expected_is_repeated(monkeypatch):
     """Tiles are of 32 positions here, and each step expects to read none."""
     monkeypatch.setattr("gidd.sampling.fixed_shapes.GPU_TILE_ENTRIES", 0)
-    monkeypatch.setattr("gidd.sampling.length_bucket.Change.num_read", 0)
+    monkeypatch.setattr("gidd.sampling.length_bucket.CAPACITY", 0)
     plans = [sampling_plan(even_times(2))] * 4  # the second step reads about half of 96 positions
     options = {"schedule": SCHEDULES["hybrid"], "plans": plans, "lengths": [L] * 4}
     assert samples("cuda", **options) == samples("cpu", **options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 import torch
 
 from gidd.common.terminal import shorten
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.results import (
@@ -58,7 +58,9 @@ def windows_to_correct(
     pipe: Pipeline, text: str, protected: Sequence[Span]
 ) -> tuple[EncodedText, TextWindows]:
     """Return the tokens of a text, and windows over them; protected tokens are fixed."""
-    given = pipe.encode_given(text, "the text to correct")
+    given = pipe.token_texts.encode_with_offsets(text, "the text to correct")
+    if not given.tokens:
+        raise DataError(f"the text to correct must not be empty, got {text!r}.")
     return given, TextWindows(given.tokens, protected_tokens(given, protected), pipe.context)
 
 

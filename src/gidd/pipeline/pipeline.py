@@ -54,7 +54,7 @@ from gidd.pipeline.results import (
     describe_schedule,
 )
 from gidd.pipeline.score import TokenProbability, score_texts, token_probabilities
-from gidd.pipeline.text import EncodedText, Span, TokenDecoder, ban_unwritten_tokens, require_stop
+from gidd.pipeline.text import Span, TokenDecoder, ban_unwritten_tokens, require_stop
 from gidd.sampling import (
     CachedFeatures,
     OnStep,
@@ -599,13 +599,6 @@ class Pipeline:
         if not tokens:
             raise DataError(f"{what} must not be empty, got {text!r}.")
         return tokens
-
-    def encode_given(self, text: str, what: str) -> EncodedText:
-        """Return the tokens of a text to correct, with the text of each."""
-        given = self.token_texts.encode_with_offsets(text, what)
-        if not given.tokens:
-            raise DataError(f"{what} must not be empty, got {text!r}.")
-        return given
 
     def describe(self) -> dict[str, Any]:
         """Return versions, model, tokenizer, noise and precision as plain data."""

@@ -100,7 +100,6 @@ class Jobs:
         pool: SessionPool | None = None,
         *,
         seconds: float | None = None,
-        priority: int = 0,
         record_edits: bool = True,
     ) -> None:
         """Start without samples.
@@ -108,12 +107,11 @@ class Jobs:
         Args:
             pool: Sessions that another thread steps; by default new ones, that `run_jobs` steps.
             seconds: From now on; what is not sampled by then raises `LimitReached`.
-            priority: Of the requests, see `Session.submit`.
             record_edits: Whether samples have edits.
         """
         self.pool = SessionPool() if pool is None else pool
         self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._priority, self._record_edits = priority, record_edits
+        self._record_edits = record_edits
         self.cost = 0
         """Cost of all requests so far, see `Session.cost`."""
         self._open: set[_Call] = set()
@@ -148,7 +146,6 @@ class Jobs:
                 ticket = shared.submit(
                     request,
                     limits,
-                    priority=self._priority,
                     record_frames=record_frames,
                     record_edits=self._record_edits,
                     on_step=call.report,

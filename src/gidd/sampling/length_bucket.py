@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+CAPACITY = 2
+"""Positions that the next step may read on a GPU, for each that this step reads."""
+
 _Entry = tuple[int, int, int, Ticket]
 """Place of a sequence in a queue: the lowest is first; the number before the ticket is its own."""
 
@@ -240,15 +243,14 @@ class LengthBucket:
                 for step, members in groups.items():
                     changes.append(batch.call(step, members, capacity))
                 changes = _copy_to_host(changes)
-                if not any(change.overflows for change in changes):
+                if not any(change.numbers.get("overflows") for change in changes):
                     break
         except Exception as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self.advance([row])]
             return [self._fail(rows[0], error)]
-        # twice the positions read in this step (None on a CPU)
-        read = [2 * change.num_read for change in changes if change.num_read is not None]
-        self._capacity = max(read, default=None)
+        counts = [change.numbers["num_read"] for change in changes if "num_read" in change.numbers]
+        self._capacity = CAPACITY * int(max(counts)) if counts else None
         return [event for change in changes for event in self._apply(change)]
 
     def _apply(self, change: Change) -> list[Event]:
@@ -261,12 +263,13 @@ class LengthBucket:
             for stored, updated in zip(self._canvas.best, best, strict=True):
                 stored[index] = updated
         edits = self._edits(change)
-        new = change.written[-1]
+        new = change.numbers.get("end", change.numbers["tokens"])
         self._tokens[change.rows] = new
         is_known = np.all((new >= 0) & (new < self._schedule.vocab.size), axis=1)
         events: list[Event] = []
         values = tuple(value.cpu() for value in change.values)
-        rows = zip(change.rows, change.flags, is_known.tolist(), change.frames, strict=True)
+        flags = change.numbers["flags"].tolist()
+        rows = zip(change.rows, flags, is_known.tolist(), change.frames, strict=True)
         for k, (row, (converged, was_read, is_finite), is_valid, frame) in enumerate(rows):
             ticket, own = self._ticket(row), edits.get(k, [])
             if not (is_finite and is_valid):
@@ -292,8 +295,9 @@ class LengthBucket:
     def _edits(self, change: Change) -> dict[int, list[Edit]]:
         """Return the edits of rows that changed: by the step, then by restored states."""
         edits: dict[int, list[Edit]] = {}
-        old, probability = self._tokens[change.rows], change.probability
-        for new in change.written:
+        old, numbers = self._tokens[change.rows], change.numbers
+        probability = numbers["bits"].astype(np.int32).view(np.float32)
+        for new in [numbers[name] for name in ("tokens", "end") if name in numbers]:
             for k, position in np.argwhere(old != new).tolist():
                 ticket = self._ticket(change.rows[k])
                 if not ticket.record_edits:
@@ -325,49 +329,28 @@ class Change(NamedTuple):
     """Rows of the bucket."""
     tokens: Int[Tensor, "K L"]
     best: BestState | None
-    numbers: list[Any]
-    """New tokens [K, L], tokens at the end of the phase if states were scored, bits of the
-    probabilities, and flags [K, 3]: whether the step has converged, x_theta was read, and all of it
-    was finite; then the number of positions read and whether they exceed the capacity, which a CPU
-    does not have. Tensors of the device, and after `_copy_to_host` arrays."""
-    num_counts: int
+    numbers: dict[str, Any]
+    """What the host reads, tensors of the device and after `_copy_to_host` arrays:
+
+    - `tokens` after the step and, if states were scored, those at the `end` of the phase, [K, L];
+    - the `bits` of x_theta of the tokens that the step drew, [K, L];
+    - `flags` [K, 3]: whether the step has converged, x_theta was read, and all of it was finite;
+    - on a GPU, `num_read`, the number of positions read, and whether it `overflows` the capacity.
+    """
     frames: list[Frame | None]
     values: tuple[Tensor, ...]
     """`StepOutput.values`."""
 
-    @property
-    def written(self) -> list[NDArray[np.int64]]:
-        """Tokens [K, L] after the step and, if states were scored, at the end of the phase."""
-        return self.numbers[: -2 - self.num_counts]
-
-    @property
-    def probability(self) -> NDArray[np.float32]:
-        """x_theta of the tokens that the step drew [K, L]."""
-        return self.numbers[-2 - self.num_counts].astype(np.int32).view(np.float32)
-
-    @property
-    def flags(self) -> list[list[int]]:
-        """For each sequence: whether the step has converged, x_theta was read, and was finite."""
-        return self.numbers[-1 - self.num_counts].tolist()
-
-    @property
-    def num_read(self) -> int | None:
-        """Number of positions read, on a GPU."""
-        return int(self.numbers[-2]) if self.num_counts else None
-
-    @property
-    def overflows(self) -> bool:
-        """Whether more positions were to be read than fit."""
-        return bool(self.num_counts and self.numbers[-1])
-
 
 def _copy_to_host(changes: list[Change]) -> list[Change]:
     """Copy the numbers of all steps to the host, with one synchronization."""
-    tensors = [tensor for change in changes for tensor in change.numbers]
+    tensors = [tensor for change in changes for tensor in change.numbers.values()]
     numbers = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     parts = iter(numbers.split([tensor.numel() for tensor in tensors]))
     return [
-        change._replace(numbers=[next(parts).view(t.shape).numpy() for t in change.numbers])
+        change._replace(
+            numbers={k: next(parts).view(t.shape).numpy() for k, t in change.numbers.items()}
+        )
         for change in changes
     ]
 
@@ -433,27 +416,28 @@ class StepBatch:
             output = output._replace(tokens=prediction.with_choices(output.tokens))
         output = output.first(num)
         was_read, static = prediction.was_read[:num], prediction.static
-        counts = [] if static is None else [static.num_read, static.overflows]
+        counts = {}
+        if static is not None:
+            counts = {"num_read": static.num_read, "overflows": static.overflows}
         frames = _frames(tickets, prediction)  # may read more
         finished = torch.zeros_like(was_read) if output.finished is None else output.finished
-        written = [torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)]
-        best = output.best
+        tokens = torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)
+        numbers, best = {"tokens": tokens}, output.best
         if best is None and any(ticket.is_scored for ticket in tickets):
             best = canvas.best.rows(slice(num))
         if best is not None:
             is_last = [ticket.is_at_phase_end for ticket in tickets]
             ends = finished | upload(is_last, torch.bool, t.device)
             is_restored = ends & (best.score >= 0)  # with no score from then on
-            written.append(torch.where(is_restored[:, None], best.tokens, written[0]))
+            tokens = numbers["end"] = torch.where(is_restored[:, None], best.tokens, tokens)
             score = torch.where(is_restored, -1, best.score)
             best = BestState(best.tokens, score, torch.where(is_restored, 0, best.age))
-        bits = torch.zeros_like(written[0], dtype=torch.int32)
+        numbers["bits"] = torch.zeros_like(tokens, dtype=torch.int32)
         if output.probability is not None:
-            bits = output.probability.float().view(torch.int32)
-        flags = torch.stack([finished, was_read, prediction.is_finite[:num]], 1)
-        numbers = [*written, bits, flags, *counts]
+            numbers["bits"] = output.probability.float().view(torch.int32)
+        numbers["flags"] = torch.stack([finished, was_read, prediction.is_finite[:num]], 1)
         rows = [self._rows[k] for k in members]
-        return Change(rows, written[-1], best, numbers, len(counts), frames, output.values)
+        return Change(rows, tokens, best, numbers | counts, frames, output.values)
 
 
 def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:

@@ -33,10 +33,8 @@ class Worker:
     def __init__(self, pipe: Pipeline, options: WorkerOptions | None = None) -> None:
         self.pipe, self.options = pipe, options or WorkerOptions()
         self.options.check()
-        settings: dict[str, Any] = {"max_cost": self.options.max_cost}
-        if self.options.row_buckets:
-            settings["row_buckets"] = self.options.row_buckets
-        self.pool = SessionPool(**settings)
+        row_buckets = self.options.row_buckets or pipe.session.row_buckets
+        self.pool = SessionPool(max_cost=self.options.max_cost, row_buckets=row_buckets)
         self.pool.session_like(pipe.session)
         self.num_open = 0
         """Calls that have begun and not ended."""
@@ -88,8 +86,7 @@ class Worker:
         call when it is done, and `settings` are arguments of `Jobs`.
         """
         self.require_room()
-        limits: dict[str, Any] = {"seconds": self.options.seconds}
-        jobs = Jobs(self.pool, **(limits | settings))
+        jobs = Jobs(self.pool, **(dict[str, Any](seconds=self.options.seconds) | settings))
         self.num_open += 1
         try:
             loop = asyncio.get_running_loop()
