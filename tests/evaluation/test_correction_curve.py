@@ -14,7 +14,6 @@ from gidd.evaluation.graders import GradedText
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions
 from gidd.evaluation.self_correction import (
-    CorrectedState,
     correct_samples,
     correction_curve,
     score_sequences,
@@ -45,7 +44,7 @@ def result(pipe):
 @pytest.mark.parametrize("patience", [1, 32])
 def test_a_budget_read_from_a_long_run_is_a_run_with_that_budget(pipe, patience):
     samples = pipe.generate(2, length=12, options=SAMPLING)
-    states = [CorrectedState(sample.trace.tokens, 0) for sample in samples]
+    states = [sample.trace.tokens for sample in samples]
     options = SelfCorrectionOptions(forward_passes=14, temperature=0.5, patience=patience)
     budgets = [2, 5, 14]
     found = correct_samples(pipe, states, options, budgets, seed=5, start_index=1)
@@ -54,7 +53,7 @@ def test_a_budget_read_from_a_long_run_is_a_run_with_that_budget(pipe, patience)
         plan = replace(options, forward_passes=budget).plan()
         requests = [
             Request(
-                tokens=state.tokens,
+                tokens=state,
                 plan=plan,
                 seed=5,
                 sample_index=i,

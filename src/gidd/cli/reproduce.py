@@ -74,17 +74,14 @@ def _paper_commands() -> Iterator[str]:
 
     grader = "--grader google/gemma-2-9b --grader-precision bf16"
     device, mfu = named_device("h100"), Assumptions().mfu
-    hours: dict[str, float] = {}
     for name, run in PRESETS.items():
         if run.data.sources != OPENWEBTEXT_DATA.sources:
             continue
         size = vocab_size_of(run)
         run, vocab = with_precision(run, has_bf16=True), Vocab(size, mask_id=size - 1)
-        same = f"{run.backbone} {type(run.objective)} {run.train.steps}"  # for all noise
-        if same not in hours:
-            hours[same] = 24 * throughput(run, 8, device, mfu, vocab)["days"]
-        planned = f"{hours[same]:.1f} hours of 8 H100s"
-        yield f"# {name}: {planned} (gidd plan {name} --ranks 8 --device h100)"
+        hours = 24 * throughput(run, 8, device, mfu, vocab)["days"]
+        planned = f"gidd plan {name} --ranks 8 --device h100"
+        yield f"# {name}: {hours:.1f} hours of 8 H100s ({planned})"
         yield f"torchrun --nproc-per-node 8 -m gidd.cli train {name} --out runs/{name}"
         yield f"gidd export runs/{name} --out models/{name}"
         yield f"gidd eval ppl models/{name} openwebtext  # tables of baselines and ablations"

@@ -35,7 +35,7 @@ from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions, PerplexityOptions
 from gidd.evaluation.results import Measurement, plain_data
 from gidd.evaluation.samples import evaluate_samples, generate_text_samples, self_accuracies
-from gidd.evaluation.self_correction import CorrectedState, correct_samples, correction_curve
+from gidd.evaluation.self_correction import correct_samples, correction_curve
 from gidd.evaluation.window_scores import load_causal_model, score_windows
 from gidd.pipeline import Generation, Pipeline, SamplingOptions, SelfCorrectionOptions
 from gidd.runs.data import ensure_prepared, loader_config
@@ -304,10 +304,10 @@ def self_corrected(
     pipe: Pipeline, samples: Sequence[Generation], forward_passes: int, seed: int
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the tokens of samples before and after self-correction."""
-    before = [CorrectedState(sample.trace.tokens, 0) for sample in samples]
+    before = [sample.trace.tokens for sample in samples]
     settings = SelfCorrectionOptions(temperature=0.1, forward_passes=forward_passes)
     after = correct_samples(pipe, before, settings, [forward_passes], seed)[forward_passes]
-    return [(a.tokens, b.tokens) for a, b in zip(before, after, strict=True)]
+    return [(a, b.tokens) for a, b in zip(before, after, strict=True)]
 
 
 # text

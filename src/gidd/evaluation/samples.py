@@ -122,7 +122,8 @@ def evaluate_samples(
         tokens = grader.encode(texts)
         rule = "texts encoded by the grader's tokenizer, not truncated"
     else:
-        raise ConfigError("entropy needs tokens of the samples. Name a tokenizer or a grader.")
+        fix = "Name a tokenizer or a grader, e.g. --tokenizer gpt2."
+        raise ConfigError(f"entropy needs the tokens of every sample. {fix}")
     on_text = on_progress and partial(on_progress, "scoring")
     scores = None if grader is None else grader.score(texts, on_text)
     measurements = _measure(found, tokens, scores)

@@ -85,13 +85,14 @@ def correction_curve(
         generated = pipe.generate(
             count, length=options.length, seed=options.seed, start_index=start, options=plain
         )
-        initial = [CorrectedState(sample.trace.tokens, 0) for sample in generated]
+        tokens = [sample.trace.tokens for sample in generated]
+        initial = [CorrectedState(each, 0) for each in tokens]
         states: dict[tuple[float, int], list[CorrectedState]] = {}
         for temperature in options.temperatures:
             setting = replace(
                 sampling.self_correction, temperature=temperature, forward_passes=budgets[-1]
             )
-            found = correct_samples(pipe, initial, setting, budgets, options.seed, start)
+            found = correct_samples(pipe, tokens, setting, budgets, options.seed, start)
             states |= {(temperature, 0): initial}
             states |= {(temperature, budget): part for budget, part in found.items()}
         scores = score_sequences(pipe, {s.tokens for part in states.values() for s in part}, grader)
@@ -133,7 +134,7 @@ def correction_curve(
 
 def correct_samples(
     pipe: Pipeline,
-    samples: Sequence[CorrectedState],
+    samples: Sequence[tuple[int, ...]],
     options: SelfCorrectionOptions,
     budgets: Sequence[int],
     seed: int = 0,
@@ -141,12 +142,12 @@ def correct_samples(
 ) -> dict[int, list[CorrectedState]]:
     """Correct sequences of one length, and return the results of every budget."""
     plan, session = options.plan(), pipe.session.new()
-    free = (False,) * len(samples[0].tokens)
+    free = (False,) * len(samples[0])
     tickets = [
         session.submit(
-            Request(tokens=state.tokens, plan=plan, seed=seed, sample_index=number, protected=free)
+            Request(tokens=tokens, plan=plan, seed=seed, sample_index=number, protected=free)
         )
-        for number, state in enumerate(samples, start_index)
+        for number, tokens in enumerate(samples, start_index)
     ]
     found: dict[tuple[int, int], CorrectedState] = {}
     while session.pending:

@@ -28,7 +28,6 @@ from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_che
 from gidd.common.config.allowed import SEED, integer, optional
 from gidd.common.config.components import Component, component
 from gidd.common.messages import print_message, show_actions
-from gidd.errors import ConfigError
 from gidd.evaluation.options import GraderOptions
 from gidd.evaluation.sample_files import has_samples, read_text_samples
 from gidd.pipeline.options import SamplingOptions
@@ -99,12 +98,6 @@ def main(arguments: Sequence[str]) -> None:
         from gidd.data.tokenizers import Tokenizer
         from gidd.evaluation.samples import evaluate_samples
 
-        needs_tokens = name is None and options.grading.grader is None
-        if needs_tokens and any(sample.tokens is None for sample in samples):
-            raise ConfigError(
-                f"{path} has samples without tokens, which entropy is computed from. Name a "
-                "tokenizer, e.g. --tokenizer gpt2, or a grader, e.g. --grader smollm2."
-            )
         tokenizer = None if name is None else Tokenizer.load(name)
         manifest = {"source": options.source}
         measure = partial(evaluate_samples, samples, tokenizer=tokenizer, manifest=manifest)
