@@ -127,6 +127,18 @@ def test_data_of_another_tokenizer_is_refused(source, tmp_path):
         train_here(tuned(other, source), tmp_path / "out")
 
 
+@pytest.mark.parametrize("place", ["installed_model", "_download"])
+def test_a_source_by_name_has_its_tokenizer_too(source, tmp_path, monkeypatch, place):
+    """Of an installed distribution, or of the Hugging Face hub."""
+    monkeypatch.setattr(f"gidd.models.hub.{place}", lambda name: source)
+    run, _ = with_source(tuned(None, "somebody/model"), tmp_path)
+    assert Path(run.data.tokenizer) == source
+    other = speeches(tmp_path / "data", documents=6)
+    assert Tokenizer.load(other).vocab == Tokenizer.load(source).vocab
+    with pytest.raises(DataError, match="not that of somebody/model"):
+        train_here(tuned(other, "somebody/model"), tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_sources_are_prepared_with_the_tokenizer_of_the_source(source, tmp_path):
     (tmp_path / "my.txt").write_text(TEXT)

@@ -125,6 +125,8 @@ def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrai
 class NetworkSource(NamedTuple):
     """A network with trained weights and a registered `config`, without its noise."""
 
+    folder: Path
+    """Where it was found; its tokenizer is there too, if it has one."""
     network: nn.Module
     sha256: str
     num_tokens: int
@@ -140,10 +142,10 @@ def load_network(name: str | Path) -> NetworkSource:
     if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
         network = network_from_tensors(config, tensors)
-        return NetworkSource(network, digest, config.vocab_size, None)
+        return NetworkSource(folder, network, digest, config.vocab_size, None)
     loaded = load_pretrained(name)
     vocab, network = loaded.denoiser.vocab, cast(nn.Module, loaded.denoiser.backbone)
-    return NetworkSource(network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
+    return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
 
 
 def installed_model(name: str | Path) -> Path | None:

@@ -17,7 +17,7 @@ from gidd.common.config.components import Component
 from gidd.common.config.registry import name_of
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.models.hub import NetworkSource, installed_model, load_network
+from gidd.models.hub import NetworkSource, load_network
 from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
 from gidd.training.recorded import newest_run
@@ -71,16 +71,16 @@ class InitialWeights:
 
     def _require_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse data of another tokenizer than that of the source, if it has one."""
-        path, known = Path(self.name) / TOKENIZER_FILE, self.source.num_tokens
-        if path.is_file():
-            own = Tokenizer.load(self.name)
+        folder, known = self.source.folder, self.source.num_tokens
+        if (folder / TOKENIZER_FILE).is_file():
+            own = Tokenizer.load(folder)
             is_same = (own.fingerprint, own.vocab) == (tokenizer.fingerprint, tokenizer.vocab)
         else:
             masks = (None, tokenizer.vocab.mask_id)
             is_same = tokenizer.vocab.size >= known and self.source.mask_id in masks
         if not is_same:
             sizes = f"{tokenizer.vocab.size:,} tokens, not that of {self.name} with {known:,}"
-            fix = f"Prepare the data with `--tokenizer {self.name}`."
+            fix = f"Prepare the data with `--tokenizer {folder}`."
             raise DataError(f"the data has a tokenizer of {sizes}. {fix}")
 
 
@@ -107,11 +107,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     if "predicts_first" in options:
         options["predicts_first"] = True  # training includes the first token
     backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
-    folder = Path(run.init_from)
-    if not folder.is_dir():
-        folder = installed_model(run.init_from) or folder
-    if data.folder is None and (folder / TOKENIZER_FILE).is_file():
-        data = replace(data, tokenizer=str(folder))
+    if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():
+        data = replace(data, tokenizer=str(source.folder))
     return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
 
 
