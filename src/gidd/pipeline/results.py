@@ -10,7 +10,6 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gidd.errors import ConfigError
@@ -255,10 +254,10 @@ def describe_request(request: Request) -> dict[str, Any]:
 def describe_plan(plan: Plan) -> list[dict[str, Any]]:
     """Return the phases of a plan: step, its options, number of steps, first and last time."""
     phases: list[dict[str, Any]] = []
-    for step, group in groupby(plan.steps, key=lambda planned: planned.step):
-        steps = list(group)
-        ends = {"steps": len(steps), "from": steps[0].t, "to": steps[-1].s}
-        phases.append({"step": steps[0].name, **_options(step), **ends})
+    for phase in plan.phases:
+        first, last = plan.steps[phase[0]], plan.steps[phase[-1]]
+        ends = {"steps": len(phase), "from": first.t, "to": last.s}
+        phases.append({"step": first.name, **_options(first.step), **ends})
     return phases
 
 
@@ -337,10 +336,6 @@ class TextEdit(NamedTuple):
     def probability_of(self, text: str) -> float:
         """Return the probability that a text is right at this place; 0 if it is not listed."""
         return next((a.probability for a in self.alternatives if a.text == text), 0.0)
-
-    def moved(self, offset: int) -> TextEdit:
-        """Return the same edit in a text that has `offset` more characters before it."""
-        return self._replace(start=self.start + offset)
 
 
 def decide(

@@ -137,11 +137,6 @@ class TokenDecoder:
         return self.tokenizer.unknown_ids | {v for v, text in texts if _has_layout(text)}
 
     @cached_property
-    def unwritten_ids(self) -> frozenset[int]:
-        """All tokens that correction never writes: fixed ones, end-of-text and padding."""
-        return self.tokenizer.terminator_ids | self.fixed_ids
-
-    @cached_property
     def _first(self) -> tuple[int, str]:
         tokenizer = self.tokenizer
         number = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
@@ -197,8 +192,8 @@ def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
 
 
 def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenDecoder) -> Ban:
-    """Return a processor for tokens that correction never writes: special and fixed ones."""
-    return ban(vocab, token_texts.unwritten_ids)
+    """Return a processor for tokens that correction never writes: fixed ones, end, padding."""
+    return ban(vocab, token_texts.tokenizer.terminator_ids | token_texts.fixed_ids)
 
 
 def require_stop(stop: Sequence[str], suffix: str = "") -> None:

@@ -22,4 +22,5 @@ GUIDANCE_SCALE = number(
     "1 is no guidance, 0 ignores the condition; 1.5 to 4 are common.",
 )
 ERROR_RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0.05 is 5% wrong tokens.")
-MIN_CONFIDENCE = number(lambda p: 0 <= p <= 1, "in [0, 1]", "It is a posterior probability.")
+PROBABILITY = number(lambda p: 0 <= p <= 1, "in [0, 1]")
+MIN_CONFIDENCE = PROBABILITY._replace(fix="It is a posterior probability.")

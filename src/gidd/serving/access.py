@@ -5,7 +5,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +48,26 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
     return keys
 
 
-@dataclass
 class Allowance:
     """An amount that is refilled at a constant rate: at most what a minute gives."""
 
-    per_minute: float
-    clock: Callable[[], float] = time.monotonic
-    left: float = field(init=False)
-    _last: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left, self._last = self.per_minute, self.clock()
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self._per_minute, self._clock = per_minute, clock
+        self._left, self._last = per_minute, clock()
 
     def take(self, amount: float, least: float, what: str) -> None:
         """Use an amount, if at least `least` is left; the rest may be owed. Or raise."""
-        now = self.clock()
-        refilled = self.left + (now - self._last) / 60 * self.per_minute
-        self.left, self._last = min(self.per_minute, refilled), now
-        if self.left < least:
-            seconds = (least - self.left) / self.per_minute * 60
+        now = self._clock()
+        refilled = self._left + (now - self._last) / 60 * self._per_minute
+        self._left, self._last = min(self._per_minute, refilled), now
+        if self._left < least:
+            seconds = (least - self._left) / self._per_minute * 60
             raise Overloaded(
-                f"this key may use {self.per_minute:,.0f} {what} a minute. Try again in "
+                f"this key may use {self._per_minute:,.0f} {what} a minute. Try again in "
                 f"{seconds:.0f} seconds.",
                 seconds,
             )
-        self.left -= amount
+        self._left -= amount
 
 
 class Access:

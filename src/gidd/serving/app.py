@@ -135,11 +135,10 @@ class Service:
 
     async def model(self, name: str) -> Json:
         """Describe one model."""
-        self._worker(name)
         return self._describe(name)
 
     def _describe(self, name: str) -> Json:
-        pipe = self.workers[name].pipe
+        pipe = self._worker(name).pipe
         return {
             "id": name,
             "object": "model",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import number
 from gidd.common.config.components import CheckedOptions
 from gidd.common.devices import copy_to, kind_of
 from gidd.diffusion.categorical import draw_flat, flat_entries, happens
@@ -18,6 +17,7 @@ from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, FlatNoise, MixingSchedule, Times
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.ranges import PROBABILITY
 from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
@@ -142,9 +142,6 @@ class ReverseNoise:
         return torch.where(choice == 0, x, choice - 1)
 
 
-_PROBABILITY = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the ancestral sampler.")
-
-
 @final
 @dataclass(frozen=True)
 class Psi(CheckedOptions):
@@ -161,7 +158,7 @@ class Psi(CheckedOptions):
     renoise: float = 0.1
     """Probability to redraw a token from the data and renew its noise."""
 
-    allowed = {"renoise": _PROBABILITY}
+    allowed = {"renoise": PROBABILITY._replace(fix="0 is the ancestral sampler.")}
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction

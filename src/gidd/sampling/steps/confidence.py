@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import number
 from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
@@ -16,6 +15,7 @@ from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.ranges import PROBABILITY
 from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 _ALL_MASKS = 0.999  # fraction of masks at t = 1 above which the prior counts as all masks
-_PROBABILITY = number(
-    lambda p: 0 <= p <= 1, "in [0, 1]", "Lower values change more tokens per step."
-)
+_LEAST = PROBABILITY._replace(fix="Lower values change more tokens per step.")
 
 
 class _FillByConfidence:
@@ -99,7 +97,7 @@ class Threshold(CheckedOptions):
     replace: float = 0.9
     """Replace a token if another has at least this probability."""
 
-    allowed = {"fill": _PROBABILITY, "replace": _PROBABILITY}
+    allowed = {"fill": _LEAST, "replace": _LEAST}
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` if sampling from noise, t = 1, does not start with masks only.

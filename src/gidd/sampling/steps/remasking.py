@@ -6,7 +6,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import number
 from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import happens
 from gidd.diffusion.error_rate import can_score_visible_tokens
@@ -16,11 +15,12 @@ from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.errors import ConfigError
 from gidd.sampling.canvas import Canvas, StepOutput
 from gidd.sampling.prediction import Prediction
+from gidd.sampling.ranges import PROBABILITY
 from gidd.sampling.row_sampler import RowSampler
 from gidd.sampling.steps.confidence import free_masks, masks_to_fill, require_masks
 
-_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the ancestral sampler.")
-_SUSPECTS = _FRACTION._replace(fix="0 never remasks a token.")
+_FRACTION = PROBABILITY._replace(fix="0 is the ancestral sampler.")
+_SUSPECTS = PROBABILITY._replace(fix="0 never remasks a token.")
 
 
 @final
