@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gidd.common.config.allowed import choice, require_arguments
 from gidd.diffusion.loss import HEAD_ROWS, HiddenAndHead
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, Head
@@ -32,9 +33,7 @@ def choose_precision(precision: Precision | None, device: torch.device) -> Preci
     """Return the precision to compute in: by default bf16 on CUDA, float32 elsewhere."""
     if precision is None:
         return "bf16" if device.type == "cuda" else "float32"
-    if precision not in get_args(Precision):
-        allowed = ", ".join(get_args(Precision))
-        raise ConfigError(f"precision must be one of {allowed}, got {precision!r}.")
+    require_arguments(precision=(precision, choice(get_args(Precision))))
     if precision == "tf32" and device.type != "cuda":
         raise ConfigError(f"precision tf32 is for NVIDIA GPUs, got the device {device.type}.")
     return precision
