@@ -14,7 +14,7 @@ from support.small_model import TEXT
 
 from gidd.data.preparation import prepare
 from gidd.data.tokenizers import character_level
-from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
+from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.options import PerplexityOptions
 from gidd.models.backbones.dit_config import DiTConfig
@@ -149,6 +149,18 @@ def test_autoregressive_windows_are_shared_by_ranks(causal, monkeypatch):
     assert not ((parts[0].nelbo > 0) & (parts[1].nelbo > 0)).any()
     assert all((part.nelbo > 0).any() for part in parts)
     assert all(torch.equal(part.num_scored, alone.num_scored) for part in parts)
+
+
+def test_every_answer_of_a_chat_is_scored_and_no_question(causal):
+    """Of several turns: tokens that are given are also between those that are scored."""
+    ids, answers = ids_of("abc dead"), [0, 3, 4, 7]
+    given = torch.tensor([i not in answers for i in range(len(ids))])
+    scores = causal.score([ScoredText(torch.tensor(ids), 0, given)])
+    model, all_before = causal.scorer.model, [len(LETTERS), *ids]
+    losses = [nll_by_hand(model, all_before[: n + 1]) for n in range(1, len(all_before))]
+    each = [after - before for before, after in zip([0.0, *losses], losses, strict=False)]
+    assert scores.nelbo.tolist() == pytest.approx([sum(each[i] for i in answers)], rel=1e-5)
+    assert scores.num_scored.tolist() == [len(answers)]
 
 
 def test_first_token_without_end_of_text_is_left_out_and_short_documents_are_counted(tmp_path):

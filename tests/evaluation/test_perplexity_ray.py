@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from support.small_model import TEXT, write_model
@@ -11,6 +12,8 @@ from support.small_model import TEXT, write_model
 import gidd
 from gidd.cli import main
 from gidd.common.actors import ActorOptions
+from gidd.data.preparation import prepare
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError
 from gidd.evaluation import window_scores
 from gidd.evaluation.options import PerplexityOptions
@@ -33,14 +36,31 @@ def source(tmp_path) -> str:
     return str(path)
 
 
+def backwards(worker, arguments, items, actors):
+    """A loop in place of actors, which finishes the last item first."""
+    score = worker(*arguments)
+    for position in reversed(range(len(items))):
+        yield position, json.loads(json.dumps(score(json.loads(json.dumps(items[position])))))
+
+
+def test_answers_of_chats_are_those_of_one_process(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(window_scores, "map_on_ray", backwards)
+    turns = [("user", "add 1 2"), ("assistant", "3"), ("user", "add 2 5"), ("assistant", "7")]
+    chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (tmp_path / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 3))
+    data, tokenizer = tmp_path / "data", Tokenizer.load(model)
+    prepare([tmp_path / "chats.jsonl"], tokenizer, data, format="chat", validation=1, quiet=True)
+    pipe, options = gidd.from_pretrained(model, device="cpu"), PerplexityOptions(nodes=2)
+    on_actors = partial(
+        score_on_ray, ModelSource(model, "cpu"), options=options, actors=ActorOptions()
+    )
+    found = evaluate_perplexity(
+        pipe, [str(data)], options, score=lambda texts, done: on_actors(texts=texts)
+    )
+    assert_close(found.to_dict(), evaluate_perplexity(pipe, [str(data)], options).to_dict())
+
+
 def test_items_of_windows_give_the_numbers_of_one_process(model, source, monkeypatch):
-    """With the actors replaced by a loop, which finishes the last item first."""
-
-    def backwards(worker, arguments, items, actors):
-        score = worker(*arguments)
-        for position in reversed(range(len(items))):
-            yield position, json.loads(json.dumps(score(json.loads(json.dumps(items[position])))))
-
     monkeypatch.setattr(window_scores, "map_on_ray", backwards)
     monkeypatch.setattr(window_scores, "_WINDOWS_PER_ITEM", 3)
     pipe, found = gidd.from_pretrained(model, device="cpu"), []

@@ -54,6 +54,10 @@ class GradedText(NamedTuple):
     is_truncated: bool
 
 
+NOT_SCORED: Final = -100
+"""Target that has no loss: the default `ignore_index` of `cross_entropy`."""
+
+
 class CausalRow(NamedTuple):
     """A row of a batch: the outputs at `start`, `start + 1`, ... predict the targets."""
 

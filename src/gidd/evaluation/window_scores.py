@@ -21,14 +21,21 @@ from gidd.common.optional import optional_package
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.diffusion.likelihood import TOKENS_PER_BATCH, RankGroup, ScoredText
 from gidd.errors import ConfigError, DataError
-from gidd.evaluation.graders import SMOLLM2, CausalRow, CausalScorer, GraderPrecision, load_grader
+from gidd.evaluation.graders import (
+    NOT_SCORED,
+    SMOLLM2,
+    CausalRow,
+    CausalScorer,
+    GraderPrecision,
+    load_grader,
+)
 from gidd.evaluation.options import PerplexityOptions
 from gidd.models.hub import MODEL_RECORD
 from gidd.models.importers import find_importer
 from gidd.models.importers.checkpoint import CONFIG, read_checkpoint
 from gidd.pipeline import Pipeline, from_pretrained
 from gidd.pipeline.precision import Precision
-from gidd.pipeline.score import ScoringWindow, describe_estimate, estimate_likelihood
+from gidd.pipeline.score import describe_estimate, estimate_likelihood
 from gidd.pipeline.text import TokenDecoder
 
 if TYPE_CHECKING:
@@ -91,7 +98,7 @@ class CausalModel:
         )
         found = torch.zeros(len(texts), dtype=torch.float64)
         found[scored] = torch.tensor(nll, dtype=torch.float64)
-        num_scored = torch.tensor([len(row.targets) for row in rows])
+        num_scored = torch.tensor([sum(x != NOT_SCORED for x in row.targets) for row in rows])
         kind = "bos" if self.scorer.bos else ("end" if self.end_id is not None else None)
         manifest = {
             "gidd": gidd.__version__,
@@ -110,10 +117,14 @@ class CausalModel:
     def _row(self, text: ScoredText) -> CausalRow:
         """Return inputs that end before the last token, so that none is longer than the window."""
         tokens: list[int] = text.tokens.tolist()
-        if text.given is None and self.first_id is not None:
-            return CausalRow([self.first_id, *tokens[:-1]], 0, tokens)
-        num_given = 1 if text.given is None else len(tokens) - text.num_scored
-        return CausalRow(tokens[:-1], num_given - 1, tokens[num_given:])
+        targets = torch.where(text.scored, text.tokens, NOT_SCORED).tolist()
+        inputs = tokens[:-1]
+        if targets[0] != NOT_SCORED and self.first_id is not None:
+            inputs = [self.first_id, *inputs]
+        else:
+            targets = targets[1:]
+        start = next((i for i, x in enumerate(targets) if x != NOT_SCORED), len(targets))
+        return CausalRow(inputs, start, targets[start:])
 
 
 def is_causal_model(name: str) -> bool:
@@ -220,9 +231,7 @@ def score_on_ray(
     """
     if options.max_se is not None:
         raise ConfigError("max_se must be omitted on Ray actors. Set repeats instead.")
-    windows = [
-        (text.tokens.tolist(), len(text.tokens) - text.num_scored, text.index) for text in texts
-    ]
+    windows = [(text.tokens.tolist(), text.index, text.scored.tolist()) for text in texts]
     starts = range(0, len(windows), _WINDOWS_PER_ITEM)
     items = [windows[start : start + _WINDOWS_PER_ITEM] for start in starts]
     found: list[Mapping[str, Any]] = [{} for _ in items]
@@ -250,10 +259,10 @@ class _WindowWorker:
     def __init__(self, source: ModelSource, options: PerplexityOptions) -> None:
         self._model, self._options = source.load(), options
 
-    def __call__(self, item: Sequence[tuple[list[int], int, int]]) -> dict[str, Any]:
+    def __call__(self, item: Sequence[tuple[list[int], int, list[bool]]]) -> dict[str, Any]:
         texts = [
-            ScoringWindow(0, len(tokens), num_given).text(torch.tensor(tokens), index)
-            for tokens, num_given, index in item
+            ScoredText(torch.tensor(tokens), index, None if all(scored) else ~torch.tensor(scored))
+            for tokens, index, scored in item
         ]
         values = score_windows(self._model, texts, self._options)._asdict().items()
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in values}
