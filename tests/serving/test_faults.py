@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -81,10 +82,15 @@ def test_a_service_that_is_told_to_end_finishes_what_it_accepted(tmp_path, strea
     folder = write_model(tmp_path / "small", context=64)
     command = [sys.executable, "-m", "gidd.cli", "serve", str(folder), "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)  # after a failure
         assert process.stderr is not None
         line = next(line for line in process.stderr if " at http://" in line)
         url = line.split(" at ")[1].split()[0]
+        socket.create_connection(url.removeprefix("http://").split(":")).close()
         slow = BODY | {"steps": 256, "max_tokens": 60}
         stream = slow | {"stream": True, "diffusing": True}
         with ThreadPoolExecutor(9) as threads, httpx.Client(base_url=url, timeout=600) as client:

@@ -94,6 +94,7 @@ def main(arguments: Sequence[str]) -> None:
         app = build_app(options, read_keys(options.api_keys))
         config = uvicorn.Config(app, options.host, options.port, log_level="warning")
         socket = config.bind_socket()
+        socket.listen(config.backlog)  # who reads the address may connect at once
         address = f"http://{options.host}:{socket.getsockname()[1]}"
         print_message(f"serving {', '.join(options.names)} at {address} (Ctrl+C ends it).")
         # uvicorn finishes what was accepted, and then sends itself the signal again
