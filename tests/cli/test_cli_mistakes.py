@@ -1,7 +1,9 @@
 """Mistakes and interruptions: one message, or none, and the right exit code."""
 
+import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -120,6 +122,27 @@ def test_a_module_cannot_swallow_an_interrupt_while_it_is_imported(tmp_path):
     command = [sys.executable, "-c", IMPORTS_IT]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "gidd: stopped.\n")
+
+
+def test_an_interrupt_of_the_event_loop_itself_forgets_no_task():
+    """There, KeyboardInterrupt would lose the handle of a task that is then awaited forever."""
+    was_raised = []
+
+    async def interrupted() -> None:
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_run_once":
+            frame = frame.f_back
+        try:
+            cli._on_interrupt(signal.SIGINT, frame)
+        except KeyboardInterrupt:
+            was_raised.append(True)
+        await asyncio.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+    assert not was_raised
+    with pytest.raises(KeyboardInterrupt):
+        cli._on_interrupt(signal.SIGINT, sys._getframe())
 
 
 @pytest.fixture

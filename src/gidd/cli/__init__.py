@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -185,10 +186,18 @@ def choose_command(
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
-    """Exit at once during an import: compiled modules swallow KeyboardInterrupt and break later."""
+    """Raise KeyboardInterrupt, unless it would break what it interrupts.
+
+    Compiled modules swallow it while they are imported, and fail later: exit at once. Code of the
+    event loop would forget a task, and wait for it forever: raise it in the loop's next turn.
+    """
+    is_in_loop = frame is not None and Path(frame.f_code.co_filename).parent.name == "asyncio"
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(sys.stderr.fileno(), f"gidd: {_STOPPED}\n".encode())
             os._exit(_INTERRUPTED)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    loop = sys.modules["asyncio"]._get_running_loop() if is_in_loop else None
+    if loop is None:
+        raise KeyboardInterrupt
+    loop.call_soon_threadsafe(signal.default_int_handler, signum, None)
