@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -121,8 +121,15 @@ class CachedFeatures:
         """Compute x_theta with the wrapped network."""
         return self.network.distribution(hidden)
 
-    def __getattr__(self, name: str) -> Any:  # `accepts_padding`, `logit_head`
-        return getattr(self.network, name)
+    @property
+    def accepts_padding(self) -> bool:
+        """Whether the wrapped network accepts `valid`."""
+        return bool(getattr(self.network, "accepts_padding", False))
+
+    @property
+    def logit_head(self) -> Any:
+        """The logit head of the wrapped network, if it has one."""
+        return cast(Any, self.network).logit_head
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class NamedSize(NamedTuple):
 def require_sizes(config: Any, *sizes: str, **others: Allowed) -> None:
     """Raise `ConfigError` for sizes below 1, a width that heads cannot share, or other fields."""
     problems = list(field_problems(config, "", **dict.fromkeys(sizes, _SIZE)))
-    if sizes and not problems and config.width % (2 * config.num_heads):
+    if not problems and config.width % (2 * config.num_heads):
         example = 2 * config.num_heads * max(1, config.width // (2 * config.num_heads))
         problems.append(
             f"width must be an even multiple of num_heads = {shorten(config.num_heads)}, got "
@@ -131,7 +131,7 @@ class TimeMappedConfig(DiTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes(self, time=choice(("zero", "sigma")))
+        require_none(field_problems(self, time=choice(("zero", "sigma"))))
 
     @property
     def uses_time(self) -> bool:

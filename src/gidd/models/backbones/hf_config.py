@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
-from gidd.common.config.allowed import choice, integer
+from gidd.common.config.allowed import choice, field_problems, integer, require_none
 from gidd.common.files import parse_json
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import require_sizes
 
 if TYPE_CHECKING:
     from gidd.models.backbones.hf import HFNetwork
@@ -39,7 +38,7 @@ class HFConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads")
         allowed = dict.fromkeys(sizes, integer(1, 2**31 - 1)) | {"family": choice(self.families)}
-        require_sizes(self, **allowed)
+        require_none(field_problems(self, "", **allowed))
 
     def build(self) -> HFNetwork:
         """Build the network, with random weights."""
