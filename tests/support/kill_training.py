@@ -143,8 +143,10 @@ def newest(checkpoints: Path) -> int:
 
 def reached(out: Path) -> int:
     """The last step that was reported; the last line may be incomplete."""
-    log = out / "metrics.jsonl"
-    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    try:
+        lines = (out / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:  # a run that starts from step 0 removes it
+        return 0
     return json.loads(lines[-1])["step"] if lines else 0
 
 
