@@ -200,7 +200,7 @@ class Loader:
             grain = import_grain()
             options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
             batches = grain.MapDataset.source(source)[start:].to_iter_dataset(options)
-            workers = grain.MultiprocessingOptions(num_workers=num_workers)
+            workers = grain.multiprocessing.MultiprocessingOptions(num_workers)
             self._batches: Iterator[dict[str, Array]] = iter(
                 batches.mp_prefetch(workers, worker_init_fn=follow_parent)
             )
