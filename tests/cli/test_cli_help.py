@@ -103,11 +103,11 @@ def cpu_seconds(command: list[str]) -> float:
 @pytest.mark.perf
 @pytest.mark.parametrize("start", range(0, len(HELP + MISTAKES), 10))
 def test_help_and_mistakes_take_less_than_half_the_time_of_importing_torch(start):
-    """CPU time, shortly after each other: a busy machine slows both down."""
-    torch = cpu_seconds([sys.executable, "-c", "import torch"])
+    """CPU time, the least of three: a busy machine only adds to it."""
+    torch = min(cpu_seconds([sys.executable, "-c", "import torch"]) for _ in range(3))
     for words in (HELP + MISTAKES)[start : start + 10]:
-        seconds = cpu_seconds([sys.executable, "-m", "gidd.cli", *words])
-        assert seconds < 0.5 * torch, words
+        command = [sys.executable, "-m", "gidd.cli", *words]
+        assert any(cpu_seconds(command) < 0.5 * torch for _ in range(3)), words
 
 
 @pytest.mark.slow

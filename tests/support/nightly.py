@@ -57,6 +57,7 @@ def record(row: str) -> None:
 
 def main() -> None:
     """Run the stages, all of them unless some are named."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command would compile its imports
     failed: list[str] = []
     for stage in sys.argv[1:] or STAGES:
         row = run(stage)
