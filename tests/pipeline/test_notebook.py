@@ -17,7 +17,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_in_a_notebook(tmp_path):
     data = speeches(tmp_path / "data", documents=8)
     places = {"out": str(tmp_path / "run"), "data": str(data)}

@@ -184,8 +184,8 @@ Path(sys.argv[1], "rank" + os.environ["RANK"]).write_text(found)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
 def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
     (tmp_path / "a.txt").write_text("I embrace with great satisfaction. " * 50)
     script = tmp_path / "script.py"

@@ -94,7 +94,7 @@ def mixed_requests(num: int = 64) -> list[Request]:
     [
         pytest.param(HYBRID, 1, id="hybrid-1"),
         pytest.param(MASKED, 1, id="masked-1", marks=pytest.mark.long),
-        pytest.param(HYBRID, 8, id="hybrid-8", marks=pytest.mark.slow),
+        pytest.param(HYBRID, 8, id="hybrid-8", marks=pytest.mark.long),
     ],
 )
 def test_a_sequence_is_the_same_alone_and_in_any_batch(schedule, batch_size, device):

@@ -181,7 +181,7 @@ def test_a_choice_of_all_tokens_is_the_reverse_chain(schedule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [ancestral, Confidence()])
+@pytest.mark.parametrize("step", few([ancestral, Confidence()], every=2))
 def test_frequencies_given_other_tokens(step):
     """Under masking noise, given tokens condition exactly."""
     world = SmallWorld(SOURCE, MaskedSchedule(SMALL), length=3)

@@ -46,11 +46,11 @@ def test_one_rank_reads_to_the_bit_what_others_saved(tmp_path, world, saved, ran
 @pytest.mark.parametrize(
     ("saved", "ranks", "read", "readers"),
     [
-        ("fsdp", 2, "fsdp", 2),
         ("fsdp", 2, "fsdp", 4),
-        ("fsdp", 4, "fsdp", 2),
         ("hsdp", 4, "whole", 2),
-        ("whole", 1, "hsdp", 4),
+        pytest.param("fsdp", 2, "fsdp", 2, marks=pytest.mark.long),
+        pytest.param("fsdp", 4, "fsdp", 2, marks=pytest.mark.long),
+        pytest.param("whole", 1, "hsdp", 4, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.slow

@@ -47,12 +47,12 @@ def train(run):
         return losses, norm
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "objective",
     [
         pytest.param(RUN.objective, id="diffusion"),
-        pytest.param(Autoregressive(), id="ar", marks=pytest.mark.long),
+        pytest.param(Autoregressive(), id="ar"),
     ],
 )
 def test_losses_do_not_depend_on_the_ranks(objective):
