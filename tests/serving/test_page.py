@@ -205,6 +205,24 @@ def test_a_link_has_the_text_and_the_settings_but_no_key(opened):
     assert other.locator("img").count() == 0
 
 
+def test_a_model_that_is_chosen_while_the_list_loads_stays(opened):
+    page = opened()
+    write(page, TEXT)
+    held = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.evaluate("document.querySelectorAll('#model option').forEach((each) => (each.lang = 'old'))")
+    page.locator("#access summary").click()
+    page.fill("#key", "secret")
+    page.keyboard.press("Enter")
+    while not held:
+        page.wait_for_timeout(10)
+    page.select_option("#model", "masked")
+    held[0].continue_()
+    page.locator("#model option:not([lang])").first.wait_for(state="attached")
+    assert page.input_value("#model") == "masked"
+    assert page.locator("[data-run=correct]").is_disabled()
+
+
 def test_a_run_is_stopped_and_mistakes_are_explained(opened):
     page = opened()
     write(page, TEXT)

@@ -104,7 +104,7 @@ def _print_settings(run: RunConfig, out: Path) -> None:
         "folder": str(out),
         "parameters": f"{total:,}, of which {blocks:,} in blocks",
         "vocabulary size": f"{vocab_size:,}",
-        "weights, gradients, Adam": f"{16 * total / 2**30:.2f} GiB over all ranks",
+        "weights": f"{4 * total / 1e6:,.1f} MB in float32 (memory of a step: gidd plan)",
         "tokens per step": f"{tokens:,} ({train.global_batch} x {length})",
         "tokens in total": f"{train.steps * tokens:,}",
     }
