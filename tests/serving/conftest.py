@@ -1,5 +1,9 @@
+import threading
+
 import pytest
 from support.service import served, small_pipelines
+
+from gidd.sampling.session import Session
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +15,19 @@ def pipelines(tmp_path_factory):
 def service(pipelines):
     with served(pipelines) as found:
         yield found
+
+
+@pytest.fixture
+def goes_on(monkeypatch):
+    """Forward passes end only while this event is set, as it is at first."""
+    event, step = threading.Event(), Session.step
+    event.set()
+
+    def step_and_wait(session):
+        found = step(session)
+        event.wait(60)
+        return found
+
+    monkeypatch.setattr(Session, "step", step_and_wait)
+    yield event
+    event.set()

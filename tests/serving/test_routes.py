@@ -16,13 +16,17 @@ def post(service):
     return send
 
 
-def events(service, path: str, body: dict) -> list[dict]:
-    """Return the events of a stream."""
+def events(service, path: str, body: dict, on_event=None) -> list[dict]:
+    """Return the events of a stream; `on_event` is called when one arrives."""
+    lines = []
     url = f"{service.url}/v1/{path}"
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
+        for line in filter(None, response.iter_lines()):
+            lines.append(line)
+            if on_event:
+                on_event()
     assert lines.pop() == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
@@ -202,9 +206,10 @@ def test_a_text_is_corrected_as_by_the_pipeline(post, pipelines):
     assert "masking alone" in refused["error"]["message"]
 
 
-def test_self_correction_is_watched_as_it_happens(service, pipelines):
+def test_self_correction_is_watched_as_it_happens(service, pipelines, goes_on):
     body = {"text": TEXT, "method": "self_correction", "forward_passes": 6, "seed": 1}
-    *frames, last = events(service, "correct", body)
+    goes_on.clear()
+    *frames, last = events(service, "correct", body, on_event=goes_on.set)
     expected = pipelines["hybrid"].self_correct(TEXT, forward_passes=6, seed=1, temperature=0.1)
     assert last["result"]["text"] == expected.text
     assert last["result"]["self_accuracy"] == list(expected.self_accuracy)
