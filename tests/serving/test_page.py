@@ -205,7 +205,7 @@ def test_a_model_that_is_chosen_while_the_list_loads_stays(opened):
     write(page, TEXT)
     held = []
     page.route("**/v1/models", lambda route: held.append(route))
-    page.evaluate("document.querySelectorAll('#model option').forEach((each) => (each.lang = 'old'))")
+    page.evaluate("for (const each of document.querySelectorAll('#model option')) each.lang = 'x'")
     page.locator("#access summary").click()
     page.fill("#key", "secret")
     page.keyboard.press("Enter")
