@@ -35,7 +35,7 @@ test-ci:  ## what every change needs: all tests but those marked long or perf, f
 	$(PARALLEL) --hypothesis-profile ci --durations=15
 
 test-proof:  ## the tests of packages/proof
-	cd packages/proof && $(PARALLEL)
+	cd packages/proof && $(PARALLEL) $(FILES)
 
 nightly:  ## everything at full size; recorded in docs/nightly.md
 	$(PYTHON) tests/support/nightly.py

@@ -160,8 +160,9 @@ class Terminal:
         """Press Ctrl-C at the prompt, again if no new line is shown.
 
         Python's readline loses a signal between showing the prompt and waiting for a key, and
-        sees it at the next key. A person's finger is too slow for that, a test is not.
+        sees it at the next one. A person's finger is too slow for that, a test is not.
         """
+        time.sleep(0.5)
         shown = b""
         while b"\n" not in shown:
             self.write("\x03")

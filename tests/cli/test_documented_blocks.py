@@ -148,7 +148,7 @@ REPLACED = [
 ]
 LONG = ("docs/howto/cluster.md", "docs/howto/published-models.md", "docs/importers.md")
 LONG += ("docs/training.md", "docs/evaluation.md", "docs/scaling/data.md")
-LONG += ("packages/proof/README.md",)
+LONG += ("docs/developing.md", "packages/proof/README.md")
 """Pages that take more than 15 s of CPU time, run at night."""
 
 PRELUDE = """

@@ -168,7 +168,7 @@ def test_a_machine_without_slurm_is_reported(folder, tmp_path):
     assert "squeue is not on the PATH" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_url_credentials_are_in_no_file(folder, slurm, monkeypatch):
     """Jobs are pickled into files, with references to secrets: written out, they are refused."""
     (folder / "texts" / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "a"}\n')

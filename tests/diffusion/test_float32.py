@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.cases import few
 from support.strategies import WEIGHTING_TYPES, default_weighting, schedule_from_unit_cube
 
 from gidd.diffusion.elbo import (
@@ -64,16 +65,9 @@ def logits_of(kind: str) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "confident and wrong",
-        *(
-            pytest.param(kind, marks=pytest.mark.long)
-            for kind in ("random", "confident and right", "uniform")
-        ),
-    ],
+    ("kind", "name"),
+    few(["confident and wrong", "random", "confident and right", "uniform"], SCHEDULES, every=7),
 )
-@pytest.mark.parametrize("name", SCHEDULES)
 def test_everything_is_finite(name, kind, device):
     """Values and gradients: no NaN, no infinity, for t in [1e-6, 1 - 1e-6]."""
     schedule = SCHEDULES[name]

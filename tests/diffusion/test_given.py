@@ -29,7 +29,7 @@ SETS = [given for size in range(LENGTH + 1) for given in combinations(range(LENG
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "given"), few(SCHEDULES, SETS, every=5))
+@pytest.mark.parametrize(("name", "given"), few(SCHEDULES, SETS, every=9))
 def test_the_nelbo_of_the_exact_denoiser_is_the_conditional_entropy(name, given):
     world = SmallWorld(MarkovSource.random(3, 0.5), SCHEDULES[name], LENGTH, given)
     nelbo = world.nelbo(world.leave_one_out, exact_nodes(256))

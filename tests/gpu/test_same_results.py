@@ -154,7 +154,7 @@ def samples(device: str, schedule, plans, processors=(), lengths=range(L, 0, -1)
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", few(SCHEDULES, every=3))
 def test_ancestral_samples_of_every_noise(name):
     plans = [sampling_plan(even_times(6))] * 5
     assert samples("cuda", SCHEDULES[name], plans) == samples("cpu", SCHEDULES[name], plans)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.cases import few
 from support.sampling_worlds import blank_canvas, random_denoiser
 
 import gidd
@@ -245,13 +246,14 @@ FIGURES = {
 the integrand of the NELBO per token with leave-one-out, with p(x_i | z) converted, and not."""
 
 
-@pytest.mark.parametrize(("t", "length"), FIGURES)
-def test_the_conversion_is_exact_where_the_canvas_reveals_the_time(t, length):
+@pytest.mark.parametrize("case", few(FIGURES, every=3), ids=str)
+def test_the_conversion_is_exact_where_the_canvas_reveals_the_time(case):
     """Exact for p(x_i | z, t); for p(x_i | z), which has to infer t, only in a long canvas.
 
     The table of docs/importers.md. Posteriors are exact: recursions over the source, which
     enumeration confirms in tests/sources.
     """
+    t, length = case
     times, x, z = noisy_text(t, length, num=max(16, 2048 // length))
     exact = SOURCE.leave_one_out(SCHEDULE, times, z)
 

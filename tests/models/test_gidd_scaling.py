@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.cases import few
 
 from gidd import models
 from gidd.cli import main
@@ -272,7 +273,7 @@ def test_loading_takes_the_memory_of_the_files(tmp_path, width, num_layers, voca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", few(PUBLISHED, every=3))
 def test_a_forward_pass_needs_little_more_than_the_weights(name):
     """2,048 tokens in bf16: the figures of docs/importers.md, in GB."""
     config, sizes = PUBLISHED[name]["config"], ("vocab_size", "num_layers", "num_heads", "width")

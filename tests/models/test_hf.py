@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.cases import few
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
@@ -121,7 +122,7 @@ def test_time_embedding_starts_without_effect(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, every=3))
 def test_training_lowers_the_loss(family):
     config = CONFIGS[family](
         vocab_size=MARKOV_VOCAB.size,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.cases import few
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
@@ -49,7 +50,7 @@ NETWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", few(NETWORKS, every=3))
 def test_adapters_start_without_effect_train_and_merge(kind):
     network = NETWORKS[kind]()
     names = list(network.state_dict())

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.cases import few
 from support.ranks import run_ranks
 from support.training_runs import losses, speeches, tiny_run, train_here
 
@@ -50,7 +51,7 @@ def exported(out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", few(NETWORKS, every=2))
 def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, data, tmp_path):
     time = {} if name == "scaled" else {"time_embedding": name == "llama"}
     run = run_of(data, NETWORKS[name].changed(**time), steps)

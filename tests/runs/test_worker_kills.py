@@ -18,7 +18,7 @@ def test_no_process_outlives_a_killed_training(kills, tmp_path):
     assert campaign(tmp_path, kills)["left"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_reaches_the_workers_too_and_the_training_still_saves(tmp_path):
     """A terminal sends it to all processes of the group."""
     process = start(tmp_path)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from support.ancestral_reference import ancestral_reference
+from support.cases import few
 from support.sampling_worlds import (
     VOCAB,
     blank_canvas,
@@ -202,9 +203,9 @@ def test_greedy_finds_a_likely_sequence():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("corrector", INVARIANT_CORRECTORS)
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("time", [0.4, pytest.param(0.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("time", "name", "corrector"), few([0.4, 0.0], SCHEDULES, INVARIANT_CORRECTORS, every=3)
+)
 def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name, time):
     """Samples of Z_t, then three calls: the distribution is still that of Z_t, at every t.
 
@@ -282,7 +283,7 @@ def test_gibbs_beats_ancestral_at_equal_calls(p_uniform, forward_passes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("which", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_sampler_follows_the_plan(which):
     """Eight calls, 8,000 samples against the exact distribution of that plan."""
     world = world_of(HybridSchedule(VOCAB, 0.2))

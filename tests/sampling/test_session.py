@@ -74,7 +74,7 @@ def sample_of(ticket: Ticket) -> Sample:
 )
 @pytest.mark.parametrize(
     ("rows", "num"),
-    [(4, 80), *(pytest.param(rows, 200, marks=pytest.mark.long) for rows in (1, 4, 16))],
+    [(4, 40), *(pytest.param(rows, 200, marks=pytest.mark.long) for rows in (1, 4, 16))],
 )
 def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows, num, schedule):
     rng, clock = random.Random(rows), Clock()

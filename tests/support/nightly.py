@@ -16,7 +16,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "nightly.md"
-STAGES = ("check", "test-ci", "test-long", "attacks", "kills", "test-perf", "test-lowest")
+STAGES = (
+    "check",
+    "test-ci",
+    "test-proof",
+    "test-long",
+    "attacks",
+    "kills",
+    "test-perf",
+    "test-lowest",
+)
 HEADER = """# Nightly
 
 The latest run of each stage of `make nightly`: all tests at full size, on this code. `.ci/run` has

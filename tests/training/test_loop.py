@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cases import few
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 import gidd.runs.fit
@@ -36,8 +37,8 @@ def data(tmp_path_factory):
 
 
 OBJECTIVES = {
-    "masked": Diffusion(noise=hybrid(0.0)),
     "hybrid": Diffusion(noise=hybrid(0.2)),
+    "masked": Diffusion(noise=hybrid(0.0)),
     "uniform": Diffusion(
         noise=component("schedule", "uniform"), weighting=component("weighting", "clamp", w_max=1.0)
     ),
@@ -46,7 +47,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", few(OBJECTIVES, every=3))
 def test_every_objective_learns(name, data, tmp_path):
     run = replace(
         tiny_run(data, steps=120, evaluate_every=40, evaluate_samples=64),
