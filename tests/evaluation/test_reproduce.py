@@ -77,6 +77,76 @@ def test_verdicts_follow_from_the_data():
     assert "| sentences-mdm | 4" in page and "<del>sleep</del> <ins>sleeps</ins>" in page
 
 
+def spread(level: float, size: float) -> dict:
+    """Likelihoods of 64 windows whose differences from `likelihood(4.0)` have this spread."""
+    windows = likelihood(4.0)["windows"]
+    shifts = [level + size * (-1) ** i for i in range(len(windows))]
+    return likelihood(4.0) | {"windows": [a + b for a, b in zip(windows, shifts, strict=True)]}
+
+
+def correlated(strength: float, seed: int = 0) -> dict:
+    """128 samples whose self-accuracy has about this correlation with their log-likelihood."""
+    rng = random.Random(seed)
+    quality = [rng.gauss(0, 1) for _ in range(128)]
+    noise = (1 - strength**2) ** 0.5
+    accuracies = [strength * value + noise * rng.gauss(0, 1) for value in quality]
+    row = sampled(0.0)
+    row["sentences"]["steps"]["8"] |= {"log_probs": quality, "self_accuracies": accuracies}
+    return row
+
+
+def sizes(large: dict) -> dict:
+    """Models of two sizes: with p_u = 0 the large one is better by a nat."""
+    worse = {f"gidd-{p}-dynamic-small": likelihood(5.0) for p in ("0.0", "0.2")}
+    return worse | {"gidd-0.0-dynamic-large": likelihood(4.0), "gidd-0.2-dynamic-large": large}
+
+
+WEIGHTS = {1: ("clamp", "dynamic"), 2: ("elbo", "clamp")}
+VERDICTS = [
+    *(
+        (number, {f"gidd-0.1-{worse}": likelihood(4.0), f"gidd-0.1-{better}": better_row}, verdict)
+        for number, (worse, better) in WEIGHTS.items()
+        for level, size, verdict in ((-0.1, 0.1, HOLDS), (-0.1, 1.0, OPEN), (0.1, 0.1, FAILS))
+        for better_row in [sampled(0.0) | spread(level, size)]
+    ),
+    *(
+        (3, {"gidd-0.0-dynamic": sampled(0.0), "gidd-0.1-dynamic": row}, verdict)
+        for row, verdict in (
+            (sampled(0.0, -2.0), HOLDS),
+            (sampled(0.0), OPEN),
+            (sampled(0.0, -4.0), FAILS),
+        )
+    ),
+    (8, sizes(spread(-0.1, 0.1)), HOLDS),
+    (8, sizes(spread(-0.1, 1.0)), OPEN),
+    (8, sizes(spread(0.1, 0.1)), FAILS),
+]
+
+
+@pytest.mark.parametrize(
+    "number, runs, verdict",
+    [
+        *VERDICTS,
+        (0, {"mdm": likelihood(4.0), "gidd-0.0-elbo": spread(0.0, 0.01)}, HOLDS),
+        (0, {"mdm": likelihood(4.0), "gidd-0.0-elbo": spread(0.0, 1.0)}, OPEN),  # ± 0.125
+        (0, {"mdm": likelihood(4.0), "gidd-0.0-elbo": spread(0.1, 0.1)}, FAILS),
+        (6, {"gidd-0.0-dynamic": sampled(-0.2)}, HOLDS),
+        (6, {"gidd-0.0-dynamic": sampled(0.0)}, OPEN),
+        (6, {"gidd-0.0-dynamic": sampled(0.2)}, FAILS),
+        (4, {"gidd-0.1-dynamic": sampled(0.2)}, HOLDS),
+        (4, {"gidd-0.1-dynamic": sampled(0.0)}, OPEN),
+        (4, {"gidd-0.1-dynamic": sampled(-0.2)}, FAILS),
+        (7, {"gidd-0.1-dynamic": correlated(0.6)}, HOLDS),
+        (7, {"gidd-0.1-dynamic": correlated(0.2)}, OPEN),
+        (7, {"gidd-0.1-dynamic": correlated(-0.3)}, FAILS),
+        (7, {"gidd-0.1-dynamic": correlated(0.1), "gidd-0.2-dynamic": correlated(0.6)}, OPEN),
+    ],
+)  # fmt: skip
+def test_a_claim_holds_or_does_not_on_evidence_only(number, runs, verdict):
+    """A hypothesis of the paper that is confirmed, one without evidence, and a rejected one."""
+    assert verdicts({f"sentences-{name}": row for name, row in runs.items()})[number] == verdict
+
+
 def test_text_is_graded_by_the_grader():
     nll = [5.0 + 0.01 * i for i in range(20)]
     row = likelihood(5.0) | {

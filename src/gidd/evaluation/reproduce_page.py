@@ -57,6 +57,14 @@ def verdict(differences: Sequence[Difference]) -> str:
     return HOLDS if signs == {True} and all(sure) else OPEN
 
 
+def nearness(differences: Sequence[Difference]) -> str:
+    """Tell whether all differences are closer to zero than `_SAME`, significantly."""
+    limits = [Measurement(_SAME, 0.0, one.num_pairs) for one in differences]
+    sizes = [one._replace(value=abs(one.value)) for one in differences]
+    pairs = zip((Measurement(v, e, n) for v, e, _, _, n in sizes), limits, strict=True)
+    return verdict([unpaired_difference(*pair) for pair in pairs])
+
+
 def claims(results: Results, first: str) -> list[Claim]:
     """Return the claims of the paper's abstract and section 5 for runs named `first`..."""
     found: list[Claim] = []
@@ -79,7 +87,7 @@ def claims(results: Results, first: str) -> list[Claim]:
         "PPL 24.37 and 24.36",
         "nats per token, GIDD less MDM",
         _shown(same),
-        HOLDS if all(abs(one.value) < _SAME for one in same) else FAILS,
+        nearness(same),
     )
     for better, worse, ppl in (
         ("dynamic", "clamp", "23.90 and 25.09"),
@@ -112,7 +120,7 @@ def claims(results: Results, first: str) -> list[Claim]:
         if state == HOLDS and any(b < _KEPT_ENTROPY * a for _, a, b in corrected):
             state = OPEN  # likelier, because it repeats itself
         elif p == "0.0":
-            state = FAILS if state == HOLDS else HOLDS
+            state = verdict([gain._replace(value=-gain.value) for gain in gains])
         add(
             f"4. Self-correction {says} the quality of samples with p_u = {p}",
             paper,
@@ -122,7 +130,7 @@ def claims(results: Results, first: str) -> list[Claim]:
             state,
         )
     correlations = [
-        (p, correlation)
+        (p, *correlation)
         for p in ("0.1", "0.2")
         for (row,) in rows(f"gidd-{p}-dynamic")
         if (correlation := self_accuracy_correlation(row)) is not None
@@ -131,8 +139,8 @@ def claims(results: Results, first: str) -> list[Claim]:
         "5. Self-accuracy tracks the quality of samples of hybrid models",
         "correlated",
         "correlation of self-accuracy and log-likelihood",
-        ", ".join(f"{c:+.2f} (p_u = {p})" for p, c in correlations),
-        HOLDS if all(c > _CORRELATED for _, c in correlations) else FAILS,
+        ", ".join(f"{c:+.2f} (p_u = {p})" for p, c, _ in correlations),
+        verdict([above for _, _, above in correlations]),
     )
     sizes = [f"gidd-{p}-dynamic-{size}" for p in ("0.0", "0.2") for size in ("small", "large")]
     per_window = [zip(*(one["windows"] for one in row), strict=True) for row in rows(*sizes)]
@@ -174,13 +182,19 @@ def correction(row: Json) -> tuple[Difference, float, float]:
     return unpaired_difference(*logs), before["entropy"], after["entropy"]
 
 
-def self_accuracy_correlation(row: Json) -> float | None:
-    """Return the correlation of self-accuracy and quality over samples of all numbers of steps."""
+def self_accuracy_correlation(row: Json) -> tuple[float, Difference] | None:
+    """Return the correlation of self-accuracy and quality over samples of all numbers of steps.
+
+    Its excess over `_CORRELATED` is in Fisher's z, whose standard error is 1 / sqrt(n - 3).
+    """
     found = [pair for columns in sampled(row).values() for pair in zip(*columns, strict=True)]
     pairs = [(quality, accuracy) for quality, accuracy in found if accuracy is not None]
     if len(pairs) < 8 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
-    return statistics.correlation(*zip(*pairs, strict=True))
+    value = statistics.correlation(*zip(*pairs, strict=True))
+    z = math.atanh(max(-0.999, min(value, 0.999)))
+    limit, error = math.atanh(_CORRELATED), (len(pairs) - 3) ** -0.5
+    return value, unpaired_difference(Measurement(limit, 0.0, 0), Measurement(z, error, 0))
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -210,8 +224,9 @@ def write_page(results: Results, command: str) -> str:
         f"Written by `{command}` from its {len(results)} result files; {hours / 3600:.1f} hours of "
         "CPU time. Differences are of the same held-out windows or samples, ± standard errors, one "
         "number per seed; a claim holds if all have its sign at p < 0.05, and does not if all have "
-        "the other sign, one of them at p < 0.05. A gain by self-correction must leave "
-        f"{_KEPT_ENTROPY:.0%} of the entropy.",
+        "the other sign, one of them at p < 0.05; else the evidence is too small to tell. The same "
+        f"likelihood is within {_SAME} nats, and a correlation above {_CORRELATED}. A gain by "
+        f"self-correction must leave {_KEPT_ENTROPY:.0%} of the entropy.",
         "",
         *_table("Claims", ("claim", "on", "the paper", "here", "verdict"), order),
     ]
