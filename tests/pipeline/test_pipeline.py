@@ -23,7 +23,7 @@ from gidd.diffusion.times import even_times
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.models import Denoiser
 from gidd.pipeline import Pipeline, SelfCorrectionOptions
-from gidd.pipeline.text import protected_tokens
+from gidd.pipeline.text import EncodedText, protected_tokens
 from gidd.sampling import Request, Session, TopK, blanks, sampling_plan
 from gidd.sampling.windows import windows
 from gidd.vocab import Vocab
@@ -203,6 +203,14 @@ def test_a_correction_is_its_replacements_and_nothing_else(pipe, text):
     assert without_seconds(correction) == without_seconds(
         pipe.self_correct(text, forward_passes=12, tokens_per_step=3, temperature=0.5)
     )
+
+
+def test_protected_spans_may_overlap():
+    """Every character is written once: one write for each span would be 90 GB here."""
+    number = 300_000
+    given = EncodedText((0,) * number, ("a",) * number, (False,) * number)
+    fixed = protected_tokens(given, [(i, number - 1) for i in range(1, number - 1)])
+    assert fixed == [False, *[True] * (number - 2), False]
 
 
 @pytest.mark.perf

@@ -1,5 +1,8 @@
 """Processors of x_theta, templates and prompts."""
 
+import time
+from contextlib import suppress
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -180,15 +183,41 @@ def test_templates(template, tokens):
     assert parse_template(template, encode) == tokens
 
 
-BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]"]
+BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]", "[MASK:3 a"]
 
 
-@pytest.mark.parametrize("template", [*BLANKS, "[MASK:" + "9" * 5000 + "]"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        *BLANKS,
+        "[MASK:" + "9" * 5000 + "]",
+        pytest.param("[MASK:" * 160_000, id="a pattern that looks for each end takes minutes"),
+    ],
+)
 def test_invalid_blanks_are_refused(template):
     with pytest.raises(DataError, match=r"1 to 1,000,000, got \[MASK:"):
         parse_template(template, encode)
     with pytest.raises(DataError, match="empty"):
         parse_template("", encode)
+
+
+def test_the_blanks_of_a_template_are_limited_in_sum():
+    with pytest.raises(DataError, match=r"1,000,000 blanks, got 1,000,002"):
+        parse_template("[MASK:500001]" * 70_000, encode)
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize("piece", ["[MASK:", "[MASK]", "[MASK:3]a", "[MASK:333333333333"])
+def test_templates_are_parsed_in_linear_time(piece):
+    def seconds(number: int) -> float:
+        start = time.process_time()
+        with suppress(DataError):
+            parse_template(piece * number, encode)
+        return time.process_time() - start
+
+    for number in (20_000, 40_000, 80_000):
+        least = min(seconds(number) for _ in range(5))
+        assert min(seconds(2 * number) for _ in range(5)) < 2.3 * least + 0.001
 
 
 def test_prompts():

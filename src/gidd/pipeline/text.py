@@ -181,12 +181,14 @@ def _require_unicode(text: str, what: str) -> None:
 def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
     """Return for each token whether it overlaps a protected span or is never corrected."""
     ends = list(accumulate(map(len, given.texts), initial=0))
-    kept = bytearray(ends[-1])
+    changes = [0] * (ends[-1] + 1)  # of the number of spans around a character
     for start, stop in spans:
         if not 0 <= start <= stop <= ends[-1]:
             must = f"(start, stop) with 0 <= start <= stop <= {ends[-1]}, the length of the text"
             raise ConfigError(f"a protected span must be {must}, got ({start}, {stop}).")
-        kept[start:stop] = b"\1" * (stop - start)
+        changes[start] += 1
+        changes[stop] -= 1
+    kept = list(accumulate(changes))
     places = zip(given.fixed, pairwise(ends), strict=True)
     return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]
 

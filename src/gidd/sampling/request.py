@@ -39,7 +39,7 @@ Tokens = tuple[int | None, ...]
 _MAX_LENGTH = 1 << 24
 """Maximum length of a sequence, which is made before it is compared with the model's context."""
 
-_BLANK = re.compile(r"\[MASK(?::([^\]]*))?\]")
+_BLANK = re.compile(r"\[MASK(?:\]|:([^\]]{0,20}\]?))")  # bounded: no search for the end of each
 _MAX_BLANKS = 1_000_000
 
 
@@ -263,24 +263,37 @@ def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
     special tokens.
     """
     tokens: list[int | None] = []
+    num_blanks = 0
     for i, piece in enumerate(_BLANK.split(text)):  # text and numbers of blanks in turn
         if i % 2 == 0:
             tokens.extend(encode(piece) if piece else ())
-        elif piece is None:  # [MASK]
-            tokens.append(None)
-        elif piece.isdecimal() and len(piece) < 8 and 1 <= int(piece) <= _MAX_BLANKS:
-            tokens.extend([None] * int(piece))
-        else:
+            continue
+        length = 1 if piece is None else _blank_length(piece)
+        num_blanks += length
+        if num_blanks > _MAX_BLANKS:
             raise DataError(
-                f"a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
-                f"{_MAX_BLANKS:,}, got {f'[MASK:{piece}]'[:40]}. Write [MASK:3] for three tokens."
+                f"a template must have at most {_MAX_BLANKS:,} blanks, got {num_blanks:,} or more."
             )
+        tokens.extend([None] * length)
     if not tokens:
         raise DataError(
             "a template must have text or blanks, got an empty string. "
             'Write "[MASK:32]" for 32 tokens without a prompt.'
         )
     return tuple(tokens)
+
+
+def _blank_length(number: str) -> int:
+    """Return the number of tokens of "3]", what follows "[MASK:" in a template."""
+    digits = number.removesuffix("]")
+    if number != digits and digits.isdecimal() and len(digits) < 8:
+        length = int(digits)
+        if 1 <= length <= _MAX_BLANKS:
+            return length
+    raise DataError(
+        "a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
+        f"{_MAX_BLANKS:,}, got [MASK:{number}. Write [MASK:3] for three tokens."
+    )
 
 
 class Edit(NamedTuple):
