@@ -129,6 +129,12 @@ def test_a_patch_applies(capsys, letter, tmp_path):
     assert letter.read_bytes() == corrected.encode()
 
 
+def test_a_file_that_is_named_twice_is_changed_once(capsys, letter, tmp_path):
+    (tmp_path / "link").symlink_to("letter.txt")
+    out, err = correct(capsys, "letter.txt", "./letter.txt", "link", "--in-place", "--jsonl")
+    assert letter.read_bytes().decode() == json.loads(out)["text"] != json.loads(out)["original"]
+
+
 def test_lines_and_columns_begin_at_one():
     starts = line_starts("ab\n\ncd")
     assert starts == [0, 3, 4]
@@ -177,6 +183,9 @@ def test_a_terminal_gets_changed_lines_with_confidences(capsys, monkeypatch, let
         (["--text", ""], "empty"),
         (["letter.txt", "latin.txt", "--jsonl"], "latin.txt must be UTF-8"),
         (["letter.txt", "same.txt"], "--in-place, --diff"),
+        (["pipe"], "pipe must be a regular file, got a named pipe"),
+        (["/dev/zero"], "/dev/zero must be a regular file, got a character device"),
+        ([os.fsdecode(b"\xff")], "a name in UTF-8, got '\\udcff'"),
         (["letter.txt", "--diff", "--jsonl"], "exclude each other"),
         (["letter.txt", "--error-rate", "1"], "--error-rate must be a number in [0, 1)"),
         (["letter.txt", "--min-confidence", "2"], "--min-confidence must be a number in [0, 1]"),
@@ -185,6 +194,7 @@ def test_a_terminal_gets_changed_lines_with_confidences(capsys, monkeypatch, let
 def test_mistakes_end_in_one_message(capsys, letter, tmp_path, words, message):
     (tmp_path / "latin.txt").write_bytes("Ä".encode("latin-1"))
     (tmp_path / "same.txt").write_text("union")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit) as stopped:
         main(["correct", *words, "--model", "small"])
     assert stopped.value.code == 2
@@ -196,5 +206,5 @@ def test_mistakes_end_in_one_message(capsys, letter, tmp_path, words, message):
 
 def test_a_text_that_is_protected_stays(capsys):
     out, err = correct(capsys, "--text", "teh union", "--protect", ".*")
-    assert out == "teh union"
+    assert out == "teh union\n"
     assert "0 changes, 0 left for you, 0 forward passes" in err

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         percent as percent,
         place_of as place_of,
         print_correction as print_correction,
+        read_source as read_source,
         read_sources as read_sources,
         replace_file as replace_file,
         require_patterns as require_patterns,
@@ -48,6 +49,14 @@ if TYPE_CHECKING:
         write_stdout as write_stdout,
     )
     from gidd.cli.parsing import parse as parse
+    from gidd.common.files import (
+        Limit as Limit,
+        explain_damage as explain_damage,
+        file_lock as file_lock,
+        read_json as read_json,
+        read_regular as read_regular,
+        write_text as write_text,
+    )
     from gidd.common.messages import show_counts as show_counts
 
 __getattr__, __dir__ = lazy_exports(__name__)

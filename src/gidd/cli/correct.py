@@ -36,11 +36,12 @@ from gidd.cli.output import (
     decode_utf8,
     plain,
     print_json,
+    print_text,
     require_writable,
     write_stdout,
 )
 from gidd.common.config.allowed import optional
-from gidd.common.files import atomic_path, remove_dead_temporaries
+from gidd.common.files import atomic_path, read_regular, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
@@ -113,6 +114,8 @@ def main(arguments: Sequence[str]) -> None:
             show_patch(source, correction, alone=alone)
         elif sys.stdout.isatty():
             show_changes(None if alone else source.name, correction)
+        elif command.text is not None:
+            print_text(correction.text)
         elif not command.in_place:
             write_stdout(correction.text)
         name = "" if alone else f"{source.name}: "
@@ -136,7 +139,10 @@ def read_sources(
     """
     if in_place and (text is not None or "-" in files):
         raise ConfigError("--in-place needs a FILE to write to. Name one, or omit --in-place.")
-    sources = list(dict.fromkeys(read_texts(files, text)))
+    by_file: dict[Path | None, TextSource] = {}
+    for source in read_texts(files, text):
+        by_file.setdefault(source.path and source.path.resolve(), source)
+    sources = list(by_file.values())
     for source in sources:
         if in_place and source.path is not None:
             require_writable(source.path.resolve(), "--in-place")
@@ -152,16 +158,20 @@ def read_texts(files: Sequence[str], text: str | None) -> list[TextSource]:
         raise ConfigError("give either FILE (- for standard input) or --text TEXT.")
     if files.count("-") > 1:
         raise ConfigError("FILE must be - at most once: standard input is read once.")
-    return [TextSource("the text", None, text)] if text is not None else [*map(_read, files)]
+    return [TextSource("the text", None, text)] if text is not None else [*map(read_source, files)]
 
 
-def _read(name: str) -> TextSource:
+def read_source(name: str) -> TextSource:
+    """Read the text of a regular file, or of standard input (-)."""
     if name == "-":
         content = sys.stdin.buffer.read()
         return TextSource("standard input", None, decode_utf8(content, "standard input"))
-    path = Path(name)
+    path, remedy = Path(name), "Use - to read standard input."
     try:
-        return TextSource(name, path, decode_utf8(path.read_bytes(), name))
+        name.encode()
+        return TextSource(name, path, decode_utf8(read_regular(path, DataError, None, remedy), name))
+    except UnicodeEncodeError as error:
+        raise DataError(f"FILE must have a name in UTF-8, got {name!r}. Rename it.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
 

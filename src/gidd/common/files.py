@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+import time
 import uuid
 from collections import Counter
 from collections.abc import Generator
@@ -135,13 +136,21 @@ def fsync(path: Path) -> None:
 
 
 @contextmanager
-def file_lock(path: Path, busy: GiddError) -> Generator[None]:
-    """Lock a file, which stays, while the block runs; raise `busy` if another process has it."""
+def file_lock(path: Path, busy: GiddError, *, seconds: float = 0.0) -> Generator[None]:
+    """Lock a file, which stays, while the block runs.
+
+    Raises `busy` if another process still has the lock after some seconds.
+    """
+    end = time.monotonic() + seconds
     with path.open("a") as file:
-        try:
-            _lock(file)
-        except BlockingIOError as error:
-            raise busy from error
+        while True:
+            try:
+                _lock(file)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise busy from error
+                time.sleep(0.01)
         yield
 
 
@@ -215,10 +224,14 @@ def read_json(
     return cast("dict[str, Any]", value)
 
 
-def read_regular(path: Path, error: type[GiddError], limit: Limit) -> bytes:
+def read_regular(
+    path: Path, error: type[GiddError], limit: Limit | None, remedy: str = "Replace it."
+) -> bytes:
     """Return the bytes of a regular file of limited size; never wait for a pipe or a device."""
     if path.exists() and not path.is_file():
-        raise error(f"{path} must be a regular file, got a {file_kind(path)}. Replace it.")
+        raise error(f"{path} must be a regular file, got a {file_kind(path)}. {remedy}")
+    if limit is None:
+        return path.read_bytes()
     limit.require(path.stat().st_size, str(path), error)
     with path.open("rb") as file:
         data = file.read(limit.value + 1)  # the file may have grown, or claim to be empty (/proc)
