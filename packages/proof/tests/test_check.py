@@ -8,9 +8,6 @@ import sys
 import gidd_proof
 import pytest
 from gidd_proof.cli import main
-from gidd_proof.user_words import change_user_words, read_user_words
-
-from gidd.errors import DataError
 
 TEXT = "A clean line.\nThe peopel 🙂 came togehter.\n"
 
@@ -62,21 +59,6 @@ def test_words_of_the_project_the_user_and_the_options(capsys, tmp_path, place):
         1,
         "letter.txt:2:19: togehter -> together\n",
     )
-
-
-def test_words_are_added_and_removed(tmp_path):
-    path = tmp_path / "new" / "words"
-    assert change_user_words(path, add="qubits")
-    assert not change_user_words(path, add="qubits")
-    path.write_text(path.read_text() + "# kept\nother")
-    assert change_user_words(path, add="third")
-    assert change_user_words(path, remove="qubits")
-    assert not change_user_words(path, remove="qubits")
-    assert read_user_words([path]) == {"other", "third"}
-    assert "# kept" in path.read_text()
-    path.write_bytes(b"\xff")
-    with pytest.raises(DataError, match="words"):
-        read_user_words([path])
 
 
 def test_wrong_options_are_status_2(capsys):

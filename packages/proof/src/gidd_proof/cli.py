@@ -40,6 +40,7 @@ from gidd.cli import (
     print_json,
     print_message,
     print_text,
+    read_source,
     read_sources,
     replace_file,
     require_patterns,
@@ -178,7 +179,7 @@ def _finish(
     try:
         if command.in_place and source.path is not None:
             replace_file(source.path, source.text, correction.text)
-    except OSError:
+    except (OSError, DataError):
         write_stdout(correction.text)  # the work is not lost
         raise
     if command.jsonl:
@@ -190,19 +191,21 @@ def _finish(
         show_patch(source, correction, alone=alone)
     elif sys.stdout.isatty() and not (command.interactive and not command.in_place):
         show_changes(None if alone else source.name, correction)
+    elif command.text is not None:
+        print_text(correction.text)
     elif not command.in_place:
         write_stdout(correction.text)
 
 
 def learn_errors_command(
-    pairs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")], /, *, out: Path
+    pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")], /, *, out: Path
 ) -> None:
     """Learn what mistakes look like from pairs of wrong and right text.
 
     Example: gidd-proof learn-errors pairs.tsv --out mine.json
 
     Args:
-        pairs: A file with wrong<TAB>right on each line, words or sentences.
+        pairs: File with wrong<TAB>right on each line, words or sentences; - is standard input.
         out: JSON file to write the error model to, for `gidd-proof --errors FILE`.
     """
     from gidd_proof.error_models import learn_errors, read_pairs
@@ -215,7 +218,7 @@ def learn_errors_command(
 
 
 def count_words_command(
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")],
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")],
     /,
     *,
     out: Path,
@@ -225,16 +228,13 @@ def count_words_command(
     Example: gidd-proof count-words texts/*.txt --out models/mine/words.txt
 
     Args:
-        files: Text files in UTF-8.
+        files: Text files in UTF-8, or - for standard input.
         out: File to write, `words.txt` in the folder of a model.
     """
     from gidd_proof.words import WordList
 
     require_writable(out, "--out")
-    try:
-        words = WordList.of_texts(path.read_text(encoding="utf-8") for path in files)
-    except UnicodeDecodeError as error:
-        raise DataError(f"a text must be UTF-8: {error}. Convert it first.") from error
+    words = WordList.of_texts(read_source(file).text for file in files)
     words.save(out)
     print_text(f"{out}: {len(words):,} words")
 

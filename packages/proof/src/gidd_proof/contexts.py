@@ -11,14 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple, final
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gidd.cli import explain_damage, read_regular, read_source
 from gidd.errors import DataError
-from gidd_proof.words import CACHED_LOOKUPS, MODEL_FOLDER, normal
+from gidd_proof.words import CACHED_LOOKUPS, FILE_BYTES, MODEL_FOLDER, normal
 
 IntArray = NDArray[np.integer]
 FloatArray = NDArray[np.float64]
@@ -123,18 +126,17 @@ class Table(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Table:
         """Read a file that `save` wrote."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
+        remedy = "Write it again with training/contexts.py, or leave the file out."
+        with explain_damage(f"the counts of n-grams {path}", remedy, DataError):
+            content = BytesIO(read_regular(path, DataError, FILE_BYTES))
+            with ZipFile(content) as file:
+                FILE_BYTES.require(sum(i.file_size for i in file.infolist()), str(path), DataError)
+            with np.load(content, allow_pickle=False) as file:
                 arrays = dict(file)
             vocabulary = arrays["vocabulary"].tobytes().decode().split("\n")
             is_name = np.unpackbits(arrays["is_name"], count=len(vocabulary)).astype(bool)
             rows = [_read_rows(name, arrays) for name in ("pairs", "triples", "neighbours")]
             return cls(vocabulary, is_name, _from_log(arrays["singles"]), *rows)
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise DataError(
-                f"{path} cannot be read as counts of n-grams: {error}. Write it again with "
-                "training/contexts.py, or leave the file out."
-            ) from error
 
 
 @final
@@ -168,10 +170,10 @@ class Contexts:
     @classmethod
     def of_model(cls, folder: str | Path) -> Contexts:
         """Read the counts of a model's folder; without them, the packaged ones."""
-        folder = Path(folder) if (Path(folder) / CONTEXTS_FILE).is_file() else MODEL_FOLDER
+        folder = Path(folder) if (Path(folder) / CONTEXTS_FILE).exists() else MODEL_FOLDER
         path = folder / CONFUSIONS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return cls(Table.read(folder / CONTEXTS_FILE), map(str.split, lines))
+        text = read_source(str(path)).text if path.exists() else ""
+        return cls(Table.read(folder / CONTEXTS_FILE), map(str.split, text.splitlines()))
 
     def tokens(self, text: str) -> Tokens:
         """Return the tokens of a text."""
@@ -302,6 +304,8 @@ def _read_rows(name: str, arrays: dict[str, IntArray]) -> IntArray:
         low.astype(np.int64) | (high.astype(np.int64) << 8)
         for low, high in (arrays[f"{name}_lengths"], arrays[f"{name}_steps"])
     )
+    if int(lengths.sum()) != len(steps):
+        raise ValueError(f"{name} must have {len(steps)} rows, got {lengths.sum()}")
     first = np.repeat(np.arange(len(lengths)), lengths)
     total = np.cumsum(steps)
     starts = np.cumsum(lengths) - lengths

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
+from gidd.cli import read_json, read_source, write_text
 from gidd.errors import ConfigError, DataError
 from gidd_proof.edit_model import EDIT_KINDS, OTHER_MISTAKES, character_edits
 
@@ -139,13 +140,14 @@ class ErrorModel:
         substitutions = {right: dict(found) for right, found in self.by_right.items()}
         record = {"format": _FORMAT, "name": self.name, "kinds": dict(self.kinds)}
         text = json.dumps(record | {"substitutions": substitutions}, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_text(path, text + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `save` wrote."""
+        remedy = "Learn it again with `gidd-proof learn-errors`."
+        record: Any = read_json(path, remedy, DataError)
         try:
-            record: Any = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != _FORMAT:
                 raise ConfigError(f"it must have format {_FORMAT}, got {record['format']!r}.")
             entries = {
@@ -155,11 +157,8 @@ class ErrorModel:
             }
             kinds = {kind: float(value) for kind, value in record["kinds"].items()}
             return cls(str(record["name"]), entries, kinds)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise DataError(
-                f"{path} cannot be read as an error model: {error} Learn it again with "
-                "`gidd-proof learn-errors`."
-            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise DataError(f"{path} cannot be read as an error model: {error} {remedy}") from error
 
 
 def error_model(name: str | Path) -> ErrorModel:
@@ -244,17 +243,14 @@ def learn_errors(pairs: Iterable[tuple[str, str]], name: str = "learnt") -> Erro
     )
 
 
-def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (wrong, right) of each line of a file; empty lines are skipped."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
-    for number, line in enumerate(lines, 1):
+def read_pairs(name: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield (wrong, right) of each line of a file (- for standard input), but of empty lines."""
+    text = read_source(str(name)).text
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         parts = line.removesuffix("\r").split("\t")
         if line.strip() and len(parts) != 2:
             raise DataError(
-                f"{path}, line {number}, must be wrong<TAB>right, got {line[:80]!r}. Write one "
+                f"{name}, line {number}, must be wrong<TAB>right, got {line[:80]!r}. Write one "
                 "pair per line."
             )
         if line.strip():

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from gidd.cli import Limit, file_lock, read_regular, replace_file
 from gidd.errors import DataError
 
 PROJECT_FILE: Final = ".gidd-proof-words"
 """File of a project, in the current folder or a folder above it."""
 
-_MAX_BYTES = 4 << 20
+_FILE_BYTES = Limit(4 << 20)
+_WORD = re.compile(r"[^\s#]{1,100}")
+_SECONDS = 10.0
+"""Time to wait for another process that changes the words."""
 
 
 def user_file() -> Path:
@@ -23,46 +28,63 @@ def user_file() -> Path:
 
 def word_files(folder: Path) -> Iterator[Path]:
     """Yield the files that apply to a folder: the user's and the nearest project's."""
-    if user_file().is_file():
+    if user_file().exists():
         yield user_file()
     folder = folder.resolve()
     for above in (folder, *folder.parents):
-        if (above / PROJECT_FILE).is_file():
+        if (above / PROJECT_FILE).exists():
             yield above / PROJECT_FILE
             return
 
 
 def read_user_words(paths: Iterable[Path]) -> set[str]:
     """Return the words of files."""
-    found: set[str] = set()
-    for path in paths:
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError(f"it must have at most {_MAX_BYTES:,} bytes")
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} cannot be read as a list of words: {error}. Write one word per line in "
-                "UTF-8."
-            ) from error
-        found.update(word for line in lines if (word := line.partition("#")[0].strip()))
-    return found
+    return {word for path in paths for word in map(_word_of, _read(path).splitlines()) if word}
 
 
 def change_user_words(path: Path, *, add: str = "", remove: str = "") -> bool:
-    """Add a word to a file or remove one; return whether the file changed."""
-    words = read_user_words([path]) if path.is_file() else set[str]()
+    """Add a word to a file or remove one; return whether the file changed.
+
+    Other processes wait for the change, and a reader sees all of the old words or all of the new.
+    """
+    word = require_word(add or remove)
     if add:
-        if add in words:
-            return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        ended = text if not text or text.endswith("\n") else text + "\n"
-        path.write_text(f"{ended}{add}\n", encoding="utf-8")
-        return True
-    if remove not in words:
+    elif not path.exists():
         return False
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if line.partition("#")[0].strip() != remove]
-    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    busy = DataError(f"{path} is locked by another process for {_SECONDS:.0f} s. Try again.")
+    with file_lock(path.with_name(f".{path.name}.lock"), busy, seconds=_SECONDS):
+        before = _read(path) if path.exists() else ""
+        lines = before.splitlines(keepends=True)
+        if (word in map(_word_of, lines)) == bool(add):
+            return False
+        ended = before if before.endswith("\n") or not before else before + "\n"
+        after = "".join(line for line in lines if _word_of(line) != word)
+        after = f"{ended}{word}\n" if add else after
+        _FILE_BYTES.require(len(after.encode()), str(path), DataError)
+        path.open("ab").close()  # it exists, and is not read-only
+        replace_file(path, before, after)
     return True
+
+
+def require_word(word: object) -> str:
+    """Return a word that a file can hold, or raise `DataError`."""
+    if isinstance(word, str) and _WORD.fullmatch(word) and word.isprintable():
+        return word
+    raise DataError(
+        "a word must have 1 to 100 printable characters, without spaces and #, got "
+        f"{repr(word)[:99]}."
+    )
+
+
+def _word_of(line: str) -> str:
+    return line.partition("#")[0].strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_regular(path, DataError, _FILE_BYTES, "Write one word per line.").decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be read as a list of words: {error}. Write one word per line in UTF-8."
+        ) from error

@@ -13,6 +13,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gidd.cli import Limit, explain_damage, read_regular, write_text
 from gidd.errors import DataError
 
 IntArray = NDArray[np.integer]
@@ -36,7 +37,7 @@ CACHED_FREQUENCIES: Final = 1 << 15
 """Words whose log frequencies are kept in memory."""
 
 MAX_EDITS: Final = 2
-MAX_BYTES: Final = 64 << 20
+FILE_BYTES: Final = Limit(64 << 20)
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _STEM_LETTERS = 4
@@ -82,7 +83,7 @@ class WordList:
     def of_model(cls, folder: str | Path) -> WordList:
         """Read the words of a model's folder; without them, the packaged English words."""
         path = Path(folder) / WORDS_FILE
-        return cls.read(path if path.is_file() else MODEL_FOLDER / WORDS_FILE)
+        return cls.read(path if path.exists() else MODEL_FOLDER / WORDS_FILE)
 
     def with_words(self, words: Iterable[str]) -> WordList:
         """Return a list that also has words of a user, which count as moderately frequent."""
@@ -127,15 +128,14 @@ class WordList:
     def save(self, path: Path) -> None:
         """Write the words with their counts, most frequent first."""
         ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
-        path.write_text("".join(f"{word}\t{count}\n" for word, count in ordered), encoding="utf-8")
+        write_text(path, "".join(f"{word}\t{count}\n" for word, count in ordered))
 
     @classmethod
     def read(cls, path: Path) -> WordList:
         """Read a file that `save` wrote, or a file with one word per line."""
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"it must have at most {MAX_BYTES:,} bytes")
-            text = path.read_text(encoding="utf-8").lower()
+        remedy = "Write one word per line, a tab and its count, or leave the file out."
+        with explain_damage(f"the list of words {path}", remedy, DataError):
+            text = read_regular(path, DataError, FILE_BYTES).decode().lower()
             cells = text.rstrip("\n").replace("\t", "\n").split("\n")
             if len(cells) == 2 * text.count("\t") == 2 * text.count("\n"):  # as `save` writes
                 counts = [max(1, int(count)) for count in cells[1::2]]
@@ -143,11 +143,6 @@ class WordList:
             lines = (line.rstrip("\r") for line in text.split("\n"))
             split = (line.partition("\t") for line in lines if line.strip())
             return cls({word: max(1, int(count or 1)) for word, _, count in split})
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} cannot be read as a list of words: {error}. Write one word per line, a "
-                "tab and its count, or leave the file out."
-            ) from error
 
     def _count(self, word: str) -> int:
         """Return the count of a word, 0 if it is unknown; possessives of known words are known."""
