@@ -107,7 +107,7 @@ FEW = ["--model", "model", "--error-rate", "0.4"]
         (["correct", f"{HOSTILE}.txt", *FEW], 2, SHOWN),
         (["correct", f"{HOSTILE}-not-there", *FEW], 2, SHOWN),
         (["correct", LETTER, *FEW, "--diff"], 0, SHOWN),
-        (["correct", LETTER, NOT_UTF8 + ".txt", *FEW], 0, SHOWN),
+        (["correct", LETTER, NOT_UTF8 + ".txt", *FEW], 2, "a name in UTF-8, got '\\udcff"),
         (["correct", "--text", HOSTILE, *FEW], 0, "wrong as given"),
         (["infill", "model", "\x1b[2J\x9b31m[MASK]", "--steps", "2"], 0, "\ufffd[2J\ufffd31m"),
         (["data", "show", "data"], 0, SHOWN),
@@ -120,7 +120,6 @@ FEW = ["--model", "model", "--error-rate", "0.4"]
         (["train", HOSTILE], 2, "PWNED"),
         (["plot", NOT_UTF8], 0, "\ufffd\ufffd[2Jname"),
         (["plot", NOT_UTF8, FORMULA, "--out", "two.png"], 0, "two.png"),
-        (["correct", NOT_UTF8 + ".txt", *FEW, "--jsonl"], 0, "edits"),
         (["export", NOT_UTF8, "--out", "out"], 2, "\ufffd\ufffd[2Jname"),
         (
             ["data", "tokenizer", "documents", "--vocab-size", "270", "--out", NOT_UTF8],

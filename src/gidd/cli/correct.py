@@ -169,7 +169,9 @@ def read_source(name: str) -> TextSource:
     path, remedy = Path(name), "Use - to read standard input."
     try:
         name.encode()
-        return TextSource(name, path, decode_utf8(read_regular(path, DataError, None, remedy), name))
+        return TextSource(
+            name, path, decode_utf8(read_regular(path, DataError, None, remedy), name)
+        )
     except UnicodeEncodeError as error:
         raise DataError(f"FILE must have a name in UTF-8, got {name!r}. Rename it.") from error
     except OSError as error:
