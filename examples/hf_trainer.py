@@ -45,6 +45,7 @@ def train(text: Path, /, out: Path, steps: int = 1000, length: int = 128) -> Non
     rows: Any = [{"tokens": row} for row in tokens.unfold(0, length, length)]
     schedule = HybridSchedule(tokenizer.vocab, p_uniform=0.1)
     network = DiT(DiTConfig.nano(tokenizer.vocab.size, max_length=length))
+    # on GPUs add bf16=True; fp16 is refused
     args = TrainingArguments(str(out), max_steps=steps, learning_rate=2e-3, logging_steps=10)
     model = LossModel(Denoiser(network, tokenizer.vocab), schedule, seed=args.process_index)
     trainer = Trainer(model, args, train_dataset=rows)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gidd.common.devices import has_bf16
 from gidd.diffusion.elbo import elbo_terms
-from gidd.diffusion.loss import fused_loss
+from gidd.diffusion.loss import fused_cross_entropy, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
@@ -145,6 +145,30 @@ def test_float32_head_under_bf16_states():
     case.fused(loss_weight).loss.backward()
     assert case.hidden.grad.dtype == torch.bfloat16
     assert case.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("which", ["hidden", "head", "autocast", "cross entropy"])
+def test_training_in_float16_is_refused(which):
+    """The gradients would be rounded before a scaler multiplies them: finite, and wrong by 20%."""
+    case = Case(HybridSchedule(VOCAB, 0.2), torch.float32)
+    if which == "hidden":
+        case.hidden = case.hidden.detach().half()  # the head alone is trained
+    elif which == "head":
+        case.weight = case.weight.detach().half().requires_grad_()
+    is_autocast = which in ("autocast", "cross entropy")
+    weight = torch.ones_like(case.x, dtype=torch.float32)
+
+    def loss():
+        if which == "cross entropy":
+            parts = case.x.flatten(), case.hidden.flatten(0, 1), case.weight
+            return fused_cross_entropy(*parts, None, 1.0)[0]
+        return case.fused(weight).loss
+
+    with torch.autocast("cpu", torch.float16, enabled=is_autocast):
+        with pytest.raises(ConfigError, match=r"must not be float16 .*Use bfloat16"):
+            loss()
+        with torch.no_grad():  # an evaluation has no gradient to lose
+            assert loss().isfinite()
 
 
 @pytest.mark.parametrize("schedule_type", SCHEDULE_TYPES)

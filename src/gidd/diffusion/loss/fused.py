@@ -72,7 +72,8 @@ def fused_loss(
     gets no gradient. Hidden states may be bf16, and are cast to it under autocast; everything
     between the matrix products is float32 (float64 if `t` is). `compiled` runs that part through
     `torch.compile`. Tokens that are not `scored` have no terms; their logits are not computed.
-    Gradients are computed with the loss, unless under `torch.no_grad`: call `backward` only once.
+    Gradients are computed with the loss, unless under `torch.no_grad`: call `backward` only once,
+    and do not train in fp16, whose gradients a scaler would multiply too late.
     """
     chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
@@ -119,9 +120,19 @@ def fused_cross_entropy(
         return loss, nll
 
 
-def _head_loss(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _head_loss(
+    hidden: Tensor, head_weight: Tensor, head_bias: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    trained = [part for part in (hidden, head_weight, head_bias) if part.requires_grad]
+    is_training = torch.is_grad_enabled() and bool(trained)
+    if is_training and torch.float16 in {part.dtype for part in (hidden, *trained)}:
+        # stored before a gradient scaler multiplies the loss: small gradients would be rounded to 0
+        raise ConfigError(
+            "hidden states and head must not be float16 in training, got float16: their gradients "
+            "are too small for it. Use bfloat16 (autocast, or bf16=True of a trainer) or float32."
+        )
     with torch.autocast(hidden.device.type, enabled=False):
-        return _HeadLoss.apply(hidden, *arguments, torch.is_grad_enabled())
+        return _HeadLoss.apply(hidden, head_weight, head_bias, *arguments, is_training)
 
 
 def _in_autocast(hidden: Tensor) -> Tensor:
@@ -157,7 +168,7 @@ class _HeadLoss(torch.autograd.Function):
         number, size, dtype = len(tokens.row), len(head_weight), tokens.alpha.dtype
         kl, itakura_saito = tokens.alpha.new_zeros(2, len(hidden))
         d_hidden = d_weight = d_bias = None
-        if is_training and any(ctx.needs_input_grad):
+        if is_training:
             new = torch.empty_like if number else torch.zeros_like  # the first chunk overwrites it
             d_hidden, d_weight = torch.zeros_like(hidden), new(weight, dtype=dtype)
             d_bias = torch.zeros_like(bias, dtype=dtype)
