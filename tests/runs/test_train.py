@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.training_runs import speeches
 from torch import nn
 
@@ -104,6 +105,25 @@ def test_the_weights_of_a_module_are_the_initial_ones(data, vocab, tmp_path):
     before = network.embedding.weight.detach().clone()
     pipe = train(tmp_path, data, model=network, steps=1, learning_rate=0.0, warmup=0)
     assert torch.equal(pipe.denoiser.backbone.embedding.weight, before)
+
+
+def test_random_numbers_after_a_run_are_those_of_the_callers_seed(data, vocab, tmp_path):
+    """Dropout and initial weights seed torch's global generator."""
+    state = torch.manual_seed(5).get_state()
+    train(tmp_path / "run", data, model=TINY.changed(dropout=0.1), steps=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(DataError):
+        train(tmp_path / "fails", batches(1), tokenizer=Tokenizer.load(data), steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_uses_the_open_process_group_and_leaves_it_open(data, tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(tmp_path, data, steps=1)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_module_that_is_not_registered_trains_resumes_and_says_why_it_is_not_saved(

@@ -1,11 +1,14 @@
 """The world of one process, and modules that are sharded in it."""
 
+import os
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.pretended_device import pretended_cuda
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,6 +24,27 @@ def test_tracebacks_of_one_process_have_no_rank_prefix():
     with open_world("cpu"):
         assert sys.excepthook is before
     assert sys.excepthook is before
+
+
+def in_the_group_of_others():
+    """As Accelerate and Ray Train open one; several runs in it must not read each other's keys."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    sizes, group = [], dist.group.WORLD
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
+        del os.environ[name]
+    for _ in range(2):
+        with open_world("cpu", 60) as world:
+            assert not world.store.check(["done"])
+            sizes.append(world.sum([1.0, world.rank]))
+            world.store.set("done", "")
+            wait_for_all_ranks(world)
+    assert dist.group.WORLD is group  # left open
+    dist.destroy_process_group()
+    return sizes
+
+
+def test_an_open_process_group_is_used_and_stays_open():
+    assert run_ranks(in_the_group_of_others, 2) == [[[2.0, 1.0]] * 2] * 2
 
 
 @pytest.mark.parametrize("columns", [0, 2])

@@ -104,7 +104,7 @@ def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) ->
         reset(Initializer(seed))
         return
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not those of GPUs
         complete = build()
     values = dict(complete.named_parameters()) | dict(complete.named_buffers())
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):

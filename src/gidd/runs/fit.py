@@ -103,7 +103,9 @@ def fit(
             quiet=quiet,
             trackers=used,
         )
-        with closing(batches), report:
+        gpus = [world.device] if world.device.type == "cuda" else []
+        # dropout seeds torch's generators: a notebook finds them as they were
+        with closing(batches), report, torch.random.fork_rng(gpus, device_type="cuda"):
             warnings = (*data.warnings(), *warnings_of(run, world.device))
             for note in (*notes, *tracker_notes, *warnings):
                 report.note(note)

@@ -1,7 +1,6 @@
 """`gidd.train`: a run from Python, with components by name or as objects."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import chain
@@ -37,7 +36,7 @@ from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import is_sharded, place
 from gidd.training.reporting.trackers import open_trackers
-from gidd.training.world import World, open_world
+from gidd.training.world import World, open_world, rank_and_size
 
 _NEVER = 1e9  # seconds
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
@@ -116,7 +115,7 @@ def train(
         optimizer=_component(optimizer, base.optimizer),
         init_from=None if init_from is None else str(init_from),
     )
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if rank_and_size()[1] == 1:
         # no other rank can hang, and a notebook must not end because its laptop has slept
         settings = {"timeout": _NEVER} | settings
     run = _with_settings(run, settings)

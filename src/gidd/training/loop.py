@@ -173,7 +173,7 @@ def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_requested: bool = False
 ) -> Gradients:
     """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
-    torch.manual_seed(dropout_seed(run.train.seed, state.step, world.rank))
+    _seed_dropout(dropout_seed(run.train.seed, state.step, world.rank), world.device)
     names = state.objective.names
     sums = torch.zeros(len(names), device=world.device)
     micros, scale = batch.split(run.train.accumulate), _scale(run, world, state, batch)
@@ -219,6 +219,13 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     # 32 bits: torch's CPU generator ignores higher ones
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    """Seed the generators that dropout draws from; `fit` restores their state at the end."""
+    torch.default_generator.manual_seed(seed)
+    if device.type in ("cuda", "mps"):
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def _scale(run: RunConfig, world: World, state: TrainState, batch: Batch) -> float | Tensor:

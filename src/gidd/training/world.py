@@ -1,6 +1,7 @@
 """The processes of a run: rank, device, and communication with the other ranks.
 
-Only this module opens process groups. A run of one process has a world of size 1.
+Only this module opens process groups; one that is open already is used, and stays open. A run of
+one process has a world of size 1.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gidd.common.devices import choose
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 TIMEOUT_SECONDS = 600.0  # default time after which a rank stops waiting for the others
+_WORLDS = count()  # opened in the process group of others: each has keys of its own in its store
 
 
 @final
@@ -117,26 +121,34 @@ def new_host_group(timeout: float) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Return rank and number of processes: of the process group that is open, or of `torchrun`."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Generator[World]:
     """Open the world that `torchrun` describes in the environment, or one of this process alone.
 
+    A process group that is open already, e.g. that of Accelerate or Ray Train, is used as it is.
     `device` is as in `choose`; after `timeout` seconds a rank stops waiting for the others.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    (rank, size), is_open = rank_and_size(), dist.is_initialized()
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), size)
-    store = _store(rank, size, timeout) if size > 1 else dist.HashStore()
-    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    excepthook = sys.excepthook
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-    )
-    if size == 1:
-        sys.excepthook = excepthook  # torch's prints "[rank0]:" before each line of a traceback
+    store = _store(rank, size, timeout, is_open) if size > 1 else dist.HashStore()
+    if not is_open:
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+        excepthook, wait = sys.excepthook, timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+        if size == 1:
+            sys.excepthook = excepthook  # torch's prints "[rank0]:" before lines of a traceback
+    host_group = new_host_group(timeout)
     try:
-        yield World(rank, size, place, store, timeout, new_host_group(timeout))
+        yield World(rank, size, place, store, timeout, host_group)
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group(host_group if is_open else None)
 
 
 def _device(name: str | None, local_rank: int, size: int) -> torch.device:
@@ -154,11 +166,14 @@ def _device(name: str | None, local_rank: int, size: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _store(rank: int, size: int, timeout: float) -> dist.Store:
-    """Connect to the store of `torchrun`, which keeps the keys of processes that died.
+def _store(rank: int, size: int, timeout: float, is_open: bool) -> dist.Store:
+    """Connect to the store of the open group, or that of `torchrun`.
 
-    Every restart has a namespace of its own: its ranks must not wait for dead processes.
+    It keeps the keys of earlier worlds and of processes that died: each has its own namespace.
     """
+    if is_open:
+        store = distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+        return dist.PrefixStore(f"gidd-{next(_WORLDS)}", store)
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except KeyError as error:
