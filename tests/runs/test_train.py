@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 import torch
 import torch.distributed as dist
+from support.pretended_device import pretended_cuda
 from support.training_runs import speeches
 from torch import nn
 
@@ -27,6 +28,7 @@ from gidd.diffusion import (
     TightWeighting,
     mask_noise,
 )
+from gidd.diffusion.loss.batch import require_clean
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
 from gidd.runs.export import export
@@ -275,6 +277,7 @@ def test_a_resumed_run_skips_the_batches_it_has_seen(data, tmp_path):
             r"batch 0 has token ids outside \[0, 512\)",
         ),
         (lambda: [batch.float() for batch in batches(3)], r"batch 0 must be int64"),
+        (lambda: [torch.full((4, 16), 511)] * 3, r"batch 0 has the mask 511"),
         (lambda: [(batch, batch) for batch in batches(3)], r"batch 0: given must be bool"),
     ],
 )
@@ -420,6 +423,62 @@ def test_the_loss_of_a_loop_trains_and_is_a_function_of_seed_and_step():
         denoiser, schedule, tokens, step=7, weighting=TightWeighting(schedule)
     )
     assert same.loss == again[0]
+
+
+ONES = torch.ones(2, 4, dtype=torch.int64)
+MASKED = torch.tensor([[1, 2, 11, 3], [1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (MASKED, {}, "mask 11, got 11"),
+        (ONES * 12, {}, r"\[0, 12\) .*got 12"),
+        (ONES - 2, {}, r"\[0, 12\) .*got -1"),
+        (ONES[0], {}, r"tokens must be int64 of shape .*\[4\]"),
+        (ONES[:0], {}, r"tokens must be .*\[0, 4\]"),
+        (ONES.int(), {}, "tokens must be int64 .*int32"),
+        (ONES, {"valid": ONES[:1].bool()}, r"valid must be bool .*\[1, 4\]"),
+        (ONES, {"given": ONES}, "given must be bool .*int64"),
+        (ONES, {"segments": ONES.bool()}, "segments must be integers .*bool"),
+    ],
+)
+def test_wrong_inputs_of_the_loss_are_named(tokens, options, message):
+    vocab = gidd.Vocab(12, mask_id=11)
+    with pytest.raises(DataError, match=message):
+        gidd.diffusion_loss(
+            Denoiser(Network(12), vocab), MaskedSchedule(vocab), tokens, step=0, **options
+        )
+
+
+def test_masks_are_allowed_where_they_are_not_scored_and_inputs_stay_as_they_are():
+    vocab = gidd.Vocab(12, mask_id=11)
+    given = MASKED == 11
+    before = MASKED.clone(), given.clone()
+    denoiser = Denoiser(Network(12), vocab)
+    weights = [parameter.detach().clone() for parameter in denoiser.parameters()]
+    loss = gidd.diffusion_loss(denoiser, MaskedSchedule(vocab), MASKED, step=0, given=given).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert torch.equal(MASKED, before[0]) and torch.equal(given, before[1])
+    assert all(map(torch.equal, denoiser.parameters(), weights))
+
+
+def test_a_head_of_another_vocabulary_is_named():
+    denoiser = Denoiser(Network(13), gidd.Vocab(13, mask_id=12))
+    with pytest.raises(ConfigError, match="head .*12 tokens .*got 13"):
+        gidd.diffusion_loss(denoiser, MaskedSchedule(gidd.Vocab(12, mask_id=11)), ONES, step=0)
+
+
+def test_tokens_on_a_gpu_are_checked_without_a_wait():
+    with pretended_cuda() as counts:
+        vocab = gidd.Vocab(12, mask_id=11)
+        tokens, masked = ONES.to("cuda:0"), MASKED.to("cuda:0")
+        counts.reset()
+        require_clean(vocab, tokens, None)
+        assert counts.num_waits == 0, counts.report()
+        with pytest.raises(RuntimeError, match="mask 11"):
+            require_clean(vocab, masked, None)
 
 
 def test_every_step_has_its_own_noise():

@@ -119,7 +119,7 @@ class TokenStream:
 
     def batches(self, run: RunConfig, world: World, start: int) -> Generator[Batch]:
         """Yield this rank's rows of each batch; the first `start` batches are skipped."""
-        expected, size = [run.train.global_batch, run.data.length], self.tokenizer.vocab.size
+        expected, vocab = [run.train.global_batch, run.data.length], self.tokenizer.vocab
         for step, batch in enumerate(self._batches):
             if step < start:
                 continue
@@ -127,12 +127,15 @@ class TokenStream:
             if tokens.dtype != torch.int64 or list(tokens.shape) != expected:
                 got = f"{tokens.dtype} of shape {list(tokens.shape)}"
                 raise DataError(f"batch {step} must be int64 of shape {expected}, got {got}.")
-            if not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
-                raise DataError(f"batch {step} has token ids outside [0, {size}).")
+            if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab.size:
+                raise DataError(f"batch {step} has token ids outside [0, {vocab.size}).")
             index = step * len(tokens) + torch.arange(len(tokens))
             valid = torch.ones_like(tokens, dtype=torch.bool)
             if given is not None and (given.dtype, given.shape) != (torch.bool, tokens.shape):
                 raise DataError(f"batch {step}: given must be bool of shape {expected}.")
+            scored = tokens if given is None else tokens[~given]
+            if vocab.mask_id is not None and (scored == vocab.mask_id).any():
+                raise DataError(f"batch {step} has the mask {vocab.mask_id}: text must be clean.")
             whole = Batch(tokens.cpu(), valid, index, None if given is None else given.cpu())
             yield whole.map(lambda part: part[world.rank :: world.size])
         last = run.train.steps

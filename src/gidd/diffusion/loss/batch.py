@@ -20,6 +20,8 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import Flags, MixingSchedule, Sequences, Times
 from gidd.diffusion.times import stratified_times
 from gidd.diffusion.weighting import TightWeighting, Weighting
+from gidd.errors import DataError
+from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -67,7 +69,8 @@ def diffusion_loss(
     Args:
         denoiser: The model, e.g. `gidd.models.Denoiser(network, vocab)`.
         schedule: The noise.
-        tokens: Clean tokens, int64.
+        tokens: Clean tokens, int64 [B, L]. Masks and ids outside the vocabulary are an error: on a
+            GPU a failed assertion of the device, which the host does not wait for.
         weighting: Weights of the loss; by default `TightWeighting`, bounded, with the minimiser of
             the ELBO.
         seed: Of times and noise.
@@ -80,12 +83,14 @@ def diffusion_loss(
         segments: Number of each token's document in a packed row; padding has a number of its own.
             The network, which must accept segments, reads no other document.
     """
+    _require_shapes(tokens, given=given, valid=valid, segments=segments)
     rows = torch.arange(len(tokens), device=tokens.device)
     position = torch.arange(tokens.shape[1], device=tokens.device)
     t = stratified_times(seed, step, rows, len(tokens), eps)
     u = random_integers(seed, Stream.NOISE, step, rows, position)
     weighting = weighting or TightWeighting(schedule)
     fixed = given if valid is None else ~valid if given is None else given | ~valid
+    require_clean(schedule.vocab, tokens, fixed)
     scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
     z = noisy_tokens(schedule, t, tokens, u, fixed)
     found = loss_at(
@@ -102,6 +107,32 @@ def diffusion_loss(
     )
     nelbo = (found.weight * (found.kl + found.itakura_saito)).sum() * scale
     return DiffusionLoss(found.loss, nelbo)
+
+
+def _require_shapes(tokens: Sequences, **flags: Tensor | None) -> None:
+    if tokens.dtype != torch.int64 or tokens.ndim != 2 or not tokens.numel():
+        got = f"{tokens.dtype} of shape {list(tokens.shape)}"
+        raise DataError(f"tokens must be int64 of shape [sequences, length], got {got}.")
+    for name, value in flags.items():
+        is_wrong_type = value is not None and (value.dtype == torch.bool) == (name == "segments")
+        if value is not None and (is_wrong_type or value.shape != tokens.shape):
+            kind = "integers" if name == "segments" else "bool"
+            got = f"{value.dtype} of shape {list(value.shape)}"
+            raise DataError(f"{name} must be {kind} of the shape of tokens, got {got}.")
+
+
+def require_clean(vocab: Vocab, tokens: Sequences, fixed: Flags | None) -> None:
+    """Refuse ids outside the vocabulary, and masks where tokens are not `fixed`, but scored."""
+    is_wrong = (tokens < 0) | (tokens >= vocab.size)
+    if vocab.mask_id is not None:
+        is_mask = tokens == vocab.mask_id
+        is_wrong |= is_mask if fixed is None else is_mask & ~fixed
+    what = f"tokens must be clean text: ids in [0, {vocab.size}) other than the mask {vocab.mask_id}"
+    if tokens.device.type == "cuda":  # the device stops there: the host does not wait for it
+        torch._assert_async(~is_wrong.any(), what)  # pyright: ignore[reportPrivateUsage]
+    elif is_wrong.any():
+        got = tokens[is_wrong][0].item()
+        raise DataError(f"{what}, got {got}. Encode with the tokenizer of schedule.vocab.")
 
 
 def noisy_tokens(

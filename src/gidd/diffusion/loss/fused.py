@@ -75,6 +75,9 @@ def fused_loss(
     Gradients are computed with the loss, unless under `torch.no_grad`: call `backward` only once,
     and do not train in fp16, whose gradients a scaler would multiply too late.
     """
+    if len(head_weight) != (size := schedule.vocab.size):
+        what = f"the head must have a row for each of the {size} tokens of schedule.vocab"
+        raise ConfigError(f"{what}, got {len(head_weight)}. Build both with one vocabulary.")
     chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
         weight = elbo_weight(schedule, t, x, z)
