@@ -127,7 +127,9 @@ def require_clean(vocab: Vocab, tokens: Sequences, fixed: Flags | None) -> None:
     if vocab.mask_id is not None:
         is_mask = tokens == vocab.mask_id
         is_wrong |= is_mask if fixed is None else is_mask & ~fixed
-    what = f"tokens must be clean text: ids in [0, {vocab.size}) other than the mask {vocab.mask_id}"
+    what = (
+        f"tokens must be clean text: ids in [0, {vocab.size}) other than the mask {vocab.mask_id}"
+    )
     if tokens.device.type == "cuda":  # the device stops there: the host does not wait for it
         torch._assert_async(~is_wrong.any(), what)  # pyright: ignore[reportPrivateUsage]
     elif is_wrong.any():
