@@ -27,8 +27,10 @@ def data(tmp_path_factory):
 
 def test_samples_are_the_first_of_the_split(data):
     run = tiny_run(data, global_batch=4)
-    batch = validation_samples(open_split(data), loader_config(run, Tokenizer.load(data)), 7)
-    assert batch.sample_index.tolist() == list(range(7))
+    split, config = open_split(data), loader_config(run, Tokenizer.load(data))
+    batch, documents = validation_samples(split, config, 40)
+    assert batch.sample_index.tolist() == list(range(40))
+    assert len(split) == 16 == len(documents[:16].unique()) == len(documents.unique())
 
 
 @pytest.mark.slow

@@ -175,6 +175,24 @@ def test_validation_is_the_same_however_it_is_batched():
     assert whole["nelbo"] > whole["reconstruction"] > 0
 
 
+def test_a_repeated_document_is_one_observation_of_the_standard_error():
+    """Repeating all documents 16 times adds no text: without this the error would be a quarter."""
+    baseline = AutoregressiveObjective(AutoregressiveModel(SIZE))
+    baseline.model.reset_parameters(Initializer(0))
+    objective = DiffusionObjective(denoiser(), SCHEDULES[0], DynamicWeighting(SCHEDULES[0]))
+    batch, documents = random_batch(), torch.randperm(8, generator=torch.manual_seed(0))
+    many = Batch(*(part.repeat(16, *[1] * (part.ndim - 1)) for part in batch[:3]))
+    with open_world("cpu") as world:
+        once = validate(baseline, batch, world, documents=documents)
+        repeated = validate(baseline, many, world, documents=documents.repeat(16), batch_size=5)
+        windows = validate(objective, batch, world, documents=documents)
+        single = validate(objective, batch, world, documents=torch.zeros(8))
+    assert repeated["nll"] == pytest.approx(once["nll"])
+    assert repeated["nll_se"] == pytest.approx(once["nll_se"], rel=1e-4)
+    assert windows.pop("nelbo_se") > 0
+    assert single == windows  # the error of one observation is unknown
+
+
 def test_unigram_entropy_is_that_of_the_first_tokens():
     files = {"a.ds": [0, 1, 2, 3], "b.ds": [5, 5, 5, 5]}.items()
     shards = ShardSet([TokenShard(name, np.array(ids), np.array([4])) for name, ids in files])

@@ -295,7 +295,7 @@ def held_out_windows(plan: LaptopPlan, run: LaptopRun, out: Path) -> list[Scored
     """Return the same held-out windows for all runs of a source."""
     data = prepared_folder(run.source, out)
     settings = loader_config(plan.run_config(replace(run, seed=0), out), Tokenizer.load(data))
-    batch = validation_samples(open_split(data, "validation"), settings, plan.windows)
+    batch, _ = validation_samples(open_split(data, "validation"), settings, plan.windows)
     full = [row for row, valid in zip(batch.tokens, batch.valid, strict=True) if valid.all()]
     return [ScoredText(tokens, index) for index, tokens in enumerate(full)]
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,12 +45,13 @@ def build_evaluation(
     def evaluate(state: TrainState) -> Evaluation:
         found: Metrics = {}
         if shards is not None:
-            samples = validation_samples(shards, config, train.evaluate_samples)
+            samples, documents = validation_samples(shards, config, train.evaluate_samples)
             with state.ema_weights():
                 found = validate(
                     state.objective,
                     samples,
                     world,
+                    documents=documents,
                     batch_size=max(1, config.global_batch // world.size // train.accumulate),
                     autocast=bool(train.autocast),
                     on_batch=lambda: watchdog.phase(state.step, "evaluation"),
@@ -66,6 +68,7 @@ def validate(
     samples: Batch,
     world: World,
     *,
+    documents: Tensor | None = None,
     batch_size: int = 8,
     autocast: bool = False,
     on_batch: Callable[[], None] = lambda: None,
@@ -73,6 +76,7 @@ def validate(
     """Return the likelihood of held-out samples with its standard error. All ranks call this.
 
     `samples` are the same on all ranks, and so is the result; ranks share the forward passes.
+    `documents` has the document of each, which may repeat: only different ones are independent.
     Times and noise are functions of the sample: two evaluations differ by the weights alone.
     """
     was_training = objective.training
@@ -81,7 +85,8 @@ def validate(
     if is_sharded(objective):  # FSDP2 must run the whole module once before parts of it
         objective(samples.map(lambda part: part[:1]).to(device), 0, 1, 1.0)
     with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-        given = samples, world, batch_size, on_batch
+        documents = torch.arange(len(samples.tokens)) if documents is None else documents
+        given = samples, documents, world, batch_size, on_batch
         if isinstance(objective, DiffusionObjective):
             metrics = _validate_diffusion(objective, *given)
         else:
@@ -93,6 +98,7 @@ def validate(
 def _validate_diffusion(
     objective: DiffusionObjective,
     samples: Batch,
+    documents: Tensor,
     world: World,
     batch_size: int,
     on_batch: Callable[[], None],
@@ -115,9 +121,9 @@ def _validate_diffusion(
         on_batch()
 
     parts = [
-        _ratio(estimator.integral(texts, 0, count), sizes),
-        _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some]),
-        _ratio(estimator.prior(texts[some], count), sizes[some]),
+        _ratio(estimator.integral(texts, 0, count), sizes, documents),
+        _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some], documents[some]),
+        _ratio(estimator.prior(texts[some], count), sizes[some], documents[some]),
     ]
     nelbo, tokens = sum(value for value, _ in parts), float(samples.scored.sum())
     metrics = {"nelbo": nelbo, "reconstruction": parts[1][0], "prior": parts[2][0]}
@@ -141,14 +147,23 @@ def _scored_text(samples: Batch, number: int, hides_padding: bool) -> ScoredText
 def _validate_autoregressive(
     objective: Objective,
     samples: Batch,
+    documents: Tensor,
     world: World,
     batch_size: int,
     on_batch: Callable[[], None],
 ) -> Metrics:
     """Compute the NLL; all ranks run the same number of batches, some of them twice."""
-    count = len(samples.tokens)
-    # several batches, because the standard error comes from the differences between them
-    batches = samples.split(max(-(-count // batch_size), min(count, _MIN_BATCHES)))
+    count, (unique, document) = len(samples.tokens), documents.unique(return_inverse=True)
+    # several batches, because the standard error comes from the differences between them; all
+    # samples of a document are in batches of one group
+    number = max(-(-count // batch_size), min(count, _MIN_BATCHES))
+    batches, groups = samples.split(number), torch.arange(number)
+    if len(unique) < count:
+        group = document * min(number, len(unique)) // len(unique)
+        members = [(group == g).nonzero().flatten() for g in group.unique()]
+        rows = [part for own in members for part in own.split(batch_size)]
+        batches = [samples.map(partial(torch.index_select, dim=0, index=own)) for own in rows]
+        groups = torch.stack([group[own[0]] for own in rows])
     found = torch.zeros(len(batches), len(objective.names), dtype=torch.float64)
     for start in range(0, len(batches), world.size):
         mine = start + world.rank
@@ -161,18 +176,23 @@ def _validate_autoregressive(
     table = torch.tensor(total, dtype=torch.float64).view_as(found)
     column = dict(zip(objective.names, table.unbind(-1), strict=True))
     metrics = objective.summary({name: float(values.sum()) for name, values in column.items()})
-    _, error = _ratio(column["nll"], column["valid"])
+    _, error = _ratio(column["nll"], column["valid"], groups)
     return metrics | ({} if error is None else {"nll_se": error})
 
 
-def _ratio(values: Tensor, sizes: Tensor) -> tuple[float, float | None]:
-    """Return sum(values) / sum(sizes) over independent samples; its error by the delta method."""
-    count, total = len(values), math.fsum(sizes.tolist())
+def _ratio(values: Tensor, sizes: Tensor, documents: Tensor) -> tuple[float, float | None]:
+    """Return sum(values) / sum(sizes), and its standard error over documents by the delta method.
+
+    Samples of one document are not independent: their sum is one observation.
+    """
+    total = math.fsum(sizes.tolist())
     if not total:
         return math.nan, None
     ratio = math.fsum(values.tolist()) / total
-    pairs = zip(values.tolist(), sizes.tolist(), strict=True)
-    squares = math.fsum((y - ratio * x) ** 2 for y, x in pairs)
+    unique, document = documents.unique(return_inverse=True)
+    count, residuals = len(unique), values.double().cpu() - ratio * sizes.double()
+    sums = residuals.new_zeros(count).index_add_(0, document, residuals)
+    squares = math.fsum(sums.square().tolist())
     return ratio, math.sqrt(squares * count / (count - 1)) / total if count > 1 else None
 
 
@@ -206,11 +226,18 @@ def generate_samples(
     return [tokenizer.decode(sample.text) for sample in samples]
 
 
-def validation_samples(shards: ShardSet, config: LoaderConfig, num_samples: int) -> Batch:
-    """Return the first samples of a split, one document in each, the same on all ranks."""
-    everything = replace(config, global_batch=num_samples, packing=False)
-    arrays = BatchSource(shards, everything, 0, 1)[0]
-    return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+def validation_samples(
+    shards: ShardSet, config: LoaderConfig, num_samples: int
+) -> tuple[Batch, Tensor]:
+    """Return the first samples of a split, the same on all ranks, and the document of each.
+
+    A split with fewer documents than `num_samples` repeats them, with other windows.
+    """
+    source = BatchSource(shards, replace(config, global_batch=num_samples, packing=False))
+    arrays = source[0]
+    documents, _ = source.documents(arrays["sample_index"])
+    batch = Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    return batch, torch.from_numpy(documents)
 
 
 def unigram_entropy(shards: ShardSet, vocab_size: int, max_tokens: int = 1 << 24) -> float:

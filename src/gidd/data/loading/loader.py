@@ -112,7 +112,7 @@ class BatchSource:
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
         given = np.zeros(tokens.shape if self.shards.has_given else 0, dtype=np.bool_)
         segments = np.full(tokens.shape, -1, dtype=np.int32)
-        (firsts, ends), windows = self._documents(sample), self._windows(sample)
+        (firsts, ends), windows = self.documents(sample), self._windows(sample)
         for row, (first, end, where) in enumerate(zip(firsts, ends, windows, strict=True)):
             at = 0
             for document in range(first, end):
@@ -127,7 +127,7 @@ class BatchSource:
         arrays |= {"given": given} if self.shards.has_given else {}
         return arrays | ({"segments": segments} if config.packing else {})
 
-    def _documents(self, sample: Array) -> tuple[Array, Array]:
+    def documents(self, sample: Array) -> tuple[Array, Array]:
         """Return the first document of each sample, and one past its last."""
         size = len(self.shards) if self._packed is None else len(self._packed) - 1
         epochs, rows = np.divmod(sample, size)
