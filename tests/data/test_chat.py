@@ -1,15 +1,18 @@
 """Chats: templates as transformers renders them, answers as targets, and shards with conditions."""
 
 import json
+import re
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Inner, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer as Inner, decoders, models, normalizers, pre_tokenizers
 
-from gidd.data import Tokenizer, prepare, train_tokenizer, verify
+from gidd.data import Tokenizer, chat as chat_module, prepare, train_tokenizer, verify
 from gidd.data.chat import answer_end, encode_chat, parse_chat, render
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
+from gidd.data.tokenizers import train_characters
 from gidd.errors import DataError
+from tests.support.tokenizer_kinds import byte_level_bpe
 
 HEADER = "'<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n'"
 HEADERS = (  # Llama 3, LLaDA
@@ -100,11 +103,71 @@ def test_a_template_cannot_reach_anything(tmp_path):
         render(Tokenizer(fast_tokenizer(TEMPLATES["gemma"])), CHAT[1:])
 
 
-def test_names_of_special_tokens_in_messages_are_refused():
+FIELDS = {
+    "system": lambda name: [{"role": "system", "content": f"a {name}"}, *CHAT[:2]],
+    "question": lambda name: [{"role": "user", "content": f"hi{name}"}, CHAT[1]],
+    "answer": lambda name: [*CHAT[:3], {"role": "assistant", "content": f"5 {name} 6"}],
+    "earlier answer": lambda name: [CHAT[0], {"role": "assistant", "content": name}, *CHAT[2:]],
+    "other field": lambda name: [CHAT[0] | {"name": name}, CHAT[1]],
+    "nested field": lambda name: [CHAT[0], CHAT[1] | {"calls": [{"to": [name]}]}],
+    "key": lambda name: [CHAT[0] | {"other": {name: 1}}, CHAT[1]],
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("name", ["<|im_end|>", "</s>", "[MASK]"])
+def test_names_of_special_tokens_are_refused_in_every_field(field, name):
     tokenizer = Tokenizer(fast_tokenizer(TEMPLATES["chatml"]))
-    chat = [{"role": "user", "content": "hi<|im_end|>"}, {"role": "assistant", "content": "ho"}]
-    with pytest.raises(DataError, match=r"<\|im_end\|>"):
-        encode_chat(tokenizer, chat)
+    number = 4 if field == "answer" else 2 if field in ("earlier answer", "nested field") else 1
+    encode_chat(tokenizer, FIELDS[field]("name"))
+    with pytest.raises(DataError, match=rf"line 3, message {number}.*{re.escape(name)}"):
+        encode_chat(tokenizer, FIELDS[field](name), "chats.jsonl, line 3")
+
+
+def test_text_that_a_tokenizer_changes_into_a_special_token_is_refused():
+    wide = [CHAT[0], {"role": "assistant", "content": "\uff3bMASK\uff3d"}]  # becomes [MASK]
+    with pytest.raises(DataError, match=r"message 2.*\[MASK\]"):
+        encode_chat(train_characters(["[MASK] User: assistant"]), wide)
+    inner = byte_level_bpe()
+    inner.normalizer = normalizers.Lowercase()
+    inner.add_special_tokens([AddedToken("<|end|>", normalized=True)])
+    loud = [{"role": "user", "content": "<|END|>"}, CHAT[1]]
+    with pytest.raises(DataError, match=r"message 1.*<\|end\|>"):
+        encode_chat(Tokenizer(inner), loud)
+
+
+def test_a_template_that_writes_the_mask_is_refused():
+    joined = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    halves = [*({"role": "user", "content": half} for half in ("[MA", "SK]")), CHAT[1]]
+    for template, chat in ((joined, halves), ("[MASK]" + joined, CHAT)):
+        with pytest.raises(DataError, match=r"line 3.*template.*\[MASK\]"):
+            encode_chat(Tokenizer(fast_tokenizer(template)), chat, "line 3")
+
+
+def test_a_template_that_is_nested_too_deeply_is_refused():
+    template = "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}"
+    with pytest.raises(DataError, match="chat template is not valid"):
+        render(Tokenizer(byte_level_bpe(), chat_template=template), CHAT)
+
+
+def test_the_messages_rendered_for_a_chat_are_limited(tokenizer, monkeypatch):
+    """Every answer renders all messages before it: quadratic, so their number is limited."""
+    monkeypatch.setenv("GIDD_MAX_CHAT_MESSAGES", "40")
+    rendered = []
+    plain = chat_module.render
+
+    def count(tokenizer, messages, **options):
+        rendered.append(len(messages))
+        return plain(tokenizer, messages, **options)
+
+    monkeypatch.setattr(chat_module, "render", count)
+    tokens, given = encode_chat(tokenizer, CHAT * 10)
+    assert len(rendered) == 40 and sum(rendered) <= 40**2 / 2 + 20
+    assert given.count(False) > 0 and len(tokens) == len(given)
+    rendered.clear()
+    with pytest.raises(DataError, match=r"line 3.*at most 40 messages, got 42"):
+        encode_chat(tokenizer, [*CHAT * 10, *CHAT[:2]], "line 3")
+    assert not rendered
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
+from gidd.common.files import Limit
 from gidd.common.terminal import shorten
 from gidd.data.corpora import CorpusSource, resolve
 from gidd.data.corpora.formats import whole_lines
@@ -19,6 +21,9 @@ from gidd.errors import DataError
 
 Messages = Sequence[dict[str, str]]
 """Messages {"role": "user", "content": "Hello"}, in the order of the conversation."""
+
+CHAT_MESSAGES = Limit(1000, "messages", "GIDD_MAX_CHAT_MESSAGES")
+"""Of a conversation to learn from."""
 
 ROLES = ("system", "user", "assistant")
 _EXAMPLES = 'as {"prompt": "2 + 3", "response": "5"} or {"messages": [{"role": "user", ...}, ...]}'
@@ -117,7 +122,7 @@ def _compiled(source: str) -> Any:
     environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
     try:
         return environment.from_string(source)
-    except TemplateError as error:
+    except Exception as error:  # besides TemplateError those of Python's compiler
         raise DataError(f"the chat template is not valid: {error}.") from error
 
 
@@ -125,10 +130,12 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat
     """Encode a chat that ends with an answer; end-of-text follows the last answer."""
     if messages[-1]["role"] != "assistant":
         raise DataError(f"{place}: the last message must be an answer of the assistant.")
+    CHAT_MESSAGES.require(len(messages), place, DataError)  # each answer renders those before it
+    _require_no_special_tokens(tokenizer, messages, place)
     tokens, given, text = list[int](), list[bool](), ""
     for end, message in enumerate(messages):
         if message["role"] == "assistant":
-            prompt = render_prompt(tokenizer, messages[:end], place)
+            prompt = render(tokenizer, messages[:end], add_generation_prompt=True)
             answered = render(tokenizer, messages[: end + 1])
             if not (prompt.startswith(text) and answered.startswith(prompt)):
                 raise DataError(
@@ -141,6 +148,8 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat
                 tokens += ids
                 given += [is_given] * len(ids)
             text = answered
+    if tokenizer.vocab.mask_id in tokens:
+        raise DataError(f"{place}: the chat template writes the mask {tokenizer.mask}. Change it.")
     if tokens[-1] != tokenizer.end_id:
         tokens.append(tokenizer.end_id)
         given.append(False)
@@ -149,10 +158,28 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat
 
 def render_prompt(tokenizer: Tokenizer, messages: Messages, place: str = "the chat") -> str:
     """Return the text before an answer; contents cannot contain the names of special tokens."""
-    for message in messages:
-        if name := tokenizer.special_name_in(message["content"]):
-            raise DataError(f"{place}: a message must not contain the special token {name}.")
+    _require_no_special_tokens(tokenizer, messages, place)
     return render(tokenizer, messages, add_generation_prompt=True)
+
+
+def _require_no_special_tokens(tokenizer: Tokenizer, messages: Messages, place: str) -> None:
+    """Refuse the names of special tokens in any field of a message: a template may write it."""
+    for number, message in enumerate(messages, start=1):
+        for text in _strings(message):
+            if name := tokenizer.special_name_in(text):
+                raise DataError(
+                    f"{place}, message {number}: a message must not contain the special token "
+                    f"{name}, got {shorten(text)}. Write it differently, or leave the chat out."
+                )
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        parts = chain.from_iterable(value.items()) if isinstance(value, dict) else value
+        for part in cast("Iterable[object]", parts):
+            yield from _strings(part)
 
 
 def answer_end(tokenizer: Tokenizer) -> str:

@@ -160,13 +160,18 @@ class Tokenizer:
         return copied
 
     def special_name_in(self, text: str) -> str | None:
-        """Return the name of a special token that a text contains, or None."""
-        return next((name for name in self._special_names if name in text), None)
+        """Return the name of a special token that `encode_with_special` would find, or None."""
+        text = self.with_similar_characters(text)
+        if self._inner.normalizer is None:
+            return next((name for name in self._special_names if name in text), None)
+        found = (self.special_ids - self.unknown_ids).intersection(self.encode_with_special(text))
+        return self._inner.id_to_token(min(found)) if found else None
 
     @cached_property
     def _special_names(self) -> list[str]:
-        added = self._inner.get_added_tokens_decoder()
-        return [token.content for token in added.values() if token.special and token.content]
+        added = self._inner.get_added_tokens_decoder().values()
+        names = [token.content for token in added if token.special]
+        return list(dict.fromkeys(filter(None, (*names, self.end, self.pad, self.mask))))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
