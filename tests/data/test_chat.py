@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from support.tokenizer_kinds import byte_level_bpe
 from tokenizers import AddedToken, Tokenizer as Inner, decoders, models, normalizers, pre_tokenizers
 
 from gidd.data import Tokenizer, chat as chat_module, prepare, train_tokenizer, verify
@@ -12,7 +13,6 @@ from gidd.data.chat import answer_end, encode_chat, parse_chat, render
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
 from gidd.data.tokenizers import train_characters
 from gidd.errors import DataError
-from tests.support.tokenizer_kinds import byte_level_bpe
 
 HEADER = "'<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n'"
 HEADERS = (  # Llama 3, LLaDA
@@ -120,7 +120,7 @@ def test_names_of_special_tokens_are_refused_in_every_field(field, name):
     tokenizer = Tokenizer(fast_tokenizer(TEMPLATES["chatml"]))
     number = 4 if field == "answer" else 2 if field in ("earlier answer", "nested field") else 1
     encode_chat(tokenizer, FIELDS[field]("name"))
-    with pytest.raises(DataError, match=rf"line 3, message {number}.*{re.escape(name)}"):
+    with pytest.raises(DataError, match=rf"line 3: message {number} .*{re.escape(name)}"):
         encode_chat(tokenizer, FIELDS[field](name), "chats.jsonl, line 3")
 
 

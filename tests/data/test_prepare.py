@@ -4,12 +4,16 @@ import gzip
 import json
 import logging
 import random
+import re
 import shutil
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from support.preparing import contents, lines, read_back, texts, write_corpus, zstd
 from support.tokenizer_kinds import KINDS
 
@@ -19,7 +23,15 @@ from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare
 from gidd.data.preparation.tasks import make_tasks
-from gidd.data.tokenizers import END, MASK, Tokenizer, gpt2, train_tokenizer
+from gidd.data.tokenizers import (
+    END,
+    MASK,
+    Tokenizer,
+    byte_level,
+    gpt2,
+    train_characters,
+    train_tokenizer,
+)
 from gidd.errors import ConfigError, DataError
 
 REASON = 'needs `pip install "gidd[data]"`'
@@ -153,6 +165,46 @@ def test_datatrove_reads_the_shards(prepared):
     data = module.DatatroveFolderDataset(str(prepared / "train"), seq_len=8, token_size=2)
     expected = np.fromfile(prepared / "train" / "00000.ds", dtype="<u2")[:9]
     assert data[0]["input_ids"].tolist() == expected.tolist()
+
+
+@lru_cache
+def any_kind(kind: str) -> Tokenizer:
+    if kind in KINDS:
+        return Tokenizer(KINDS[kind]())
+    names = "the [MASK] <|endoftext|> User: Assistant"
+    return byte_level() if kind == "bytes" else train_characters([names])
+
+
+SPELLED = ["[MASK]", "<|endoftext|>", "</s>", "<pad>", "[SEP]", "\uff3bMASK\uff3d", "[MASK", "]"]
+DOCUMENTS = st.lists(
+    st.text(st.sampled_from("the cat"), max_size=4) | st.sampled_from(SPELLED), max_size=6
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bytes", "chars"])
+@settings(max_examples=12)
+@given(documents=st.lists(DOCUMENTS, min_size=1, max_size=4), is_chat=st.booleans())
+def test_what_is_prepared_is_valid_or_refused_by_its_document(kind, documents, is_chat):
+    """Special tokens stand only where the format puts them, whatever a document spells."""
+    tokenizer = any_kind(kind)
+    chats = [[("user", text), ("assistant", text[::-1])] for text in documents]
+    chats.append(chats[0] * 2)  # with two answers
+    rows = [{"text": text} for text in documents]
+    if is_chat:
+        keys = ("role", "content")
+        rows = [{"messages": [dict(zip(keys, m, strict=True)) for m in chat]} for chat in chats]
+    with TemporaryDirectory() as folder:
+        source, out = Path(folder) / "a.jsonl", Path(folder) / "out"
+        source.write_text("\n".join(map(json.dumps, rows)))
+        try:
+            prepare([source], tokenizer, out, format="chat" if is_chat else "text", quiet=True)
+        except DataError as error:
+            assert re.search(r"a\.jsonl, document \d+: .*(special token|UNK)", str(error))  # noqa: PT017
+            return
+        verify(out)
+        tokens = [int(v) for file in out.glob("*/*.ds") for v in np.fromfile(file, np.uint16)]
+        num_ends = len(documents) + 2 * is_chat
+        assert tokens.count(tokenizer.end_id) == num_ends
 
 
 def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):

@@ -197,6 +197,26 @@ def test_an_ordinary_token_may_be_written_although_it_stands_for_unknown_text():
     assert Tokenizer(inner).kind == "WordLevel"
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "is_special"),
+    [
+        (models.WordLevel({"a": 0, "</s>": 1, "?": 2}, unk_token="?"), "</s>", True),
+        (models.BPE({"a": 0, "▒": 1}, []), "▒", True),
+        (models.WordLevel({"a": 0, "?": 1}, unk_token="?"), "</s>", False),
+    ],
+    ids=["in the vocabulary", "a character", "an ordinary added token"],
+)
+def test_text_that_becomes_a_special_token_is_refused(model, name, is_special):
+    inner = Inner(model)
+    (inner.add_special_tokens if is_special else inner.add_tokens)([name])
+    inner.decoder = decoders.Fuse()
+    for tokenizer in (Tokenizer(inner, end=name), Tokenizer(inner, mask=name)):
+        assert tokenizer.encode("a") == [0]
+        for encode in (tokenizer.encode, lambda text, t=tokenizer: t.encode_batch(["a", text])):
+            with pytest.raises(DataError, match=f"must not contain {name}"):
+                encode(name)
+
+
 def test_bytes_with_merges_a_prefix_or_a_normalizer_are_encoded_by_the_library():
     def make(normalizer=None, **options) -> Tokenizer:
         vocab = json.loads(BYTES.files()[TOKENIZER_FILE])["model"]["vocab"]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from gidd.common.files import Limit
 from gidd.common.terminal import shorten
 from gidd.data.corpora import CorpusSource, resolve
+from gidd.data.corpora.documents import named
 from gidd.data.corpora.formats import whole_lines
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
@@ -128,48 +129,50 @@ def _compiled(source: str) -> Any:
 
 def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat") -> EncodedChat:
     """Encode a chat that ends with an answer; end-of-text follows the last answer."""
-    if messages[-1]["role"] != "assistant":
-        raise DataError(f"{place}: the last message must be an answer of the assistant.")
-    CHAT_MESSAGES.require(len(messages), place, DataError)  # each answer renders those before it
-    _require_no_special_tokens(tokenizer, messages, place)
-    tokens, given, text = list[int](), list[bool](), ""
-    for end, message in enumerate(messages):
-        if message["role"] == "assistant":
-            prompt = render(tokenizer, messages[:end], add_generation_prompt=True)
-            answered = render(tokenizer, messages[: end + 1])
-            if not (prompt.startswith(text) and answered.startswith(prompt)):
-                raise DataError(
-                    f"{place}: the chat template must write a conversation so that it continues "
-                    "the shorter ones, but it rewrites earlier messages. Use one answer per chat, "
-                    "or another chat_template."
-                )
-            for piece, is_given in ((prompt[len(text) :], True), (answered[len(prompt) :], False)):
-                ids = tokenizer.encode_with_special(piece)
-                tokens += ids
-                given += [is_given] * len(ids)
-            text = answered
-    if tokenizer.vocab.mask_id in tokens:
-        raise DataError(f"{place}: the chat template writes the mask {tokenizer.mask}. Change it.")
+    with named(place):
+        if messages[-1]["role"] != "assistant":
+            raise DataError("the last message must be an answer of the assistant.")
+        CHAT_MESSAGES.require(len(messages), "a chat", DataError)  # answers render those before
+        _require_no_special_tokens(tokenizer, messages)
+        tokens, given, text = list[int](), list[bool](), ""
+        for end, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt = render(tokenizer, messages[:end], add_generation_prompt=True)
+                answered = render(tokenizer, messages[: end + 1])
+                if not (prompt.startswith(text) and answered.startswith(prompt)):
+                    raise DataError(
+                        "the chat template must write a conversation so that it continues the "
+                        "shorter ones, but it rewrites earlier messages. Use one answer per chat, "
+                        "or another chat_template."
+                    )
+                pieces = (prompt[len(text) :], True), (answered[len(prompt) :], False)
+                for piece, is_given in pieces:
+                    ids = tokenizer.encode_with_special(piece)
+                    tokens += ids
+                    given += [is_given] * len(ids)
+                text = answered
+        if tokenizer.vocab.mask_id in tokens:
+            raise DataError(f"the chat template writes the mask {tokenizer.mask}. Change it.")
     if tokens[-1] != tokenizer.end_id:
         tokens.append(tokenizer.end_id)
         given.append(False)
     return EncodedChat(tokens, given)
 
 
-def render_prompt(tokenizer: Tokenizer, messages: Messages, place: str = "the chat") -> str:
-    """Return the text before an answer; contents cannot contain the names of special tokens."""
-    _require_no_special_tokens(tokenizer, messages, place)
+def render_prompt(tokenizer: Tokenizer, messages: Messages) -> str:
+    """Return the text before an answer; messages cannot contain the names of special tokens."""
+    _require_no_special_tokens(tokenizer, messages)
     return render(tokenizer, messages, add_generation_prompt=True)
 
 
-def _require_no_special_tokens(tokenizer: Tokenizer, messages: Messages, place: str) -> None:
+def _require_no_special_tokens(tokenizer: Tokenizer, messages: Messages) -> None:
     """Refuse the names of special tokens in any field of a message: a template may write it."""
     for number, message in enumerate(messages, start=1):
         for text in _strings(message):
             if name := tokenizer.special_name_in(text):
                 raise DataError(
-                    f"{place}, message {number}: a message must not contain the special token "
-                    f"{name}, got {shorten(text)}. Write it differently, or leave the chat out."
+                    f"message {number} must not contain the special token {name}, got "
+                    f"{shorten(text)}. Write it differently, or leave the chat out."
                 )
 
 

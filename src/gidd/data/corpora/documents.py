@@ -6,7 +6,8 @@ Not datatrove's readers: they skip unreadable documents, which shifts all later 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 from gidd.common.files import DOCUMENT_BYTES
@@ -95,6 +96,15 @@ def require_document_size(num_bytes: int, place: str) -> None:
             f"{place}: a document must have at most {DOCUMENT_BYTES.value:,} bytes, got more. "
             f"Split it, or raise the limit: {DOCUMENT_BYTES.variable}=N."
         )
+
+
+@contextmanager
+def named(place: str) -> Generator[None]:
+    """Raise a `DataError` of the block again, with the document or chat that it is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
 
 
 def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:

@@ -33,7 +33,7 @@ from gidd.common.files import (
 )
 from gidd.common.terminal import shorten
 from gidd.data.chat import encode_chat, parse_chat
-from gidd.data.corpora.documents import Documents, read_ranges
+from gidd.data.corpora.documents import Documents, named, read_ranges
 from gidd.data.manifest import DATA_MANIFEST, GIVEN, INDEX, ShardRecord
 from gidd.data.processes import ReportProgress, run_tasks
 from gidd.data.tokenizers import Tokenizer
@@ -299,7 +299,7 @@ def tokenizer_of(out: Path, plan: str) -> Tokenizer:
     return Tokenizer.load(out)
 
 
-_Piece = tuple[str, bool]  # a text, and whether it is the last piece of its document
+_Piece = tuple[str, str, bool]  # document, text, and whether it is the document's last piece
 
 
 class _Encoded(NamedTuple):
@@ -337,10 +337,16 @@ def _write_shard(
 def _encode_texts(pieces: Iterable[_Piece], tokenizer: Tokenizer) -> Iterator[list[_Encoded]]:
     """Yield batches of encoded pieces, with end-of-text after the last of each document."""
     for batch in _batches(pieces):
-        encoded = tokenizer.encode_batch([text for text, _ in batch])
+        try:
+            encoded = tokenizer.encode_batch([text for _, text, _ in batch])
+        except DataError:
+            for place, text, _ in batch:
+                with named(place):
+                    tokenizer.encode(text)
+            raise
         yield [
             _Encoded([*ids, tokenizer.end_id] if is_last else ids, is_last)
-            for (_, is_last), ids in zip(batch, encoded, strict=True)
+            for (*_, is_last), ids in zip(batch, encoded, strict=True)
         ]
 
 
@@ -362,7 +368,7 @@ def _pieces(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Itera
             start += len(piece)
             where = "between words" if tokenizer.encodes_pieces else "to be encoded at once"
             PIECE_CHARACTERS.require(len(piece), f"{place}, {where},", DataError)
-            yield piece, start == len(text)
+            yield place, piece, start == len(text)
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
@@ -370,10 +376,10 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     characters = 0
     for piece in pieces:
-        characters += len(piece[0])
+        characters += len(piece[1])
         if batch and (characters > _BATCH_CHARACTERS or len(batch) >= _BATCH_PIECES):
             yield batch
-            batch, characters = [], len(piece[0])
+            batch, characters = [], len(piece[1])
         batch.append(piece)
     if batch:
         yield batch

@@ -144,8 +144,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
         if self._encode_units is not None:
-            return self._encode_units(text)
-        return self._inner.encode(text, add_special_tokens=False).ids
+            return self._without_special(self._encode_units(text))
+        return self._without_special(self._inner.encode(text, add_special_tokens=False).ids)
 
     @_explain_failure
     def encode_with_special(self, text: str) -> list[int]:
@@ -156,6 +156,8 @@ class Tokenizer:
     @cached_property
     def _special_encoder(self) -> Any:
         copied = _copy_of(self._inner)
+        known = {token.content for token in copied.get_added_tokens_decoder().values()}
+        copied.add_special_tokens([name for name in self._special_names if name not in known])
         copied.encode_special_tokens = False
         return copied
 
@@ -190,7 +192,25 @@ class Tokenizer:
         if self._encode_units is not None:
             return list(map(self.encode, texts))
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [self._without_special(encoding.ids) for encoding in encodings]
+
+    def _without_special(self, ids: list[int]) -> list[int]:
+        if self._spelled_ids and not self._spelled_ids.isdisjoint(ids):
+            name = self._inner.id_to_token(min(self._spelled_ids.intersection(ids)))
+            raise DataError(
+                f"a text must not contain {name}: this tokenizer encodes it as the special token. "
+                "Remove it, or use a byte-level tokenizer, such as gpt2."
+            )
+        return ids
+
+    @cached_property
+    def _spelled_ids(self) -> frozenset[int]:
+        """Special tokens that text may encode to: the model of the tokenizer has their names."""
+        added = self._inner.get_added_tokens_decoder().values()
+        vocab = self._inner.get_vocab(with_added_tokens=False)
+        only_added = {token.content for token in added if token.special} - vocab.keys()
+        names = filter(None, {self.end, self.pad, self.mask} - only_added)
+        return frozenset(map(self._id, names)) - self.unknown_ids
 
     @_explain_failure
     def decode(self, ids: Sequence[int]) -> str:
