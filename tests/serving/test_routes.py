@@ -1,9 +1,11 @@
 """The routes: their answers are the pipeline's results, in the forms that clients expect."""
 
 import json
+import threading
 
 import httpx
 import pytest
+from support.service import BODIES
 
 
 @pytest.fixture
@@ -73,6 +75,22 @@ def test_several_prompts_have_samples_of_their_own(post, pipelines):
         again["choices"][0]["text"]
         == pipelines["hybrid"].generate(prompt="Peace", max_tokens=12, steps=8, seed=5)[0].filled[0]
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_encoded_beside_the_event_loop(post, service, pipelines, monkeypatch, stream):
+    """Checking 100,000 tokens takes a second, in which other requests are answered."""
+    decoder, threads = pipelines["hybrid"].token_texts, set()
+    encode = type(decoder).encode
+
+    def encode_and_note(self, text, what):
+        threads.add(threading.current_thread().name[:9])
+        return encode(self, text, what)
+
+    monkeypatch.setattr(type(decoder), "encode", encode_and_note)
+    body = PROMPT | {"prompt": [decoder.tokenizer.encode("Peace")] * 2}
+    events(service, "completions", body) if stream else post("completions", body)
+    assert threads == {"gidd-call"}
 
 
 @pytest.mark.parametrize("model", ["hybrid", "masked"])
@@ -246,17 +264,88 @@ def test_models_health_and_metrics(service):
     [
         ("completions", {"prompt": "a", "max_tokens": 1000}, 400, "max_tokens must be at most 63"),
         ("completions", {"prompt": "a", "model": "x"}, 404, "must be one of hybrid, masked"),
-        ("completions", {"prompt": "a", "n": 99}, 400, "n: "),
-        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of: must be equal to n"),
+        ("completions", {"prompt": "a", "n": 99}, 400, "n: must be at most 16."),
         ("completions", {"prompt": "a", "sampler": "x"}, 400, "sampler must be"),
-        ("completions", {"prompt": "a", "frequency_penalty": 1}, 400, "frequency_penalty: "),
         ("completions", {"prompt": [999999]}, 400, "tokens must be what"),
+        ("completions", {"suffix": "a", "stop": "b", "stream": True}, 400, "stop must be empty"),
         ("infill", {"text": "no blank"}, 400, "must have a blank"),
-        ("infill", {"text": "a[MASK]", "stepz": 3}, 400, "stepz: "),
         ("correct", {"text": "abc", "protected": [[2, 9]]}, 400, "protected span"),
-        ("nothing", {}, 404, "Not Found"),
+        ("responses", {}, 404, "POST /v1/completions, "),
+        ("embeddings", {}, 404, "POST /v1/chat/completions, "),
+        ("models", {}, 405, "GET /v1/models, "),
+        ("completions/", {}, 404, "POST /v1/completions, "),
     ],
 )
 def test_mistakes_are_answered_in_the_format_of_openai(post, path, body, status, says):
     error = post(path, body, status)["error"]
     assert says in error["message"] and set(error) == {"message", "type", "param", "code"}
+
+
+REQUIRED = {
+    "completions": {"prompt": "a", "max_tokens": 2, "steps": 1},
+    "fim/completions": {"prompt": "a", "max_tokens": 2, "steps": 1},
+    "chat/completions": {
+        "messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "steps": 1
+    },
+    "infill": {"text": "a[MASK]", "steps": 1},
+    "correct": {"text": "ab"},
+    "score": {"text": "ab", "likelihood": False},
+}  # fmt: skip
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    "path, fields, param",
+    [
+        ("completions", {"temprature": 1}, "temprature"),
+        ("completions", {"user": "me"}, "user"),
+        ("completions", {"frequency_penalty": 0.1}, "frequency_penalty"),
+        ("completions", {"best_of": 3}, "best_of"),
+        ("completions", {"diffusing": True}, "diffusing"),
+        ("completions", {"stream_options": {"include_usage": True}}, "stream_options"),
+        ("completions", {"stream": True, "logprobs": 0}, "logprobs"),
+        ("completions", {"stream": True, "diffusing": True, "logprobs": 0}, "logprobs"),
+        ("completions", {"stream": True, "diffusing": True, "echo": True}, "echo"),
+        ("completions", {"stream": True, "stream_options": {"a": 1}}, "stream_options.a"),
+        ("fim/completions", {"seed": 1, "random_seed": 2}, "random_seed"),
+        ("fim/completions", {"min_tokens": 1}, "min_tokens"),
+        ("chat/completions", {"tools": [{}]}, "tools"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {"logprobs": True}, "logprobs"),
+        ("chat/completions", {"max_completion_tokens": 3}, "max_completion_tokens"),
+        ("chat/completions", {"messages": [USER | {"name": "me"}]}, "messages.0.name"),
+        ("chat/completions", {"messages": [USER, USER | {"x": 1}]}, "messages.1.x"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]},
+            "messages.0.content.0.x",
+        ),
+        ("infill", {"diffusing": True}, "diffusing"),
+        ("infill", {"choices": []}, "choices"),
+        ("correct", {"temperature": 0.5}, "temperature"),
+        ("correct", {"forward_passes": 8}, "forward_passes"),
+        ("correct", {"seed": 1}, "seed"),
+        ("correct", {"method": "self_correction", "error_rate": 0.1}, "error_rate"),
+        ("correct", {"method": "self_correction", "min_confidence": 0.1}, "min_confidence"),
+        ("score", {"seed": 1}, "seed"),
+        ("score", {"model": "masked", "top": 2}, "top"),
+        ("score", {"model": "masked", "prompt": "a"}, "prompt"),
+    ],
+)
+def test_a_field_without_an_effect_is_refused_by_its_name(post, path, fields, param):
+    error = post(path, REQUIRED[path] | fields, 400)["error"]
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+
+
+def test_the_nearest_name_is_named(post):
+    error = post("completions", {"temprature": 1}, 400)["error"]
+    assert error["message"] == "temprature: unknown field. Did you mean temperature?"
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_null_is_the_default_of_every_field(post, path):
+    """As are the values of OpenAI's fields that ask for nothing, which clients may send."""
+    kind = BODIES[path]
+    nothing = {"tools": [], "frequency_penalty": 0, "response_format": {"type": "text"}}
+    neutral = {name: value for name, value in nothing.items() if name in kind.unsupported}
+    post(path, dict.fromkeys(kind.model_fields) | neutral | REQUIRED[path])

@@ -12,7 +12,25 @@ import uvicorn
 import gidd
 from gidd.pipeline import Pipeline
 from gidd.serving import ServiceOptions, Worker, WorkerOptions, create_app
+from gidd.serving.protocol import (
+    ChatBody,
+    CompletionBody,
+    CorrectBody,
+    FimBody,
+    InfillBody,
+    ScoreBody,
+)
 from support.small_model import write_model
+
+BODIES = {
+    "completions": CompletionBody,
+    "fim/completions": FimBody,
+    "chat/completions": ChatBody,
+    "infill": InfillBody,
+    "correct": CorrectBody,
+    "score": ScoreBody,
+}
+"""Bodies of the routes, by what follows /v1/."""
 
 
 def free_port() -> int:

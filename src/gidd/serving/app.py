@@ -60,7 +60,7 @@ def create_app(
 
     # the pages of FastAPI load scripts from elsewhere; /openapi.json is the document
     settings: Json = {"docs_url": None, "redoc_url": None, "lifespan": lifespan}
-    app = FastAPI(title="gidd", version=gidd.__version__, **settings)
+    app = FastAPI(title="gidd", version=gidd.__version__, redirect_slashes=False, **settings)
     add_handlers(app)
     app.add_middleware(
         Gate,
@@ -168,14 +168,11 @@ class Service:
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Complete a text; with `suffix`, fill in what is between."""
-        if body.best_of not in (None, body.n):
-            raise ServiceError(400, "best_of: must be equal to n.", param="best_of")
         call = self._begin(body, request, "cmpl")
-        prompts = texts.prompts_of(call.pipe, body)
-        blocks = partial(texts.complete_in_blocks, call.pipe, body, prompts, call.seed)
+        blocks = partial(texts.complete_in_blocks, call.pipe, body, call.seed)
         jobs = [
-            partial(texts.complete, call.pipe, body, prompt, i, call.seed)
-            for i, prompt in enumerate(prompts)
+            partial(texts.complete, call.pipe, body, index, call.seed)
+            for index in range(len(texts.prompts_of(body)))
         ]
         return await call.respond(body, blocks, jobs, _text_choice, _text_choice)
 
@@ -211,6 +208,14 @@ class Service:
     async def score(self, body: ScoreBody, request: Request) -> Response:
         """Compute the likelihood of a text and the probability of its tokens."""
         call = self._begin(body, request, "score")
+        unused = [] if call.pipe.can_score_visible_tokens else ["top"]
+        unused += [] if body.likelihood or not unused else ["prompt"]
+        for name in unused:
+            if getattr(body, name):
+                needs = "a model that was trained with uniform noise"
+                raise ServiceError(
+                    400, f"{name}: needs {needs}, which {call.model} was not.", param=name
+                )
 
         def run(_: object) -> Json:
             with call.worker.alone:

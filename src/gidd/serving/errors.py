@@ -7,9 +7,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from gidd.errors import GiddError, LimitReached, Overloaded
+from gidd.serving.protocol import FIELD_NAMES
 from gidd.serving.worker import Cancelled
 
 _log = logging.getLogger("gidd.serving")
@@ -20,8 +22,39 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_CLIENT_GONE = 499
+CLIENT_GONE = 499
 _MAX_PROBLEMS = 5
+_PROBLEMS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be finite",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "must be an integer of fewer digits",
+    "int_type": "must be an integer",
+    "json_invalid": "must be JSON",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "missing": "is required",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "refused": "{message}",
+    "string_too_long": "must have at most {max_length:,} characters",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a text",
+    "string_unicode": "must be valid Unicode",
+    "too_long": "must have at most {max_length:,} items",
+    "too_short": "must not be empty",
+    "tuple_type": "must be [start, stop]",
+}
+"""What is wrong, by the type of pydantic's error."""
 
 
 class ServiceError(GiddError):
@@ -43,7 +76,7 @@ def as_service_error(error: BaseException) -> ServiceError:
     if isinstance(error, LimitReached):
         return ServiceError(504, "the request was not finished in time. Use fewer steps.", "late")
     if isinstance(error, Cancelled):
-        return ServiceError(_CLIENT_GONE, str(error))
+        return ServiceError(CLIENT_GONE, str(error))
     if isinstance(error, GiddError):
         return ServiceError(400, str(error))
     _log.error("a request failed", exc_info=error)
@@ -68,24 +101,40 @@ def error_response(error: BaseException) -> JSONResponse:
     return JSONResponse(error_body(found), found.status, headers)
 
 
-def _invalid(error: RequestValidationError) -> ServiceError:
+def invalid_request(error: RequestValidationError) -> ServiceError:
     """Name the fields that are invalid and why, without their values."""
     problems, params = list[str](), list[str]()
     for found in error.errors()[:_MAX_PROBLEMS]:
-        place = ".".join(str(part) for part in found["loc"] if part != "body")
+        context: dict[str, Any] = found.get("ctx", {})
+        # without the members of unions: names of fields and numbers of items
+        loc = () if found["type"] == "json_invalid" else found["loc"]
+        names = [part for part in loc if isinstance(part, int) or part in FIELD_NAMES]
+        place = ".".join(map(str, [*names, *filter(None, [context.get("field")])]))
+        problem = _PROBLEMS.get(found["type"], "is invalid").format(**context, message=found["msg"])
         params.append(place)
-        problems.append(f"{place or 'the body'}: {found['msg']}")
-    return ServiceError(400, "; ".join(problems) + ".", "invalid_value", params[0] or None)
+        problems.append(f"{place or 'the body'}: {problem}")
+    message = "; ".join(problems)
+    message += "" if message.endswith(("?", ".")) else "."
+    return ServiceError(400, message, "invalid_value", params[0] or None)
+
+
+def _http_error(error: HTTPException, app: FastAPI) -> ServiceError:
+    """Name the routes to a client that asked for another one; the rest is a body without JSON."""
+    if error.status_code not in (404, 405):
+        return ServiceError(error.status_code, "the body must be JSON.")
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    listed = (f"{next(iter(route.methods or ()))} {route.path}" for route in routes)
+    return ServiceError(error.status_code, f"the request must be one of {', '.join(listed)}.")
 
 
 def add_handlers(app: FastAPI) -> None:
     """Answer all errors in one format."""
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
-            error = _invalid(error)
+            error = invalid_request(error)
         elif isinstance(error, HTTPException):
-            error = ServiceError(error.status_code, f"{error.detail}.")
+            error = _http_error(error, request.app)
         return error_response(error)
 
     for kind in (RequestValidationError, HTTPException, GiddError, Exception):

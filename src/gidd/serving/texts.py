@@ -51,17 +51,16 @@ def _biases(pipe: Pipeline, body: SampledBody) -> tuple[Processor, ...]:
     return (LogitBias(pipe.schedule.vocab, biases),)
 
 
-def prompts_of(pipe: Pipeline, body: CompletionBody) -> list[str]:
-    """Return the prompts of a completion, as texts."""
-    given: Any = body.prompt
-    if isinstance(given, str):
-        return [given]
-    prompts: list[Any] = [given] if isinstance(given[0], int) else given
-    return [one if isinstance(one, str) else _text_of(pipe, one) for one in prompts]
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """Return the prompts of a completion, texts or tokens."""
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-def _text_of(pipe: Pipeline, tokens: list[int]) -> str:
-    """Return the text of tokens that the tokenizer writes for it."""
+def _text_of(pipe: Pipeline, tokens: str | list[int]) -> str:
+    """Return the text of a prompt; tokens must be what the tokenizer writes for it."""
+    if isinstance(tokens, str):
+        return tokens
     if all(token < pipe.schedule.vocab.size for token in tokens):
         text = "".join(pipe.token_texts(tokens))
         try:
@@ -75,9 +74,10 @@ def _text_of(pipe: Pipeline, tokens: list[int]) -> str:
 
 
 def complete(
-    pipe: Pipeline, body: CompletionBody, prompt: str, index: int, seed: int, emit: Emit | None
+    pipe: Pipeline, body: CompletionBody, index: int, seed: int, emit: Emit | None
 ) -> list[Json]:
     """Return the choices for the prompt with this index; emit frames if asked for."""
+    prompt = _text_of(pipe, prompts_of(body)[index])
     generations = pipe.generate(
         body.n,
         prompt=prompt,
@@ -121,11 +121,9 @@ def _stop(body: WrittenBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def complete_in_blocks(
-    pipe: Pipeline, body: CompletionBody, prompts: list[str], seed: int, emit: Emit
-) -> None:
+def complete_in_blocks(pipe: Pipeline, body: CompletionBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each choice."""
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(_text_of(pipe, each) for each in prompts_of(body)):
         for number in range(index * body.n, (index + 1) * body.n):
             pieces = _pieces(pipe, body, prompt, number, seed)
             _emit_pieces(pieces, number, emit, skipped=0 if body.echo else len(prompt))
@@ -153,7 +151,8 @@ def _pieces(
     settings["max_tokens"] = body.max_tokens or 16
     if not body.suffix:
         return (yield from pipe.stream(stop=_stop(body), sample_index=number, **settings))
-    (generation,) = pipe.generate(1, suffix=body.suffix, start_index=number, **settings)
+    settings |= {"suffix": body.suffix, "stop": _stop(body)}
+    (generation,) = pipe.generate(1, start_index=number, **settings)
     yield prompt + generation.filled[0]
     protected = generation.trace.protected
     given = len(pipe.token_texts.encode(prompt, "the prompt"))
