@@ -64,6 +64,8 @@ def pretended_cuda(*, refuses_float64: bool = True) -> Iterator[LaunchCounts]:
     with ExitStack() as stack:
         stack.enter_context(borrowed_guard())
         for name, replacement in {
+            "torch.accelerator.current_accelerator": lambda *_, **__: torch.device("cuda"),
+            "torch.accelerator.device_count": lambda: 1,
             "torch.cuda._lazy_init": lambda: None,
             "torch.cuda.is_bf16_supported": lambda *_, **__: True,
             "torch.cuda.synchronize": lambda *_: device.wait("synchronize"),

@@ -12,7 +12,14 @@ from rich.console import Console
 
 from gidd.cli.output import OutputOptions
 from gidd.cli.parsing import chosen_name, component_options, parse
-from gidd.common.config.allowed import SEED, Allowed, field_problems, integer
+from gidd.common.config.allowed import (
+    DEVICE,
+    SEED,
+    Allowed,
+    field_problems,
+    integer,
+    optional,
+)
 from gidd.common.config.registry import component_names
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F")
 Flat = Annotated[_F, tyro.conf.arg(name="")]  # options without a prefix
 MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
+DeviceName = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda,cuda:N,mps}")]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""
 
@@ -53,13 +61,17 @@ class CheckedCommand:
 class ModelOptions:
     """Device, precision and tokenizer of a model."""
 
-    device: Literal["cpu", "cuda", "mps"] | None = None
-    """Device to run on; None is the fastest available."""
+    device: DeviceName = None
+    """Device to run on, a GPU by its number; None is the fastest available."""
     precision: Literal["float32", "tf32", "bf16"] | None = None
     """Precision of the transformer; None is bf16 on CUDA, float32 elsewhere. The output layer and
     probabilities stay float32."""
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield a message if the device is none that any machine has."""
+        yield from field_problems(self, device=optional(DEVICE))
 
     def load(self, model: str, batch_size: int | None = None) -> Pipeline:
         """Load a model; warnings go to stderr."""

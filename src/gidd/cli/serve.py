@@ -71,6 +71,8 @@ class ServeOptions(CheckedCommand):
             yield "models must have different names; the last part of each is its name."
         if self.max_replicas is not None and self.replicas is None:
             yield "max_replicas needs --replicas, the least number."
+        if self.replicas is not None and ":" in (device := self.runtime.device or ""):
+            yield f"device must be cuda with --replicas, as Ray chooses their GPUs, got {device}."
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -125,7 +127,7 @@ def build_application(options: ServeOptions) -> Any:
         max_replicas=options.max_replicas,
         max_requests=options.worker.max_requests,
         seconds=options.worker.seconds,
-        num_gpus=1 if options.runtime.device == "cuda" else 0,
+        num_gpus=1 if (options.runtime.device or "").startswith("cuda") else 0,
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from gidd.cli.model_options import DeviceName
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.common.config.codec import to_plain, to_yaml
@@ -41,8 +42,8 @@ class TrainOptions(RunCommand):
 
     out: Path | None = None
     """Folder of the run; None is runs/PRESET. A run that is already there is resumed."""
-    device: Literal["cpu", "cuda", "mps"] | None = None
-    """Device to train on; None is the fastest available."""
+    device: DeviceName = None
+    """Device to train on, a GPU by its number; None is the fastest available."""
     tracker: Annotated[
         tuple[TrackerName, ...] | None, tyro.conf.arg(metavar="{tensorboard,wandb,trackio}...")
     ] = None

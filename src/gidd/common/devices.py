@@ -17,16 +17,22 @@ from gidd.errors import ConfigError
 _acting_as: ContextVar[str | None] = ContextVar("acting_as", default=None)
 
 
-def choose(name: str | None) -> torch.device:
-    """Return the named device if it is available, or the fastest available one for None."""
+def choose(device: str | torch.device | None) -> torch.device:
+    """Return a device by its name, such as "cuda:1", or the fastest one for None.
+
+    Raises:
+        ConfigError: The device is not available on this machine.
+    """
     fastest = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    available = dict.fromkeys(("cpu", fastest.type))
-    if name is not None and name not in available:
+    available = list(dict.fromkeys(("cpu", fastest.type)))
+    if fastest.type != "cpu":
+        available += [f"{fastest.type}:{i}" for i in range(torch.accelerator.device_count())]
+    if device is not None and str(device) not in available:
         raise ConfigError(
             f"device must be {' or '.join(available)} on this machine with this build of torch, "
-            f"got {name}. Omit it to use the fastest."
+            f"got {device}. Omit it to use the fastest."
         )
-    return torch.device(name or fastest.type)
+    return torch.device(device or fastest.type)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -234,7 +234,7 @@ def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
 def load_grader(
     name: str,
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     precision: GraderPrecision = "float32",
     max_length: int = _DEFAULTS.max_length,
     batch_size: int = _DEFAULTS.grader_batch_size,

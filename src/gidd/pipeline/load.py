@@ -35,7 +35,7 @@ _PASS_TOKENIZER = (
 def from_pretrained(
     name: str | Path,
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     precision: Precision | None = None,
     batch_size: int | None = None,
     tokenizer: str | Path | Tokenizer | FastTokenizer | None = None,
@@ -47,7 +47,7 @@ def from_pretrained(
         name: A folder written by `gidd export` or `gidd.models.save`, a folder with a checkpoint of
             the authors or of another project (docs/importers.md), the name of an installed model,
             such as "nano" of gidd-nano, or a name on the Hugging Face hub.
-        device: "cpu", "cuda" or "mps"; by default the fastest available.
+        device: "cpu", "cuda", "cuda:1" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
             by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
         batch_size: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.

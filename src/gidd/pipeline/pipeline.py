@@ -12,6 +12,7 @@ import torch
 
 import gidd
 from gidd.common.config.allowed import SEED, integer, optional, require_arguments
+from gidd.common.devices import choose
 from gidd.data.chat import Messages
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
@@ -104,7 +105,7 @@ class Pipeline:
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
     ) -> None:
-        self.device = torch.device(device)
+        self.device = choose(device)
         self.denoiser = denoiser.eval().requires_grad_(False)
         """The model as it was loaded; a GPU computes with a copy of it."""
         self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context

@@ -184,7 +184,7 @@ def sample_to_folder(
     """
     require_none([*job.problems(), *(actors.problems() if actors else ())])
     default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
-    device = job.device or default
+    device = str(job.device or default)
     names = {"model": job.model, "tokenizer": job.tokenizer}
     job = replace(  # what all processes use
         job,

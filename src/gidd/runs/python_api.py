@@ -58,7 +58,7 @@ def train(
     steps: int | None = None,
     init_from: str | Path | None = None,
     preset: str | RunConfig = "nano",
-    device: str | None = None,
+    device: str | torch.device | None = None,
     trackers: Sequence[str] = (),
     quiet: bool = False,
     **settings: Any,
@@ -86,7 +86,7 @@ def train(
         steps: Number of steps; warmup, evaluations and checkpoints are scaled with it.
         init_from: Model whose weights are the initial ones: fine-tuning.
         preset: Everything else: the name of a preset (`gidd train --help`), or a configuration.
-        device: "cpu", "cuda" or "mps"; by default the fastest available.
+        device: "cpu", "cuda", "cuda:1" or "mps"; by default the fastest available.
         trackers: "tensorboard", "wandb", "trackio".
         quiet: Print nothing.
         **settings: Fields of `DataConfig`, `OptimConfig`, `TrainConfig` and `Diffusion`, e.g.

@@ -129,11 +129,14 @@ def rank_and_size() -> tuple[int, int]:
 
 
 @contextmanager
-def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Generator[World]:
+def open_world(
+    device: str | torch.device | None = None, timeout: float = TIMEOUT_SECONDS
+) -> Generator[World]:
     """Open the world that `torchrun` describes in the environment, or one of this process alone.
 
     A process group that is open already, e.g. that of Accelerate or Ray Train, is used as it is.
-    `device` is as in `choose`; after `timeout` seconds a rank stops waiting for the others.
+    `device` is as in `choose`, without a number if there are several processes. After `timeout`
+    seconds a rank stops waiting for the others.
     """
     (rank, size), is_open = rank_and_size(), dist.is_initialized()
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), size)
@@ -151,12 +154,20 @@ def open_world(device: str | None = None, timeout: float = TIMEOUT_SECONDS) -> G
         dist.destroy_process_group(host_group if is_open else None)
 
 
-def _device(name: str | None, local_rank: int, size: int) -> torch.device:
+def _device(name: str | torch.device | None, local_rank: int, size: int) -> torch.device:
     device = choose(name)
     if device.type == "mps" and size > 1:
         raise ConfigError(f"an Apple GPU supports one process, got {size}. Give --device cpu.")
     if device.type != "cuda":
         return device
+    has_number = ":" in str(device)
+    if has_number and size == 1:
+        local_rank = device.index
+    elif has_number:
+        raise ConfigError(
+            f"device must be {device.type} for {size} processes, each of which has the GPU of its "
+            f"local rank, got {device}. Choose GPUs with CUDA_VISIBLE_DEVICES."
+        )
     if local_rank >= (number := torch.cuda.device_count()):
         raise ConfigError(
             f"every process on a machine needs its own GPU, got local rank {local_rank} on a "

@@ -107,14 +107,12 @@ class GiddLM(_Base):
     ) -> GiddLM:
         """Create a model from `--model_args` and lm_eval's own options; the former win.
 
-        lm_eval names the device "cuda:0" unless told otherwise. It means the fastest one here.
+        lm_eval names the device "cuda:0" unless told otherwise; without CUDA it is the fastest one.
         """
         more = {k: v for k, v in (additional_config or {}).items() if v is not None}
         if str(more.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
             _logger.warning("CUDA is not available; the fastest available device is used.")
             more["device"] = None
-        elif more.get("device") == "cuda:0":
-            more["device"] = "cuda"
         return cls(**more | dict(arg_dict))
 
     @classmethod
