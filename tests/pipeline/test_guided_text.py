@@ -1,12 +1,15 @@
 """Guidance of text, the prompt and the negative prompt, and choices for blanks."""
 
 import pytest
+import torch
 from support.small_model import random_denoiser, write_model
 
 import gidd
-from gidd.data.tokenizers import train_tokenizer
-from gidd.diffusion.schedules import UniformSchedule
+from gidd.data.tokenizers import character_level, train_tokenizer
+from gidd.diffusion.schedules import MaskedSchedule, UniformSchedule
 from gidd.errors import ConfigError, DataError
+from gidd.models import Denoiser
+from gidd.models.backbones import BidirectionalConfig
 from gidd.pipeline import Pipeline, SamplingOptions
 from gidd.pipeline.generate import build_guidance
 from gidd.vocab import Vocab
@@ -109,3 +112,22 @@ def test_a_blank_becomes_one_of_its_choices(pipe):
 def test_wrong_choices(pipe, template, choices, error, match):
     with pytest.raises(error, match=match):
         pipe.infill(template, choices=choices, steps=2)
+
+
+def test_a_network_that_needs_the_first_token_keeps_it_without_the_condition():
+    tokenizer = character_level("abcdefgh")
+    vocab = tokenizer.vocab
+    config = BidirectionalConfig(
+        vocab_size=vocab.size, max_length=16, width=16, num_layers=1, num_heads=2,
+        num_kv_heads=2, mlp_width=16, rotary_base=1e4, norm_eps=1e-6,
+        shifted_mask_id=vocab.mask_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    denoiser = Denoiser(config.build(), vocab)
+    pipe = Pipeline(denoiser, MaskedSchedule(vocab), tokenizer, context=16)
+    how = HOW | {"prompt": "abc", "sampler": "confidence"}
+    texts = {pipe.generate(**how, guidance_scale=scale)[0].text for scale in (1, 50)}
+    assert len(texts) == 2 and all(text.startswith("abc") for text in texts)
+    assert pipe.generate(**how, guidance_scale=2.0, negative_prompt="dc")[0].text.startswith("abc")
+    with pytest.raises(ConfigError, match="^guidance_scale must be 1 if only the first token"):
+        pipe.generate(**HOW, prompt="a", guidance_scale=2.0)

@@ -43,6 +43,8 @@ class Backbone(Protocol):
       the hidden states to logits [K, rows]. Such a network samples and scores, but is not trained;
     - `predicts_posterior = True`, if x_theta is converted from p(x_i | z) at the time of a step:
       the noise level of a text is then read off these posteriors;
+    - `needs_first_token = True`, if the first token must not be masked, as nothing predicts it:
+      guidance then keeps it in its row without the condition;
     - `has_mixed_types = True`, if files are to be loaded in their own types, such as float32 in
       norms and bf16 in the rest; otherwise in the widest type;
     - `config`, the registered dataclass that built it: the network can then be saved.

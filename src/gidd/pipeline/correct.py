@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 import torch
@@ -20,6 +21,7 @@ from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.results import (
     Alternative,
     Correction,
+    Generation,
     Replacement,
     SelfCorrection,
     TextEdit,
@@ -55,29 +57,42 @@ class CorrectSettings(TypedDict, total=False):
 
 
 def windows_to_correct(
-    pipe: Pipeline, text: str, protected: Sequence[Span]
+    pipe: Pipeline, text: str | Generation, protected: Sequence[Span]
 ) -> tuple[EncodedText, TextWindows]:
-    """Return the tokens of a text, and windows over them; protected tokens are fixed."""
-    given = pipe.token_texts.encode_with_offsets(text, "the text to correct")
+    """Return the tokens of a text, and windows over them; protected tokens are fixed.
+
+    So are the tokens that a sample was given: its prompt, its suffix, the text around its blanks.
+    """
+    given = (
+        pipe.token_texts.encode_sample(text)
+        if isinstance(text, Generation)
+        else pipe.token_texts.encode_with_offsets(text, "the text to correct")
+    )
     if not given.tokens:
         raise DataError(f"the text to correct must not be empty, got {text!r}.")
-    return given, TextWindows(given.tokens, protected_tokens(given, protected), pipe.context)
+    fixed = protected_tokens(given, protected)
+    if isinstance(text, Generation):
+        kept = text.trace.protected[: len(text.tokens)]
+        fixed = [*map(or_, fixed, kept), *fixed[len(kept) :]]
+    return given, TextWindows(given.tokens, fixed, pipe.context)
 
 
 def correct_texts(
     pipe: Pipeline,
-    texts: Sequence[str],
+    texts: Sequence[str | Generation],
     protected: Sequence[Sequence[Span]],
     error_rate: float | None,
     min_confidence: float | None,
     on_progress: OnCharacters | None,
 ) -> list[Correction]:
     """Correct texts together, each with its protected spans; see `Pipeline.correct`."""
-    places = chain.from_iterable(protected)
-    if len(protected) != len(texts) or any(isinstance(place, int) for place in cast(Any, places)):
+    spans: Sequence[Any] = protected if isinstance(cast(Any, protected), list | tuple) else ()
+    is_listed = all(isinstance(s, list | tuple) and int not in map(type, s) for s in spans)
+    if len(spans) != len(texts) or not is_listed:
         must = f"have a list of spans (start, stop) for each of the {len(texts)} texts"
         raise ConfigError(f"protected must {must}, got {shorten(protected)}.")
-    done, total = [0] * len(texts), sum(map(len, texts))
+    parts = [windows_to_correct(pipe, *pair) for pair in zip(texts, spans, strict=True)]
+    done, total = [0] * len(texts), sum(len("".join(given.texts)) for given, _ in parts)
 
     def report(index: int, characters: int) -> None:
         done[index] = characters
@@ -86,7 +101,7 @@ def correct_texts(
 
     async def correct(jobs: Jobs, index: int) -> Correction:
         settings = error_rate, min_confidence, partial(report, index)
-        return await _correct(jobs, pipe, texts[index], protected[index], *settings)
+        return await _correct(jobs, pipe, *parts[index], protected[index], *settings)
 
     return run_jobs(partial(correct, index=index) for index in range(len(texts)))
 
@@ -94,15 +109,15 @@ def correct_texts(
 async def _correct(
     jobs: Jobs,
     pipe: Pipeline,
-    text: str,
+    given: EncodedText,
+    cut: TextWindows,
     protected: Sequence[Span],
     error_rate: float | None,
     min_confidence: float | None,
     on_progress: Callable[[int], None],
 ) -> Correction:
     """Correct a text; one forward pass over each window gives the posterior of every token."""
-    given, cut = windows_to_correct(pipe, text, protected)
-    ends = [0, *accumulate(map(len, given.texts))]
+    ends, text = [0, *accumulate(map(len, given.texts))], "".join(given.texts)
     noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
     if not all(cut.fixed):
         if error_rate is None:
@@ -147,7 +162,7 @@ async def _correct(
 async def self_correct(
     jobs: Jobs,
     pipe: Pipeline,
-    text: str,
+    text: str | Generation,
     protected: Sequence[Span],
     plan: Plan,
     seed: int,

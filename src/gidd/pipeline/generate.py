@@ -84,7 +84,8 @@ def build_requests(
 def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> Guidance | None:
     """Return the guidance of a request, None for scale 1.
 
-    Without the condition, given tokens are masks; the negative prompt ends at the first blank.
+    Without the condition, given tokens are masks, but the first one for a network that needs it;
+    the negative prompt ends at the first blank.
     """
     scale, mask_id = options.guidance_scale, pipe.schedule.vocab.mask_id
     if scale == 1:
@@ -109,6 +110,13 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
         )
     without = [None if token is None else mask_id for token in tokens]
     without[first_blank - len(negative) : first_blank] = negative
+    if getattr(pipe.denoiser.backbone, "needs_first_token", False) and without[0] == mask_id:
+        without[0] = tokens[0]
+        if tuple(without) == tokens:
+            raise ConfigError(
+                f"guidance_scale must be 1 if only the first token is given, got {scale}: this "
+                "network needs that token also without the condition. Give a longer prompt."
+            )
     return Guidance(scale, tuple(without))
 
 

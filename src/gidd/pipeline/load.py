@@ -21,7 +21,7 @@ from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
 from gidd.models.hub import MODEL_RECORD, installed_model
 from gidd.pipeline.pipeline import Pipeline
-from gidd.pipeline.precision import Precision
+from gidd.pipeline.precision import Precision, choose_precision, convert
 from gidd.vocab import Vocab
 
 _GPT2_SIZE = tokenizers.GPT2_VOCAB_SIZES["gpt2"]
@@ -59,6 +59,7 @@ def from_pretrained(
             parsed from the end of its name.
     """
     chosen_device = choose(device)  # fail before a large model is read
+    precision = choose_precision(precision, chosen_device)
     folder = Path(name)
     if (folder / "checkpoints").is_dir() and not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
@@ -69,6 +70,8 @@ def from_pretrained(
     installed = None if folder.is_dir() else installed_model(name)
     chosen, note = _tokenizer(installed or name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
+    # in place, as nobody else has it: a pipeline converts a copy
+    convert(loaded.denoiser, precision, chosen_device)
     return pipeline_of(
         replace(loaded, notes=(*loaded.notes, *note)),
         chosen,

@@ -44,7 +44,13 @@ from gidd.pipeline.options import (
     SelfCorrectionOptions,
     with_changes,
 )
-from gidd.pipeline.precision import Precision, choose_precision, in_precision, with_float32_head
+from gidd.pipeline.precision import (
+    Precision,
+    choose_precision,
+    in_precision,
+    share_weights,
+    with_float32_head,
+)
 from gidd.pipeline.results import (
     Correction,
     Generation,
@@ -55,7 +61,7 @@ from gidd.pipeline.results import (
     describe_schedule,
 )
 from gidd.pipeline.score import TokenProbability, score_texts, token_probabilities
-from gidd.pipeline.text import Span, TokenDecoder, ban_unwritten_tokens, require_stop
+from gidd.pipeline.text import Span, TokenDecoder, ban_unwritten_tokens, require_stop, require_text
 from gidd.sampling import (
     CachedFeatures,
     OnStep,
@@ -84,6 +90,10 @@ _MAX_DEFAULT_LENGTH = 2048
 _Result = TypeVar("_Result", Generation, Correction, SelfCorrection, Scores)
 
 
+def _rebuild(settings: dict[str, Any]) -> "Pipeline":
+    return Pipeline(**settings)
+
+
 class Pipeline:
     """A denoiser with its noise schedule, tokenizer and engine; `gidd.from_pretrained` loads one.
 
@@ -106,8 +116,8 @@ class Pipeline:
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
     ) -> None:
         self.device = choose(device)
-        self.denoiser = denoiser.eval().requires_grad_(False)
-        """The model as it was loaded; a GPU computes with a copy of it."""
+        self.denoiser = share_weights(denoiser)
+        """The model in evaluation mode, with the weights of the given one; a GPU has a copy."""
         self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context
         self.token_texts = TokenDecoder(self.tokenizer)
         self.precision: Precision = choose_precision(precision, self.device)
@@ -116,7 +126,7 @@ class Pipeline:
         """The smallest and the largest time that the network was trained with."""
         default = 1 if self.device.type == "cpu" else 16
         rows = default if batch_size is None else batch_size
-        self._network = in_precision(denoiser, self.precision, self.device)
+        self._network = in_precision(self.denoiser, self.precision, self.device)
         uses_time = getattr(denoiser.backbone, "uses_time", True)
         self.network = self._network if uses_time else CachedFeatures(self._network)
         accepts_padding = bool(getattr(self.network, "accepts_padding", False))
@@ -146,6 +156,12 @@ class Pipeline:
             f"{self.schedule.vocab.size:,} tokens, context of {self.context:,} tokens, "
             f"{self.device}, {self.precision}>"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the arguments: sessions have threads' locks."""
+        names = ("denoiser", "schedule", "tokenizer", "context", "device", "precision")
+        settings = {name: getattr(self, name) for name in (*names, "source", "notes", "times")}
+        return _rebuild, (settings | {"batch_size": self.session.batch_size},)
 
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer to a folder that `gidd.from_pretrained` loads."""
@@ -380,6 +396,7 @@ class Pipeline:
         else `choices={0: [" yes", " no"]}` by its index. The other arguments are the same as for
         `generate`.
         """
+        require_text(template, "a template")
         tokens = parse_template(
             template, lambda text: self.token_texts.encode(text, "the text around blanks")
         )
@@ -415,13 +432,17 @@ class Pipeline:
 
     @overload
     def correct(
-        self, text: str, *, protected: Sequence[Span] = (), **settings: Unpack[CorrectSettings]
+        self,
+        text: str | Generation,
+        *,
+        protected: Sequence[Span] = (),
+        **settings: Unpack[CorrectSettings],
     ) -> Correction: ...
 
     @overload
     def correct(
         self,
-        text: list[str],
+        text: list[str] | list[Generation],
         *,
         protected: Sequence[Sequence[Span]] | None = None,
         **settings: Unpack[CorrectSettings],
@@ -429,7 +450,7 @@ class Pipeline:
 
     def correct(
         self,
-        text: str | list[str],
+        text: str | Generation | list[str] | list[Generation],
         *,
         error_rate: float | None = None,
         min_confidence: float | None = None,
@@ -448,7 +469,8 @@ class Pipeline:
         raised and no result is returned.
 
         Args:
-            text: A text that the tokenizer restores exactly, or a list of texts.
+            text: A text that the tokenizer restores exactly, a sample, or a list of them. What a
+                sample was given, such as its prompt, does not change.
             error_rate: Fraction of wrong tokens; by default estimated as by `noise_level`.
             min_confidence: Least probability of a change; by default, the most likely text is
                 chosen, which minimises the expected number of mistakes.
@@ -461,15 +483,15 @@ class Pipeline:
             min_confidence=(min_confidence, optional(MIN_CONFIDENCE)),
         )
         self.require_visible_scores("correction")
-        start, texts = time.perf_counter(), [text] if isinstance(text, str) else text
-        spans = [protected] if isinstance(text, str) else protected or [()] * len(texts)
+        start, texts = time.perf_counter(), text if isinstance(text, list | tuple) else [text]
+        spans = protected or [()] * len(texts) if texts is text else [protected]
         settings = error_rate, min_confidence, on_progress
         found = self._complete(start, correct_texts(self, texts, spans, *settings))
-        return found[0] if isinstance(text, str) else found
+        return found if texts is text else found[0]
 
     def self_correct(
         self,
-        text: str,
+        text: str | Generation,
         *,
         protected: Sequence[Span] = (),
         seed: int = 0,
@@ -481,8 +503,9 @@ class Pipeline:
         """Replace tokens by self-correction (Algorithm 1, App. C), for samples of the model.
 
         Every token for which the model prefers another one may be replaced. That improves samples
-        of the model; for other texts use `correct`. A text longer than the context is corrected in
-        overlapping windows. `changes` are fields of `options`, e.g.
+        of the model; for other texts use `correct`. Give the sample itself, so that its prompt, and
+        all else that it was given, does not change: as a string, all of it may. A text longer than
+        the context is corrected in overlapping windows. `changes` are fields of `options`, e.g.
         `temperature=0.2`. For the other arguments see `correct` and `generate`.
         """
         require_arguments(seed=(seed, SEED))
@@ -494,7 +517,7 @@ class Pipeline:
 
     def noise_level(
         self,
-        text: str,
+        text: str | Generation,
         *,
         protected: Sequence[Span] = (),
         on_forward_passes: OnForwardPassesDone | None = None,
@@ -540,12 +563,12 @@ class Pipeline:
             **changes: Fields of `options` to change, e.g. `repeats=8, max_se=0.01`.
         """
         start, options = time.perf_counter(), with_changes(options, changes, self.score)
-        texts = [text] if isinstance(text, str) else text
+        texts = text if isinstance(text, list | tuple) else [text]
         tokens = [self.encode(each, "the text to score") for each in texts]
         given = self.token_texts.encode(prompt, "the prompt")
         settings = options, confidence, on_forward_passes
         found = self._complete(start, score_texts(self, texts, tokens, given, *settings))
-        return found[0] if isinstance(text, str) else found
+        return found if texts is text else found[0]
 
     def token_probabilities(self, tokens: Sequence[int], top: int = 5) -> list[TokenProbability]:
         """Return x_theta at each position of a text, and its most likely tokens there.

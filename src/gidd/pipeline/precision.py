@@ -39,6 +39,34 @@ def choose_precision(precision: Precision | None, device: torch.device) -> Preci
     return precision
 
 
+def share_weights(denoiser: Denoiser) -> Denoiser:
+    """Return a copy for inference with the same weights in memory; the given one is not changed."""
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in denoiser.buffers()}
+    for weight in denoiser.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
+    try:
+        return copy.deepcopy(denoiser, memo).eval()
+    except Exception as error:  # of any network
+        message = f"the network must be one that copy.deepcopy can copy: {error}. Remove the cause."
+        raise ConfigError(message) from error
+
+
+def convert(denoiser: Denoiser, precision: Precision, device: torch.device) -> None:
+    """Move a denoiser to a device in place, with weights that it computes with in `precision`.
+
+    For a GPU nothing changes: `in_precision` copies.
+    """
+    if device.type == "cuda":
+        return
+    denoiser.to(device)
+    dtypes = {weight.dtype for weight in denoiser.parameters()}
+    # CPUs compute with 16 bits several times as slowly; autocast has no layer norm for float16
+    is_slow = precision == "float32" and device.type == "cpu" and torch.bfloat16 in dtypes
+    is_lacking = torch.float16 in dtypes and (precision == "bf16" or device.type == "cpu")
+    if is_slow or is_lacking:
+        denoiser.float()
+
+
 def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device) -> PipelineNetwork:
     """Return the denoiser on a device with its backbone computing in `precision`.
 
@@ -53,15 +81,8 @@ def in_precision(denoiser: Denoiser, precision: Precision, device: torch.device)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         placed = _copy_to_gpu(denoiser, device, dtype)
         return cast(PipelineNetwork, _InMode(placed, _tf32)) if precision == "tf32" else placed
-    denoiser.to(device)
-    weights = list(denoiser.parameters())
-    if precision == "float32":
-        if any(w.dtype.itemsize == 2 and w.device.type == "cpu" for w in weights):
-            denoiser.float()  # CPUs compute with 16 bits several times as slowly
-        return denoiser
-    if any(weight.dtype == torch.float16 for weight in weights):
-        denoiser.float()  # autocast to bf16 has no layer norm for float16 weights on a CPU
-    return cast(PipelineNetwork, _InMode(denoiser, _bf16))
+    convert(denoiser, precision, device)
+    return denoiser if precision == "float32" else cast(PipelineNetwork, _InMode(denoiser, _bf16))
 
 
 def with_float32_head(network: PipelineNetwork) -> HiddenAndHead:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from os.path import commonprefix
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from unicodedata import category
 
-from gidd.common.config.allowed import require_arguments
+from gidd.common.config.allowed import integer, require_arguments
+from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import STOP
@@ -89,11 +90,19 @@ class TokenDecoder:
         if not self.tokenizer.is_character_level:
             tokens = tuple(self.encode(text, what))
             return EncodedText(tokens, tuple(self(tokens)), tuple(map(self.is_fixed, tokens)))
-        _require_unicode(text, what)
+        require_text(text, what)
         tokens = tuple(self.tokenizer.encode(text))
         layout = {character for character in set(text) if _has_layout(character)}
         fixed = (v in self.fixed_ids or c in layout for v, c in zip(tokens, text, strict=True))
         return EncodedText(tokens, tuple(text), tuple(fixed))
+
+    def encode_sample(self, sample: Generation) -> EncodedText:
+        """Return the tokens of a sample, not those that its text would be encoded as."""
+        texts = self(sample.tokens)
+        cut = sample.text.removeprefix("".join(texts))  # of a token that a stop string begins in
+        rest = self.encode_with_offsets(cut, "the end of the sample")
+        fixed = (*map(self.is_fixed, sample.tokens), *rest.fixed)
+        return EncodedText((*sample.tokens, *rest.tokens), (*texts, *rest.texts), fixed)
 
     def decode_like(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
         """Return the texts of tokens at the positions of a text, its own where they are equal."""
@@ -110,7 +119,7 @@ class TokenDecoder:
 
         `what` names the text in error messages.
         """
-        _require_unicode(text, what)
+        require_text(text, what)
         tokens = self.tokenizer.encode(text)
         back = "".join(self(tokens))
         if back == text:
@@ -170,7 +179,10 @@ def _has_layout(text: str) -> bool:
     return any(c == _INVALID or category(c) in _LAYOUT for c in text)
 
 
-def _require_unicode(text: str, what: str) -> None:
+def require_text(text: object, what: str) -> None:
+    """Raise if a text is no string of valid Unicode; `what` names it in error messages."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} must be a string, got {shorten(text)}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -182,12 +194,14 @@ def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
     """Return for each token whether it overlaps a protected span or is never corrected."""
     ends = list(accumulate(map(len, given.texts), initial=0))
     changes = [0] * (ends[-1] + 1)  # of the number of spans around a character
-    for start, stop in spans:
-        if not 0 <= start <= stop <= ends[-1]:
+    place = integer(0, ends[-1])
+    for span in cast("Sequence[object]", spans if isinstance(spans, list | tuple) else [spans]):
+        pair = cast("Sequence[Any]", span if isinstance(span, list | tuple) else ())
+        if len(pair) != 2 or not all(map(place.contains, pair)) or pair[0] > pair[1]:
             must = f"(start, stop) with 0 <= start <= stop <= {ends[-1]}, the length of the text"
-            raise ConfigError(f"a protected span must be {must}, got ({start}, {stop}).")
-        changes[start] += 1
-        changes[stop] -= 1
+            raise ConfigError(f"a protected span must be {must}, got {shorten(span)}.")
+        changes[pair[0]] += 1
+        changes[pair[1]] -= 1
     kept = list(accumulate(changes))
     places = zip(given.fixed, pairwise(ends), strict=True)
     return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]

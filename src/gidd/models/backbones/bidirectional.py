@@ -82,6 +82,7 @@ class BidirectionalTransformer(RotaryTransformer):
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config, _Layer, _RMSNorm)
         self.accepts_segments = config.shifted_mask_id is None  # a shift crosses documents
+        self.needs_first_token = not self.accepts_segments and not config.predicts_first
         if config.tied_head:
             self.head.weight = self.embed_tokens.weight
 
@@ -93,8 +94,7 @@ class BidirectionalTransformer(RotaryTransformer):
         They depend on valid tokens, or on those of their segment, only.
         """
         config = self.config
-        is_refused = config.shifted_mask_id is not None and not config.predicts_first
-        if is_refused and bool((z[:, 0] == config.shifted_mask_id).any()):
+        if self.needs_first_token and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(
                 "the first token must not be masked, as nothing predicts it. Begin the prompt or "
                 "template with text; texts cannot be scored with this model."
