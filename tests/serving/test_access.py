@@ -120,21 +120,48 @@ def test_requests_and_cost_of_a_key_are_limited():
     assert caught.value.seconds == pytest.approx(30)
     now[0] = 31
     access.begin("alice")
+
+
+def test_the_cost_of_a_key_is_reserved_and_what_was_not_computed_is_given_back():
+    now = [0.0]
     access = Access({"h": "alice"}, cost_per_minute=100, clock=lambda: now[0])
-    access.begin("alice")
-    access.charge("alice", 250)  # known when it is done: the rest is owed
+    access.charge("alice", 90)
     with pytest.raises(Overloaded, match="cost") as caught:
-        access.begin("alice")
-    assert caught.value.seconds == pytest.approx(90.6)
-    now[0] += 91
-    access.begin("alice")
+        access.charge("alice", 40)
+    assert caught.value.seconds == pytest.approx(18)
+    access.charge("alice", -60)
+    access.charge("alice", 40)
+    now[0] = 1000
+    access.charge("alice", 100)  # never more than what a minute gives
+    with pytest.raises(ConfigError, match="cost.*at most 100.*got 101"):
+        access.charge("alice", 101)
 
 
-def test_a_client_that_sends_too_much_is_told_when_to_try_again(pipelines):
-    with served(pipelines, service=ServiceOptions(cost_per_minute=1)) as service:
+def test_a_rate_below_one_a_minute_lets_a_request_in():
+    now = [0.0]
+    access = Access({}, requests_per_minute=0.5, clock=lambda: now[0])
+    access.begin("")
+    with pytest.raises(Overloaded) as caught:
+        access.begin("")
+    assert caught.value.seconds == pytest.approx(120)
+
+
+def test_many_requests_at_once_cost_no_more_than_their_key_may_use(pipelines, goes_on):
+    """Each is charged before it begins; what a client that leaves did not compute is given back."""
+    slow = BODY | {"steps": 400, "stream": True, "diffusing": True}
+    goes_on.clear()
+    with served(pipelines, service=ServiceOptions(cost_per_minute=3000)) as service:
+        (worker,) = [service.workers["hybrid"]]
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=slow) as stream:
+            refused = send(service, None, slow)
+            assert stream.status_code == 200 and refused.status_code == 429
+            assert 0 < int(refused.headers["retry-after"]) <= 60
+        goes_on.set()
+        while worker.num_open:
+            time.sleep(0.005)
         assert send(service, None).status_code == 200
-        response = send(service, None)
-    assert response.status_code == 429 and int(response.headers["retry-after"]) > 60
+        dear = send(service, None, slow | {"steps": 4000})
+        assert dear.status_code == 400 and "3,000" in dear.json()["error"]["message"]
 
 
 def test_a_full_service_refuses_and_is_not_ready(pipelines):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 from support.service import small_pipelines
@@ -72,6 +73,45 @@ def test_too_many_calls_are_refused_and_the_others_are_answered(pipe, worker):
     assert worker.num_refused == 3
 
 
+def test_one_key_leaves_places_for_others(pipe, worker):
+    async def flooded():
+        calls = [
+            asyncio.ensure_future(worker.call(lambda: endless(pipe), key="a", max_cost=None))
+            for _ in range(6)
+        ]
+        while worker.num_open < 4 or not worker.pool.pending:
+            await asyncio.sleep(0.001)
+        refused = [call.exception() for call in calls if call.done()]
+        assert len(refused) == 2 and all(isinstance(error, Overloaded) for error in refused)
+        assert all(1 <= error.seconds <= worker.options.seconds for error in refused)
+        found = await worker.call(lambda: results(pipe, 0), key="b")
+        for call in calls:
+            call.cancel()
+        return found
+
+    assert asyncio.run(flooded()) == results(pipe, 0)
+
+
+def test_the_wait_of_a_refused_call_is_at_most_the_time_that_is_left(pipe):
+    worker = Worker(pipe, WorkerOptions(max_requests=1, seconds=30.0, max_cost=10**9))
+    generate = partial(pipe.generate, length=16, steps=4)
+
+    async def refused():
+        await worker.call(generate)  # so that the speed is known
+        running = asyncio.ensure_future(worker.call(lambda: endless(pipe)))
+        while not worker.pool.pending:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Overloaded) as caught:
+            await worker.call(generate)
+        running.cancel()
+        return caught.value.seconds
+
+    try:
+        assert asyncio.run(refused()) <= 30
+    finally:
+        worker.close()
+
+
 def endless(pipe):
     return pipe.generate(length=16, steps=60_000, sampler="ancestral")
 
@@ -116,13 +156,13 @@ def test_a_thread_whose_call_was_cancelled_ends_with_an_error(pipe, worker):
 
 
 def test_a_call_that_is_late_or_costs_too_much_fails_alone(pipe):
-    worker = Worker(pipe, WorkerOptions(seconds=0.2, max_cost=1000 * 16))
+    worker = Worker(pipe, WorkerOptions(max_cost=1000 * 16))
 
     async def calls():
         return await asyncio.gather(
             worker.call(lambda: endless(pipe)),
             worker.call(lambda: pipe.generate(length=16, steps=1000), seconds=0.0),
-            worker.call(lambda: results(pipe, 0), seconds=60.0),
+            worker.call(lambda: results(pipe, 0)),
             return_exceptions=True,
         )
 

@@ -71,6 +71,7 @@ from gidd.sampling import (
     Session,
     Tokens,
     WindowReader,
+    compute,
     parse_template,
     run_job,
     run_jobs,
@@ -605,9 +606,8 @@ class Pipeline:
         if tokens_per_batch is None:
             tokens_per_batch = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_BATCH
         network, noise = with_float32_head(self._network), self.schedule
-        return NelboEstimator(
-            network, noise, grid, nodes, seed, tokens_per_batch, ranks, self.device
-        )
+        settings = grid, nodes, seed, tokens_per_batch, ranks, self.device
+        return NelboEstimator(network, noise, *settings, run=compute)
 
     def require_visible_scores(self, what: str) -> None:
         """Raise `ConfigError` if the network was trained with masking alone."""

@@ -3,7 +3,8 @@
 Reading order: `network`, `prediction` (x_theta where it is needed), `choices` (one of several
 texts), `canvas` (the state), `steps/`, `correctors/` (functions that change it), `plan`, `request`
 (what to sample, and the result), `ticket` (a request in progress), `length_bucket` (requests that
-share forward passes), `session`, `jobs` (several rounds), `windows` (long texts).
+share forward passes), `session`, `pool` (several sessions), `jobs` (several rounds), `windows`
+(long texts).
 """
 
 from typing import TYPE_CHECKING
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     )
     from gidd.sampling.jobs import (
         Jobs as Jobs,
-        SessionPool as SessionPool,
+        compute as compute,
         run_job as run_job,
         run_jobs as run_jobs,
+        shared_jobs as shared_jobs,
         sharing as sharing,
     )
     from gidd.sampling.network import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
+    from gidd.sampling.pool import SessionPool as SessionPool
     from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction
     from gidd.sampling.processors import (
         Ban as Ban,

@@ -12,19 +12,19 @@ They are ordinary coroutines of `asyncio`, which may await anything else as well
 
 import asyncio
 import contextvars
-import threading
-import time
+import math
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from threading import Lock
+from threading import RLock
 from typing import Any, Final, TypeVar
 
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, LimitReached
+from gidd.sampling.pool import SessionPool
 from gidd.sampling.request import Edit, Limits, Request, Sample
 from gidd.sampling.session import OnStep, Session
-from gidd.sampling.ticket import Event, Ticket
+from gidd.sampling.ticket import Event
 
 _T = TypeVar("_T")
 
@@ -60,63 +60,87 @@ class _Call:
                 self.future.set_result(None)
 
 
-class SessionPool:
-    """Sessions that jobs share, one for each network that they use.
-
-    Jobs submit requests from any thread, and one thread steps the sessions that are `pending`.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        """Start without sessions; `settings` are arguments of each, e.g. `max_cost=10**6`."""
-        self._settings = settings
-        self._sessions: dict[Session, Session] = {}
-        self._lock = Lock()
-        self.has_work = threading.Event()
-        """Set when requests are submitted; the thread that steps may clear it and wait for it."""
-
-    @property
-    def sessions(self) -> list[Session]:
-        """All sessions."""
-        return list(self._sessions.values())
-
-    @property
-    def pending(self) -> list[Session]:
-        """Sessions with requests that are not done."""
-        return [session for session in self.sessions if session.pending]
-
-    def session_like(self, session: Session) -> Session:
-        """Return the session that shares the forward passes of this one's network."""
-        with self._lock:
-            if session not in self._sessions:
-                self._sessions[session] = session.new(**self._settings)
-            return self._sessions[session]
-
-
 class Jobs:
-    """What jobs sample with. All that is awaited with one of these ends if it is cancelled."""
+    """What jobs compute with. All that is awaited with one of these ends if it is cancelled."""
 
     def __init__(
         self,
         pool: SessionPool | None = None,
         *,
         seconds: float | None = None,
+        max_cost: int | None = None,
+        charge: Callable[[int], None] | None = None,
         record_edits: bool = True,
     ) -> None:
         """Start without samples.
 
         Args:
             pool: Sessions that another thread steps; by default new ones, that `run_jobs` steps.
-            seconds: From now on; what is not sampled by then raises `LimitReached`.
+            seconds: From now on; what is not done by then raises `LimitReached`.
+            max_cost: The largest cost of all work together; further work raises `ConfigError`.
+            charge: Called with the cost of work before it is made, which it may refuse by raising,
+                and with a negative number for work that was not made (`settle`).
             record_edits: Whether samples have edits.
         """
+        self._is_alone = pool is None
         self.pool = SessionPool() if pool is None else pool
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self.start = self.pool.clock()
+        self._seconds, self._max_cost, self._charge = seconds, max_cost, charge
         self._record_edits = record_edits
         self.cost = 0
-        """Cost of all requests so far, see `Session.cost`."""
-        self._open: set[_Call] = set()
+        """Tokens of all forward passes that were reserved, see `Session.cost`."""
+        self.computed = 0
+        """Tokens of the forward passes that were made."""
+        self._unused = 0
+        """Reserved for work that has not begun."""
+        self._open: set[Future[Any]] = set()
         self._is_cancelled = False
-        self._lock = Lock()
+        self._lock = RLock()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time is over."""
+        if self._seconds is None:
+            return math.inf
+        return max(0.0, self.start + self._seconds - self.pool.clock())
+
+    def check(self) -> None:
+        """Raise if all that is awaited was cancelled, or the time is over."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if not self.seconds_left:
+            raise LimitReached(f"the call must be finished within {self._seconds:g} seconds.")
+
+    def reserve(self, cost: int) -> None:
+        """Reserve work to come, in tokens of forward passes; raise if it is too much.
+
+        Samples and other forward passes use what is reserved, and reserve what is missing: call it
+        where the cost of several of them is known before the first.
+        """
+        with self._lock:
+            if self._max_cost is not None and self.cost + cost > self._max_cost:
+                raise ConfigError(
+                    f"a call must cost at most {self._max_cost:,} (steps times tokens, of all "
+                    f"samples), got {self.cost + cost:,}. Use fewer steps or samples, or a shorter "
+                    "text."
+                )
+            if self._charge is not None:
+                self._charge(cost)
+            self.cost += cost
+            self._unused += cost
+
+    def _use(self, cost: int) -> None:
+        with self._lock:
+            if cost > self._unused:
+                self.reserve(cost - self._unused)
+            self._unused -= cost
+
+    def settle(self) -> None:
+        """Give back what was reserved and not computed; nothing else may be computed then."""
+        with self._lock:
+            if self._charge is not None:
+                self._charge(self.computed - self.cost)
+            self.cost = self.computed
 
     async def sample(
         self,
@@ -129,51 +153,71 @@ class Jobs:
     ) -> list[Sample]:
         """Sample requests; the first that fails raises, and ends those that were not done.
 
-        All jobs with the same session share a new one like it. `on_step` is called with the events
-        of these requests.
+        All jobs with sessions of one network and shape share a new one. `on_step` is called with
+        the events of these requests.
         """
         if not requests:
             return []
-        call, tickets = _Call(len(requests), on_step), list[Ticket]()
-        shared = self.pool.session_like(session)
-        with self._lock:
-            self._open.add(call)
-            if self._is_cancelled:
-                raise asyncio.CancelledError
-        limits = self._until_deadline(limits)
+        self.check()
+        call, shared = _Call(len(requests), on_step), self.pool.session_like(session)
+        if self._seconds is not None:
+            seconds = min(self.seconds_left, math.inf if limits.seconds is None else limits.seconds)
+            limits = replace(limits, seconds=seconds, on_limit="abort")
+        options: dict[str, Any] = {"record_frames": record_frames, "on_step": call.report}
+        options["record_edits"] = self._record_edits
+        tickets = [shared.prepare(request, limits, **options) for request in requests]
+        self._use(sum(ticket.cost for ticket in tickets))
         try:
-            for request in requests:
-                ticket = shared.submit(
-                    request,
-                    limits,
-                    record_frames=record_frames,
-                    record_edits=self._record_edits,
-                    on_step=call.report,
-                )
-                tickets.append(ticket)
-                self.cost += ticket.cost
-            self.pool.has_work.set()
-            await asyncio.wrap_future(call.future)
+            with self._until_cancelled(call.future):
+                for ticket in tickets:
+                    shared.enqueue(ticket)
+                self.pool.has_work.set()
+                await asyncio.wrap_future(call.future)
         finally:
-            self._open.discard(call)
             for ticket in tickets:
                 shared.cancel(ticket)
+            with self._lock:
+                self.computed += sum(ticket.computed for ticket in tickets)
         return [ticket.sample for ticket in tickets if ticket.sample is not None]
+
+    def compute(self, function: Callable[[], _T], cost: int) -> _T:
+        """Return the result of a function that makes one forward pass, of `cost` tokens.
+
+        The thread that steps the sessions calls it between two steps, and this one waits. Without
+        such a thread it is called here.
+        """
+        self.check()
+        self._use(cost)
+        if self._is_alone:
+            self.computed += cost
+            return function()
+        future: Future[_T] = Future()
+        with self._until_cancelled(future):
+            self.pool.submit(self, function, cost, future)
+            try:
+                return future.result()
+            except CancelledError as error:
+                raise asyncio.CancelledError from error
+
+    @contextmanager
+    def _until_cancelled(self, future: Future[Any]) -> Generator[None]:
+        """Let `cancel` cancel a future."""
+        with self._lock:
+            self._open.add(future)
+            if self._is_cancelled:
+                future.cancel()
+        try:
+            yield
+        finally:
+            self._open.discard(future)
 
     def cancel(self) -> None:
         """End all that is awaited, from any thread, with `asyncio.CancelledError`."""
         with self._lock:
             self._is_cancelled = True
-            calls = list(self._open)
-        for call in calls:
-            call.future.cancel()
-
-    def _until_deadline(self, limits: Limits) -> Limits:
-        if self._deadline is None:
-            return limits
-        left = max(0.0, self._deadline - time.monotonic())
-        seconds = left if limits.seconds is None else min(left, limits.seconds)
-        return replace(limits, seconds=seconds, on_limit="abort")
+            futures = list(self._open)
+        for future in futures:
+            future.cancel()
 
 
 _SHARED: contextvars.ContextVar[Jobs | None] = contextvars.ContextVar("shared jobs", default=None)
@@ -190,6 +234,16 @@ def sharing(jobs: Jobs) -> Generator[None]:
         yield
     finally:
         _SHARED.reset(token)
+
+
+def shared_jobs() -> Jobs:
+    """Return the jobs that this thread samples with (`sharing`), or new ones without limits."""
+    return _SHARED.get() or Jobs()
+
+
+def compute(function: Callable[[], _T], cost: int) -> _T:
+    """Call a function that makes one forward pass, within the limits of `sharing`."""
+    return shared_jobs().compute(function, cost)
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

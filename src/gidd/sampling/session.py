@@ -117,7 +117,7 @@ class Session:
         self.max_waiting, self.max_cost = max_waiting, max_cost
         self.device = torch.device(device)
         self.counters = SessionCounters()
-        self._clock = clock
+        self.clock = clock
         self._numbers = count()
         self._lock = Lock()  # held while a request is opened or ended, by any thread
         self._inbox: deque[Ticket] = deque()
@@ -138,15 +138,19 @@ class Session:
 
         `changes` are arguments of a session, e.g. `max_cost=10**6`.
         """
-        settings: dict[str, Any] = {
+        return Session(self.network, self.schedule, **(self.settings | changes))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments that determine the shapes of forward passes, device and clock."""
+        return {
             "batch_size": self.batch_size,
             "row_buckets": self.row_buckets,
             "pad_to_multiple_of": self.pad_to_multiple_of,
             "max_length": self.max_length,
             "device": self.device,
-            "clock": self._clock,
+            "clock": self.clock,
         }
-        return Session(self.network, self.schedule, **(settings | changes))
 
     @property
     def pending(self) -> int:
@@ -169,7 +173,16 @@ class Session:
         passes = 2 if request.is_guided else 1
         return passes * len(request.plan) * self.padded_length(len(request.tokens))
 
-    def submit(
+    def submit(self, request: Request, limits: Limits = _NO_LIMITS, **options: Any) -> Ticket:
+        """Validate and enqueue a request; raise if it is invalid or too many wait.
+
+        For the options see `prepare`.
+        """
+        ticket = self.prepare(request, limits, **options)
+        self.enqueue(ticket)
+        return ticket
+
+    def prepare(
         self,
         request: Request,
         limits: Limits = _NO_LIMITS,
@@ -179,12 +192,13 @@ class Session:
         record_edits: bool = True,
         on_step: OnStep | None = None,
     ) -> Ticket:
-        """Validate and enqueue a request; raise if it is invalid or too many wait.
+        """Validate a request; return its ticket, with its cost, for `enqueue`.
 
         Requests of a higher `priority` come first. `record_frames` records state and prediction
         before every step. It costs a pass of the head per step, and a forward pass where the step
         would have needed none. Without `record_edits`, events and sample have no edits. `on_step`
-        is called after each step with the events of all requests that were submitted with it.
+        is called after each step with the events of all requests that were submitted with it; if
+        it raises, these requests end with its error.
         """
         request.check(self.schedule, self.max_length)
         if self._checked.get(id(request.plan)) is not request.plan:
@@ -198,6 +212,10 @@ class Session:
                 f"{cost:,}. Use fewer steps or a shorter sequence."
             )
         options = priority, record_frames, record_edits, on_step
+        return Ticket(next(self._numbers), request, limits, cost, *options)
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Let a request begin; raise if too many wait."""
         with self._lock:
             if self.max_waiting is not None and self.waiting >= self.max_waiting:
                 self.counters.refused += 1
@@ -207,13 +225,11 @@ class Session:
                     f"{seconds:.0f} seconds.",
                     seconds,
                 )
-            ticket = Ticket(next(self._numbers), request, limits, cost, *options)
-            if limits.seconds is not None:
-                ticket.deadline = self._clock() + limits.seconds
+            if ticket.limits.seconds is not None:
+                ticket.deadline = self.clock() + ticket.limits.seconds
             self._open.add(ticket)
-            self._open_cost += cost
+            self._open_cost += ticket.cost
             self._inbox.append(ticket)
-        return ticket
 
     def cancel(self, ticket: Ticket) -> bool:
         """End a request, without an event; return False if it had ended before."""
@@ -321,7 +337,7 @@ class Session:
         """End the requests whose time is over, or let their next step be the last."""
         if not self._timed:
             return
-        now, timed = self._clock(), [entry for entry in self._timed if not entry[1].is_done]
+        now, timed = self.clock(), [entry for entry in self._timed if not entry[1].is_done]
         self._timed = [entry for entry in timed if entry[0] > now]
         for ticket in (ticket for deadline, ticket in timed if deadline <= now):
             if ticket.limits.on_limit == "finish":

@@ -83,6 +83,12 @@ class Ticket:
         return self.is_cancelled or self.sample is not None or self.error is not None
 
     @property
+    def computed(self) -> int:
+        """The part of its cost that was computed: tokens of the forward passes that were made."""
+        passes = max(self.forward_passes, len(self._frames))  # each frame is one
+        return self.cost * passes // max(1, len(self.request.plan))
+
+    @property
     def num_steps(self) -> int:
         """Steps of its plan."""
         return len(self.plan)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,19 +50,25 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
 
 
 class Allowance:
-    """An amount that is refilled at a constant rate: at most what a minute gives."""
+    """An amount that is refilled at a constant rate: at most what a minute gives, or 1."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self._per_minute, self._clock = per_minute, clock
-        self._left, self._last = per_minute, clock()
+        self._most = max(1, per_minute)
+        self._left, self._last = self._most, clock()
 
-    def take(self, amount: float, least: float, what: str) -> None:
-        """Use an amount, if at least `least` is left; the rest may be owed. Or raise."""
+    def take(self, amount: float, what: str) -> None:
+        """Use an amount, or raise if less is left; a negative amount is given back."""
         now = self._clock()
         refilled = self._left + (now - self._last) / 60 * self._per_minute
-        self._left, self._last = min(self._per_minute, refilled), now
-        if self._left < least:
-            seconds = (least - self._left) / self._per_minute * 60
+        self._left, self._last = min(self._most, refilled), now
+        if amount > self._most:
+            raise ConfigError(
+                f"{what} of a request must be at most {self._per_minute:,.0f}, which this key may "
+                f"use in a minute, got {amount:,.0f}. Use fewer steps, or a shorter text."
+            )
+        if amount > self._left:
+            seconds = (amount - self._left) / self._per_minute * 60
             raise Overloaded(
                 f"this key may use {self._per_minute:,.0f} {what} a minute. Try again in "
                 f"{seconds:.0f} seconds.",
@@ -80,7 +87,7 @@ class Access:
         cost_per_minute: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys = keys
+        self._keys, self._lock = keys, Lock()
         names = {*keys.values(), ""}
         self._requests, self._cost = (
             {} if rate is None else {name: Allowance(rate, clock) for name in names}
@@ -101,17 +108,21 @@ class Access:
             )
         return name
 
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether several keys share the service."""
+        return len(self._keys) > 1
+
     def begin(self, name: str) -> None:
         """Count a request; raise `Overloaded` if a key has used what it may."""
-        if name in self._cost:
-            self._cost[name].take(0, 1, "cost (steps times tokens)")
         if name in self._requests:
-            self._requests[name].take(1, 1, "requests")
+            self._requests[name].take(1, "requests")
 
     def charge(self, name: str, cost: int) -> None:
-        """Count the cost of a request when it is done."""
+        """Count a cost before it is computed, or raise; a negative one was not computed."""
         if name in self._cost:
-            self._cost[name].take(cost, float("-inf"), "cost")
+            with self._lock:  # called by the threads of requests
+                self._cost[name].take(cost, "cost (steps times tokens)")
 
 
 class Gate:

@@ -19,7 +19,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 import gidd
 from gidd.pipeline import Pipeline
 from gidd.pipeline.chat import is_chat_model
-from gidd.sampling.jobs import gather
 from gidd.serving import texts
 from gidd.serving.access import Access, Gate
 from gidd.serving.errors import ServiceError, add_handlers, as_service_error, error_body
@@ -217,11 +216,8 @@ class Service:
                     400, f"{name}: needs {needs}, which {call.model} was not.", param=name
                 )
 
-        def run(_: object) -> Json:
-            with call.worker.alone:
-                return texts.score(call.pipe, body)
-
-        return await call.result_or_frames(run, is_stream=False)
+        run = partial(texts.score, call.pipe, body)
+        return await call.result_or_frames(lambda _: run(), is_stream=False)
 
     def _begin(self, body: Any, request: Request, kind: str) -> Call:
         name: str = request.scope.get("state", {}).get("key", "")
@@ -234,6 +230,7 @@ class Service:
             model=model,
             id=f"{kind}-{secrets.token_hex(12)}",
             seed=secrets.randbelow(2**31) if seed is None else seed,
+            key=name if self.access.has_several_keys else None,
             charge=partial(self.access.charge, name),
         )
 
@@ -275,6 +272,7 @@ class Call:
     model: str
     id: str
     seed: int
+    key: str | None
     charge: Callable[[int], None]
 
     @property
@@ -284,15 +282,14 @@ class Call:
 
     async def run_all(self, functions: list[Callable[[], _T]]) -> list[_T]:
         """Run functions in the worker, unless the client goes away."""
-        self.worker.require_room(len(functions))
         # masked models have no other record of the probability of a token
         record_edits = not self.pipe.can_score_visible_tokens
-        return await self._unless_gone(
-            gather(
-                self.worker.call(one, charge=self.charge, record_edits=record_edits)
-                for one in functions
-            )
-        )
+        calls = self.worker.call_all(functions, record_edits=record_edits, **self._settings)
+        return await self._unless_gone(calls)
+
+    @property
+    def _settings(self) -> Json:
+        return {"key": self.key, "charge": self.charge}
 
     async def _unless_gone(self, work: Awaitable[_T]) -> _T:
         """Wait for something; end it if the client goes away."""
@@ -351,7 +348,7 @@ class Call:
     ) -> AsyncGenerator[Json]:
         """Yield the finished blocks of texts."""
         head, ended = self._head(is_chunk=True), list[Json]()
-        async for index, piece in self.worker.stream(run, charge=self.charge):
+        async for index, piece in self.worker.stream(run, **self._settings):
             choice: Json = {"index": index, "text": piece, "finish_reason": None}
             if not isinstance(piece, str):
                 choice["finish_reason"] = "stop" if piece.is_stopped else "length"
@@ -406,7 +403,7 @@ class Call:
             emit(run(emit))
 
         last = 0.0
-        async for item in self.worker.stream(emit_result, charge=self.charge):
+        async for item in self.worker.stream(emit_result, **self._settings):
             if isinstance(item, Frame):
                 await asyncio.sleep(max(0.0, last + _FRAME_SECONDS - time.monotonic()))
                 last = time.monotonic()

@@ -41,9 +41,9 @@ class Metrics(Collector):
 
 
 def _sum(attribute: str) -> Callable[[Worker], float]:
-    """Return the sum of a number over the sessions of a worker."""
+    """Return the sum of a number over all that makes forward passes for a worker."""
     number = attrgetter(attribute)
-    return lambda worker: sum(map(number, worker.pool.sessions))
+    return lambda worker: sum(map(number, worker.pool.sources))
 
 
 _COUNT, _GAUGE = CounterMetricFamily, GaugeMetricFamily

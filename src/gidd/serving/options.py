@@ -12,9 +12,10 @@ class WorkerOptions:
     """Limits of the requests to one model."""
 
     max_requests: int = 64
-    """Requests that are open at once, waiting ones included; further ones are refused."""
+    """Requests that are open at once, waiting ones included; further ones are refused. Of several
+    API keys, one may have as many as places are free."""
     max_cost: int = 1_000_000
-    """Largest cost of one sample: its steps times its tokens."""
+    """Largest cost of a request: forward passes times tokens, of all its samples and blocks."""
     seconds: float = 120.0
     """Time after which a request fails."""
     row_buckets: tuple[int, ...] = ()
@@ -37,7 +38,7 @@ class ServiceOptions:
     requests_per_minute: float | None = None
     """Requests that each API key may send in a minute."""
     cost_per_minute: float | None = None
-    """Steps times tokens that each API key may use in a minute."""
+    """Forward passes times tokens that each API key may use in a minute."""
     max_bytes: int = 1_000_000
     """Largest body of a request."""
     body_seconds: float = 30.0

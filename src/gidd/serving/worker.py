@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -34,17 +34,20 @@ class Worker:
         self.pipe, self.options = pipe, options or WorkerOptions()
         self.options.check()
         row_buckets = self.options.row_buckets or pipe.session.row_buckets
-        self.pool = SessionPool(max_cost=self.options.max_cost, row_buckets=row_buckets)
+        self.pool = SessionPool(row_buckets=row_buckets, clock=pipe.session.clock)
         self.pool.session_like(pipe.session)
-        self.num_open = 0
-        """Calls that have begun and not ended."""
+        self._open: list[tuple[Jobs, str | None]] = []
+        """The jobs of each function that runs, and the key that it runs for."""
         self.num_refused = 0
-        self.alone = threading.Lock()
-        """Held by calls with forward passes of their own, such as `Pipeline.score`."""
         self._threads = ThreadPoolExecutor(self.options.max_requests, "gidd-call")
         self._is_closed = False
         self._steps = threading.Thread(target=self._step_forever, name="gidd-steps", daemon=True)
         self._steps.start()
+
+    @property
+    def num_open(self) -> int:
+        """Functions that have begun and not ended."""
+        return len(self._open)
 
     @property
     def is_alive(self) -> bool:
@@ -59,53 +62,62 @@ class Worker:
     @property
     def expected_wait(self) -> float:
         """Seconds until all open calls are done, at the speed so far."""
-        return sum(session.expected_wait for session in self.pool.sessions)
+        return sum(source.expected_wait for source in self.pool.sources)
 
-    def require_room(self, number: int = 1) -> None:
-        """Raise `Overloaded` if this many further calls are too many."""
-        if self.num_open + number > self.options.max_requests:
-            self.num_refused += 1
-            # a place is free when one of the open calls is done
-            seconds = max(1.0, self.expected_wait / max(1, self.num_open))
-            raise Overloaded(
-                f"{self.num_open} requests are open, at most {self.options.max_requests} may be. "
-                f"Try again in {seconds:.0f} seconds.",
-                seconds,
-            )
+    def require_room(self, number: int = 1, key: str | None = None) -> None:
+        """Raise `Overloaded` if this many further functions are too many.
 
-    async def call(
-        self,
-        function: Callable[[], _T],
-        *,
-        charge: Callable[[int], None] | None = None,
-        **settings: Any,
-    ) -> _T:
-        """Call a function of the pipeline in a thread; refuse if too many calls are open.
-
-        If this is cancelled, the samples it waits for are. `charge` is called with the cost of the
-        call when it is done, and `settings` are arguments of `Jobs`.
+        Those of one key may be as many as there are free places left: one key alone holds half of
+        all, and leaves room for others. Without a key all places may be used.
         """
-        self.require_room()
-        jobs = Jobs(self.pool, **(dict[str, Any](seconds=self.options.seconds) | settings))
-        self.num_open += 1
+        of_key = [jobs for jobs, name in self._open if name == key]
+        free = self.options.max_requests - self.num_open
+        if number <= free - (0 if key is None else len(of_key)):
+            return
+        self.num_refused += 1
+        blocking = of_key if number <= free else [jobs for jobs, _ in self._open]
+        # a place is free when one of these is done, or its time is over
+        wait = self.expected_wait / max(1, len(blocking))
+        seconds = min([max(1.0, wait), *(jobs.seconds_left for jobs in blocking)])
+        is_full = f"{self.num_open} requests are open, at most {self.options.max_requests} may be."
+        if number <= free:
+            is_full = f"{len(of_key)} requests of this key are open, as many as others may yet be."
+        raise Overloaded(f"{is_full} Try again in {seconds:.0f} seconds.", seconds)
+
+    async def call(self, function: Callable[[], _T], **settings: Any) -> _T:
+        """Call a function of the pipeline, see `call_all`."""
+        (result,) = await self.call_all([function], **settings)
+        return result
+
+    async def call_all(
+        self, functions: Sequence[Callable[[], _T]], *, key: str | None = None, **settings: Any
+    ) -> list[_T]:
+        """Call functions of the pipeline, each in a thread; refuse if too many are open.
+
+        Together they have one limit of time and of cost. The first that fails ends the others, and
+        if this is cancelled, what they wait for is. `key` is whose they are, and `settings` are
+        arguments of `Jobs`.
+        """
+        self.require_room(len(functions), key)
+        limits: dict[str, Any] = {"seconds": self.options.seconds}
+        limits["max_cost"] = self.options.max_cost
+        jobs = Jobs(self.pool, **(limits | settings))
+        loop, running = asyncio.get_running_loop(), list[asyncio.Future[_T]]()
         try:
-            loop = asyncio.get_running_loop()
-            running = loop.run_in_executor(self._threads, partial(_run, jobs, function))
-            running.add_done_callback(self._close_call)
-        except BaseException:
-            self.num_open -= 1
-            raise
-        try:
-            return await asyncio.shield(running)
+            for function in functions:
+                call = loop.run_in_executor(self._threads, partial(_run, jobs, function))
+                self._open.append((jobs, key))
+                call.add_done_callback(lambda _: self._open.remove((jobs, key)))
+                running.append(call)
+            ended = asyncio.gather(*running, return_exceptions=True)
+            ended.add_done_callback(lambda _: jobs.settle())
+            results = await asyncio.shield(ended)
         finally:
             jobs.cancel()
-            if charge is not None:
-                charge(jobs.cost)
-
-    def _close_call(self, running: asyncio.Future[Any]) -> None:
-        self.num_open -= 1
-        if not running.cancelled():
-            running.exception()  # it is retrieved, though nobody may wait for it
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
+            raise error  # the first that failed by itself
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def stream(
         self, function: Callable[[Callable[[_T], None]], object], **settings: Any
@@ -141,6 +153,8 @@ class Worker:
     def close(self) -> None:
         """End the thread; calls that are open fail."""
         self._is_closed = True
+        for jobs, _ in list(self._open):
+            jobs.cancel()
         self.pool.has_work.set()
         self._steps.join(timeout=10)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -148,13 +162,13 @@ class Worker:
     def _step_forever(self) -> None:
         while not self._is_closed:
             self.pool.has_work.clear()
-            pending = self.pool.pending
-            for session in pending:
+            sources = self.pool.next_steps()
+            for source in sources:
                 try:
-                    session.step()
-                except Exception:  # a session ends its requests itself, so this is a defect
+                    source.step()
+                except Exception:  # a source ends its requests itself, so this is a defect
                     _log.exception("a step failed")
-            if not pending:
+            if not sources:
                 self.pool.has_work.wait()
 
 
@@ -164,3 +178,6 @@ def _run(jobs: Jobs, function: Callable[[], _T]) -> _T:
             return function()
         except asyncio.CancelledError as error:
             raise Cancelled("the request was cancelled.") from error
+        except BaseException:
+            jobs.cancel()
+            raise

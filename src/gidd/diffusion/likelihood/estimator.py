@@ -147,6 +147,11 @@ class RankGroup(Protocol):
         ...
 
 
+def run_now(function: Callable[[], Tensor], cost: int) -> Tensor:
+    """Make a forward pass of `cost` tokens at once."""
+    return function()
+
+
 @final
 @dataclass(frozen=True)
 class NelboEstimator:
@@ -169,6 +174,8 @@ class NelboEstimator:
     strata: int | None = None
     """Number of texts of which each has few times: their times are then evenly spaced together,
     in the order of their indices. By default the times of each text are independent."""
+    run: Callable[[Callable[[], Tensor], int], Tensor] = run_now
+    """Makes each forward pass; `gidd.sampling.compute` keeps the limits of a service."""
 
     def __post_init__(self) -> None:
         if self.grid not in GRIDS:
@@ -247,7 +254,8 @@ class NelboEstimator:
             mine = start + rank
             pairs = batches[min(mine, len(batches) - 1)]
             rows = ScoringBatch.load(texts, pairs, self.device)
-            values = compute(rows)
+            # in another thread, perhaps
+            values = self.run(partial(torch.no_grad()(compute), rows), rows.x.numel())
             if mine < len(batches):
                 results.append((rows.text, rows.node, values))
             if on_forward_passes is not None:
