@@ -1,8 +1,11 @@
 """Who may use the service, and how much of it."""
 
+import asyncio
 import hashlib
+import json
 import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -12,13 +15,14 @@ from gidd.errors import ConfigError, Overloaded
 from gidd.serving import ServiceOptions, WorkerOptions, hash_key, read_keys
 from gidd.serving.access import Access
 
+JSON = "Content-Type: application/json"
 BODY = {"prompt": "I", "max_tokens": 4, "steps": 2}
 
 
 @pytest.fixture(scope="module")
 def guarded(pipelines):
     keys = {hash_key("secret"): "alice"}
-    limits = ServiceOptions(max_bytes=2000, body_seconds=0.5)
+    limits = ServiceOptions(max_bytes=2000, body_seconds=0.5, allowed_hosts=("Models.example",))
     with served({"hybrid": pipelines["hybrid"]}, service=limits, keys=keys) as found:
         yield found
 
@@ -53,15 +57,137 @@ def test_a_large_body_is_refused_before_it_is_read(guarded):
     assert response.status_code == 413
 
 
-def connect(service) -> socket.socket:
+def address(service) -> tuple[str, int]:
     host, port = service.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return host, int(port)
+
+
+def connect(service) -> socket.socket:
+    return socket.create_connection(address(service), timeout=20)
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Wait until the service closes a connection, or answers."""
+    try:
+        return client.recv(1000) == b""
+    except ConnectionResetError:
+        return True
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"Content-Length: 10\r\n\r\n1"])
+def test_a_client_that_does_not_send_a_head_in_time_is_dropped(guarded, sent):
+    """From the beginning, or after an answer, of which the body is not read."""
+    with connect(guarded) as client:
+        client.sendall(sent)
+        if sent.endswith(b"1"):
+            client.settimeout(20)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert is_closed(client)
+
+
+def test_a_client_that_does_not_read_is_dropped(guarded):
+    """It is not waited for when the service ends, either."""
+    with connect(guarded) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises(ConnectionError):
+            while True:
+                client.sendall(HEAD.replace(b"/healthz", b"/") + b"\r\n")
+
+
+def test_of_too_many_connections_the_longest_waiting_ends(pipelines):
+    worker = WorkerOptions(max_requests=1)
+    with served({"hybrid": pipelines["hybrid"]}, worker) as service, ExitStack() as stack:
+        first, *others = [stack.enter_context(connect(service)) for _ in range(193)]
+        for client in (first, *others):
+            client.sendall(HEAD)
+        assert httpx.get(f"{service.url}/healthz").status_code == 200
+        assert is_closed(first)
+        others[-1].sendall(b"\r\n")
+        assert others[-1].recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_service_that_ends_does_not_wait_for_its_clients(pipelines):
+    """`--seconds` after the signal it drops those that read and send nothing; see `served`."""
+    with served({"hybrid": pipelines["hybrid"]}, WorkerOptions(seconds=0.5)) as service:
+        half, unread = connect(service), connect(service)
+        half.sendall(b"POST /v1/infill HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n")
+        half.sendall(f"{JSON}\r\n\r\n{{".encode())
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.sendall((HEAD.replace(b"/healthz", b"/") + b"\r\n") * 1000)
+        assert unread.recv(10)
+    half.close()
+    unread.close()
+
+
+@pytest.mark.parametrize(
+    "head, status", [(b"X: " + b"a" * 200_000, b"400"), (b"\r\n".join([b"X: a"] * 100), b"431")]
+)
+def test_heads_are_limited(guarded, head, status):
+    with connect(guarded) as client:
+        client.sendall(HEAD + head)
+        if status == b"431":
+            client.sendall(b"\r\n\r\n")
+        assert client.recv(1000).split()[1] == status
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("[::1].evil.example", 403),
+        ("", 403),
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8000", 200),
+        ("10.1.2.3", 200),
+        ("models.example:8000", 200),
+    ],
+)
+def test_names_that_another_site_chose_are_refused(guarded, host, status):
+    """A page whose name leads to this machine (DNS rebinding) could use and read the service."""
+    for path in ("/healthz", "/", "/v1/models"):
+        response = httpx.get(f"{guarded.url}{path}", headers={"Host": host})
+        assert response.status_code == (401 if "v1" in path and status == 200 else status)
+        assert "location" not in response.headers and "evil" not in response.text
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_bodies_that_pages_of_other_sites_may_send_are_refused(guarded, kind):
+    headers = {"Authorization": "Bearer secret", "Content-Type": kind}
+    url = f"{guarded.url}/v1/completions"
+    assert httpx.post(url, content=json.dumps(BODY), headers=headers).status_code == 415
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_error(guarded):
+    """Nothing is raised, which uvicorn would log with its traceback."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = {"authorization": "Bearer secret", "content-type": "application/json"}
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/score", "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    asyncio.run(guarded.app(scope, receive, send))
+    assert sent[0]["status"] == 499
 
 
 def test_a_slow_body_is_refused(guarded):
     with connect(guarded) as client:
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer secret\r\n"
             b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
         )
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
@@ -78,7 +204,7 @@ def test_a_slow_body_is_refused(guarded):
 )
 def test_paths_lead_nowhere(guarded, request_line):
     with connect(guarded) as client:
-        client.sendall(request_line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.sendall(request_line + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         answer = client.recv(4000)
     assert answer.split()[1] in (b"400", b"401", b"404") and b"root:" not in answer
 
@@ -88,7 +214,7 @@ def test_headers_cannot_be_injected(guarded):
     response = httpx.get(path, headers={"Authorization": "Bearer secret"})
     assert response.status_code == 404 and "set-cookie" not in response.headers
     with connect(guarded) as client:
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nBad\x00Header: 1\r\n\r\n")
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nBad\x00Header: 1\r\n\r\n")
         assert client.recv(1000).split()[1] in (b"400", b"200")
 
 

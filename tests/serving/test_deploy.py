@@ -138,6 +138,7 @@ def test_the_dashboard_shows_metrics_of_the_service(service):
 def test_options_exist_and_grace_is_longer_than_a_request():
     command = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", one) for one in COMPOSE["gidd"]["command"]]
     options = options_of(command)
+    assert "gidd" in options.service.allowed_hosts  # by which Prometheus reaches it
     assert float(COMPOSE["gidd"]["stop_grace_period"].rstrip("s")) > options.worker.seconds
     (one,) = SERVE["applications"]
     options = options_of(shlex.split(one["args"]["command"]))

@@ -12,6 +12,7 @@ import uvicorn
 import gidd
 from gidd.pipeline import Pipeline
 from gidd.serving import ServiceOptions, Worker, WorkerOptions, create_app
+from gidd.serving.connections import server_config
 from gidd.serving.protocol import (
     ChatBody,
     CompletionBody,
@@ -58,7 +59,16 @@ def served(
     """Yield a running service: its `url` and its `workers`."""
     workers = {name: Worker(pipe, worker) for name, pipe in pipelines.items()}
     app = create_app(workers, service, keys)
-    config = uvicorn.Config(app, "127.0.0.1", 0, log_level="error", timeout_keep_alive=1)
+    config = server_config(
+        app,
+        "127.0.0.1",
+        0,
+        service=service or ServiceOptions(),
+        worker=worker or WorkerOptions(),
+        num_models=len(pipelines),
+        log_level="error",
+        timeout_keep_alive=1,
+    )
     server = uvicorn.Server(config)
     listening = config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listening],))
@@ -68,7 +78,7 @@ def served(
             thread.join(0.01)
             assert thread.is_alive()
         app.state.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        app.state.workers = workers
+        app.state.app, app.state.workers = app, workers
         yield app.state
     finally:
         server.should_exit = True

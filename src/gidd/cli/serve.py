@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,8 +93,17 @@ def main(arguments: Sequence[str]) -> None:
             seconds=options.worker.seconds,
         )
     else:
-        app = build_app(options, read_keys(options.api_keys))
-        config = uvicorn.Config(app, options.host, options.port, log_level="warning")
+        from gidd.serving.connections import server_config
+
+        config = server_config(
+            build_app(options, read_keys(options.api_keys)),
+            options.host,
+            options.port,
+            service=options.service,
+            worker=options.worker,
+            num_models=len(options.models),
+            log_level="warning",
+        )
         socket = config.bind_socket()
         socket.listen(config.backlog)  # who reads the address may connect at once
         address = f"http://{options.host}:{socket.getsockname()[1]}"
@@ -140,4 +149,5 @@ def build_app(options: ServeOptions, keys: dict[str, str]) -> FastAPI:
         pipe = options.runtime.load(model, options.batch_size)
         pipe.warm_up()
         workers[name] = Worker(pipe, options.worker)
-    return create_app(workers, options.service, keys)
+    hosts = (*options.service.allowed_hosts, options.host)
+    return create_app(workers, replace(options.service, allowed_hosts=hosts), keys)

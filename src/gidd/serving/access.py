@@ -3,8 +3,11 @@
 import asyncio
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,10 +15,12 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gidd.errors import ConfigError, Overloaded
-from gidd.serving.errors import ServiceError, error_response
+from gidd.serving.errors import CLIENT_GONE, ServiceError, error_response
+from gidd.serving.options import ServiceOptions
 
 KEY_VARIABLE = "GIDD_API_KEY"
 _SHA256_DIGITS = 64
+_MAX_HEADERS = 100
 
 
 def hash_key(key: str) -> str:
@@ -126,43 +131,68 @@ class Access:
 
 
 class Gate:
-    """Lets requests in: checks the key, then receives a body of limited size and time."""
+    """Lets requests in: checks head and key, then receives a body of limited size and time."""
 
-    def __init__(self, app: ASGIApp, access: Access, max_bytes: int, seconds: float) -> None:
-        self._app, self._access = app, access
-        self._max_bytes, self._seconds = max_bytes, seconds
+    def __init__(self, app: ASGIApp, access: Access, options: ServiceOptions) -> None:
+        self._app, self._access, self._options = app, access, options
+        self._hosts = {"localhost", *map(str.lower, options.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._app(scope, receive, send)
-            return
-        headers = dict[bytes, bytes](scope["headers"])
+        seconds = self._options.body_seconds
         try:
-            authorization = headers.get(b"authorization", b"").decode("latin-1")
-            scope.setdefault("state", {})["key"] = self._access.name_of(authorization)
-            async with asyncio.timeout(self._seconds):
-                body = await self._body(headers.get(b"content-length", b"0"), receive)
+            if scope["type"] == "http":
+                headers = self._headers(scope)
+                if scope["path"].startswith("/v1/"):
+                    authorization = headers.get(b"authorization", b"").decode("latin-1")
+                    scope.setdefault("state", {})["key"] = self._access.name_of(authorization)
+                    async with asyncio.timeout(seconds):
+                        body = await self._body(headers.get(b"content-length", b"0"), receive)
+                    receive = _with_body(body, receive)
         except TimeoutError:
-            late = ServiceError(408, f"the body must arrive within {self._seconds:g} seconds.")
+            late = ServiceError(408, f"the body must arrive within {seconds:g} seconds.")
             await error_response(late)(scope, receive, send)
         except ServiceError as error:
             await error_response(error)(scope, receive, send)
         else:
-            if body is not None:
-                await self._app(scope, _with_body(body, receive), send)
+            await self._app(scope, receive, send)
 
-    async def _body(self, declared: bytes, receive: Receive) -> bytes | None:
-        """Return the body, None if the client has gone."""
+    def _headers(self, scope: Scope) -> dict[bytes, bytes]:
+        """Return the headers of a request, if it is none that a page of another site may send."""
+        if len(scope["headers"]) > _MAX_HEADERS:
+            raise ServiceError(431, f"a request must have at most {_MAX_HEADERS} headers.")
+        headers = dict[bytes, bytes](scope["headers"])
+        if not self._is_allowed(headers.get(b"host", b"localhost").decode("latin-1")):
+            raise ServiceError(
+                403,
+                "the header Host must be localhost, an IP address, or a name that the service was "
+                "started with: --allowed-hosts NAME.",
+                "host_not_allowed",
+            )
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":
+            raise ServiceError(415, "the header Content-Type must be application/json.")
+        return headers
+
+    def _is_allowed(self, host: str) -> bool:
+        """Whether a header Host is no name that another site has chosen for this machine."""
+        name = re.sub(r":\d{0,5}$", "", host).lower()
+        with suppress(ValueError):
+            return bool(ip_address(name.removeprefix("[").removesuffix("]")))
+        return name in self._hosts or "*" in self._hosts
+
+    async def _body(self, declared: bytes, receive: Receive) -> bytes:
+        """Return the body."""
         body, is_complete = bytearray(), False
         while True:
-            if max(len(body), int(declared)) > self._max_bytes:
-                raise ServiceError(413, f"the body must have at most {self._max_bytes:,} bytes.")
+            if max(len(body), int(declared)) > self._options.max_bytes:
+                most = f"{self._options.max_bytes:,}"
+                raise ServiceError(413, f"the body must have at most {most} bytes.")
             if is_complete:
                 return bytes(body)
             message: Any = await receive()
             if message["type"] == "http.disconnect":
-                return None
+                raise ServiceError(CLIENT_GONE, "the client is gone.")
             body += message.get("body", b"")
             is_complete = not message.get("more_body", False)
 

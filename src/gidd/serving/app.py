@@ -61,12 +61,7 @@ def create_app(
     settings: Json = {"docs_url": None, "redoc_url": None, "lifespan": lifespan}
     app = FastAPI(title="gidd", version=gidd.__version__, redirect_slashes=False, **settings)
     add_handlers(app)
-    app.add_middleware(
-        Gate,
-        access=service.access,
-        max_bytes=service.options.max_bytes,
-        seconds=service.options.body_seconds,
-    )
+    app.add_middleware(Gate, access=service.access, options=service.options)
     app.middleware("http")(service.measure)
     for path, route in {
         "/v1/completions": service.complete,

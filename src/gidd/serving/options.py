@@ -42,7 +42,10 @@ class ServiceOptions:
     max_bytes: int = 1_000_000
     """Largest body of a request."""
     body_seconds: float = 30.0
-    """Time in which a body must arrive."""
+    """Time in which a client must send the head of a request, then its body, and read answers."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of this machine for clients, besides localhost, --host and IP addresses; * allows all.
+    Web pages may give it other names (DNS rebinding)."""
 
     def check(self) -> None:
         """Raise `ConfigError` if an option is invalid."""
