@@ -18,11 +18,11 @@ from support.preparing import contents, lines, read_back, texts, write_corpus, z
 from support.tokenizer_kinds import KINDS
 
 from gidd.common.files import sha256
-from gidd.data.corpora import CORPORA
+from gidd.data.corpora import CORPORA, formats
 from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
-from gidd.data.preparation.prepare import prepare
-from gidd.data.preparation.tasks import make_tasks
+from gidd.data.preparation.prepare import prepare, start_preparation
+from gidd.data.preparation.tasks import make_tasks, write_shards
 from gidd.data.tokenizers import (
     END,
     MASK,
@@ -205,6 +205,52 @@ def test_what_is_prepared_is_valid_or_refused_by_its_document(kind, documents, i
         tokens = [int(v) for file in out.glob("*/*.ds") for v in np.fromfile(file, np.uint16)]
         num_ends = len(documents) + 2 * is_chat
         assert tokens.count(tokenizer.end_id) == num_ends
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_the_lines_read_do_not_grow_with_the_tasks(ending, tokenizer, tmp_path, monkeypatch):
+    documents = [f"{i} " * (i % 7) for i in range(400)]
+    data = lines(documents).replace(b"}\n", b"}\n\n\n", 50)  # empty lines are no documents
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstd}[ending]
+    source = tmp_path / f"a.jsonl{ending}"
+    source.write_bytes(pack(data))
+    read, all_lines = [], formats._JsonLines._lines
+
+    def count(documents, *mark):
+        for line in all_lines(documents, *mark):
+            read.append(line)
+            yield line
+
+    monkeypatch.setattr(formats._JsonLines, "_lines", count)
+    for tasks in (1, 8, 64):
+        read.clear()
+        out = tmp_path / f"out{tasks}"
+        prepare([source], tokenizer, out, tasks=tasks, validation=20, quiet=True)
+        assert len(read) <= 2 * len(documents) + 4 + tasks  # counted, a few checked, prepared
+        back = read_back(out, tokenizer)
+        assert back["train"] + back["validation"] == documents
+    monkeypatch.undo()
+    prepare([source], tokenizer, tmp_path / "two", tasks=8, validation=20, workers=2, quiet=True)
+    shards = contents(tmp_path / "two" / "train")
+    assert shards == contents(tmp_path / "out8" / "train")
+
+
+def test_a_plain_file_is_entered_in_the_middle(tokenizer, tmp_path, monkeypatch):
+    """A task of its own, as on a cluster, reads its range only; errors name the right line."""
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    data = b"\n".join([*[GOOD.strip()] * 30, b"", *[GOOD.strip()] * 30, b"{", GOOD])
+    source.write_bytes(data)
+    read, all_lines = [], formats._JsonLines._lines
+    monkeypatch.setattr(
+        formats._JsonLines, "_lines", lambda *a: (read.append(x) or x for x in all_lines(*a))
+    )
+    monkeypatch.setattr(formats, "_BYTES_PER_MARK", 50)
+    with start_preparation([source], tokenizer, out, tasks=6) as preparation:
+        read.clear()
+        write_shards(preparation.work[3], lambda documents: None)
+        assert len(read) <= 15  # up to 4 before its range, and 1 after it
+        with pytest.raises(DataError, match="line 62: not JSON"):
+            write_shards(preparation.work[5], lambda documents: None)
 
 
 def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):

@@ -5,9 +5,11 @@ Not datatrove's readers: they skip unreadable documents, which shifts all later 
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from typing import ClassVar
 
 from gidd.common.files import DOCUMENT_BYTES
@@ -16,6 +18,10 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
 FIX_FILE = "Fix the file or leave it out."
+
+
+Mark = tuple[int, int, int]
+"""A document, and the number and the first byte of its line."""
 
 
 class Documents(ABC):
@@ -44,7 +50,15 @@ class Documents(ABC):
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Iterator[str]:
-        """Yield documents start .. stop - 1."""
+        """Yield documents start .. stop - 1, or up to the last one if there are fewer."""
+
+    def count_with_marks(self) -> tuple[int, list[Mark]]:
+        """Return the number of documents, and where reading can begin besides the first one."""
+        return self.count(), []
+
+    def with_marks(self, marks: Sequence[Mark]) -> Documents:
+        """Return the same documents; `read` begins at the last of these marks before a range."""
+        return self
 
 
 class Corpus(ABC):
@@ -119,7 +133,7 @@ def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[s
     """Yield place and text of the documents of (source, start, stop) ranges, which must exist."""
     for documents, start, stop in parts:
         found = 0
-        for text in documents.read(start, stop):
+        for text in _read_on(documents, start, stop):
             found += 1
             yield f"{documents.name}, document {start + found}", text
         if found != stop - start:
@@ -127,3 +141,26 @@ def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[s
                 f"{documents.name} must have documents {start} to {stop - 1}, but has only "
                 f"{start + found}: it changed after it was counted. Prepare into a new folder."
             )
+
+
+_reading: list[tuple[Documents, int, Iterator[str]]] = []
+"""At most one source, its next document and the texts from there on."""
+
+
+def _read_on(documents: Documents, start: int, stop: int) -> Iterator[str]:
+    """Yield documents start .. stop - 1.
+
+    Where they can only be reached by reading all documents before them, continue after the range
+    that this process has read last.
+    """
+    if documents.quick_count:
+        yield from documents.read(start, stop)
+        return
+    source, position, texts = _reading.pop() if _reading else (None, 0, iter(()))
+    if source != documents or position > start:
+        position, texts = start, documents.read(start, sys.maxsize)
+    yield from islice(texts, start - position, start - position + stop - start)
+    with suppress(DataError):  # raised again by the task that reads the next document
+        for following in texts:  # the file is closed after the last one
+            _reading[:] = [(documents, stop, chain([following], texts))]
+            break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from gzip import GzipFile
 from io import BufferedReader
@@ -22,6 +22,7 @@ from gidd.data.corpora.documents import (
     FIX_FILE,
     Corpus,
     Documents,
+    Mark,
     no_column,
     require_document_size,
     text_of,
@@ -33,6 +34,8 @@ _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
 _TEXT_TYPES = ("string", "large_string", "string_view")
 _BATCH_BYTES, _BATCH_ROWS, _BLOCK = 1 << 24, 1024, 1 << 16
 _ROW_BYTES = 8  # what a document adds to a shard's index, whatever its length
+_BYTES_PER_MARK = 16 << 20  # between places in a file of JSON lines where a task can begin to read
+_START: Mark = (0, 1, 0)
 _EXPANSION, _SMALL = 100, 8 << 20
 """A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
 
@@ -109,16 +112,33 @@ class _TextFile(_File):
                 yield _decode(data, self.name, 1)
 
 
+@dataclass(frozen=True, repr=False)
 class _JsonLines(_File):
     """JSON lines: one object with a text field per line; empty lines are skipped."""
+
+    marks: tuple[Mark, ...] = ()
 
     quick_count = False
 
     def count(self) -> int:
         return sum(1 for _ in self._lines())
 
+    def count_with_marks(self) -> tuple[int, list[Mark]]:
+        """Return marks at equal distances, of a local file that is not compressed."""
+        if is_url(self.path) or self.name.endswith((".gz", ".zst")):
+            return self.count(), []
+        count, marks = 0, list[Mark]()
+        for count, (line, byte, _) in enumerate(self._lines(), start=1):
+            if byte >= _BYTES_PER_MARK * (len(marks) + 1):
+                marks.append((count - 1, line, byte))
+        return count, marks
+
+    def with_marks(self, marks: Sequence[Mark]) -> Documents:
+        return replace(self, marks=tuple(map(tuple, marks)))
+
     def read(self, start: int, stop: int) -> Iterator[str]:
-        for number, line in islice(self._lines(), start, stop):
+        mark = max((mark for mark in self.marks if mark[0] <= start), default=_START)
+        for number, _, line in islice(self._lines(mark), start - mark[0], stop - mark[0]):
             place = f"{self.name}, line {number}"
             text = _decode(line, self.name, number)
             if not self.column:
@@ -130,14 +150,18 @@ class _JsonLines(_File):
                 raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
             yield text_of(value, self.column, place)
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, mark: Mark = _START) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the lines that are not empty, with their numbers and first bytes."""
+        _, first, byte = mark
         with self._open(from_start=True) as file:
+            if byte:
+                file.seek(byte)
             longest = DOCUMENT_BYTES.value
-            lines = iter(partial(file.readline, longest + 1), b"")
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(iter(partial(file.readline, longest + 1), b""), first):
                 require_document_size(len(line), f"{self.name}, line {number}")
                 if line.strip():
-                    yield number, line
+                    yield number, byte, line
+                byte += len(line)
 
 
 class ParquetFile(_File):

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from gidd.common.config.allowed import choice, require_arguments
-from gidd.common.config.codec import from_plain
+from gidd.common.config.codec import ADDED_LATER, from_plain
 from gidd.common.files import (
     MANIFEST_BYTES,
     PIECE_CHARACTERS,
@@ -33,7 +33,7 @@ from gidd.common.files import (
 )
 from gidd.common.terminal import shorten
 from gidd.data.chat import encode_chat, parse_chat
-from gidd.data.corpora.documents import Documents, named, read_ranges
+from gidd.data.corpora.documents import Documents, Mark, named, read_ranges
 from gidd.data.manifest import DATA_MANIFEST, GIVEN, INDEX, ShardRecord
 from gidd.data.processes import ReportProgress, run_tasks
 from gidd.data.tokenizers import Tokenizer
@@ -72,6 +72,7 @@ class _Notes:
     command: str
     known: Mapping[str, float]
     counts: tuple[int, ...]
+    marks: tuple[tuple[Mark, ...], ...] = field(default=(), metadata={ADDED_LATER: True})
 
 
 def make_tasks(
@@ -154,7 +155,7 @@ def read_plan(out: Path) -> dict[str, Any]:
     """Read the plan of a folder; its settings are compared with those of the run."""
     path, remedy = out / TASKS / PLAN, f"Delete the folder {out} and prepare again."
     plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
-    known = {field.name: plan.get(field.name) for field in fields(_Notes)}
+    known = {one.name: plan[one.name] for one in fields(_Notes) if one.name in plan}
     try:
         if min(from_plain(_Notes, known, "plan", has_kinds=False).counts, default=0) < 0:
             raise ConfigError(f"counts must not be negative, got {shorten(plan['counts'])}.")
@@ -174,9 +175,10 @@ def load_or_create_plan(
     path = out / TASKS / PLAN
     if path.is_file():
         plan = read_plan(out)
-        changed = [field for field, value in settings.items() if plan.get(field) != value]
-        if not changed and len(plan["counts"]) != len(documents):
-            changed = ["counts"]
+        changed = [name for name, value in settings.items() if plan.get(name) != value]
+        if not changed:
+            lists = ("counts", "marks")
+            changed = [name for name in lists if len(plan.get(name, documents)) != len(documents)]
         if not changed:
             return plan
         if any((out / TASKS).glob("[0-9]*.json")):
@@ -188,10 +190,12 @@ def load_or_create_plan(
         raise DataError(f"{out} has shards but no {TASKS}/{PLAN}. Choose another --out folder.")
     is_slow = sum(not source.quick_count for source in documents) > 1
     workers = workers if is_slow else min(workers, 1)  # `run_tasks` raises if it is below 1
-    counts = run_tasks(_count, documents, workers, lambda _: None)
-    plan = settings | notes | {"counts": counts}
-    if not sum(counts) or not _size(plan):
+    counted = run_tasks(_count, documents, workers, lambda _: None)
+    plan = settings | notes | {"counts": [count for count, _ in counted]}
+    if not sum(plan["counts"]) or not _size(plan):
         raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")
+    if any(marks := [marks for _, marks in counted]):
+        plan["marks"] = marks
     tasks_of(plan)  # raises on invalid settings before they are recorded
     write_json(path, plan, MANIFEST_BYTES)
     return plan
@@ -211,9 +215,9 @@ def _size(plan: dict[str, Any]) -> int:
     return sum(size for _, size, *_ in plan["documents"])
 
 
-def _count(documents: Documents, report: ReportProgress) -> int:
+def _count(documents: Documents, report: ReportProgress) -> tuple[int, list[Mark]]:
     report(0)
-    return documents.count()
+    return documents.count_with_marks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +254,8 @@ def make_work(
     """Return the tasks of a plan, with the sources instead of their indices."""
     dtype = "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
     digest, work = plan_digest(plan), list[Work]()
+    marks = plan.get("marks", [()] * len(documents))
+    documents = [source.with_marks(places) for source, places in zip(documents, marks, strict=True)]
     for number, task in enumerate(tasks_of(plan)):
         parts = {
             split: [(documents[source], start, stop) for source, start, stop in ranges]
