@@ -119,10 +119,14 @@ class LengthBucket:
             self._parked.pop(ticket, None)
 
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
-        """Return the best state so far of an active sequence."""
-        assert self._canvas is not None
-        tokens = self._canvas.best.tokens[self._slots.index(ticket), : len(ticket.request.tokens)]
-        return tuple(tokens.tolist())
+        """Return the best state so far of a sequence that has a row, or waits for one again."""
+        canvas, row = self._canvas, 0
+        if ticket in self._parked:
+            canvas, _ = self._parked[ticket]
+        else:
+            row = self._slots.index(ticket)
+        assert canvas is not None
+        return tuple(canvas.best.tokens[row, : len(ticket.request.tokens)].tolist())
 
     @property
     def active(self) -> list[int]:
@@ -183,7 +187,7 @@ class LengthBucket:
         """Start sequences; if that fails, one by one, so that only those that failed end."""
         try:
             self._start(rows, tickets)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if len(rows) == 1:
                 return [tickets[0].fail(error)]
             alone = zip(rows, tickets, strict=True)
@@ -245,7 +249,7 @@ class LengthBucket:
                 changes = _copy_to_host(changes)
                 if not any(change.numbers.get("overflows") for change in changes):
                     break
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self.advance([row])]
             return [self._fail(rows[0], error)]
@@ -309,7 +313,7 @@ class LengthBucket:
             old, probability = new, np.zeros_like(probability)
         return edits
 
-    def _fail(self, row: int, error: Exception) -> Event:
+    def _fail(self, row: int, error: Exception | SystemExit) -> Event:
         ticket, self._slots[row] = self._ticket(row), None
         return ticket.fail(error)
 

@@ -269,11 +269,34 @@ class Session:
                     self._close(event.ticket)
                     self.counters.finished += event.error is None
                     self.counters.failed += event.error is not None
-        events = [event for event in events if not event.ticket.is_cancelled]
-        for on_step in {event.ticket.on_step: None for event in events}:
-            if on_step is not None:
-                on_step([event for event in events if event.ticket.on_step == on_step])
-        return events
+        events = {event.ticket: event for event in events if not event.ticket.is_cancelled}
+        for on_step in {ticket.on_step: None for ticket in events}:
+            own = [event for ticket, event in events.items() if ticket.on_step == on_step]
+            try:
+                if on_step is not None:
+                    on_step(own)
+            except Exception as error:
+                for event in own:
+                    del events[event.ticket]
+                events |= {event.ticket: event for event in self._fail(own, error)}
+        return list(events.values())
+
+    def _fail(self, events: Sequence[Event], error: Exception) -> list[Event]:
+        """End the requests whose callback raised an error; return their events, with the error."""
+        failed: list[Event] = []
+        with self._lock:
+            for event in events:
+                ticket = event.ticket
+                if event.error is not None:
+                    failed.append(event)
+                elif not ticket.is_cancelled:
+                    if ticket in self._open:
+                        self._close(ticket)
+                    self.counters.finished -= event.sample is not None
+                    self.counters.failed += 1
+                    ticket.sample = None
+                    failed.append(ticket.fail(error))
+        return failed
 
     def sample(
         self,
