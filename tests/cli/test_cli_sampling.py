@@ -118,9 +118,11 @@ def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color"), ("COLUMNS", "40")):
         monkeypatch.setenv(name, value)
     plan = sampling_plan(even_times(256))
-    tickets = [Ticket(i, Request(tokens=blanks(1), plan=plan), Limits()) for i in range(2)]
+    requests = [Request(tokens=blanks(1), plan=plan, sample_index=i) for i in range(2)]
+    tickets = [Ticket(i, request, Limits()) for i, request in enumerate(requests)]
     with show_steps("sampling", None, 10, live=False) as on_step:
-        on_step([Event(tickets[0], steps_done=200), Event(tickets[1], steps_done=100)])
+        done = zip(tickets, (200, 100), strict=True)
+        on_step([Event(ticket, steps_done=steps, num_steps=256) for ticket, steps in done])
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
     assert any(line.startswith("sampling step  300/2560") for line in lines)

@@ -177,6 +177,23 @@ def test_other_files_are_refused(tmp_path):
         read_text_samples(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("block_length", [None, 4])
+def test_progress_ends_with_all_steps_of_all_blocks(pipe, monkeypatch, block_length):
+    monkeypatch.setattr("gidd.evaluation.samples._CHUNK", 2)
+    options, reports = gidd.pipeline.SamplingOptions(steps=3, block_length=block_length), []
+
+    def report(what: str, done: int, total: int) -> None:
+        reports.append((done, total))
+
+    # samples do not end early: the end-of-text token is banned
+    processors = [gidd.sampling.ban(pipe.schedule.vocab, pipe.tokenizer.terminator_ids)]
+    settings = {"length": 12, "options": options, "processors": processors}
+    generate_text_samples(pipe, 3, on_progress=report, **settings)
+    total = 3 * 3 * (3 if block_length else 1)
+    assert reports == sorted(reports) and reports[-1] == (total, total)
+    assert all(expected == total for _, expected in reports)
+
+
 def test_samples_per_chunk_do_not_matter(pipe, monkeypatch):
     options = gidd.pipeline.SamplingOptions(steps=3)
     whole, _ = generate_text_samples(pipe, 5, length=12, options=options)

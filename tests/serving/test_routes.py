@@ -163,6 +163,25 @@ def test_frames_replace_the_text_and_end_with_the_result(service, pipelines):
             assert text[edit["start"] : edit["end"]] == edit["text"]
 
 
+@pytest.mark.parametrize("changes", [{}, {"block_length": 4}, {"suffix": " for all"}])
+def test_frames_of_two_samples_replace_their_own_text(service, pipelines, changes):
+    """In blocks as well, every frame has the whole text, and progress never falls."""
+    body = PROMPT | changes | {"n": 2, "diffusing": True}
+    found = events(service, "completions", body)
+    settings = {"prompt": "I embrace", "max_tokens": 12, "steps": 8, "seed": 5} | changes
+    expected = pipelines["hybrid"].generate(2, **settings)
+    for index in range(2):
+        own = [c for c in found if c["choices"][0]["index"] == index]
+        frames = [c for c in own if "diffusion_meta" in c]
+        assert frames[-1]["choices"][0]["text"] == expected[index].filled[0]
+        texts = [frame["choices"][0]["text"] for frame in frames]
+        assert all(len(text) >= 4 for text in texts)
+        assert len(frames) >= 2 and texts[-2] == texts[-1]  # the last frame, then the result
+        progress = [frame["diffusion_meta"]["diffusion_progress"] for frame in frames]
+        assert progress == sorted(progress) and progress[-1] == 1
+        assert own[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
 def test_a_chat_is_answered_in_one_piece_in_blocks_and_as_it_changes(post, service, pipelines):
     messages = [
         {"role": "developer", "content": "Be short."},

@@ -9,6 +9,7 @@ from support.service import small_pipelines
 
 from gidd.errors import ConfigError, LimitReached, Overloaded
 from gidd.serving import Worker, WorkerOptions
+from gidd.serving.texts import frame_emitter
 from gidd.serving.worker import Cancelled
 
 
@@ -59,6 +60,23 @@ def test_pieces_of_a_stream_are_the_text_of_the_pipeline(pipe, worker):
 
     pieces = asyncio.run(all_pieces())
     assert len(pieces) > 2 and "".join(pieces) == pipe.generate(**settings)[0].text
+
+
+def test_no_sequence_of_a_stream_loses_a_frame_to_another(pipe, worker):
+    """A frame replaces one that was not sent yet of its own sequence, with the edits of both."""
+    options = {"max_tokens": 8, "steps": 8, "seed": 1}
+
+    def emit_frames(emit):
+        pipe.generate(3, on_step=frame_emitter(emit), **options)
+
+    async def all_frames():
+        return [frame async for frame in worker.stream(emit_frames)]
+
+    frames = asyncio.run(all_frames())
+    for index, generation in enumerate(pipe.generate(3, **options)):
+        own = [frame for frame in frames if frame.request.sample_index == index]
+        assert [edit for frame in own for edit in frame.edits] == list(generation.trace.edits)
+        assert own[-1].tokens == generation.trace.tokens and own[-1].step == own[-1].steps == 8
 
 
 def test_too_many_calls_are_refused_and_the_others_are_answered(pipe, worker):

@@ -257,11 +257,13 @@ def count_steps(
 
     Steps that were skipped count as done, and so do those of the first `start` samples.
     """
-    done: dict[int, int] = {}
+    done: dict[tuple[int, int], int] = {}
 
     def count(events: Sequence[Event]) -> None:
-        done.update({event.ticket.number: event.steps_done for event in events})
-        most = max((event.ticket.num_steps for event in events), default=0)
+        for event in events:
+            request = event.ticket.request
+            done[request.seed, request.sample_index] = event.steps_done
+        most = max((event.num_steps for event in events), default=0)
         report(start * most + sum(done.values()), num_samples * most)
 
     return count

@@ -325,12 +325,26 @@ def next_block(request: Request, tokens: tuple[int, ...], block_length: int) -> 
         )
     if request.choices:
         raise ConfigError("request.choices must be () for block-wise sampling.")
-    done, length = len(tokens), len(request.tokens)
-    if done == length:
+    done = len(tokens)
+    if done == len(request.tokens):
         return None
-    start = next((i for i in range(done, length) if request.tokens[i] is None), length)
-    part = request.first(min(start + block_length, length))
+    part = request.first(_block_end(request, done, block_length))
     return replace(part, tokens=(*tokens, *part.tokens[done:]))
+
+
+def _block_end(request: Request, done: int, block_length: int) -> int:
+    length = len(request.tokens)
+    start = next((i for i in range(done, length) if request.tokens[i] is None), length)
+    return min(start + block_length, length)
+
+
+def blocks_of(request: Request, block_length: int) -> list[Request]:
+    """Return the requests of all blocks, with blanks in place of the tokens of those before."""
+    blocks, done = list[Request](), 0
+    while done < len(request.tokens):
+        done = _block_end(request, done, block_length)
+        blocks.append(request.first(done))
+    return blocks
 
 
 async def sample_blocks(
@@ -344,11 +358,17 @@ async def sample_blocks(
     """Sample the blanks of a request in blocks, from left to right (see `next_block`).
 
     After a stop token, or tokens for which `is_end` is true, there is no other block, and the
-    sequence is shorter than requested.
+    sequence is shorter than requested. The steps of all blocks are counted together.
     """
     tokens, text, edits, forward_passes, num_steps = (), (), list[Edit](), 0, 0
+    total = len(request.plan) * len(blocks_of(request, block_length))
+
+    def report(events: Sequence[Event]) -> None:
+        assert on_step is not None
+        on_step([e._replace(steps_done=num_steps + e.steps_done, num_steps=total) for e in events])
+
     while (block := next_block(request, tokens, block_length)) is not None:
-        (sample,) = await jobs.sample(session, [block], on_step=on_step)
+        (sample,) = await jobs.sample(session, [block], on_step=on_step and report)
         edits += [edit._replace(step_index=num_steps + edit.step_index) for edit in sample.edits]
         forward_passes += sample.forward_passes
         num_steps += len(request.plan)

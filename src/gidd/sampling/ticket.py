@@ -33,6 +33,8 @@ class Event(NamedTuple):
     """The result, if this was the last step."""
     error: Exception | None = None
     """Why the request failed, if it did."""
+    num_steps: int = 0
+    """Steps of the plan; of a sequence that is sampled in blocks, of all its blocks."""
 
 
 OnStep = Callable[[Sequence[Event]], None]
@@ -133,9 +135,11 @@ class Ticket:
         phase_end = self.plan.phase_ends[self.steps_done]
         self.steps_done = phase_end if ends_phase else self.steps_done + 1
 
-    def fail(self, error: Exception) -> Event:
+    def fail(self, error: Exception | SystemExit) -> Event:
         """End with an error."""
         self.detach()
+        if isinstance(error, SystemExit):  # which would end the thread of whoever raises it again
+            error = RuntimeError(f"a step called sys.exit({error.code}).")
         self.error = error
         return self.event([])
 
@@ -161,9 +165,9 @@ class Ticket:
 
     def event(self, edits: list[Edit], frame: Frame | None = None) -> Event:
         """Return what happened, given the edits of the step."""
-        return Event(
-            self, tuple(edits), self.steps_done, self.forward_passes, frame, self.sample, self.error
-        )
+        numbers = self.steps_done, self.forward_passes
+        result = self.sample, self.error, self.num_steps
+        return Event(self, tuple(edits), *numbers, frame, *result)
 
     def reaches_limit(self) -> bool:
         """Whether its limit of forward passes allows no other step, or only the last one."""

@@ -362,9 +362,8 @@ class Call:
         async for item in self._frames(run):
             if isinstance(item, Frame):
                 request = item.request
-                first = request.first_blank
-                blanks = sum(token is None for token in request.tokens)
-                own = describe_frame(self.pipe, item, first, first + blanks)
+                end = request.first_blank + sum(token is None for token in request.tokens)
+                own = describe_frame(self.pipe, item, item.start, end)
                 progress = item.step / max(1, item.steps)
                 yield _mercury(head, own["index"], own.pop("text"), progress, to_chunk, own)
                 continue

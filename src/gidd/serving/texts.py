@@ -325,30 +325,32 @@ class Frame:
 
     request: Request
     tokens: tuple[int, ...]
+    start: int
+    """The first blank; of a text that is sampled in blocks, of the first block."""
     step: int
     steps: int
     edits: tuple[Edit, ...]
 
-    def after(self, other: object) -> Frame:
-        """Return what replaces this one and one before it that was not sent."""
+    def after(self, other: object) -> Frame | None:
+        """Return what replaces this one and an earlier one of its sequence; None for others."""
         if isinstance(other, Frame) and other.request is self.request:
             return replace(self, edits=(*other.edits, *self.edits))
-        return self
+        return None
 
 
 def frame_emitter(emit: Emit | None) -> OnStep | None:
     """Return what emits a frame for each sequence that has made a step."""
     if emit is None:
         return None
+    starts: dict[int, int] = {}
 
     def on_step(events: Sequence[Event]) -> None:
         for event in events:
-            ticket = event.ticket
-            frame = Frame(
-                ticket.request, ticket.tokens, event.steps_done, ticket.num_steps, event.edits
-            )
-            if frame.tokens:
-                emit(frame)
+            request, tokens = event.ticket.request, event.ticket.tokens
+            start = starts.setdefault(request.sample_index, request.first_blank)
+            if tokens:
+                steps = event.steps_done, event.num_steps
+                emit(Frame(request, tokens, start, *steps, event.edits))
 
     return on_step
 

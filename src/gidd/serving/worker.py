@@ -124,15 +124,18 @@ class Worker:
     ) -> AsyncGenerator[_T]:
         """Call a function that emits items; yield them. For the arguments see `call`.
 
-        The newest item replaces one that was not taken yet if it has a method `after(item)`, which
-        returns what replaces both.
+        An item with a method `after(item)` replaces one that was not taken yet, if the method
+        returns what replaces both, and not None.
         """
         loop, is_ready, items = asyncio.get_running_loop(), asyncio.Event(), list[_T]()
 
         def add(item: Any) -> None:
-            if items and hasattr(item, "after"):
-                item = item.after(items.pop())
-            items.append(item)
+            for position in range(len(items) if hasattr(item, "after") else 0):
+                if (both := item.after(items[position])) is not None:
+                    items[position] = both
+                    break
+            else:
+                items.append(item)
             is_ready.set()
 
         def emit(item: _T) -> None:
