@@ -120,3 +120,10 @@ def test_other_spellings_are_listed_and_not_changed(proofreader):
     found = proofreader.correct("The colour of the theatre is that of the center.")
     assert found.changes == ()
     assert [(edit.old, edit.best_other) for edit in found.suggestions] == [("center", "centre")]
+
+
+def test_a_text_is_read_once_however_many_spaces_moved(contexts, monkeypatch):
+    calls, tokens, words = [], contexts.tokens, WordList.of_model(MODEL_FOLDER)
+    monkeypatch.setattr(contexts, "tokens", lambda text: calls.append(text) or tokens(text))
+    assert len(list(find_slips("Then th ecat sat down. " * 5, [], words, contexts))) == 5
+    assert len(calls) == 1

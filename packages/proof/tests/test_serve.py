@@ -5,30 +5,50 @@ import http.client
 import json
 import random
 import shutil
+import socket
 import subprocess
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from urllib.parse import urlencode
 
 import pytest
-from gidd_proof.serve import AnnotatedText, Checker, make_server, utf16_length
+from gidd_proof import serve
+from gidd_proof.serve import (
+    AnnotatedText,
+    Checker,
+    TimedReader,
+    find_sentences,
+    make_server,
+    utf16_length,
+)
+
+from gidd.errors import LimitReached
 
 TEXT = "The 🙂 peopel came togehter."
+PROGRAM = {"X-Requested-With": "test"}
+PAGE_OF_MINE = "https://good.example"
+
+
+@contextmanager
+def serving(proofreader, folder, allow_origin):
+    checker = Checker(proofreader, folder / "words")
+    with make_server(checker, "127.0.0.1", 0, allow_origin) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
 def server(proofreader, tmp_path_factory):
-    checker = Checker(proofreader, tmp_path_factory.mktemp("words") / "words")
-    with make_server(checker, "127.0.0.1", 0, "*") as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield found
-        found.shutdown()
+    with serving(proofreader, tmp_path_factory.mktemp("words"), "*") as server:
+        yield server
 
 
 def request(server, path, form=None, method=None, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     headers = {"Content-Type": "application/x-www-form-urlencoded"} | (headers or {})
-    body = urlencode(form) if form is not None else body
+    body = urlencode(form, doseq=True) if form is not None else body
     with closing(connection):
         connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
         answer = connection.getresponse()
@@ -36,9 +56,13 @@ def request(server, path, form=None, method=None, body=None, headers=None):
 
 
 def check(server, **form):
+    return whole_answer(server, **form)["matches"]
+
+
+def whole_answer(server, **form):
     status, body, _ = request(server, "/v2/check", {"language": "en-US"} | form)
     assert status == 200, body
-    return json.loads(body)["matches"]
+    return json.loads(body)
 
 
 def utf16(text, match):
@@ -81,19 +105,132 @@ def test_the_places_of_annotated_text():
 
 
 def test_rules_can_be_switched_off(server):
-    assert check(server, text=TEXT, disabledCategories="A,TYPOS") == []
-    assert check(server, text=TEXT, enabledOnly="true", enabledRules="OTHER") == []
+    rule = serve.RULE
+    for fields in (
+        {"disabledCategories": "A, TYPOS"},
+        {"disabledRules": rule},
+        {"enabledCategories": "TYPOS", "disabledRules": rule},
+        {"enabledOnly": "yes", "enabledRules": "OTHER"},
+    ):
+        assert check(server, text=TEXT, **fields) == [], fields
+    for fields in (
+        {"disabledCategories": "TYPOS", "enabledRules": rule},
+        {"enabledOnly": "true", "enabledCategories": "TYPOS"},
+        {"enabledOnly": "false", "enabledRules": "OTHER", "disabledRules": "OTHER"},
+    ):
+        assert len(check(server, text=TEXT, **fields)) == 2, fields
     assert check(server, text="") == []
 
 
+def test_the_answer_names_the_fields_that_have_no_effect(server):
+    fields = {"motherTongue": "de", "apiKey": "secret", "username": "", "disabledRules": "A"}
+    data = json.dumps({"text": TEXT, "metaData": {}})
+    answer = whole_answer(server, data=data, enabledCategories="GRAMMAR", **fields)
+    assert answer["warnings"] == {
+        "incompleteResults": False,
+        "ignoredParameters": [
+            *("apiKey", "data.metaData", "disabledRules", "enabledCategories", "motherTongue")
+        ],
+    }
+    assert "secret" not in json.dumps(answer)
+    words = {"word": "Xyz", "dict": "b"}
+    added = json.loads(request(server, "/v2/words/add", words, headers=PROGRAM)[1])
+    assert added == {"added": True, "warnings": {"ignoredParameters": ["dict"]}}
+    assert json.loads(request(server, "/v2/words?offset=0&limit=1")[1]) == {"words": ["Xyz"]}
+    assert json.loads(request(server, "/v2/words?offset=1")[1]) == {"words": []}
+    request(server, "/v2/words/delete", words, headers=PROGRAM)
+
+
+def test_the_language_is_not_detected_and_no_confidence_is_claimed(server):
+    german = "Das ist ein Haus."
+    for fields, code, source in (
+        ({"language": "auto"}, "en-US", "not detected"),
+        ({"language": "auto", "preferredVariants": "de-DE, en-GB"}, "en-GB", "not detected"),
+        ({"language": "en-AU"}, "en-AU", "given"),
+    ):
+        answer = whole_answer(server, text=german, **fields)
+        detected = answer["language"]["detectedLanguage"]
+        assert answer["language"]["code"] == detected["code"] == code
+        assert detected["source"].startswith(source) and "confidence" not in detected
+        assert answer["extendedSentenceRanges"][0]["detectedLanguages"] == []
+
+
+def test_more_places_are_reported_to_the_picky(server):
+    text = "The colour of a color is a color."
+    assert len(check(server, text=text, level="picky")) > len(check(server, text=text))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("See example.com now. Next", ["See example.com now. ", "Next"]),
+        ("It is 3.5 m, e.g. so?! Yes", ["It is 3.5 m, e.g. ", "so?! ", "Yes"]),
+        ("a\n\n b.c\n", ["a\n\n ", "b.c\n"]),
+        ("\n a", ["\n ", "a"]),
+        ("...", ["..."]),
+        ("", []),
+    ],
+)
+def test_sentences_end_at_a_line_break_or_before_a_space(server, text, sentences):
+    spans = find_sentences(text)
+    assert [text[start:stop] for start, stop in spans] == sentences
+    assert whole_answer(server, text=text)["sentenceRanges"] == [list(span) for span in spans]
+
+
+def test_a_match_has_its_sentence(server):
+    (match,) = check(server, text="See a.b.com now. The peopel of example.org came. Next.")
+    assert match["sentence"] == "The peopel of example.org came."
+
+
+@pytest.mark.parametrize("unit", ["a", "~", "`", "\\cite[", "aA", "a.b"])
+def test_long_texts_of_one_kind_take_no_more_than_linear_time(server, unit):
+    """Each took minutes: protected spans or sentences took the square of the length."""
+    text = (unit * serve.MAX_CHARACTERS)[: serve.MAX_CHARACTERS - 2] + "_b"
+    assert check(server, text=text) is not None
+
+
+def test_a_request_ends_in_time_and_others_go_on(proofreader, tmp_path, monkeypatch):
+    checker = Checker(proofreader, tmp_path / "words", seconds=1e-6)
+    for text in (TEXT, TEXT * 1000):
+        with pytest.raises(LimitReached, match="not read within"):
+            checker.edits(text)
+    checker = Checker(proofreader, tmp_path / "words", seconds=0.01)
+    with checker._turn(), pytest.raises(LimitReached, match="--seconds 0.01"):
+        checker.change_words(add="word")
+    assert checker.change_words(add="word")
+    with serving(proofreader, tmp_path, None) as server:
+        monkeypatch.setattr(Checker, "edits", checker_out_of_time)
+        assert request(server, "/v2/check", {"language": "en", "text": "a"})[0] == 503
+
+
+def checker_out_of_time(*_, **__):
+    raise LimitReached("the text was not read within 1 s.")
+
+
+def test_a_client_that_sends_slowly_is_not_waited_for(monkeypatch):
+    """Each byte comes in time, and all of them do not."""
+    clock = iter(range(100))
+    monkeypatch.setattr(serve, "monotonic", lambda: next(clock))
+    here, there = socket.socketpair()
+    with here, there:
+        reader = TimedReader(here, 5.5)
+        there.sendall(b"abcdefgh")
+        assert [reader.read(1) for _ in range(5)] == [b"a", b"b", b"c", b"d", b"e"]
+        with pytest.raises(TimeoutError):
+            reader.read(1)
+
+
 def test_words_are_added_and_deleted(server):
-    status, body, _ = request(server, "/v2/words/add", {"word": "peopel"})
+    add = partial(request, server, "/v2/words/add", headers=PROGRAM)
+    status, body, _ = add({"word": "peopel"})
     assert (status, json.loads(body)) == (200, {"added": True})
     assert json.loads(request(server, "/v2/words")[1])["words"] == ["peopel"]
     assert len(check(server, text=TEXT)) == 1
-    assert json.loads(request(server, "/v2/words/delete", {"word": "peopel"})[1])["deleted"]
+    deleted = request(server, "/v2/words/delete", {"word": "peopel"}, headers=PROGRAM)
+    assert json.loads(deleted[1])["deleted"]
     assert len(check(server, text=TEXT)) == 2
-    assert request(server, "/v2/words/add", {"word": "two words"})[0] == 400
+    for word in ("two words", "a\u200bb", "\x1b[31m", ""):
+        assert add({"word": word})[0] == 400
 
 
 def test_other_addresses(server):
@@ -118,6 +255,15 @@ def test_other_addresses(server):
         {"language": "en", "data": '{"annotation": [1]}'},
         {"language": "en", "data": '{"annotation": [{"markup": 1}]}'},
         {"language": "en", "text": "a" * 100_001},
+        {"language": "en", "text": "a", "level": "strict"},
+        {"language": "en", "text": "a", "enabledOnly": "maybe"},
+        {"language": "en", "text": "a", "enabledOnly": "true"},
+        {"language": "en", "text": "a", "enabledOnly": "true", "disabledRules": "A"},
+        {"language": "en", "text": "a", "preferredVariants": "en-GB"},
+        {"language": ["en", "en-US"], "text": "a"},
+        {"language": "en", "data": '{"text": "a", "annotation": []}'},
+        {"language": "en", "data": '{"annotation": [{"text": "a", "markup": "b"}]}'},
+        {"language": "en", "data": '{"annotation": [{"text": "a", "interpretAs": "b"}]}'},
     ],
 )
 def test_mistakes_of_clients_are_status_400(server, form):
@@ -126,14 +272,52 @@ def test_mistakes_of_clients_are_status_400(server, form):
     assert body.startswith("Error: ")
 
 
-def test_web_pages_change_no_words_by_default(proofreader, tmp_path):
-    checker = Checker(proofreader, tmp_path / "words")
-    with make_server(checker, "127.0.0.1", 0, None) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        page = {"Origin": "https://example.org"}
-        assert request(found, "/v2/words/add", {"word": "x"}, headers=page)[0] == 403
-        assert "Access-Control-Allow-Origin" not in request(found, "/v2/languages")[2]
-        found.shutdown()
+@pytest.mark.parametrize(
+    ("allowed", "origins"),
+    [
+        (None, {PAGE_OF_MINE: 403}),
+        (PAGE_OF_MINE, {PAGE_OF_MINE: 200, PAGE_OF_MINE + ":1": 403, "http://good.example": 403}),
+        ("*", {PAGE_OF_MINE: 403}),
+    ],
+)
+def test_only_the_allowed_page_reads_and_changes_words(proofreader, tmp_path, allowed, origins):
+    refused = ("null", "file://", "HTTP://a.example", "moz-extension://x", "")
+    with serving(proofreader, tmp_path, allowed) as server:
+        for origin, status in (dict.fromkeys(refused, 403) | origins).items():
+            page = {"Origin": origin} | PROGRAM
+            form = {"word": "x"}
+            found = [
+                request(server, "/v2/words/add", form, headers=page)[0],
+                request(server, "/v2/words", headers=page)[0],
+                request(server, "/v2/words/add", method="OPTIONS", headers=page)[0],
+            ]
+            assert found == [status, status, 204 if status == 200 else 403], origin
+            checked = request(server, "/v2/check?language=en&text=a", headers=page)[0]
+            assert checked == (200 if allowed == "*" else status)
+        headers = request(server, "/v2/languages")[2]
+        assert headers["Access-Control-Allow-Origin"] == allowed
+        assert request(server, "/v2/words/add", {"word": "y"})[0] == 403  # a form has no header
+        assert "y" not in json.loads(request(server, "/v2/words")[1])["words"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8081", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("192.168.0.7", 200),
+        ("evil.example:8081", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("[", 403),
+    ],
+)
+def test_a_name_that_is_bound_to_this_address_is_refused(server, host, status):
+    for path in ("/v2/languages", "/v2/words", "/v2/check?language=en&text=a", "/v2/healthcheck"):
+        assert request(server, path, headers={"Host": host})[0] == status
+    preflight = request(server, "/v2/check", method="OPTIONS", headers={"Host": host})[0]
+    assert preflight == (204 if status == 200 else 403)
 
 
 def test_fuzzed_requests_are_answered_without_a_server_error(server):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gidd_proof.contexts import UNKNOWN, Contexts, Neighbours
@@ -92,7 +92,12 @@ class Place(NamedTuple):
 
 
 def find_places(
-    text: str, protected: Sequence[Span], words: WordList, edits: EditModel, contexts: Contexts
+    text: str,
+    protected: Sequence[Span],
+    words: WordList,
+    edits: EditModel,
+    contexts: Contexts,
+    check_time: Callable[[], None] = lambda: None,
 ) -> list[Place]:
     """Return the words that may be wrong and have candidates, in order.
 
@@ -102,12 +107,14 @@ def find_places(
         words: Known words.
         edits: Probabilities of mistakes.
         contexts: What the neighbours of a word say about it.
+        check_time: Called for each word; it may raise.
     """
     tokens = contexts.tokens(text)
     finder = CandidateFinder(words, edits, contexts, text != text.lower())
     places: list[Place] = []
     known: list[tuple[re.Match[str], bool, Neighbours]] = []
     for match in unprotected_words(text, protected):
+        check_time()
         written, start = match[0], match.start()
         begins = begins_sentence(text, start)
         if written in words:
@@ -119,6 +126,7 @@ def find_places(
                 around = Surroundings.of(text, *match.span())
                 places.append(Place(*match.span(), candidates, begins, around, finder.has_capitals))
     for first in range(0, len(known), _WORDS_AT_ONCE):
+        check_time()
         places += finder.of_known(known[first : first + _WORDS_AT_ONCE])
     return sorted(places)
 

@@ -7,6 +7,8 @@ Example: gidd-proof lsp
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from gidd.cli import parse
-from gidd.errors import ConfigError
-from gidd_proof.user_words import user_file
+from gidd.errors import ConfigError, DataError, GiddError
+from gidd_proof.user_words import require_word, user_file
 
 if TYPE_CHECKING:
     from gidd.pipeline import TextEdit
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 ADD_WORD = "gidd-proof.addWord"
 SOURCE = "gidd-proof"
 _MAX_FIXES = 5
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ def make_server(command: LspCommand) -> Any:
     import gidd_proof
     from gidd_proof.serve import Checker
 
-    server = LanguageServer(SOURCE, gidd_proof.__version__)
+    whole_texts = types.TextDocumentSyncKind.Full  # pygls also ends lines at U+2028, editors do not
+    server = LanguageServer(SOURCE, gidd_proof.__version__, text_document_sync_kind=whole_texts)
     loaded: list[Checker] = []
 
     def checker() -> Checker:
@@ -66,19 +70,31 @@ def make_server(command: LspCommand) -> Any:
             loaded.append(Checker(gidd_proof.load(command.model), command.words or user_file()))
         return loaded[0]
 
+    def show(error: GiddError | OSError) -> None:
+        server.window_show_message(types.ShowMessageParams(types.MessageType.Error, str(error)))
+
     def publish(uri: str) -> None:
         document = server.workspace.get_text_document(uri)
-        found = [diagnostic(document, edit) for edit in checker().edits(document.source)]
+        edits: list[TextEdit] = []
+        starts = [0, *(match.end() for match in _LINE_END.finditer(document.source))]
+        try:
+            edits = checker().edits(document.source)
+        except (GiddError, OSError) as error:
+            show(error)
+        found = [diagnostic(document, starts, edit) for edit in edits]
         server.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(uri=uri, diagnostics=found, version=document.version)
         )
 
-    def diagnostic(document: TextDocument, edit: TextEdit) -> types.Diagnostic:
+    def diagnostic(
+        document: TextDocument, starts: Sequence[int], edit: TextEdit
+    ) -> types.Diagnostic:
         fixes = [a.text for a in edit.alternatives if a.text != edit.old][:_MAX_FIXES]
         kind = types.DiagnosticSeverity
         return types.Diagnostic(
             range=types.Range(
-                start=position(document, edit.start), end=position(document, edit.stop)
+                start=position(document, starts, edit.start),
+                end=position(document, starts, edit.stop),
             ),
             message=f"{edit.old}: {', '.join(fixes)}?",
             severity=kind.Warning if edit.is_change else kind.Hint,
@@ -87,11 +103,10 @@ def make_server(command: LspCommand) -> Any:
             data={"old": edit.old, "fixes": fixes},
         )
 
-    def position(document: TextDocument, index: int) -> types.Position:
-        before = document.source[:index]
-        line = before.count("\n")
-        inside = types.Position(line=line, character=index - (before.rfind("\n") + 1))
-        return document.position_codec.position_to_client_units(document.lines, inside)
+    def position(document: TextDocument, starts: Sequence[int], index: int) -> types.Position:
+        line = bisect_right(starts, index) - 1
+        before = document.source[starts[line] : index]
+        return types.Position(line, document.position_codec.client_num_units(before))
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def did_open(params: types.DidOpenTextDocumentParams) -> None:
@@ -108,10 +123,12 @@ def make_server(command: LspCommand) -> Any:
     def code_action(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
         uri, actions = params.text_document.uri, list[types.CodeAction | types.Command]()
         for found in params.context.diagnostics:
-            if found.source != SOURCE or not isinstance(found.data, dict):
-                continue
-            data: dict[str, Any] = found.data
-            for number, fix in enumerate(data["fixes"]):
+            match (found.source, found.data):
+                case (source, {"old": str(old), "fixes": [*fixes]}) if source == SOURCE:
+                    texts = [fix for fix in fixes if isinstance(fix, str)]
+                case _:  # of another server, or changed by the editor
+                    continue
+            for number, fix in enumerate(texts):
                 change = types.TextEdit(range=found.range, new_text=fix)
                 actions.append(
                     types.CodeAction(
@@ -122,15 +139,22 @@ def make_server(command: LspCommand) -> Any:
                         edit=types.WorkspaceEdit(changes={uri: [change]}),
                     )
                 )
-            title = f"Add {data['old']!r} to the dictionary"
-            actions.append(
-                types.Command(title=title, command=ADD_WORD, arguments=[data["old"], uri])
-            )
+            title = f"Add {old!r} to the dictionary"
+            actions.append(types.Command(title=title, command=ADD_WORD, arguments=[old, uri]))
         return actions
 
     @server.command(ADD_WORD)
-    def add_word(word: str, uri: str) -> None:
-        checker().change_words(add=word)
-        publish(uri)
+    def add_word(*arguments: Any) -> None:
+        try:
+            match arguments:
+                case (word, str(uri)):
+                    checker().change_words(add=require_word(word))
+                    publish(uri)
+                case _:
+                    raise DataError(
+                        f"{ADD_WORD} must have a word and a URI, got {arguments!r:.99}."
+                    )
+        except (GiddError, OSError) as error:
+            show(error)
 
     return server

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import gidd
-from gidd.errors import ConfigError, DataError
+from gidd.errors import ConfigError, DataError, LimitReached
 from gidd.pipeline import Correction, NoiseLevel, apply_edits, decide, is_doubtful
 from gidd_proof.candidates import Place, find_places, unprotected_words
 from gidd_proof.confidence import LIKELIHOOD, Crop, contenders, crop, prior_scores
@@ -107,6 +107,7 @@ class Proofreader:
         min_confidence: float | None = MIN_CONFIDENCE,
         protected: Sequence[Span] = (),
         on_progress: OnProgress | None = None,
+        seconds: float = math.inf,
     ) -> Correction:
         """Find and fix the typos of a text.
 
@@ -116,6 +117,7 @@ class Proofreader:
             min_confidence: Least probability of a change; None changes to the most likely text.
             protected: Further spans (start, stop) of characters that do not change.
             on_progress: Called with the number of characters done, and of all characters.
+            seconds: Longest time; `LimitReached` is raised after it.
         """
         if not text:
             raise DataError("the text to correct must not be empty, got ''.")
@@ -128,9 +130,15 @@ class Proofreader:
         counts = Counter(match[0] for match in unprotected_words(text, spans))
         scored, forward_passes = list(find_slips(text, spans, self.words, self.contexts)), 0
         slips = {i for slip in scored for i in range(slip.start, slip.stop)}
-        found = find_places(text, spans, self.words, self._edits, self.contexts)
+
+        def check_time() -> None:
+            if time.perf_counter() - start > seconds:
+                raise LimitReached(f"the text was not read within {seconds:.0f} s.")
+
+        found = find_places(text, spans, self.words, self._edits, self.contexts, check_time)
         places = [place for place in found if slips.isdisjoint(range(place.start, place.stop))]
         for first in range(0, len(places), _PLACES_AT_ONCE):
+            check_time()
             batch = places[first : first + _PLACES_AT_ONCE]
             with_scores, num_crops = self._score(text, batch, counts)
             scored += with_scores

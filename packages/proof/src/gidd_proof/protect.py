@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 NEVER_CHANGED: Final[tuple[str, ...]] = (
-    r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?s:.*?)(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
-    r"(?<!`)(?P<tick>`+)(?!`)[^\n]*?(?<!`)(?P=tick)(?!`)",
+    r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?s:.*?)(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
+    r"(?<!`)(?P<tick>`{1,9}+)(?!`)[^\n]*?(?<!`)(?P=tick)(?!`)",
     r"(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]*://[^\s<>()\[\]\"']+|\bwww\.[^\s<>()\[\]\"']+",
     r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     r"(?<![\w/])(?:~|\.{1,2})?/[\w.~-]+(?:/[\w.~-]*)*|\b[A-Za-z]:\\[^\s\"'<>|]+",
@@ -21,12 +21,12 @@ NEVER_CHANGED: Final[tuple[str, ...]] = (
     r"<(?P<tag>code|pre|script|style)\b[^<>]*>(?s:.{0,2000}?)</(?P=tag)>|<[/!?]?[A-Za-z][^<>]*>|&#?\w+;",
     r"\]\([^()\s]*(?:\s+\"[^\"\n]*\")?\)|^ {0,3}\[[^\]\n]+\]:[^\n]*$",
     r"\\(?:begin|end|cite\w*|ref|eqref|label|input|include\w*|usepackage|url)\*?"
-    r"(?:\[[^\]\n]*\])?\{[^{}\n]*\}|\\[A-Za-z]+\*?",
+    r"(?:\[[^\]\n]{0,500}\])?\{[^{}\n]*\}|\\[A-Za-z]+\*?",
     r"(?<![\w\\$])\$(?=\S)[^$\n]*?(?<=\S)\$(?!\w)|\\\((?s:.{0,2000}?)\\\)|\\\[(?s:.{0,2000}?)\\\]",
     r"^[ \t]*\.\. [\w:-]+::[^\n]*$|^[ \t]*:[\w -]+:|(?<![\w:.+-]):[\w:.+-]+:`[^`\n]+`",
     r"(?<!\w)[@#][\w-]+",
     r"(?<!\w)\w*[\d_]\w*",
-    r"\b[^\W\d_]+[A-Z][^\W\d_]*\b",
+    r"\b(?=[^\W\d_]+[A-Z])[^\W\d_]++\b",
 )
 """Fenced code, inline code, URLs, e-mail addresses, paths, names of files and hosts, front matter,
 tags and entities of HTML, targets of links in Markdown, commands and formulas of LaTeX, directives,

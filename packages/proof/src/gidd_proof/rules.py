@@ -66,11 +66,12 @@ def find_slips(
 ) -> Iterator[ScoredPlace]:
     """Yield doubled words, moved spaces and wrong articles before known words, in order."""
     before: re.Match[str] | None = None
+    tokens = contexts.tokens(text)
     is_slip = lru_cache(partial(is_never_doubled, contexts=contexts))
 
     def fits(start: int, words: str) -> bool:
         """Whether neighbours make words more likely in place of the two that begin at `start`."""
-        around = contexts.tokens(text).around(start, count=2)
+        around = tokens.around(start, count=2)
         return bool(contexts.gains([(around, words)])[0] > 0)
 
     for match in unprotected_words(text, protected):

@@ -11,21 +11,34 @@ Examples:
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from operator import itemgetter
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast, final
 from urllib.parse import parse_qs, urlsplit
 
 import tyro
 
 from gidd.cli import parse, print_message
-from gidd.errors import ConfigError, DataError
-from gidd_proof.user_words import change_user_words, read_user_words, user_file, word_files
+from gidd.errors import ConfigError, DataError, LimitReached
+from gidd_proof.user_words import (
+    change_user_words,
+    read_user_words,
+    require_word,
+    user_file,
+    word_files,
+)
 
 if TYPE_CHECKING:
     from gidd.pipeline import TextEdit
@@ -36,8 +49,14 @@ MAX_CHARACTERS: Final = 100_000
 
 MAX_BYTES: Final = 8 * MAX_CHARACTERS
 RULE, CATEGORY = "GIDD_PROOF_SPELLING", "TYPOS"
+_IDS = "disabledCategories", "enabledCategories", "disabledRules", "enabledRules"
+"""Fields that switch spelling off or on, in the order of LanguageTool: the last one decides."""
+
+SECONDS: Final = 60.0
+"""Default of the longest time to check a text."""
+
 _SECONDS = 20.0
-"""Time that a client may take to send its request."""
+"""Time that a client may take to send its request, and to read the answer."""
 
 _CONTEXT, _MAX_REPLACEMENTS = 40, 5
 _LEAST_WRONG = 0.5
@@ -50,7 +69,22 @@ LANGUAGES: Final = (
     ("English (Australian)", "en", "en-AU"),
     ("English (Canadian)", "en", "en-CA"),
 )
-_SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?]+(?=\s|$)|\n|$)\s*|.")
+FIELDS: Final = {
+    "check": (
+        *("text", "data", "language", "preferredVariants", "level", "enabledOnly", "enabledRules"),
+        *("disabledRules", "enabledCategories", "disabledCategories"),
+    ),
+    "words": ("offset", "limit"),
+    "words/add": ("word",),
+    "words/delete": ("word",),
+}
+"""Fields of each path that have an effect; an answer names the others in its warnings."""
+
+HEADER: Final = "X-Requested-With"
+"""A request that changes words must have it: forms of web pages cannot send it."""
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+_END = re.compile(r"(?:[.!?](?!\S)|\n)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +98,11 @@ class ServeCommand:
     """Port; 0 for a free one."""
 
     allow_origin: Annotated[str | None, tyro.conf.DisallowNone] = None
-    """Web pages that may use the server, e.g. "*" for browser extensions; by default none."""
+    """Web page or browser extension that may use the server, e.g. https://example.org; "*" for any,
+    which cannot read or change words; by default none."""
+
+    seconds: float = SECONDS
+    """Longest time to check a text."""
 
     model: Annotated[str | None, tyro.conf.DisallowNone] = None
     """Folder of a model of characters; by default the packaged English model."""
@@ -75,11 +113,20 @@ def serve(arguments: Sequence[str]) -> None:
     command = parse(ServeCommand, arguments, prog="gidd-proof serve", description=__doc__)
     if not 0 <= command.port < 1 << 16:
         raise ConfigError(f"--port must be in [0, 65535], got {command.port}.")
+    if not command.host:
+        raise ConfigError("--host must be an address or a name, got ''. All addresses: 0.0.0.0.")
+    if not 0 < command.seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"--seconds must be positive, got {command.seconds}.")
+    if command.allow_origin is not None and not _ORIGIN.fullmatch(command.allow_origin):
+        raise ConfigError(
+            '--allow-origin must be "*" or a scheme and a host in lower case, such as '
+            f"https://example.org, without / at its end, got {command.allow_origin!r}."
+        )
     import gidd_proof
 
     proofreader = gidd_proof.load(command.model)
     proofreader.load_pipe()  # before the first request
-    checker = Checker(proofreader, user_file())
+    checker = Checker(proofreader, user_file(), command.seconds)
     try:
         server = make_server(checker, command.host, command.port, command.allow_origin)
     except OSError as error:
@@ -129,29 +176,45 @@ def utf16_length(text: str) -> int:
 class Checker:
     """A proofreader with the words of the user and the project; one request at a time."""
 
-    def __init__(self, proofreader: Proofreader, words_file: Path) -> None:
+    def __init__(
+        self, proofreader: Proofreader, words_file: Path, seconds: float = SECONDS
+    ) -> None:
         self._packaged, self.words_file, self._lock = proofreader, words_file, threading.Lock()
+        self._seconds = seconds
         self._proofreader = proofreader.with_words(self.words())
 
     def words(self) -> set[str]:
         """Return the words of the user and of the project."""
-        own = [self.words_file] if self.words_file.is_file() else []
-        return read_user_words({*own, *word_files(Path.cwd())})
+        user_words = [self.words_file] if self.words_file.exists() else []
+        return read_user_words({*user_words, *word_files(Path.cwd())})
 
     def change_words(self, *, add: str = "", remove: str = "") -> bool:
         """Add or remove a word of the user."""
-        with self._lock:
+        with self._turn():
             is_changed = change_user_words(self.words_file, add=add, remove=remove)
             self._proofreader = self._packaged.with_words(self.words())
         return is_changed
 
     def edits(self, text: str, *, picky: bool = False) -> list[TextEdit]:
         """Return the places of a text to report."""
+        if len(text) > MAX_CHARACTERS:
+            raise DataError(f"a text must have at most {MAX_CHARACTERS} characters.")
         if not text.strip():
             return []
-        with self._lock:
-            found = self._proofreader.correct(text).edits
-        return [e for e in found if picky or e.is_change or e.probability_of(e.old) < _LEAST_WRONG]
+        with self._turn() as seconds:
+            edits = self._proofreader.correct(text, seconds=seconds).edits
+        return [e for e in edits if picky or e.is_change or e.probability_of(e.old) < _LEAST_WRONG]
+
+    @contextmanager
+    def _turn(self) -> Generator[float]:
+        """Wait for earlier requests, and yield the seconds that are left."""
+        end = monotonic() + self._seconds
+        if not self._lock.acquire(timeout=self._seconds):
+            raise LimitReached(f"earlier texts took all of --seconds {self._seconds:g}.")
+        try:
+            yield end - monotonic()
+        finally:
+            self._lock.release()
 
 
 def make_server(
@@ -162,10 +225,28 @@ def make_server(
     @final
     class Handler(_Handler):
         def __init__(self, *arguments: Any) -> None:
-            self.checker, self.allow_origin = checker, allow_origin
+            self.checker, self.allow_origin, self.host = checker, allow_origin, host.lower()
             super().__init__(*arguments)
 
     return ThreadingHTTPServer((host, port), Handler)
+
+
+class TimedReader(io.RawIOBase):
+    """Reads a socket until a time, however slowly the other side sends."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._end = connection, monotonic() + seconds
+
+    def readable(self) -> bool:
+        """Return True, as a file to read does."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Receive bytes, or raise `TimeoutError`."""
+        if (left := self._end - monotonic()) <= 0:
+            raise TimeoutError("the request was not sent in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -173,8 +254,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     checker: Checker
     allow_origin: str | None
-    timeout = _SECONDS
+    host: str
     server_version, sys_version = "gidd-proof", ""
+
+    def setup(self) -> None:
+        """Limit the time of the whole request."""
+        super().setup()
+        self.rfile = io.BufferedReader(TimedReader(self.connection, _SECONDS))
 
     def do_GET(self) -> None:
         self._answer({})
@@ -195,7 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, "Error: the body must be a form in UTF-8.")
 
     def do_OPTIONS(self) -> None:
-        self._send(204, "")
+        self._answer({})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: a text that is checked may be part of an address."""
@@ -203,13 +289,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, form: dict[str, list[str]]) -> None:
         try:
             address = urlsplit(self.path)
-            values = parse_qs(address.query, keep_blank_values=True, max_num_fields=100) | form
-            given = {name: value[-1] for name, value in values.items()}
+            fields = parse_qs(address.query, keep_blank_values=True, max_num_fields=100)
             path = address.path.removeprefix("/v2").strip("/")
-            is_page = self.headers.get("Origin", "").startswith("http")
-            if path.startswith("words/") and is_page and self.allow_origin is None:
-                return self._send(403, "Error: web pages need --allow-origin to change words.")
-            found = answer(self.checker, path, given, is_post=self.command == "POST")
+            if problem := self._problem(path):
+                return self._send(403, problem)
+            if self.command == "OPTIONS":
+                return self._send(204, "")
+            if path.startswith("words/") and not self.headers.get(HEADER):
+                return self._send(403, f"Error: a request for {path!r} needs a header {HEADER}.")
+            if twice := [name for name in form if len(form[name] + fields.get(name, [])) > 1]:
+                raise DataError(f"{twice[0][:40]!r} must be given once.")
+            values = {name: value[-1] for name, value in (fields | form).items()}
+            found = answer(self.checker, path, values, is_post=self.command == "POST")
+        except LimitReached as error:
+            return self._send(503, f"Error: {error} Send shorter texts.")
         except (DataError, ConfigError, ValueError) as error:
             return self._send(400, f"Error: {error}")
         except OSError:
@@ -220,8 +313,24 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, found)
         self._send(200, json.dumps(found), "application/json")
 
+    def _problem(self, path: str) -> str:
+        """Return why a request is refused because of who sends it, "" if it is not.
+
+        A page of another site has an Origin; one that had its name bound to this address has a
+        Host of another name. "*" lets no page read or change the user's words.
+        """
+        for host in self.headers.get_all("Host", []):
+            if not is_address(host) and name_of(host) not in ("localhost", self.host):
+                return f"Error: Host must be an address, localhost or --host, got {host[:80]!r}."
+        for origin in self.headers.get_all("Origin", []):
+            is_any = self.allow_origin == "*" and not path.startswith("words")
+            if origin != self.allow_origin and not is_any:
+                return f"Error: a web page needs --allow-origin with its address {origin[:80]!r}."
+        return ""
+
     def _send(self, status: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
         body = text.encode("utf-8", "replace")
+        self.connection.settimeout(_SECONDS)
         try:
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -229,19 +338,44 @@ class _Handler(BaseHTTPRequestHandler):
             if self.allow_origin is not None:
                 self.send_header("Access-Control-Allow-Origin", self.allow_origin)
                 self.send_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
-                self.send_header("Access-Control-Allow-Headers", "Content-Type, Accept")
+                self.send_header("Access-Control-Allow-Headers", f"Content-Type, Accept, {HEADER}")
             self.end_headers()
             self.wfile.write(body)
         except OSError:  # the client is gone
             self.close_connection = True
 
 
-def answer(checker: Checker, path: str, given: Mapping[str, str], *, is_post: bool) -> Any:
+def name_of(host: str) -> str:
+    """Return the name of a Host header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_address(host: str) -> bool:
+    """Whether a Host header has an IP address: nobody can bind it to another address."""
+    try:
+        return bool(ip_address(name_of(host)))
+    except ValueError:
+        return False
+
+
+def answer(checker: Checker, path: str, fields: Mapping[str, str], *, is_post: bool) -> Any:
     """Return the answer to a request as plain data or a text; None for an unknown path."""
+    found = _answer(checker, path, fields, is_post=is_post)
+    ignored = [name for name in fields if fields[name] and name not in FIELDS.get(path, ())]
+    if ignored and isinstance(found, dict):
+        warnings = cast("dict[str, Any]", found).setdefault("warnings", {})
+        warnings["ignoredParameters"] = sorted({*warnings.get("ignoredParameters", ()), *ignored})
+    return found
+
+
+def _answer(checker: Checker, path: str, fields: Mapping[str, str], *, is_post: bool) -> Any:
     software = {"name": "LanguageTool", "version": "6.6", "buildDate": "", "premium": False}
     match path:
         case "check":
-            return check_text(checker, given)
+            return check_text(checker, fields)
         case "languages":
             return [dict(zip(("name", "code", "longCode"), row, strict=True)) for row in LANGUAGES]
         case "maxtextlength":
@@ -260,11 +394,11 @@ def answer(checker: Checker, path: str, given: Mapping[str, str], *, is_post: bo
                 ],
             }
         case "words":
-            return {"words": sorted(checker.words())}
+            first, count = (read_count(fields, name) for name in ("offset", "limit"))
+            words = sorted(checker.words())[first or 0 :]
+            return {"words": words[:count]}
         case "words/add" | "words/delete" if is_post:
-            word = given.get("word", "").strip()
-            if not word or len(word) > 100 or any(map(str.isspace, word)) or "#" in word:
-                raise DataError(f"'word' must be one word, got {word[:80]!r}.")
+            word = require_word(fields.get("word"))
             if path == "words/add":
                 return {"added": checker.change_words(add=word)}
             return {"deleted": checker.change_words(remove=word)}
@@ -272,23 +406,36 @@ def answer(checker: Checker, path: str, given: Mapping[str, str], *, is_post: bo
             return None
 
 
-def check_text(checker: Checker, given: Mapping[str, str]) -> dict[str, Any]:
+def read_count(fields: Mapping[str, str], name: str) -> int | None:
+    """Return the number in a field; None without the field."""
+    value = fields.get(name, "")
+    if not re.fullmatch("[0-9]{0,9}", value):
+        raise DataError(f"{name!r} must be a number in [0, 10**9), got {value[:40]!r}.")
+    return int(value) if value else None
+
+
+def check_text(checker: Checker, fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the answer to /v2/check."""
-    language = given.get("language", "")
-    code = "en-US" if language == "auto" else language
-    names = {long: name for name, _, long in LANGUAGES}
-    if code not in names:
-        raise DataError(f"'language' must be auto or one of {', '.join(names)}, got {code[:40]!r}.")
-    if ("text" in given) == ("data" in given):
+    code, names = language_of(fields), {long: name for name, _, long in LANGUAGES}
+    level = fields.get("level") or "default"
+    if level not in ("default", "picky"):
+        raise DataError(f"'level' must be default or picky, got {level[:40]!r}.")
+    if ("text" in fields) == ("data" in fields):
         raise DataError("give either 'text' or 'data'.")
-    parts = [(given["text"], None)] if "text" in given else list(read_annotation(given["data"]))
+    ignored = [name for name in _IDS if set(ids_of(fields, name)) - {RULE, CATEGORY}]
+    parts: list[tuple[str, str | None]] = [(fields.get("text", ""), None)]
+    if "data" in fields:
+        parts, others = read_annotation(fields["data"])
+        ignored += others
     source = AnnotatedText.of(parts)
-    if len(source.text) > MAX_CHARACTERS:
-        raise DataError(f"a text must have at most {MAX_CHARACTERS} characters.")
-    is_picky = given.get("level") == "picky"
-    edits = checker.edits(source.text, picky=is_picky) if is_enabled(given) else []
-    sentences = [match.span() for match in _SENTENCE.finditer(source.text) if match[0]]
-    detected = {"name": names[code], "code": code, "confidence": 1.0, "source": "given"}
+    edits = checker.edits(source.text, picky=level == "picky") if is_enabled(fields) else []
+    sentences = find_sentences(source.text)
+    is_given = fields["language"] != "auto"
+    detected = {
+        "name": names[code],
+        "code": code,
+        "source": "given" if is_given else "not detected: every text is read as English",
+    }
     ranges = [[source.starts[a], source.stops[b - 1]] for a, b in sentences]
     return {
         "software": {
@@ -299,50 +446,87 @@ def check_text(checker: Checker, given: Mapping[str, str]) -> dict[str, Any]:
             "premium": False,
             "status": "answered by gidd-proof",
         },
-        "warnings": {"incompleteResults": False},
+        "warnings": {"incompleteResults": False, "ignoredParameters": ignored},
         "language": {"name": names[code], "code": code, "detectedLanguage": detected},
         "matches": [match_of(source, edit, sentences) for edit in edits],
         "sentenceRanges": ranges,
         "extendedSentenceRanges": [
-            {"from": a, "to": b, "detectedLanguages": [{"language": "en", "rate": 1.0}]}
-            for a, b in ranges
+            {"from": a, "to": b, "detectedLanguages": []} for a, b in ranges
         ],
     }
 
 
-def is_enabled(given: Mapping[str, str]) -> bool:
-    """Whether the parameters of a request leave spelling switched on."""
+def language_of(fields: Mapping[str, str]) -> str:
+    """Return the code of the language in which a text is read."""
+    codes = [code for _, _, code in LANGUAGES]
+    language, variants = fields.get("language", ""), ids_of(fields, "preferredVariants")
+    if language not in ("auto", *codes):
+        allowed = ", ".join(codes)
+        raise DataError(f"'language' must be auto or one of {allowed}, got {language[:40]!r}.")
+    if variants and language != "auto":
+        raise DataError("'preferredVariants' needs the 'language' auto.")
+    return language if language != "auto" else next((v for v in variants if v in codes), "en-US")
 
-    def has(name: str, value: str) -> bool:
-        return value in given.get(name, "").split(",")
 
-    if given.get("enabledOnly") in ("true", "yes"):
-        return has("enabledRules", RULE) or has("enabledCategories", CATEGORY)
-    return not (has("disabledRules", RULE) or has("disabledCategories", CATEGORY))
+def ids_of(fields: Mapping[str, str], name: str) -> list[str]:
+    """Return the identifiers in a field, which commas separate."""
+    return [word for part in fields.get(name, "").split(",") if (word := part.strip())]
 
 
-def read_annotation(data: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the parts of the parameter `data`: (text, None) or (markup, what it is read as)."""
+def is_enabled(fields: Mapping[str, str]) -> bool:
+    """Whether the fields of a request leave spelling switched on; the last of them decides."""
+    only = fields.get("enabledOnly") or "false"
+    if only not in ("true", "yes", "false", "no"):
+        raise DataError(f"'enabledOnly' must be true or false, got {only[:40]!r}.")
+    chosen = {name: ids_of(fields, name) for name in _IDS}
+    is_on = only in ("false", "no")
+    if not is_on and any(chosen[name] for name in _IDS[::2]):
+        raise DataError("'enabledOnly' excludes 'disabledRules' and 'disabledCategories'.")
+    if not is_on and not any(chosen.values()):
+        raise DataError("'enabledOnly' needs 'enabledRules' or 'enabledCategories'.")
+    for name, ids in chosen.items():
+        if (CATEGORY if "Categories" in name else RULE) in ids:
+            is_on = name.startswith("enabled")
+    return is_on
+
+
+def find_sentences(text: str) -> list[tuple[int, int]]:
+    """Return the spans of sentences: they end at a line break, or at . ! or ? before a space."""
+    ends = [match.end() for match in _END.finditer(text)]
+    if ends[-1:] != [len(text)] and text:
+        ends.append(len(text))
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def read_annotation(data: str) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Return the parts of the field `data`, and the names in it that have no effect.
+
+    A part is (text, None) or (markup, what it is read as).
+    """
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DataError("'data' must be JSON.") from error
     value = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if isinstance(text := value.get("text"), str):
-        yield _valid(text), None
-        return
-    parts = value.get("annotation")
-    if not isinstance(parts, list):
-        raise DataError("'data' must have 'text' or a list 'annotation'.")
-    for part in cast("list[Any]", parts):
-        row = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-        read_as = row.get("interpretAs", "")
-        if isinstance(text := row.get("text"), str):
-            yield _valid(text), None
-        elif isinstance(markup := row.get("markup"), str) and isinstance(read_as, str):
-            yield _valid(markup), _valid(read_as)
-        else:
-            raise DataError("a part of 'annotation' must have a string 'text' or 'markup'.")
+    ignored = [f"data.{name[:40]}" for name in value if name not in ("text", "annotation")]
+    rows: Any = value.get("annotation", [{"text": value.get("text")}])
+    if not isinstance(rows, list) or len(value) - len(ignored) != 1:
+        raise DataError("'data' must have either 'text' or a list 'annotation'.")
+    parts: list[tuple[str, str | None]] = []
+    for row in cast("list[Any]", rows):
+        match row:
+            case {"text": str(text)} if len(cast("dict[str, Any]", row)) == 1:
+                parts.append((_valid(text), None))
+            case {"markup": str(markup), **rest} if rest.keys() <= {"interpretAs"} and isinstance(
+                read_as := rest.get("interpretAs", ""), str
+            ):
+                parts.append((_valid(markup), _valid(read_as)))
+            case _:
+                raise DataError(
+                    "a part of 'data' must have a string 'text', or a string 'markup' with or "
+                    "without 'interpretAs', and nothing else."
+                )
+    return parts, ignored
 
 
 def _valid(text: str) -> str:
@@ -357,7 +541,7 @@ def match_of(
     offset, stop = source.starts[edit.start], source.stops[edit.stop - 1]
     first = max(0, edit.start - _CONTEXT)
     others = [a for a in edit.alternatives if a.text != edit.old][:_MAX_REPLACEMENTS]
-    a, b = next((s for s in sentences if s[0] <= edit.start < s[1]), (edit.start, edit.stop))
+    a, b = sentences[bisect_right(sentences, edit.start, key=itemgetter(0)) - 1]
     return {
         "message": "Possible spelling mistake found.",
         "shortMessage": "Spelling mistake",
