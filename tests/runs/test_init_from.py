@@ -127,7 +127,7 @@ def test_data_of_another_tokenizer_is_refused(source, tmp_path):
         train_here(tuned(other, source), tmp_path / "out")
 
 
-@pytest.mark.parametrize("place", ["installed_model", "_download"])
+@pytest.mark.parametrize("place", ["local_model", "_download"])
 def test_a_source_by_name_has_its_tokenizer_too(source, tmp_path, monkeypatch, place):
     """Of an installed distribution, or of the Hugging Face hub."""
     monkeypatch.setattr(f"gidd.models.hub.{place}", lambda name: source)

@@ -128,8 +128,8 @@ def prepare_command(
             Documents keep this order; the files of a folder are sorted by name.
         tokenizer: gpt2 (50,258 tokens), gpt2+pad (50,259 tokens), bytes (259 tokens), chars (the
             characters of the sources), a number (a byte-level BPE of that many tokens, trained on
-            the sources), a tokenizer.json, a folder with one, or a name on the Hugging Face hub.
-            Not needed for exact sources.
+            the sources), a tokenizer.json, a folder with one, an installed model such as nano, or a
+            name on the Hugging Face hub. Not needed for exact sources.
         mask: Mask token of the tokenizer, such as "<|mdm_mask|>", if it is not found by itself.
         end: End-of-text token, if it is not found by itself.
         pad: Padding token, if it is not found by itself.

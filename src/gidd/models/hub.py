@@ -8,7 +8,6 @@ denoiser = load_pretrained("dvruette/gidd-small-p_unif-0.1").denoiser
 from __future__ import annotations
 
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from gidd.common.config.registry import component_names
 from gidd.common.files import CONTEXT_TOKENS, explain_damage, read_json, sha256, write_json
+from gidd.common.local_models import installed_models, local_model
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
@@ -49,8 +49,6 @@ from gidd.models.weights import (
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
-INSTALLED_MODELS = "gidd.models"
-"""Entry points of distributions that contain a model: its name, and the path of its folder."""
 _HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
@@ -148,22 +146,14 @@ def load_network(name: str | Path) -> NetworkSource:
     return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
 
 
-def installed_model(name: str | Path) -> Path | None:
-    """Return the folder of a model of an installed distribution, such as gidd-nano."""
-    found = next(iter(entry_points(group=INSTALLED_MODELS, name=str(name))), None)
-    return None if found is None else Path(found.load())
-
-
 def _find(name: str | Path) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    return installed_model(name) or _download(str(name))
+    return local_model(name) or _download(str(name))
 
 
 def _download(name: str) -> Path:
     missing = f"{name} is not a folder here"
     if not re.fullmatch(_HUB_NAME, name):
-        installed = ", ".join(sorted(entry_points(group=INSTALLED_MODELS).names))
+        installed = ", ".join(installed_models())
         raise CheckpointError(
             f"{missing}, nor an installed model ({installed or '`pip install gidd-nano` adds nano'}"
             "), nor owner/name of a model on the Hugging Face hub."
@@ -194,7 +184,7 @@ def _one_line(error: BaseException) -> str:
 
 def files_to_push(folder: str | Path) -> dict[str, int]:
     """Return the files of a saved model that `push_to_hub` uploads, with their sizes in bytes."""
-    folder = Path(folder)
+    folder = local_model(folder) or Path(folder)
     if not (folder / MODEL_RECORD).is_file():
         raise CheckpointError(
             f"{folder} contains no {MODEL_RECORD}. Write it with `gidd export` or `Pipeline.save`."

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gidd.common.devices import choose
+from gidd.common.local_models import local_model
 from gidd.data import tokenizers
 from gidd.data.tokenizers import (
     TOKENIZER_FILE,
@@ -19,7 +20,7 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
-from gidd.models.hub import MODEL_RECORD, installed_model
+from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision, convert
 from gidd.vocab import Vocab
@@ -67,8 +68,7 @@ def from_pretrained(
             f"`gidd export {folder} --out models/{folder.resolve().name}` and load that."
         )
     loaded = load_pretrained(name, p_uniform)
-    installed = None if folder.is_dir() else installed_model(name)
-    chosen, note = _tokenizer(installed or name, tokenizer, loaded)
+    chosen, note = _tokenizer(local_model(name) or name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
     # in place, as nobody else has it: a pipeline converts a copy
     convert(loaded.denoiser, precision, chosen_device)

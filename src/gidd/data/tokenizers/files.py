@@ -19,6 +19,7 @@ from gidd.common.files import (
     read_json,
     read_regular,
 )
+from gidd.common.local_models import local_model
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
@@ -129,13 +130,13 @@ def _check_rest(value: object) -> None:
 def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:
     """Return a local `tokenizer.json`, or download it; the files with its settings are beside it.
 
-    Raises a `DataError` if it is neither here nor on the Hugging Face hub.
+    `name` is a file, a folder, or the name of an installed model or of a repository on the hub.
     """
     path = Path(name)
-    if path.is_dir():
-        path = path / TOKENIZER_FILE
-    elif not path.is_file():
-        return download(str(name), revision)
+    if not path.is_file():
+        if (folder := local_model(name)) is None:
+            return download(str(name), revision)
+        path = folder / TOKENIZER_FILE
     if revision is not None:
         raise ConfigError(
             f"revision must be left out for local files, got {shorten(revision)} for {path}."
