@@ -25,10 +25,11 @@ from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
 from gidd.models import Denoiser
 from gidd.models.backbones import diffusion_gemma
 from gidd.models.backbones.diffusion_gemma import leave_one_out_shift
+from gidd.models.importers import transformer_family
 from gidd.models.importers.checkpoint import ForeignCheckpoint, Weights
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.options import SamplingOptions
@@ -172,6 +173,7 @@ def test_published_tensors_are_accepted(monkeypatch, tmp_path):
     tensors = {n: torch.empty(shape, device="meta") for n, shape in shapes.items()}
     weights = Weights(tmp_path / "model.safetensors", shapes, lambda: tensors, "0" * 64)
     monkeypatch.setattr(ForeignCheckpoint, "safetensors", lambda _: weights)
+    monkeypatch.setattr(transformer_family, "try_network", lambda network: None)  # has no values
     config = published["config"] | {"model_type": "diffusion_gemma", "tie_word_embeddings": True}
     config["text_config"] |= {"bos_token_id": BOS}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -182,6 +184,76 @@ def test_published_tensors_are_accepted(monkeypatch, tmp_path):
     backbone = loaded.denoiser.backbone
     assert (backbone.config.canvas_length, backbone.config.max_length) == (256, 1 << 17)
     assert loaded.schedule == UniformSchedule(Vocab(262144))
+
+
+WRONG = {
+    **dict.fromkeys(("head_dim", "global_head_dim", "num_experts", "intermediate_size"), 10**9),
+    **dict.fromkeys(("num_global_key_value_heads", "moe_intermediate_size"), 0),
+    **dict.fromkeys(("bos_token_id", "top_k_experts", "max_position_embeddings"), 10**9 * 3),
+    "sliding_window": 0,
+    "final_logit_softcapping": 0,
+    "rms_norm_eps": "x",
+    "hidden_activation": "relu",
+    "attention_bias": True,
+    "layer_types": ["full_attention"] * 2 + ["sliding_attention"],
+    "per_layer_config": {"2": {"head_dim": 10**9}},
+    "rope_parameters.full_attention.rope_theta": 0,
+    "rope_parameters.full_attention.rope_type": "yarn",
+    "rope_parameters.full_attention.factor": 1e30,
+    "rope_parameters.full_attention.partial_rotary_factor": 2,
+    "rope_parameters.sliding_attention": [1],
+    "hidden_size_per_layer_input": 10**12,
+    "quantization_config": {"quant_method": "bitsandbytes"},
+    "_attn_implementation": "kernels-community/evil",
+    "attribute_map": {"hidden_size": "vocab_size"},
+    "canvas_length": 0,
+}
+
+
+def changed_toy(tmp_path: Path, name: str, value: object) -> Path:
+    """The toy with one field of its configuration replaced or added."""
+    config = json.loads((TOY / "config.json").read_text())
+    place = config if name == "canvas_length" else config["text_config"]
+    *outer, last = name.split(".")
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(TOY / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_field_of_another_value_is_refused_before_anything_is_built(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(diffusion_gemma, "DiffusionGemma", None)
+    with pytest.raises(CheckpointError, match=f"config.json: .*{name} must be .*, got "):
+        models.load(changed_toy(tmp_path, name, WRONG[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_labels", 10**9), ("id2label", {"0": 1}), ("use_cache", True), ("attention_k_eq_v", None),
+     ("hidden_size_per_layer_input", 0), ("torch_dtype", "evil"), ("_name_or_path", "evil/evil"),
+     ("pad_token_id", 10**9), ("initializer_range", 1e308)],
+)  # fmt: skip
+def test_fields_without_an_effect_on_text_are_not_passed_on(golden, tmp_path, name, value):
+    toy = models.load(changed_toy(tmp_path, name, value)).denoiser.requires_grad_(False)
+    logits = logits_of(toy, golden["prompt_ids"][0], golden["canvas_low"][0])
+    torch.testing.assert_close(logits, golden["logits_low"][0], atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("sizes"), MemoryError(), None])
+def test_a_network_that_computes_nothing_is_refused_with_its_file(monkeypatch, fault):
+    """No range can tell: a token is computed."""
+
+    def decode(self, canvas, cache):
+        if fault:
+            raise fault
+        return torch.full((1, 32), torch.nan)
+
+    monkeypatch.setattr(diffusion_gemma.DiffusionGemma, "decode", decode)
+    with pytest.raises(CheckpointError, match=r"config.json is damaged or invalid: \w+Error: "):
+        models.load(TOY)
 
 
 def test_an_older_transformers_is_refused(monkeypatch):

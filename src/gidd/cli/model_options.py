@@ -12,14 +12,7 @@ from rich.console import Console
 
 from gidd.cli.output import OutputOptions
 from gidd.cli.parsing import chosen_name, component_options, parse
-from gidd.common.config.allowed import (
-    DEVICE,
-    SEED,
-    Allowed,
-    field_problems,
-    integer,
-    optional,
-)
+from gidd.common.config.allowed import SEED, Allowed, field_problems, integer
 from gidd.common.config.registry import component_names
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
@@ -68,10 +61,6 @@ class ModelOptions:
     probabilities stay float32."""
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield a message if the device is none that any machine has."""
-        yield from field_problems(self, device=optional(DEVICE))
 
     def load(self, model: str, batch_size: int | None = None) -> Pipeline:
         """Load a model; warnings go to stderr."""

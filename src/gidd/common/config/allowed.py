@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
@@ -60,13 +59,6 @@ def optional(allowed: Allowed) -> Allowed:
         return value is None or allowed.contains(value)
 
     return allowed._replace(contains=contains)
-
-
-def _is_device(name: object) -> bool:
-    return re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", str(name)) is not None
-
-
-DEVICE = Allowed(_is_device, "cpu, cuda, cuda:N for the GPU with number N, or mps")
 
 
 def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iterator[str]:

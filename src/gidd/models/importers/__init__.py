@@ -87,6 +87,7 @@ def find_importer(checkpoint: ForeignCheckpoint) -> tuple[str, Importer | Layout
 def read_foreign(folder: Path, p_uniform: float | None = None) -> Pretrained:
     """Read a checkpoint of another project, whose layout is told by its `config.json`."""
     checkpoint = read_checkpoint(folder, p_uniform)
+    checkpoint.require("quantization_config", None)
     if found := find_importer(checkpoint):
         name, importer = found
         if p_uniform is not None and name != "gidd":

@@ -47,6 +47,12 @@ MASKING_ALONE = (
 _INDEX = "model.safetensors.index.json"
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _PICKLES = ("*.ckpt", "*.pth")
+_NEUTRAL = re.compile(
+    r"_?name_or_path|architectures|auto_map|(torch_)?dtype|transformers_version|model_type|"
+    r"initializer_range|.*_token_id|.*_dropout|use_cache|(id2)?label(2id)?|num_labels|"
+    r"(output|return|vision|audio|video|image)_.*|generation_config"
+)
+"""Fields of any configuration that do not change what a network for text computes."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CONVERT = f"Convert it if you trust it: save its EMA with safetensors.torch as {WEIGHTS}."
 
@@ -142,11 +148,12 @@ class ForeignCheckpoint:
             raise self.invalid(name, must, "Other models of this project are not supported.")
         return value
 
-    def integer(self, name: str) -> int:
-        """Return an entry that must be an integer of at least 0."""
+    def integer(self, name: str, least: int = 0, most: int | None = None) -> int:
+        """Return an entry that must be an integer in a range."""
         value = self.field(name)
-        if type(value) is not int or value < 0:
-            raise self.invalid(name, "an integer of at least 0")
+        if type(value) is not int or value < least or (most is not None and value > most):
+            must = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+            raise self.invalid(name, f"an integer {must}")
         return value
 
     def number(self, name: str, most: float = 1e30) -> float:
@@ -174,6 +181,16 @@ class ForeignCheckpoint:
         for name, size in sizes.items():
             if self.integer(name) != size:
                 raise self.invalid(name, f"{size}, the size of the tensors", COPY_BOTH_AGAIN)
+
+    def require_known(self, name: str, *known: str) -> None:
+        """Refuse fields of an entry ("": of the file) that have no meaning here but a value."""
+        fields = cast("object", self.field(name) if name else self.config)
+        if not isinstance(fields, Mapping):
+            raise self.invalid(name, "an object")
+        for field, value in cast("Mapping[str, Any]", fields).items():
+            if value and field not in known and not _NEUTRAL.fullmatch(field):
+                must = "absent, as its meaning is not known here"
+                raise self.invalid(f"{name}.{field}".removeprefix("."), must, "Use another model.")
 
     def weights(self) -> Weights:
         """Return the weights: safetensors, in one or several files, or else a plain pickle."""

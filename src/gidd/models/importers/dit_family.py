@@ -57,6 +57,7 @@ def read_duo(checkpoint: ForeignCheckpoint) -> Pretrained:
         checkpoint.require("causal", False)
     else:
         checkpoint.require("algo.causal_attention", False)
+        checkpoint.require("algo.parameterization", "mean")
         checkpoint.require("noise.type", "log-linear")
     weights, dit = _import_dit(checkpoint, "sigma")
     rows = dit.config.vocab_size

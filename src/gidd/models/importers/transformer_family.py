@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from gidd.common.files import CONTEXT_TOKENS, explain_damage
 from gidd.diffusion.schedules import MaskedSchedule, UniformSchedule
@@ -13,10 +15,11 @@ from gidd.errors import CheckpointError
 from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.diffusion_gemma import (
     MIN_TIME,
+    DiffusionGemma,
     DiffusionGemmaConfig,
     require_transformers,
 )
-from gidd.models.importers.checkpoint import MASKING_ALONE, ForeignCheckpoint
+from gidd.models.importers.checkpoint import MASKING_ALONE, ForeignCheckpoint, Weights
 from gidd.models.weights import COPY_BOTH_AGAIN, Pretrained, blame_file
 from gidd.vocab import Vocab
 
@@ -59,10 +62,12 @@ def read_llada(checkpoint: ForeignCheckpoint) -> Pretrained:
         _LLADA_REQUIRED | {"rope": True} | dict.fromkeys(_LLADA_FALSE, False)
     ).items():
         checkpoint.require(name, value)
+    checkpoint.require("clip_qkv", None)
+    is_ratio = checkpoint.field("mlp_hidden_size") is None  # the tensors alone have the size
     return _import_transformer(
         checkpoint,
         _llada_name,
-        _LLADA_SIZES,
+        _LLADA_SIZES if is_ratio else (*_LLADA_SIZES, "mlp_hidden_size"),
         max_length=checkpoint.length("max_sequence_length"),
         tied_head=checkpoint.require("weight_tying", True, False),
     )
@@ -139,7 +144,13 @@ _GEMMA_REQUIRED = {
     "tie_word_embeddings": (True,),
     "text_config.tie_word_embeddings": (True, None),
     "text_config.use_bidirectional_attention": ("vision", None),
+    "text_config.hidden_activation": ("gelu_pytorch_tanh", None),
+    "text_config.attention_bias": (False, None),
 }
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_ROPE_TYPES = {_SLIDING: ("default", None), _FULL: ("proportional", "default", None)}
+_FULL_EVERY = 6
+"""By default every sixth layer has full attention."""
 
 _POSTERIOR = (
     "The model predicts the posterior of a token given all tokens of its canvas, at a noise level "
@@ -155,29 +166,116 @@ _CANVAS = (
 def read_diffusion_gemma(checkpoint: ForeignCheckpoint) -> Pretrained:
     """Read a model with alpha = 1 - t and uniform noise over all tokens; there is no mask."""
     require_transformers()
+    checkpoint.require_known("", "text_config", "canvas_length", "tie_word_embeddings")
     for name, allowed in _GEMMA_REQUIRED.items():
         checkpoint.require(name, *allowed)
-    weights = checkpoint.safetensors()
-    vocab_size, width = weights.shape("model.decoder.embed_tokens.weight", 2)
-    num_layers = weights.count("model.decoder.layers.0.layer_scalar")
-    sizes = {"vocab_size": vocab_size, "hidden_size": width, "num_hidden_layers": num_layers}
-    checkpoint.require_sizes({f"text_config.{name}": size for name, size in sizes.items()})
-    num_positions = checkpoint.integer("text_config.max_position_embeddings")
+    weights, most = checkpoint.safetensors(), CONTEXT_TOKENS.value
+    settings = _gemma_settings(checkpoint, weights)
+    vocab_size: int = settings["vocab_size"]
     config = DiffusionGemmaConfig(
-        text_config=checkpoint.field("text_config"),
+        text_config=settings,
         vocab_size=vocab_size,
-        max_length=min(num_positions - 1, CONTEXT_TOKENS.value),  # the first is the bos token
-        num_layers=num_layers,
-        canvas_length=int(checkpoint.number("canvas_length")),
-        bos_id=checkpoint.integer("text_config.bos_token_id"),
+        max_length=min(settings["max_position_embeddings"] - 1, most),  # the first is the bos token
+        num_layers=settings["num_hidden_layers"],
+        canvas_length=checkpoint.integer("canvas_length", 1, most),
+        bos_id=checkpoint.integer("text_config.bos_token_id", 0, vocab_size - 1),
     )
     for name in [name for name in weights.shapes if name.startswith(_VISION)]:
         del weights.shapes[name]
     with explain_damage(str(checkpoint.path), COPY_BOTH_AGAIN, CheckpointError):
-        network = weights.network(config, _gemma_name)
+        network = cast(DiffusionGemma, weights.network(config, _gemma_name))
+        try_network(network)
     notes = _POSTERIOR, _CANVAS.format(config.canvas_length)
     loaded = weights.pretrained(network, UniformSchedule(Vocab(vocab_size)), *notes)
     return replace(loaded, summary={"times": [MIN_TIME, 1.0]})
+
+
+def _gemma_settings(checkpoint: ForeignCheckpoint, weights: Weights) -> dict[str, Any]:
+    """Return the fields of `text_config` for transformers: sizes of the tensors, and checked ones.
+
+    No other field is passed on: it could ask for any amount of memory.
+    """
+    stack, where = "model.decoder", "text_config."
+    vocab_size, width = weights.shape(f"{stack}.embed_tokens.weight", 2)
+    num_experts, _, expert_width = weights.shape(f"{stack}.layers.0.experts.down_proj", 3)
+    num_layers = weights.count(f"{stack}.layers.0.layer_scalar")
+
+    def attention_sizes(layer: int) -> tuple[int, int, int]:
+        name = f"{stack}.layers.{layer}.self_attn"
+        (head_width,) = weights.shape(f"{name}.q_norm.weight", 1)
+        rows = (weights.shape(f"{name}.{part}_proj.weight", 2)[0] for part in "qk")
+        num_heads, num_kv_heads = (number // max(1, head_width) for number in rows)
+        return head_width, num_heads, num_kv_heads
+
+    types: list[str] | None = checkpoint.field(f"{where}layer_types")
+    if types is None:
+        sixth = range(_FULL_EVERY - 1, num_layers, _FULL_EVERY)
+        types = [_FULL if i in (*sixth, num_layers - 1) else _SLIDING for i in range(num_layers)]
+    is_list = isinstance(cast(object, types), list) and len(types) == num_layers
+    if not is_list or types[-1] != _FULL or any(kind not in _ROPE_TYPES for kind in types):
+        must = f"a list of {num_layers} of {_SLIDING} and {_FULL}, the last {_FULL}"
+        raise checkpoint.invalid(f"{where}layer_types", must, COPY_BOTH_AGAIN)
+    first = types.index(_SLIDING) if _SLIDING in types else num_layers - 1
+    head_width, num_heads, num_kv_heads = attention_sizes(first)
+    full_width, _, num_full_kv_heads = attention_sizes(num_layers - 1)
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": num_layers,
+        "intermediate_size": weights.shape(f"{stack}.layers.0.mlp.gate_proj.weight", 2)[0],
+        "num_experts": num_experts,
+        "moe_intermediate_size": expert_width,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_width,
+        "num_global_key_value_heads": num_full_kv_heads,
+        "global_head_dim": full_width,
+    }
+    given = [name for name in sizes if checkpoint.field(f"{where}{name}") is not None]
+    checkpoint.require_sizes({f"{where}{name}": sizes[name] for name in given})
+    full = {"num_key_value_heads": num_full_kv_heads, "head_dim": full_width}
+    for_layers = {str(i): full for i, kind in enumerate(types) if kind == _FULL}
+    if checkpoint.field(f"{where}per_layer_config") not in (None, for_layers):
+        raise checkpoint.invalid(f"{where}per_layer_config", f"{for_layers}", COPY_BOTH_AGAIN)
+    most = CONTEXT_TOKENS.value
+    ranges = {
+        "top_k_experts": (1, num_experts),
+        "sliding_window": (1, most),
+        "max_position_embeddings": (2, 2**31 - 1),
+    }
+    settings: dict[str, Any] = dict(sizes)
+    settings |= {name: checkpoint.integer(where + name, *r) for name, r in ranges.items()}
+    for name in ("rms_norm_eps", "final_logit_softcapping"):
+        if checkpoint.field(f"{where}{name}") is not None:
+            settings[name] = checkpoint.number(f"{where}{name}")
+    others = "per_layer_config", "rope_parameters", "layer_types", "final_logit_softcapping"
+    required = (name.removeprefix(where) for name in _GEMMA_REQUIRED)
+    checkpoint.require_known("text_config", *settings, *others, *required)
+    if checkpoint.field(f"{where}rope_parameters") is not None:
+        checkpoint.require_known(f"{where}rope_parameters", *_ROPE_TYPES)
+        settings["rope_parameters"] = {k: _rope(checkpoint, k) for k in _ROPE_TYPES}
+    same = {"use_bidirectional_attention": checkpoint.field(f"{where}use_bidirectional_attention")}
+    return settings | same | {"layer_types": types, "pad_token_id": None}
+
+
+def _rope(checkpoint: ForeignCheckpoint, kind: str) -> dict[str, Any]:
+    """Return the rotary embedding of a kind of layers."""
+    where = f"text_config.rope_parameters.{kind}"
+    checkpoint.require_known(where, "rope_type", "rope_theta", "partial_rotary_factor")
+    settings = {"rope_type": checkpoint.require(f"{where}.rope_type", *_ROPE_TYPES[kind])}
+    settings["rope_theta"] = checkpoint.number(f"{where}.rope_theta")
+    if checkpoint.field(f"{where}.partial_rotary_factor") is not None:
+        settings["partial_rotary_factor"] = checkpoint.number(f"{where}.partial_rotary_factor", 1)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@torch.no_grad()
+def try_network(network: DiffusionGemma) -> None:
+    """Compute the logits of one token, so that settings that do not work are refused here."""
+    token = torch.zeros(1, dtype=torch.int64)
+    logits = network.head(network.decode(token, network.encode(token)))
+    if not logits.isfinite().all():
+        raise ValueError("logits are not finite")
 
 
 def _gemma_name(name: str) -> str:
