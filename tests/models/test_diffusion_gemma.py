@@ -6,6 +6,7 @@ tests/golden/foreign/diffusion_gemma holds a toy checkpoint with outputs of that
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import final
@@ -26,6 +27,7 @@ from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import HybridSchedule, UniformSchedule
 from gidd.errors import CheckpointError, ConfigError
+from gidd.evaluation.harness import choices
 from gidd.models import Denoiser
 from gidd.models.backbones import diffusion_gemma
 from gidd.models.backbones.diffusion_gemma import leave_one_out_shift
@@ -256,6 +258,22 @@ def test_a_network_that_computes_nothing_is_refused_with_its_file(monkeypatch, f
         models.load(TOY)
 
 
+def test_a_question_with_one_continuation_is_scored(pipe):
+    """As in LAMBADA: whether all its tokens are the most likely ones."""
+    text = ScoredText(torch.tensor(pipe.tokenizer.encode(TEXT)[:12]), 0, torch.arange(12) < 9)
+    estimator, predicted = pipe.nelbo_estimator(nodes=1), []
+    hidden = estimator.model.hidden
+
+    def read(z, t):
+        predicted.append(estimator.model.distribution(hidden(z, t))[0].argmax(-1))
+        return hidden(z, t)
+
+    estimator.model.hidden = read
+    assert not choices.is_greedy(estimator, text)
+    right = torch.where(text.given, text.tokens, predicted[0])  # the noise is that of the question
+    assert choices.is_greedy(estimator, replace(text, tokens=right))
+
+
 def test_an_older_transformers_is_refused(monkeypatch):
     old = SimpleNamespace(__version__="5.0.0")
     monkeypatch.setattr(diffusion_gemma, "optional_package", lambda *_: old)
@@ -269,6 +287,8 @@ def test_it_is_neither_trained_nor_saved_here(toy, tmp_path):
         gidd.diffusion_loss(toy, schedule, torch.zeros(1, 8, dtype=torch.long), step=0)
     with pytest.raises(ConfigError, match="DiffusionGemmaConfig"):
         models.save(tmp_path, toy, schedule)
+    with pytest.raises(ConfigError, match="^init_from must be .*got .*DiffusionGemma.*llama"):
+        gidd.train(tmp_path / "run", init_from=TOY, data="sentences", steps=1)
 
 
 # --------------------------------------------------------------------- posterior and leave-one-out

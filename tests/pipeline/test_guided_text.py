@@ -101,7 +101,12 @@ def test_a_blank_becomes_one_of_its_choices(pipe):
 @pytest.mark.parametrize(
     "template, choices, error, match",
     [
-        ("a[MASK]", ["b", "cd"], DataError, r"its blank, 1, got 'cd' with 2.*\[MASK:2\]"),
+        ("a[MASK]", ["b", "cd"], DataError, "blank, 1, got 1 in 'b', 2 in 'cd'. .* equal length"),
+        ("a[MASK]", ["bc", "cd"], DataError, r"blank, 1, got 2 in 'bc', .* Write \[MASK:2\]"),
+        ("a[MASK]", [*"bcdefghij", "kl"], DataError, r"1 in 'i', \.\.\.\. Take"),
+        ("a[MASK]", 5, ConfigError, "choices must be .*got 5"),
+        ("a[MASK]", {0: "bc"}, ConfigError, "choices must be .*got {0: 'bc'}"),
+        ("a[MASK]", {"0": ["b"]}, ConfigError, "choices must be .*got {'0':"),
         ("a[MASK]b[MASK]", ["b", "c"], ConfigError, "choices must be .* for 2 blanks"),
         ("a[MASK]", {1: ["b", "c"]}, ConfigError, "choices must be .* for 1 blanks"),
         ("a[MASK]", ["b", "b"], ConfigError, "must be different"),

@@ -40,6 +40,8 @@ from gidd.sampling.windows import windows
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
 
+_SHOWN = 8
+"""Number of choices whose lengths a message names."""
 _SCORING = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
 
 
@@ -128,8 +130,8 @@ def build_choices(
     blanks = [list(run) for is_blank, run in places if is_blank]
     only = 0 if len(blanks) == 1 else -1
     by_blank = choices if isinstance(choices, Mapping) else {only: choices}
-    is_text = any(isinstance(texts, str) for texts in by_blank.values())
-    if is_text or not by_blank.keys() <= set(range(len(blanks))):
+    is_listed = all(isinstance(texts, list | tuple) for texts in by_blank.values())
+    if not is_listed or not by_blank.keys() <= set(range(len(blanks))):
         raise ConfigError(
             "choices must be a list for a template of one blank, or lists by the index of a blank, "
             f"{{0: [...]}}, got {shorten(choices)} for {len(blanks)} blanks."
@@ -137,13 +139,16 @@ def build_choices(
     found: list[Choices] = []
     for index, texts in by_blank.items():
         options = [tuple(pipe.token_texts.encode(text, "a choice")) for text in texts]
-        for text, option in zip(texts, options, strict=True):
-            if len(option) != len(blanks[index]):
-                raise DataError(
-                    f"a choice must have the number of tokens of its blank, {len(blanks[index])}, "
-                    f"got {shorten(text)} with {len(option)}. All choices of a blank have the same "
-                    f"number of tokens: write [MASK:{len(option)}], or another choice."
-                )
+        lengths, size = [len(option) for option in options], len(blanks[index])
+        if any(length != size for length in lengths):
+            pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]
+            counts = ", ".join(pairs[:_SHOWN]) + (", ..." if len(pairs) > _SHOWN else "")
+            is_equal = len(set(lengths)) == 1
+            fix = f"Write [MASK:{lengths[0]}]" if is_equal else "Take choices of equal length"
+            raise DataError(
+                f"choices must have the number of tokens of their blank, {size}, got {counts}. "
+                f"{fix}, or compare complete texts with score()."
+            )
         found.append(Choices(blanks[index][0], tuple(options)))
     return tuple(found)
 

@@ -17,6 +17,7 @@ from gidd.common.config.components import Component
 from gidd.common.config.registry import name_of
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.models.backbones.hf_config import FAMILIES
 from gidd.models.hub import NetworkSource, load_network
 from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
@@ -98,7 +99,13 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     source = load_network(run.init_from)
     config: Any = source.network.config
     found = name_of(type(config))
-    assert found is not None  # every network that is loaded is registered
+    if found is None:
+        kind, families = type(source.network).__name__, ", ".join(FAMILIES)
+        raise ConfigError(
+            f"init_from must be a model that can be trained here, got {run.init_from}, a {kind}, "
+            "whose logits are not linear in its hidden states. Take another model of "
+            f"docs/importers.md, or one of {families} of transformers."
+        )
     options = {
         name: getattr(config, name)
         for name in to_plain(config)

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -215,9 +215,12 @@ def is_greedy(estimator: NelboEstimator, text: ScoredText) -> bool:
     u = random_integers(estimator.seed, Stream.PRIOR, 0, index, position)
     z = torch.where(given, x, sample_prior(estimator.schedule, u))
     hidden = estimator.model.hidden(z, torch.ones(1, device=x.device))
-    weight, bias = estimator.model.head()
     states = hidden[0, ~given].float()
-    predicted = torch.addmm(bias.float(), states, weight.float().T).argmax(-1)
+    if getattr(estimator.model, "has_linear_head", True):
+        weight, bias = estimator.model.head()
+        predicted = torch.addmm(bias.float(), states, weight.float().T).argmax(-1)
+    else:
+        predicted = cast(Any, estimator.model).distribution(states).argmax(-1)
     return bool((predicted == x[~given]).all())
 
 
