@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 import socket
 import time
 from contextlib import ExitStack
@@ -109,7 +110,7 @@ def test_of_too_many_connections_the_longest_waiting_ends(pipelines):
         assert others[-1].recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_service_that_ends_does_not_wait_for_its_clients(pipelines):
+def test_a_service_that_ends_does_not_wait_for_its_clients(pipelines, caplog):
     """`--seconds` after the signal it drops those that read and send nothing; see `served`."""
     with served({"hybrid": pipelines["hybrid"]}, WorkerOptions(seconds=0.5)) as service:
         half, unread = connect(service), connect(service)
@@ -118,8 +119,11 @@ def test_a_service_that_ends_does_not_wait_for_its_clients(pipelines):
         unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         unread.sendall((HEAD.replace(b"/healthz", b"/") + b"\r\n") * 1000)
         assert unread.recv(10)
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
     half.close()
     unread.close()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

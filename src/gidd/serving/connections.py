@@ -30,19 +30,20 @@ def server_config(
         app,
         host,
         port,
-        http=limited_protocol(service.body_seconds, max_connections),
+        http=limited_protocol(service.body_seconds, worker.seconds, max_connections),
         ws="none",
         h11_max_incomplete_event_size=_MAX_HEAD,
-        timeout_graceful_shutdown=math.ceil(worker.seconds),
+        timeout_graceful_shutdown=math.ceil(worker.seconds) + 1,  # of what does not end with it
         **settings,
     )
 
 
-def limited_protocol(seconds: float, max_connections: int) -> type[H11Protocol]:
+def limited_protocol(seconds: float, grace: float, max_connections: int) -> type[H11Protocol]:
     """Return the protocol of connections that end if their client is waited for too long.
 
     Within `seconds` a client must send a head, and read what was sent to it. Beyond
-    `max_connections` the one ends whose client is waited for longest.
+    `max_connections` the one ends whose client is waited for longest. When the service ends, a
+    connection has `grace` seconds.
     """
     waiting = dict["LimitedProtocol", asyncio.TimerHandle]()  # the longest first
 
@@ -72,6 +73,10 @@ def limited_protocol(seconds: float, max_connections: int) -> type[H11Protocol]:
         def resume_writing(self) -> None:
             super().resume_writing()
             self._watch()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self.loop.call_later(grace, self._drop)
 
         def _watch(self) -> None:
             cycle: Any = self.cycle  # None before the first request
