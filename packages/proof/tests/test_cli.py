@@ -37,6 +37,7 @@ def test_a_pipe_gets_the_text_and_files_change_only_in_place(capsys, tmp_path):
 
 
 def test_json_of_texts_and_of_places(capsys):
+    assert json.loads(run(capsys, "letter.txt", "--jsonl"))["noise_level"]["time"] is None
     row = json.loads(run(capsys, "letter.txt", *RATE, "--jsonl", "--protect", "togehter"))
     assert row["text"] == LETTER.replace("peopel", "people")
     lines = run(capsys, "letter.txt", *RATE, "--suggest").splitlines()

@@ -17,6 +17,7 @@ Examples:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -247,7 +248,9 @@ def print_correction(name: str, correction: Correction) -> None:
     names = ("text", "original", "edits", "error_rate", "noise_level", "forward_passes", "manifest")
     values = {key: getattr(correction, key) for key in names}
     values["edits"], noise = list(describe_edits(correction)), correction.noise_level
-    values["noise_level"] = None if noise is None else noise._asdict()
+    if noise is not None:  # that of a proofreader has no time
+        noise_time = None if math.isnan(noise.time) else noise.time
+        values["noise_level"] = noise._asdict() | {"time": noise_time}
     print_json(file=name, **values)
 
 

@@ -46,7 +46,8 @@ def load(
 ) -> Proofreader:
     """Load a model of characters and its words.
 
-    The network of the packaged model, and torch, are loaded when a text first needs them.
+    The network of the packaged model, and torch, are loaded when a text first needs them; with
+    `model`, or a device other than the CPU, at once.
 
     Args:
         model: A folder written by `gidd export`, or a name on the Hugging Face hub; by default the
@@ -57,7 +58,7 @@ def load(
     folder = MODEL_FOLDER if model is None else model
     words = WordList.of_model(folder) if words is None else words
     load_pipe = cache(partial(_load_pipe, folder, device))
-    if model is not None:
+    if model is not None or device not in (None, "cpu"):  # which may be missing
         load_pipe()
     return Proofreader(load_pipe, words, Contexts.of_model(folder))
 
