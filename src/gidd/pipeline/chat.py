@@ -13,7 +13,7 @@ from gidd.errors import DataError
 from gidd.pipeline.generate import build_requests
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation
-from gidd.sampling import Processor, Request, ban
+from gidd.sampling import Processor, Request, ban, shared_jobs
 from gidd.sampling.request import prompt as with_blanks
 
 if TYPE_CHECKING:
@@ -89,17 +89,40 @@ def _encode_what_fits(
 ) -> tuple[list[int], int]:
     """Return the tokens of the prompt, and the number of messages that are left out.
 
-    A system message and the last message of the user stay, however long they are.
+    A system message and the last message of the user stay, however long they are. As the template
+    writes fewer tokens for fewer messages, the first turn that fits is found by bisection from the
+    end: what is encoded is proportional to what fits.
     """
-    first = int(messages[0]["role"] == "system")
-    starts = [i for i, one in enumerate(messages) if i > first and one["role"] == "user"]
-    tokens, start = list[int](), first
-    for start in (first, *starts):
-        text = render_prompt(pipe.tokenizer, [*messages[:first], *messages[start:]])
+    first, longest = int(messages[0]["role"] == "system"), pipe.tokenizer.longest_token
+    later = [i for i, one in enumerate(messages) if i > first and one["role"] == "user"]
+    starts, jobs = [first, *later], shared_jobs()
+
+    def encode(index: int) -> list[int] | None:
+        """Return the tokens from a turn on, None if they do not fit; the last turn always does."""
+        jobs.check()
+        text = render_prompt(pipe.tokenizer, [*messages[:first], *messages[starts[index] :]])
+        is_last = index == len(starts) - 1
+        if is_last and longest and len(text) > pipe.context * longest:
+            raise DataError(
+                f"the last message must fit into the model's context of {pipe.context} tokens, got "
+                f"{len(messages[-1]['content']):,} characters. Shorten it."
+            )
+        if not is_last and longest and len(text) > most_tokens * longest:
+            return None
         tokens = pipe.tokenizer.encode_with_special(text)
-        if len(tokens) <= most_tokens:
-            break
-    return tokens, start - first
+        return tokens if is_last or len(tokens) <= most_tokens else None
+
+    if (tokens := encode(0)) is not None:
+        return tokens, 0
+    low, high, step = 0, len(starts) - 1, 1
+    tokens = encode(high)
+    while high - low > 1:
+        middle = max((low + high) // 2, high - step)
+        if (fitting := encode(middle)) is None:
+            low = middle
+        else:
+            tokens, high, step = fitting, middle, 2 * step
+    return tokens or [], starts[high] - first
 
 
 def is_chat_model(pipe: Pipeline) -> bool:

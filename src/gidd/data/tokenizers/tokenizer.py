@@ -14,6 +14,7 @@ from gidd.common.files import explain_damage, write_text
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers.encoding import (
     SimilarCharacters,
+    byte_characters,
     can_cut,
     is_bytes,
     is_character_level,
@@ -308,6 +309,19 @@ class Tokenizer:
                 if token not in special:
                     sizes[number] = len(token) if is_byte_level else len(token.encode())
         return sizes
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most characters of a text that a token stands for; None if that has no limit.
+
+        It has one if each byte of a text belongs to a token of byte-level BPE.
+        """
+        added = self._inner.get_added_tokens_decoder().values()
+        has_limit = self.encodes_pieces
+        has_limit &= self._inner.get_vocab(with_added_tokens=False).keys() >= {*byte_characters()}
+        if not has_limit or any(token.lstrip or token.rstrip for token in added):
+            return None
+        return max(map(len, self._inner.get_vocab(with_added_tokens=True)))
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and the names of the special tokens to a folder."""
