@@ -17,7 +17,7 @@ import torch
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
-from gidd.pipeline.noise_level import estimate_noise
+from gidd.pipeline.noise_level import estimate_noise, reading_cost
 from gidd.pipeline.results import (
     Alternative,
     Correction,
@@ -120,6 +120,7 @@ async def _correct(
     ends, text = [0, *accumulate(map(len, given.texts))], "".join(given.texts)
     noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
     if not all(cut.fixed):
+        jobs.reserve(reading_cost(pipe.window_reader(), cut))
         if error_rate is None:
             noise = await estimate_noise(jobs, pipe.window_reader(), cut)
             rate, forward_passes = noise.error_rate, noise.forward_passes
@@ -173,6 +174,8 @@ async def self_correct(
     given, cut = windows_to_correct(pipe, text, protected)
     processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts),)
     base = Request(tokens=(), plan=plan, seed=seed, processors=processors)
+    passes = len(cut) * (len(plan) + 2)  # and two to score the tokens
+    jobs.reserve(passes * pipe.session.padded_length(cut.parts[0].stop))
     new, traces = await _correct_windows(jobs, pipe, base, cut, on_step, record_frames)
     before = await score_tokens(jobs, pipe, given.tokens, processors)
     after = await score_tokens(jobs, pipe, new, processors)

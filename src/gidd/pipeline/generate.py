@@ -33,8 +33,9 @@ from gidd.sampling import (
     corrector_plan,
     no_op,
     run_job,
+    shared_jobs,
 )
-from gidd.sampling.jobs import gather, next_block, sample_blocks
+from gidd.sampling.jobs import cost_of_blocks, gather, next_block, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ async def run_requests(
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
         recorded["block_length"] = block_length
+        jobs.reserve(sum(cost_of_blocks(session, one, block_length) for one in requests))
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
             text = "".join(pipe.token_texts(tokens)[first_blank:])
@@ -275,8 +277,15 @@ def stream_text(
 
     The first piece begins with the prompt; an answer has no prompt, and no white space around it. A
     character whose bytes end in the next block is held back until then, and so is what may be the
-    beginning of a stop string.
+    beginning of a stop string. The cost of all blocks is reserved before the first.
     """
+    shared_jobs().reserve(cost_of_blocks(pipe.session, request, block_length))
+    return _stream_blocks(pipe, request, block_length, stop, is_answer)
+
+
+def _stream_blocks(
+    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str], is_answer: bool
+) -> Generator[str, None, StreamEnd]:
     first, tokens, shown = request.first_blank, (), ""
     end = StreamEnd(first, 0, is_stopped=False)
     while not end.is_stopped and (block := next_block(request, tokens, block_length)) is not None:

@@ -28,7 +28,13 @@ from gidd.diffusion.schedule import TINY
 from gidd.errors import DataError
 from gidd.pipeline.results import NoiseLevel
 from gidd.sampling.jobs import Jobs
-from gidd.sampling.windows import PosteriorPass, WindowReader, WindowTokens, read_own_probability
+from gidd.sampling.windows import (
+    PosteriorPass,
+    TextWindows,
+    WindowReader,
+    WindowTokens,
+    read_own_probability,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -109,6 +115,16 @@ def expected_forward_passes(
     """Return the largest number of forward passes of an estimate."""
     number = 1 if reader.predicts_posterior else len(noise_levels(reader))
     return min(num_windows, max_windows) * number
+
+
+def reading_cost(
+    reader: WindowReader, windows: TextWindows, *, has_noise_level: bool = True
+) -> int:
+    """Return the largest cost of one forward pass over all windows and of their noise level."""
+    passes = len(windows)
+    if has_noise_level:
+        passes += expected_forward_passes(reader, len(windows))
+    return passes * reader.session.padded_length(windows.parts[0].stop)
 
 
 async def _expected_errors(

@@ -23,10 +23,15 @@ from gidd.diffusion.likelihood import (
 from gidd.diffusion.times import GRIDS
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import score_tokens
-from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise, expected_forward_passes
+from gidd.pipeline.noise_level import (
+    OnForwardPassesDone,
+    estimate_noise,
+    expected_forward_passes,
+    reading_cost,
+)
 from gidd.pipeline.options import CLEAN_TIME, LikelihoodOptions
 from gidd.pipeline.results import NoiseLevel, ResultManifest, Scores
-from gidd.sampling.jobs import Jobs, run_job, run_jobs
+from gidd.sampling.jobs import Jobs, run_job, run_jobs, shared_jobs
 from gidd.sampling.network import require_finite_predictions
 from gidd.sampling.windows import TextWindows
 
@@ -148,6 +153,8 @@ def estimate_likelihood(
     estimator = pipe.nelbo_estimator(
         grid=options.grid, nodes=options.nodes, seed=options.seed, ranks=ranks
     )
+    passes = estimator.has_ends + options.repeats * estimator.forward_passes_per_repeat(1)
+    shared_jobs().reserve(passes * sum(len(text.tokens) for text in texts))
     found = estimate_nelbo(
         estimator,
         texts,
@@ -216,6 +223,7 @@ def score_texts(
         if on_forward_passes is not None:
             on_forward_passes(*map(sum, zip(*passes, strict=True)))
 
+    shared_jobs().reserve(sum(reading_cost(pipe.window_reader(), cut) for cut in cuts))
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
     found, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])

@@ -12,10 +12,11 @@ from unicodedata import category
 from gidd.common.config.allowed import integer, require_arguments
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
+from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import STOP
 from gidd.pipeline.results import Generation
-from gidd.sampling import Ban, ban
+from gidd.sampling import Ban, ban, shared_jobs
 from gidd.vocab import Vocab
 
 Span = tuple[int, int]
@@ -26,6 +27,7 @@ _LAYOUT = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories of control characters and of line and paragraph separators."""
 
 _EXCERPT = 20  # characters of a text that an error message quotes
+_PIECE = 10_000  # characters of a text that are encoded at once, in about 10 ms
 _MAX_PARTS = 16
 """Partial characters that are decoded together: a few characters, so that time stays linear."""
 
@@ -120,7 +122,7 @@ class TokenDecoder:
         `what` names the text in error messages.
         """
         require_text(text, what)
-        tokens = self.tokenizer.encode(text)
+        tokens = self._encode(text)
         back = "".join(self(tokens))
         if back == text:
             return tokens
@@ -137,6 +139,16 @@ class TokenDecoder:
             f"{what} must be restored exactly by the model's tokenizer, but {given!r} at character "
             f"{place} decodes to {got!r}. Write it so, or use a model of bytes."
         )
+
+    def _encode(self, text: str) -> list[int]:
+        """Encode a long text in pieces: other threads run between them, and limits hold."""
+        if not self.tokenizer.encodes_pieces:
+            return self.tokenizer.encode(text)
+        tokens, jobs = list[int](), shared_jobs()
+        for piece in cut(text, _PIECE):
+            jobs.check()
+            tokens += self.tokenizer.encode(piece)
+        return tokens
 
     @cached_property
     def fixed_ids(self) -> frozenset[int]:

@@ -347,6 +347,11 @@ def blocks_of(request: Request, block_length: int) -> list[Request]:
     return blocks
 
 
+def cost_of_blocks(session: Session, request: Request, block_length: int) -> int:
+    """Return the cost of all blocks of a request, if none of them ends it early."""
+    return sum(map(session.cost, blocks_of(request, block_length)))
+
+
 async def sample_blocks(
     jobs: Jobs,
     session: Session,

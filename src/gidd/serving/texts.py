@@ -11,8 +11,18 @@ from typing import Any
 from gidd.errors import DataError
 from gidd.pipeline import Generation, Pipeline, SelfCorrectionOptions
 from gidd.pipeline.generate import StreamEnd
+from gidd.pipeline.noise_level import reading_cost
 from gidd.pipeline.score import TokenProbability
-from gidd.sampling import Edit, Event, LogitBias, OnStep, Processor, Request
+from gidd.sampling import (
+    Edit,
+    Event,
+    LogitBias,
+    OnStep,
+    Processor,
+    Request,
+    TextWindows,
+    shared_jobs,
+)
 from gidd.serving.errors import ServiceError
 from gidd.serving.protocol import (
     ChatBody,
@@ -123,10 +133,10 @@ def _stop(body: WrittenBody) -> tuple[str, ...]:
 
 def complete_in_blocks(pipe: Pipeline, body: CompletionBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each choice."""
-    for index, prompt in enumerate(_text_of(pipe, each) for each in prompts_of(body)):
-        for number in range(index * body.n, (index + 1) * body.n):
-            pieces = _pieces(pipe, body, prompt, number, seed)
-            _emit_pieces(pieces, number, emit, skipped=0 if body.echo else len(prompt))
+    prompts = [_text_of(pipe, each) for each in prompts_of(body) for _ in range(body.n)]
+    streams = [_pieces(pipe, body, prompt, k, seed) for k, prompt in enumerate(prompts)]
+    for number, (prompt, pieces) in enumerate(zip(prompts, streams, strict=True)):
+        _emit_pieces(pieces, number, emit, skipped=0 if body.echo else len(prompt))
 
 
 def _emit_pieces(
@@ -149,9 +159,15 @@ def _pieces(
 ) -> Generator[str, None, StreamEnd]:
     settings: Json = sampling_settings(pipe, body) | {"prompt": prompt, "seed": seed}
     settings["max_tokens"] = body.max_tokens or 16
-    if not body.suffix:
-        return (yield from pipe.stream(stop=_stop(body), sample_index=number, **settings))
+    if not body.suffix:  # here, so that the cost of all streams is reserved before the first
+        return pipe.stream(stop=_stop(body), sample_index=number, **settings)
     settings |= {"suffix": body.suffix, "stop": _stop(body)}
+    return _piece_between(pipe, prompt, number, settings)
+
+
+def _piece_between(
+    pipe: Pipeline, prompt: str, number: int, settings: Json
+) -> Generator[str, None, StreamEnd]:
     (generation,) = pipe.generate(1, start_index=number, **settings)
     yield prompt + generation.filled[0]
     protected = generation.trace.protected
@@ -178,8 +194,8 @@ def answer(pipe: Pipeline, body: ChatBody, index: int, seed: int, emit: Emit | N
 
 def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
-    for index in range(body.n):
-        pieces = pipe.stream_chat(**_chat_settings(pipe, body, seed + index))
+    settings = [_chat_settings(pipe, body, seed + index) for index in range(body.n)]
+    for index, pieces in enumerate([pipe.stream_chat(**each) for each in settings]):
         _emit_pieces(pieces, index, emit)
 
 
@@ -260,6 +276,10 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
     given = pipe.token_texts.encode(body.prompt, "the prompt")
     tokens = pipe.encode(body.text, "the text")
     found: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
+    if pipe.can_score_visible_tokens:
+        cut = TextWindows([*given, *tokens], [False] * (len(given) + len(tokens)), pipe.context)
+        cost = reading_cost(pipe.window_reader(), cut, has_noise_level=body.likelihood)
+        shared_jobs().reserve(cost)
     if body.likelihood:
         scores = pipe.score(body.text, prompt=body.prompt, confidence=False, seed=body.seed)
         found |= {
