@@ -121,8 +121,8 @@ def step_ratio(denoiser: Denoiser, schedule: MixingSchedule, batch: int, stride:
     ratios: list[float] = []
     for step in range(0, NUM_STEPS, stride):
         t = float(times[step])
-        tokens, times = noisy_tokens(schedule, t, batch), torch.full((batch,), t)
-        forward = partial(backbone, tokens, times)
+        tokens, noise_times = noisy_tokens(schedule, t, batch), torch.full((batch,), t)
+        forward = partial(backbone, tokens, noise_times)
         if not bare:
             forward()  # warm-up
         bare.append(seconds(forward))
