@@ -314,7 +314,7 @@ def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, so
 
 def test_p_uniform_grows_for_hybrid_noise_only(data):
     objective = Diffusion(noise=gidd.component("schedule", "masked"), p_uniform_warmup=4)
-    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 without hybrid noise, got 4"):
+    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 without hybrid noise.*got 4"):
         replace(tiny_run(data), objective=objective).check()
 
 

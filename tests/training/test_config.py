@@ -14,10 +14,11 @@ from gidd.common.config.components import component
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import ClampWeighting, DynamicWeighting
 from gidd.errors import ConfigError, ScheduleError
+from gidd.models.lora import LoraConfig
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_objective
-from gidd.training.config import Autoregressive, Diffusion, RunConfig, TrainConfig
+from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
@@ -75,6 +76,14 @@ def weighted(name: str, **options: float) -> Diffusion:
         ({"objective": weighted("tight", w_max=math.nan)}, r"weighting.w_max .* got nan"),
         ({"optim": OptimConfig(max_grad_norm=0.0)}, r"optim.max_grad_norm .* got 0.0"),
         ({"optim": OptimConfig(learning_rate=math.nan)}, r"optim.learning_rate .* got nan"),
+        ({"objective": Autoregressive(), "lora": LoraConfig(rank=4)}, r"lora.rank .* got 4"),
+        (
+            {"objective": Autoregressive(), "data": DataConfig(padding="ignored")},
+            r"data.padding must be learned .* got ignored",
+        ),
+        ({"lora": LoraConfig(alpha=8.0)}, r"lora.alpha must be 16.0 without lora.rank, got 8.0"),
+        ({"optim": OptimConfig(decay_ratio=0.1)}, r"optim.decay_ratio .* got 0.1"),
+        ({"objective": hybrid(0.0, gamma=2.0)}, r"noise.gamma must be 1.0 .* got 2.0"),
     ],
 )
 def test_invalid_settings_are_refused_before_data_is_prepared(change, message):

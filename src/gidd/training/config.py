@@ -6,14 +6,16 @@ problems of a run at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 from gidd.common.config.allowed import require_none
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
+from gidd.common.config.options import options_of
 from gidd.common.config.registry import UNREGISTERED
 from gidd.common.urls import without_credentials
 from gidd.diffusion.constants import TRAINING_EPS
@@ -61,8 +63,6 @@ class Diffusion:
             yield f"objective.time_power must be in [1, 10], got {self.time_power}. 1 is uniform."
         if self.p_uniform_warmup < 0:
             yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
-        if (warmup := self.p_uniform_warmup) and self.noise.name != "hybrid":
-            yield f"objective.p_uniform_warmup must be 0 without hybrid noise, got {warmup}."
 
 
 @final
@@ -227,11 +227,7 @@ class RunConfig:
         problems = [problem for group in groups for problem in group.problems()]
         problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()
-        if self.data.packing and isinstance(self.objective, Autoregressive):
-            problems.append(
-                "data.packing must be false for the autoregressive objective, got true: its "
-                "attention reads all earlier documents of a row."
-            )
+        problems += self._without_effect()
         train, own = self.train, self.train.global_batch // num_ranks
         if own < train.accumulate:
             problems.append(
@@ -249,6 +245,23 @@ class RunConfig:
         """Return the configuration of the network over a vocabulary; it has a `build`."""
         return self.backbone.build(vocab_size=vocab_size, max_length=self.data.length)
 
+    def _without_effect(self) -> Iterable[str]:
+        """Yield one message per setting that another one makes void."""
+        for names, is_void, why in _VOID:
+            for name in names.split() if is_void(self) else ():
+                *groups, last = name.split(".")
+                owner: Any = reduce(getattr, groups, self)
+                if isinstance(owner, Component):
+                    if last not in owner.options or owner.name == UNREGISTERED:
+                        continue
+                    default = options_of(owner.kind, owner.name)[last].default
+                    value = owner.options[last]
+                else:
+                    default = next(each.default for each in fields(owner) if each.name == last)
+                    value = getattr(owner, last)
+                if value != default:
+                    yield f"{name} must be {default} {why}, got {value}: it would have no effect."
+
     def _backbone_problems(self) -> Iterable[str]:
         if self.backbone.name == UNREGISTERED:
             return
@@ -256,3 +269,44 @@ class RunConfig:
             self.network_config(3)  # checks the sizes; any vocabulary will do
         except ConfigError as error:
             yield from (f"backbone.{line}" for line in str(error).splitlines())
+
+
+def _is_autoregressive(run: RunConfig) -> bool:
+    return isinstance(run.objective, Autoregressive)
+
+
+def _only_masks(run: RunConfig) -> bool:
+    noise = getattr(run.objective, "noise", None)
+    return noise is not None and (noise.name != "hybrid" or noise.options["p_uniform"] == 0)
+
+
+_VOID: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+    (
+        "lora.alpha lora.dropout lora.targets lora.embeddings",
+        lambda run: run.lora.rank == 0,
+        "without lora.rank",
+    ),
+    (
+        "lora.rank data.padding data.packing init_from backbone.mixing_width",
+        _is_autoregressive,
+        "for the autoregressive objective",
+    ),
+    (
+        "train.generate_samples",
+        lambda run: _is_autoregressive(run) and run.train.generate_samples > 0,
+        "or 0 for the autoregressive objective",
+    ),
+    ("optim.decay_ratio", lambda run: run.optim.lr_schedule != "wsd", "unless lr_schedule is wsd"),
+    (
+        "optim.final_lr_ratio",
+        lambda run: run.optim.lr_schedule == "constant",
+        "if lr_schedule is constant",
+    ),
+    ("objective.p_uniform_warmup", _only_masks, "without hybrid noise of p_uniform above 0"),
+    (
+        "objective.noise.gamma",
+        lambda run: _only_masks(run) and cast(Diffusion, run.objective).noise.name == "hybrid",
+        "at p_uniform 0",
+    ),
+)
+"""Settings without effect: their names, when, and why. Others than their defaults are refused."""
