@@ -18,6 +18,7 @@ from torch import nn
 import gidd
 from gidd.data.corpora import Corpus
 from gidd.data.corpora.formats import find_documents
+from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion import (
     Component,
@@ -322,6 +323,20 @@ def test_a_corpus_object_is_data(tmp_path):
     (tmp_path / "a.txt").write_text("I embrace with great satisfaction. " * 50)
     pipe = train(tmp_path / "run", Texts(tmp_path / "a.txt"), tokenizer=300)
     assert pipe.tokenizer.vocab.size <= 300
+
+
+def test_a_corpus_object_is_prepared_with_the_settings_of_data(tmp_path):
+    """As files are: with a part held out, and as text or conversations."""
+    line = json.dumps({"prompt": "add 1 2", "response": "3"})
+    (tmp_path / "a.jsonl").write_text(f"{line}\n" * 20)
+    settings = {"tokenizer": "bytes", "steps": 1, "format": "chat", "validation": 5}
+    train(tmp_path / "run", Texts(tmp_path / "a.jsonl"), **settings)
+    manifest = DataManifest.read(tmp_path / "run" / "data")
+    assert manifest.format == "chat"
+    assert {name: split.documents for name, split in manifest.splits.items()} == {
+        "train": 15,
+        "validation": 5,
+    }
 
 
 def test_files_are_data_and_a_tokenizer_object_encodes_them(data, tmp_path):

@@ -1,7 +1,7 @@
 """The data of a training run: an existing folder of shards, or `data/` in the run's own folder."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from gidd.common.urls import without_credentials
 from gidd.data import corpora, tokenizers
 from gidd.data.batch import Batch
 from gidd.data.chat import chat_texts
+from gidd.data.corpora import CorpusSource
 from gidd.data.loading.loader import Loader, LoaderConfig, import_grain, open_split
 from gidd.data.loading.shards import ShardSet
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
@@ -44,7 +45,7 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
         if (folder / DATA_SETTINGS).is_file():
             _require_same_settings(settings, folder, bool(steps_in(out / "checkpoints")))
         else:
-            _prepare(data, folder, quiet)
+            prepare_data(data, data.sources, folder, quiet)
             write_json(folder / DATA_SETTINGS, settings)
 
     prepare_on_rank_zero(world, folder, work)
@@ -181,10 +182,13 @@ def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoin
         raise DataError(f"{what}\nUse the same settings, or {remedy}.")
 
 
-def _prepare(data: DataConfig, folder: Path, quiet: bool) -> None:
-    choice, tokenizer = data.tokenizer, corpora.corpora_of(data.sources)[-1].tokenizer()
+def prepare_data(
+    data: DataConfig, sources: Sequence[CorpusSource], folder: Path, quiet: bool
+) -> None:
+    """Tokenize the documents of some sources as `data` says."""
+    tokenizer = corpora.corpora_of(sources)[-1].tokenizer()
     if tokenizer is None:  # only exact sources have their own
         texts = chat_texts if data.format == "chat" else corpora.texts
-        tokenizer = tokenizers.tokenizer_for(texts(data.sources), choice)
+        tokenizer = tokenizers.tokenizer_for(texts(sources), data.tokenizer)
     validation = "auto" if data.validation is None else data.validation
-    prepare(data.sources, tokenizer, folder, validation=validation, format=data.format, quiet=quiet)
+    prepare(sources, tokenizer, folder, validation=validation, format=data.format, quiet=quiet)

@@ -15,10 +15,9 @@ from gidd.common.config.codec import to_plain
 from gidd.common.config.components import UNREGISTERED, Component, component_of
 from gidd.common.config.registry import KINDS
 from gidd.common.terminal import did_you_mean
-from gidd.data.corpora import Corpus, texts
+from gidd.data.corpora import Corpus
 from gidd.data.manifest import DATA_MANIFEST
-from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer, tokenizer_for
+from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
@@ -27,7 +26,7 @@ from gidd.models.lora import LoraConfig, merge_lora
 from gidd.models.networks import initialize
 from gidd.pipeline.load import pipeline_of
 from gidd.pipeline.pipeline import Pipeline
-from gidd.runs.data import TokenStream, prepare_on_rank_zero
+from gidd.runs.data import TokenStream, prepare_data, prepare_on_rank_zero
 from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
@@ -228,13 +227,8 @@ def _with_data(
     if isinstance(data, str | Path) and (Path(data) / DATA_MANIFEST).is_file():
         return replace(run, data=replace(run.data, folder=Path(data), sources=())), None
     if isinstance(data, Corpus):
-        folder, choice = out / "data", run.data.tokenizer
-
-        def work() -> None:
-            own = data.tokenizer() or tokenizer_for(texts(data), choice)
-            prepare(data, own, folder, quiet=True)
-
-        prepare_on_rank_zero(world, folder, work)
+        folder, settings = out / "data", run.data
+        prepare_on_rank_zero(world, folder, lambda: prepare_data(settings, [data], folder, True))
         return replace(run, data=replace(run.data, folder=folder, sources=())), None
     names: list[Any] = [data] if isinstance(data, str | Path) else []
     names = list(cast("Sequence[Any]", data)) if isinstance(data, list | tuple) else names
