@@ -182,6 +182,15 @@ def test_a_match_has_its_sentence(server):
     assert match["sentence"] == "The peopel of example.org came."
 
 
+def test_the_answer_grows_as_the_text_however_long_its_sentences_are(server):
+    """Each of the matches repeated the whole sentence: 100 kB of text gave a gigabyte."""
+    texts = ["the the " * n for n in (200, 400)]
+    short, long = (len(json.dumps(whole_answer(server, text=text))) for text in texts)
+    assert len(check(server, text=texts[0])) == 200 and long < 2.3 * short
+    (match,) = check(server, text="x " * 999 + "the peopel " + "x " * 999)
+    assert "the peopel x" in match["sentence"] and len(match["sentence"]) < 1010
+
+
 @pytest.mark.parametrize("unit", ["a", "~", "`", "\\cite[", "aA", "a.b"])
 def test_long_texts_of_one_kind_take_no_more_than_linear_time(server, unit):
     """Each took minutes: protected spans or sentences took the square of the length."""

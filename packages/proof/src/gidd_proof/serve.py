@@ -59,6 +59,9 @@ _SECONDS = 20.0
 """Time that a client may take to send its request, and to read the answer."""
 
 _CONTEXT, _MAX_REPLACEMENTS = 40, 5
+_SENTENCE = 500
+"""Most characters of a match's sentence on either side of it: every match repeats its sentence."""
+
 _LEAST_WRONG = 0.5
 """A place that is not changed is reported if it is right with less than this probability."""
 
@@ -555,7 +558,9 @@ def match_of(
             "offset": utf16_length(source.text[first : edit.start]),
             "length": utf16_length(edit.old),
         },
-        "sentence": source.text[a:b].strip(),
+        "sentence": source.text[
+            max(a, edit.start - _SENTENCE) : min(b, edit.stop + _SENTENCE)
+        ].strip(),
         "type": {"typeName": "UnknownWord" if edit.is_change else "Hint"},
         "rule": {
             "id": RULE,
