@@ -7,7 +7,7 @@ import gidd_proof
 import pytest
 
 pytest.importorskip("pygls", reason="needs the extra lsp")
-from gidd_proof.lsp import ADD_WORD, LspCommand, make_server  # noqa: E402
+from gidd_proof.lsp import ADD_WORD, LspCommand, Places, make_server  # noqa: E402
 from lsprotocol import types  # noqa: E402
 from pygls.lsp.client import LanguageClient  # noqa: E402
 
@@ -109,6 +109,19 @@ def test_what_is_not_one_word_is_refused_with_a_message(server, tmp_path, argume
     server.protocol.fm.commands[ADD_WORD](*arguments)
     assert [shown.type for shown in server.shown] == [types.MessageType.Error]
     assert not (tmp_path / "words").exists()
+
+
+def test_each_character_is_counted_once_however_many_places_are_asked(server):
+    counted = []
+    places = Places.of("a🙂\nbb" * 99, lambda text: counted.append(text) or 1 + (text > "\uffff"))
+    assert [places.at(index) for index in (0, 2, 3, 5, 7)] == [
+        (0, 0),
+        (0, 3),
+        (1, 0),
+        (1, 2),
+        (1, 5),
+    ]
+    assert len("".join(counted)) == 5 * 99
 
 
 def test_damaged_words_are_a_message(server, tmp_path):

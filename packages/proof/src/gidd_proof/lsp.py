@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
@@ -52,11 +53,28 @@ def main(arguments: Sequence[str]) -> None:
     server.start_io()
 
 
+class Places(NamedTuple):
+    """Where the lines of a text begin, and how many units of the client precede each character."""
+
+    lines: list[int]
+    units: list[int]
+
+    @classmethod
+    def of(cls, text: str, num_units: Callable[[str], int]) -> Places:
+        """Return the places of a text: each character is counted once, however many are asked."""
+        lines = [0, *(match.end() for match in _LINE_END.finditer(text))]
+        return cls(lines, [0, *accumulate(map(num_units, text))])
+
+    def at(self, index: int) -> tuple[int, int]:
+        """Return the line of a character, and the units before it in the line."""
+        line = bisect_right(self.lines, index) - 1
+        return line, self.units[index] - self.units[self.lines[line]]
+
+
 def make_server(command: LspCommand) -> Any:
     """Return the language server; the model is loaded with the first text."""
     from lsprotocol import types
     from pygls.lsp.server import LanguageServer
-    from pygls.workspace import TextDocument
 
     import gidd_proof
     from gidd_proof.serve import Checker
@@ -76,25 +94,23 @@ def make_server(command: LspCommand) -> Any:
     def publish(uri: str) -> None:
         document = server.workspace.get_text_document(uri)
         edits: list[TextEdit] = []
-        starts = [0, *(match.end() for match in _LINE_END.finditer(document.source))]
+        places = Places.of(document.source, document.position_codec.client_num_units)
         try:
             edits = checker().edits(document.source)
         except (GiddError, OSError) as error:
             show(error)
-        found = [diagnostic(document, starts, edit) for edit in edits]
+        found = [diagnostic(places, edit) for edit in edits]
         server.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(uri=uri, diagnostics=found, version=document.version)
         )
 
-    def diagnostic(
-        document: TextDocument, starts: Sequence[int], edit: TextEdit
-    ) -> types.Diagnostic:
+    def diagnostic(places: Places, edit: TextEdit) -> types.Diagnostic:
         fixes = [a.text for a in edit.alternatives if a.text != edit.old][:_MAX_FIXES]
         kind = types.DiagnosticSeverity
         return types.Diagnostic(
             range=types.Range(
-                start=position(document, starts, edit.start),
-                end=position(document, starts, edit.stop),
+                start=types.Position(*places.at(edit.start)),
+                end=types.Position(*places.at(edit.stop)),
             ),
             message=f"{edit.old}: {', '.join(fixes)}?",
             severity=kind.Warning if edit.is_change else kind.Hint,
@@ -102,11 +118,6 @@ def make_server(command: LspCommand) -> Any:
             code="spelling",
             data={"old": edit.old, "fixes": fixes},
         )
-
-    def position(document: TextDocument, starts: Sequence[int], index: int) -> types.Position:
-        line = bisect_right(starts, index) - 1
-        before = document.source[starts[line] : index]
-        return types.Position(line, document.position_codec.client_num_units(before))
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def did_open(params: types.DidOpenTextDocumentParams) -> None:
