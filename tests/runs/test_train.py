@@ -30,7 +30,7 @@ from gidd.diffusion import (
     mask_noise,
 )
 from gidd.diffusion.loss.batch import require_clean
-from gidd.errors import ConfigError, DataError
+from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
 from gidd.runs.export import export
 from gidd.runs.presets import PRESETS
@@ -92,6 +92,14 @@ def test_the_same_call_resumes(data, tmp_path):
     pipe = train(tmp_path, data, steps=4, save_every=1, warmup=0)
     assert pipe.source["steps"] == 4
     assert [line["step"] for line in log(tmp_path) if line["kind"] == "evaluation"][-1] == 4
+
+
+def test_a_run_with_more_steps_and_the_folder_of_a_run_as_a_model_are_refused(data, tmp_path):
+    train(tmp_path, data, steps=2)
+    with pytest.raises(ConfigError, match=r"train.steps must be at least 2, .* got 1"):
+        train(tmp_path, data, steps=1)
+    with pytest.raises(CheckpointError, match=f"Export it with `gidd export {tmp_path}"):
+        train(tmp_path / "tuned", data, init_from=tmp_path)
 
 
 @pytest.mark.parametrize("given", ["config", "part", "instance"])
@@ -179,6 +187,8 @@ def test_ambiguous_settings_are_refused_and_can_be_qualified(data, tmp_path):
     assert (run["optim"]["eps"], run["objective"]["eps"], run["lora"]["rank"]) == (1e-7, 1e-3, 3)
     with pytest.raises(ConfigError, match=r"optim has no setting 'epps'. Did you mean eps"):
         train(tmp_path, data, optim={"epps": 1e-7})
+    with pytest.raises(ConfigError, match=r"no setting 'batch_size'. Did you mean global_batch"):
+        train(tmp_path, data, batch_size=8)
 
 
 def recorded_run(out, step):

@@ -100,6 +100,11 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
             return _load_gidd(folder)
         if (folder / CONFIG).is_file():
             return read_foreign(folder, p_uniform)
+    if (folder / "checkpoints").is_dir():
+        raise CheckpointError(
+            f"{folder} is the folder of a training run, not a model. Export it with "
+            f"`gidd export {folder} --out models/{folder.resolve().name}` and use that."
+        )
     names = ", ".join(component_names("importer"))
     raise CheckpointError(
         f"{folder} must contain {WEIGHTS} and {MODEL_RECORD}, or {CONFIG} of a model of {names}; "

@@ -18,9 +18,8 @@ from gidd.data.tokenizers import (
 )
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
-from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
-from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision, convert
 from gidd.vocab import Vocab
@@ -61,12 +60,6 @@ def from_pretrained(
     """
     chosen_device = choose(device)  # fail before a large model is read
     precision = choose_precision(precision, chosen_device)
-    folder = Path(name)
-    if (folder / "checkpoints").is_dir() and not (folder / MODEL_RECORD).is_file():
-        raise CheckpointError(
-            f"{folder} is the folder of a training run, not a model. Export it with "
-            f"`gidd export {folder} --out models/{folder.resolve().name}` and load that."
-        )
     loaded = load_pretrained(name, p_uniform)
     chosen, note = _tokenizer(local_model(name) or name, tokenizer, loaded)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)

@@ -16,7 +16,7 @@ from gidd.common.config.codec import to_yaml
 from gidd.common.devices import has_bf16
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
-from gidd.errors import CheckpointError, DataError
+from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.runs.data import PreparedData, TokenStream, ensure_prepared, with_format
 from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import RUN_FILE
@@ -154,6 +154,11 @@ def restore(
         what = f"step must be {step}, pending and optimizer objects of finite numbers, got {got}"
         raise CheckpointError(f"{checkpoint / RECORD}: {what}. Copy the checkpoint from a backup.")
     state.restore(record)
+    if step > run.train.steps:
+        raise ConfigError(
+            f"train.steps must be at least {step}, the steps that {checkpoint.parents[1]} has, got "
+            f"{run.train.steps}. Give more steps, or another --out to start a new run."
+        )
     return [*restored_notes, *changed, f"resumed from step {state.step}"]
 
 

@@ -38,6 +38,9 @@ from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world, rank_and_size
 
 _NEVER = 1e9  # seconds
+_ELSEWHERE = {"batch_size": "global_batch", "lr": "learning_rate", "epochs": "steps"}
+"""Names of settings in other libraries."""
+
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 """Batches of tokens, int64 [global batch, length], or pairs with the given tokens, bool."""
 
@@ -202,7 +205,7 @@ def _changed_group(name: str, group: Any, value: Any) -> Any:
 
 
 def _unknown(where: str, setting: str, known: Iterable[str]) -> ConfigError:
-    hint = did_you_mean(setting, known)
+    hint = did_you_mean(_ELSEWHERE.get(setting, setting), known)
     return ConfigError(f"{where} has no setting {setting!r}.{hint} See `gidd train nano --help`.")
 
 

@@ -117,7 +117,8 @@ def num_held_out(validation: Validation, documents: int) -> int:
     if held_out >= documents:
         raise DataError(
             f"validation must leave documents to train on, got {held_out} of {documents} "
-            "documents. Hold out fewer: --data.validation N, or `gidd data prepare --validation N`."
+            "documents (a text file is one, a line of JSON lines is one). Hold out fewer: "
+            "--data.validation N, or `gidd data prepare --validation N`."
         )
     return int(held_out)
 
