@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -150,21 +151,45 @@ def test_a_template_that_is_nested_too_deeply_is_refused():
         render(Tokenizer(byte_level_bpe(), chat_template=template), CHAT)
 
 
-def test_the_messages_rendered_for_a_chat_are_limited(tokenizer, monkeypatch):
-    """Every answer renders all messages before it: quadratic, so their number is limited."""
-    monkeypatch.setenv("GIDD_MAX_CHAT_MESSAGES", "40")
-    rendered = []
-    plain = chat_module.render
+ROUNDS = (  # ChatGLM: a turn depends on those before it
+    "{% for m in messages %}{% if m.role == 'user' %}[Round {{ loop.index0 // 2 }}] {% endif %}"
+    "{{ m.content }}</s>{% endfor %}"
+)
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """The number of messages of each time that a chat is rendered."""
+    numbers, plain = [], chat_module.render
 
     def count(tokenizer, messages, **options):
-        rendered.append(len(messages))
+        numbers.append(len(messages))
         return plain(tokenizer, messages, **options)
 
     monkeypatch.setattr(chat_module, "render", count)
-    tokens, given = encode_chat(tokenizer, CHAT * 10)
-    assert len(rendered) == 40 and sum(rendered) <= 40**2 / 2 + 20
-    assert given.count(False) > 0 and len(tokens) == len(given)
-    rendered.clear()
+    return numbers
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, "default", "rounds"])
+def test_a_chat_is_encoded_by_turns_as_by_all_messages_before(name, rendered, monkeypatch):
+    """Every answer rendered all messages before it: the square of their number."""
+    template = {"rounds": ROUNDS, "default": None, **TEMPLATES}[name]
+    tokenizer, work = Tokenizer(fast_tokenizer(template)), list[int]()
+    system = [] if name in ("gemma", "mistral") else [{"role": "system", "content": "Be brief."}]
+    for turns in (10, 20, 40):
+        rendered.clear()
+        found = encode_chat(tokenizer, [*system, *CHAT * turns])
+        work.append(sum(rendered))
+        with monkeypatch.context() as patch:
+            patch.setattr(chat_module, "_FEW_MESSAGES", 1000)
+            assert encode_chat(tokenizer, [*system, *CHAT * turns]) == found
+    is_linear = all(twice <= 2.1 * once for once, twice in pairwise(work))
+    assert is_linear == (name != "rounds")
+
+
+def test_the_messages_rendered_for_a_chat_are_limited(tokenizer, rendered, monkeypatch):
+    """With a template whose turns depend on earlier ones, time grows as the square."""
+    monkeypatch.setenv("GIDD_MAX_CHAT_MESSAGES", "40")
     with pytest.raises(DataError, match=r"line 3.*at most 40 messages, got 42"):
         encode_chat(tokenizer, [*CHAT * 10, *CHAT[:2]], "line 3")
     assert not rendered

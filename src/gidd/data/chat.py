@@ -26,6 +26,8 @@ Messages = Sequence[dict[str, str]]
 CHAT_MESSAGES = Limit(1000, "messages", "GIDD_MAX_CHAT_MESSAGES")
 """Of a conversation to learn from."""
 
+_FEW_MESSAGES = 8
+_SHORT_CHAT = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "answer"}]
 ROLES = ("system", "user", "assistant")
 _EXAMPLES = 'as {"prompt": "2 + 3", "response": "5"} or {"messages": [{"role": "user", ...}, ...]}'
 
@@ -132,31 +134,60 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat
     with named(place):
         if messages[-1]["role"] != "assistant":
             raise DataError("the last message must be an answer of the assistant.")
-        CHAT_MESSAGES.require(len(messages), "a chat", DataError)  # answers render those before
+        CHAT_MESSAGES.require(
+            len(messages), "a chat", DataError
+        )  # at worst an answer renders all before
         _require_no_special_tokens(tokenizer, messages)
-        tokens, given, text = list[int](), list[bool](), ""
-        for end, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt = render(tokenizer, messages[:end], add_generation_prompt=True)
-                answered = render(tokenizer, messages[: end + 1])
-                if not (prompt.startswith(text) and answered.startswith(prompt)):
-                    raise DataError(
-                        "the chat template must write a conversation so that it continues the "
-                        "shorter ones, but it rewrites earlier messages. Use one answer per chat, "
-                        "or another chat_template."
-                    )
-                pieces = (prompt[len(text) :], True), (answered[len(prompt) :], False)
-                for piece, is_given in pieces:
-                    ids = tokenizer.encode_with_special(piece)
-                    tokens += ids
-                    given += [is_given] * len(ids)
-                text = answered
+        tokens, given = list[int](), list[bool]()
+        for piece, is_given in _pieces_by_turn(tokenizer, messages) or _pieces(tokenizer, messages):
+            ids = tokenizer.encode_with_special(piece)
+            tokens += ids
+            given += [is_given] * len(ids)
         if tokenizer.vocab.mask_id in tokens:
             raise DataError(f"the chat template writes the mask {tokenizer.mask}. Change it.")
     if tokens[-1] != tokenizer.end_id:
         tokens.append(tokenizer.end_id)
         given.append(False)
     return EncodedChat(tokens, given)
+
+
+def _pieces(
+    tokenizer: Tokenizer, messages: Messages, stand_in: Messages = ()
+) -> list[tuple[str, bool]]:
+    """Return what the template writes before and in each answer, and whether it is given.
+
+    `stand_in` is read in place of all messages before a turn, except before the first one.
+    """
+    pieces, start, text = list[tuple[str, bool]](), 0, ""
+    for end, message in enumerate(messages, start=1):
+        if message["role"] == "assistant":
+            own = [*stand_in, *messages[start:end]] if start and stand_in else messages[:end]
+            prompt = render(tokenizer, own[:-1], add_generation_prompt=True)
+            answered = render(tokenizer, own)
+            if not (prompt.startswith(text) and answered.startswith(prompt)):
+                raise DataError(
+                    "the chat template must write a conversation so that it continues the "
+                    "shorter ones, but it rewrites earlier messages. Use one answer per chat, "
+                    "or another chat_template."
+                )
+            pieces += [(prompt[len(text) :], True), (answered[len(prompt) :], False)]
+            start, text = end, render(tokenizer, stand_in) if stand_in else answered
+    return pieces
+
+
+def _pieces_by_turn(tokenizer: Tokenizer, messages: Messages) -> list[tuple[str, bool]]:
+    """Return the pieces of a long chat in time that grows linearly, [] if it cannot be done.
+
+    It can if the template writes a turn after all others as it does after a short one.
+    """
+    if len(messages) <= _FEW_MESSAGES:
+        return []
+    try:
+        pieces = _pieces(tokenizer, messages, _SHORT_CHAT)
+    except DataError:
+        return []
+    whole = render(tokenizer, messages)
+    return pieces if "".join(piece for piece, _ in pieces) == whole else []
 
 
 def render_prompt(tokenizer: Tokenizer, messages: Messages) -> str:
@@ -187,6 +218,4 @@ def _strings(value: object) -> Iterator[str]:
 
 def answer_end(tokenizer: Tokenizer) -> str:
     """Return what the template writes after an answer, such as "<|im_end|>"; "" if nothing."""
-    mark = "answer"
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-    return render(tokenizer, messages).rpartition(mark)[2].strip()
+    return render(tokenizer, _SHORT_CHAT).rpartition(_SHORT_CHAT[-1]["content"])[2].strip()
