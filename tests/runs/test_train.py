@@ -16,6 +16,8 @@ from support.training_runs import speeches
 from torch import nn
 
 import gidd
+from gidd.cli.run_options import parse_run
+from gidd.cli.train import TrainOptions
 from gidd.data.corpora import Corpus
 from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest
@@ -30,6 +32,7 @@ from gidd.diffusion import (
     mask_noise,
 )
 from gidd.diffusion.loss.batch import require_clean
+from gidd.diffusion.schedules import ConstantMixing
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
 from gidd.runs.export import export
@@ -231,6 +234,23 @@ def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"rank{rank}").read_text() for rank in range(2))
     assert first == second and first.startswith("steps 2 ")
+
+
+@gidd.register("schedule", "vowels-of-a-test")
+@dataclass(frozen=True)
+class Vowels(ConstantMixing):
+    def pi(self, like):
+        noise = torch.zeros_like(mask_noise(self.vocab, like))
+        noise[[0, 4, 8, 14, 20]] = 0.2
+        return noise
+
+
+def test_own_noise_that_names_tokens_trains_by_its_name_with_weights_that_fit(data, tmp_path):
+    pipe = train(tmp_path, data, schedule="vowels-of-a-test", steps=1)
+    assert isinstance(pipe.schedule, Vowels)
+    assert recorded_run(tmp_path, 1)["objective"]["weighting"] == {"kind": "tight", "w_max": 1.0}
+    _, _, run = parse_run(TrainOptions, ["nano", "--noise", "uniform"], "gidd train", "")
+    assert run.objective.weighting == gidd.component("weighting", "tight")
 
 
 def test_a_mixture_trains_and_is_saved_with_its_distributions(data, vocab, tmp_path):

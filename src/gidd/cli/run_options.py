@@ -13,7 +13,7 @@ from gidd.common.config.options import attribute_docstrings
 from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
-from gidd.training.config import DDP, FSDP, Diffusion, RunConfig
+from gidd.training.config import DDP, FSDP, Diffusion, RunConfig, default_weighting
 from gidd.training.recorded import run_from_yaml
 
 _PRESET_NAMES = """\
@@ -77,6 +77,9 @@ def parse_run(
     if isinstance(objective, Diffusion):
         chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
         chosen = {"objective": objective.loss} | chosen
+        if chosen_name("weighting", words) is None:
+            noise = objective.noise.renamed(chosen_name("noise", words) or objective.noise.name)
+            chosen["weighting"] = default_weighting(objective.weighting, noise)
     components, names = dict[str, ComponentOptions](), list[Any]()
     for flag, each in chosen.items():
         name_now = chosen_name(flag, words) or each.name

@@ -3,7 +3,7 @@
 Examples:
   gidd train nano
   gidd train nano --dry-run
-  gidd train nano --noise uniform --weighting tight
+  gidd train nano --noise uniform
   gidd train nano --init-from models/nano --data.sources my.txt --out runs/mine
   gidd train runs/nano/checkpoints/step-000003000/run.yaml --train.seed 1 --out runs/nano-1
   gidd train small-gidd-plus-0.1 --data.folder data/owt --train.accumulate 16 --out runs/small

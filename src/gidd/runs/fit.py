@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from gidd.common.config.codec import to_yaml
+from gidd.common.config.registry import UNREGISTERED, find_component
 from gidd.common.devices import has_bf16
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
@@ -72,9 +73,13 @@ def fit(
     run.check(world.size)
     given = given or GivenComponents()
     objective = run.objective
+    schedule = given.schedule
     if isinstance(objective, Diffusion):  # constructors check options, before data is prepared
-        schedule = given.schedule or objective.noise.build(vocab=Vocab(3, mask_id=2))
-        if given.weighting is None:
+        noise = objective.noise
+        is_ours = noise.name == UNREGISTERED or not find_component(noise.kind, noise.name).package
+        if schedule is None and is_ours:  # others may name tokens, which are not known yet
+            schedule = noise.build(vocab=Vocab(3, mask_id=2))
+        if schedule is not None and given.weighting is None:
             objective.weighting.build(schedule=schedule)
     if saved is not None:
         require_same_training(saved, run)

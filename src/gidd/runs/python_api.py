@@ -31,7 +31,7 @@ from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import GivenComponents, build_objective
-from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig
+from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig, default_weighting
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import is_sharded, place
 from gidd.training.reporting.trackers import open_trackers
@@ -102,11 +102,12 @@ def train(
     if not isinstance(base.objective, Diffusion):
         raise ConfigError("preset must be a diffusion model. Use `gidd train` for others.")
     loss = objective if isinstance(objective, str | Component) else None
+    noise = _component(schedule, base.objective.noise)
     diffusion = replace(
         base.objective,
         loss=_component(loss, base.objective.loss),
-        noise=_component(schedule, base.objective.noise),
-        weighting=_component(weighting, base.objective.weighting),
+        noise=noise,
+        weighting=_component(weighting, default_weighting(base.objective.weighting, noise)),
     )
     groups = {"objective": None if loss else objective, "lora": lora, "parallel": parallel}
     settings |= {name: value for name, value in groups.items() if value is not None}

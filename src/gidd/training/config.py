@@ -75,6 +75,12 @@ class Autoregressive:
         return ()
 
 
+def default_weighting(weighting: Component, noise: Component) -> Component:
+    """Return the weighting of a preset; `tight` if that is not defined for a noise."""
+    is_defined = weighting.name != "dynamic" or noise.name in ("hybrid", "masked")
+    return weighting if is_defined else weighting.renamed("tight")
+
+
 def _without_credentials(sources: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(without_credentials, sources))
 
