@@ -281,6 +281,17 @@ def test_mistakes_of_clients_are_status_400(server, form):
     assert body.startswith("Error: ")
 
 
+@pytest.mark.parametrize("path", ["check", "words/add"])
+def test_bytes_that_are_no_text_and_other_methods_are_refused(server, path):
+    """The bytes were replaced by U+FFFD, which was checked and added as a word."""
+    fields = "language=en&text=%ff" if path == "check" else "word=%ed%a0%80"
+    for address, body in ((path, fields), (f"{path}?{fields}", "")):
+        status, answer, _ = request(server, f"/v2/{address}", body=body.encode(), headers=PROGRAM)
+        assert status == 400 and answer.startswith("Error: ")
+    status, answer, _ = request(server, f"/v2/{path}?{fields}", method="PUT", headers=PROGRAM)
+    assert status == 405 and answer.startswith("Error: ")
+
+
 @pytest.mark.parametrize(
     ("allowed", "origins"),
     [

@@ -277,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(413, f"Error: a text must have at most {MAX_CHARACTERS} characters.")
         try:
             body = self.rfile.read(int(length)).decode()
-            self._answer(parse_qs(body, keep_blank_values=True, max_num_fields=100))
+            self._answer(read_form(body))
         except TimeoutError:
             self.close_connection = True
         except ValueError:  # not UTF-8, or too many fields
@@ -286,13 +286,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_OPTIONS(self) -> None:
         self._answer({})
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request, or has another method."""
+        self._send(405 if code == 501 else code, f"Error: {message}.")
+
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: a text that is checked may be part of an address."""
 
     def _answer(self, form: dict[str, list[str]]) -> None:
         try:
             address = urlsplit(self.path)
-            fields = parse_qs(address.query, keep_blank_values=True, max_num_fields=100)
+            fields = read_form(address.query)
             path = address.path.removeprefix("/v2").strip("/")
             if problem := self._problem(path):
                 return self._send(403, problem)
@@ -346,6 +350,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         except OSError:  # the client is gone
             self.close_connection = True
+
+
+def read_form(text: str) -> dict[str, list[str]]:
+    """Return the values of each field of a form in UTF-8; otherwise raise `ValueError`."""
+    return parse_qs(text, keep_blank_values=True, max_num_fields=100, errors="strict")
 
 
 def name_of(host: str) -> str:
