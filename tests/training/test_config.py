@@ -114,6 +114,13 @@ def test_settings_are_valid_if_and_only_if_they_can_be_built(p_uniform, gamma):
         assert not list(objective.problems())
 
 
+def test_settings_without_effect_in_the_record_of_a_run_stop_neither_its_export_nor_its_end():
+    now = PRESETS["nano"]
+    before = replace(now, lora=LoraConfig(alpha=8.0))
+    before.check(is_record=True)
+    assert require_same_training(before, now) == ["lora.alpha: 8.0 -> 16.0"]
+
+
 @pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
 def test_a_number_for_a_tokenizer_is_a_number(word, expected):
     words = ["nano", "--data.tokenizer", word]

@@ -80,7 +80,7 @@ def read_run_config(folder: Path) -> tuple[Path, RunConfig]:
     try:
         with explain_damage(str(path), _REMEDY, CheckpointError):
             run = run_from_yaml(read_regular(path, CheckpointError, YAML_BYTES).decode())
-            run.check()
+            run.check(is_record=True)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} {_REMEDY}") from error
     return checkpoint, run

@@ -70,7 +70,7 @@ def _read(checkpoints: Checkpoints, step: int) -> tuple[RunConfig, Tokenizer, Ob
             text = read_regular(folder / RUN_FILE, CheckpointError, YAML_BYTES)
             run = run_from_yaml(text.decode())
             source = read_record(folder).get("init_from")
-            run.check()
+            run.check(is_record=True)
             tokenizer = Tokenizer.load(folder)
             run.network_config(tokenizer.vocab.size)  # raises if it is not registered
             _require_sizes(run, folder, step)

@@ -227,13 +227,16 @@ class RunConfig:
     """Model whose weights are the initial ones: a folder, or a name on the Hugging Face hub."""
     parallel: Parallel = field(default_factory=DDP)
 
-    def check(self, num_ranks: int = 1) -> None:
-        """Raise one `ConfigError` that lists all problems."""
+    def check(self, num_ranks: int = 1, *, is_record: bool = False) -> None:
+        """Raise one `ConfigError` that lists all problems.
+
+        The record of an older run may have settings without effect.
+        """
         groups = (self.data, self.optim, self.train, self.objective, self.lora)
         problems = [problem for group in groups for problem in group.problems()]
         problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()
-        problems += self._without_effect()
+        problems += () if is_record else self.without_effect().values()
         train, own = self.train, self.train.global_batch // num_ranks
         if own < train.accumulate:
             problems.append(
@@ -251,8 +254,9 @@ class RunConfig:
         """Return the configuration of the network over a vocabulary; it has a `build`."""
         return self.backbone.build(vocab_size=vocab_size, max_length=self.data.length)
 
-    def _without_effect(self) -> Iterable[str]:
-        """Yield one message per setting that another one makes void."""
+    def without_effect(self) -> dict[str, str]:
+        """Return a message for each setting that was given although another makes it void."""
+        found: dict[str, str] = {}
         for names, is_void, why in _VOID:
             for name in names.split() if is_void(self) else ():
                 *groups, last = name.split(".")
@@ -266,7 +270,9 @@ class RunConfig:
                     default = next(each.default for each in fields(owner) if each.name == last)
                     value = getattr(owner, last)
                 if value != default:
-                    yield f"{name} must be {default} {why}, got {value}: it would have no effect."
+                    rest = f"{default} {why}, got {value}: it would have no effect."
+                    found[name] = f"{name} must be {rest}"
+        return found
 
     def _backbone_problems(self) -> Iterable[str]:
         if self.backbone.name == UNREGISTERED:

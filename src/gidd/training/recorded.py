@@ -57,7 +57,7 @@ def newest_run(folder: Path) -> RunConfig | None:
     return None
 
 
-def require_same_training(before: Any, now: Any) -> list[str]:
+def require_same_training(before: RunConfig, now: RunConfig) -> list[str]:
     """Refuse to resume a run with other settings; return the permitted changes as lines."""
     new = to_plain(now)
     changed = changed_settings(to_plain(before), new)
@@ -69,6 +69,7 @@ def require_same_training(before: Any, now: Any) -> list[str]:
     }
     # with a prepared folder, sources are not read
     allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new["data"]["folder"] else set())
+    allowed |= before.without_effect().keys()
     if refused := "\n  ".join(line for name, line in lines.items() if name not in allowed):
         raise ConfigError(
             f"the checkpoint belongs to a run with other settings:\n  {refused}\n"
