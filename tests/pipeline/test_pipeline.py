@@ -282,8 +282,7 @@ def test_masking_alone_cannot_score_visible_tokens(masked_pipe):
     with pytest.raises(ConfigError, match="correction.*p_uniform > 0"):
         masked_pipe.correct("Peace")
     for named, how in {
-        "gibbs_sweep": {"final_corrector_steps": 2},
-        "gibbs": {"final_corrector": "gibbs", "final_corrector_steps": 2},
+        "final_corrector_steps": {"final_corrector": "gibbs", "final_corrector_steps": 2},
         "self_correction": {"self_correction": SelfCorrectionOptions(forward_passes=3)},
     }.items():
         with pytest.raises(ConfigError, match=f"^{named} .*p_uniform > 0"):

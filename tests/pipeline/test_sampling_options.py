@@ -84,7 +84,7 @@ def test_equal_corrections_give_equal_plans():
         SelfCorrectionOptions(forward_passes=8).plan(),
     )
     assert (first, hash(first)) == (again, hash(again))
-    assert first != SelfCorrectionOptions(forward_passes=8, distance=3).plan()
+    assert first != SelfCorrectionOptions(forward_passes=8, patience=3).plan()
 
 
 @pytest.mark.parametrize("part", ["sampler", "final_corrector"])

@@ -101,7 +101,9 @@ class FrontierSetting(NamedTuple):
             min_p=min_p,
             final_corrector=corrector if is_final else base.final_corrector,
             final_corrector_steps=passes if is_final else 0,
-            self_correction=replace(base.self_correction, forward_passes=passes if is_self else 0),
+            self_correction=replace(base.self_correction, forward_passes=passes)
+            if is_self
+            else SamplingOptions().self_correction,
         )
 
     def __str__(self) -> str:

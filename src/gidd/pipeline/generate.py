@@ -14,7 +14,7 @@ from gidd.common.config.allowed import SEED, integer, require_arguments
 from gidd.common.terminal import shorten
 from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
-from gidd.pipeline.options import CLEAN_TIME, SamplingOptions
+from gidd.pipeline.options import CLEAN_TIME, SamplingOptions, first_changed
 from gidd.pipeline.results import Generation, Trace, describe_request
 from gidd.pipeline.text import TokenDecoder, cut_at_stop, end_of_text, without_partial_stop
 from gidd.sampling import (
@@ -41,6 +41,10 @@ from gidd.sampling.windows import windows
 if TYPE_CHECKING:
     from gidd.pipeline.pipeline import Pipeline
 
+_OF_PLAN = (
+    *("steps", "timestep_spacing", "sampler", "sampler_options", "self_correction"),
+    *("final_corrector", "final_corrector_options", "final_corrector_steps"),
+)
 _SHOWN = 8
 """Number of choices whose lengths a message names."""
 _SCORING = corrector_plan(no_op, 1, CLEAN_TIME)  # only the frame before the step is used
@@ -64,9 +68,11 @@ def build_requests(
     )
     if plan is None:
         if options.final_corrector_steps or options.self_correction.forward_passes:
-            named = options.final_corrector if options.final_corrector_steps else "self_correction"
-            pipe.require_visible_scores(named)
+            is_final = options.final_corrector_steps > 0
+            pipe.require_visible_scores("final_corrector_steps" if is_final else "self_correction")
         plan = options.plan()
+    elif name := first_changed(options, *_OF_PLAN):
+        raise ConfigError(f"{name} must be left out with plan, which has all steps itself.")
     processors = (*further_processors, *options.processors())
     banned = pipe.tokenizer.unknown_ids | (frozenset() if stop else pipe.tokenizer.terminator_ids)
     if banned:

@@ -93,6 +93,16 @@ class SelfCorrectionOptions:
         from gidd.sampling import SelfCorrectionStep, corrector_plan, gain, likelihood
 
         require_none(self.problems())
+        others = ("temperature", "patience", "tokens_per_step", "distance", "score")
+        if self.forward_passes == 0 and (name := first_changed(self, *others)):
+            raise ConfigError(
+                f"{name} of self_correction needs forward_passes of at least 2, got 0, which is no "
+                "self-correction."
+            )
+        if self.tokens_per_step == 1 and first_changed(self, "distance"):
+            raise ConfigError(
+                "distance of self_correction needs tokens_per_step of at least 2, got 1."
+            )
         corrector = SelfCorrectionStep(
             temperature=self.temperature,
             patience=self.patience,
@@ -182,6 +192,9 @@ class SamplingOptions:
         from gidd.sampling import corrector_plan, sampling_plan
 
         require_none(self.problems())
+        corrector = ("final_corrector", "final_corrector_options")
+        if self.final_corrector_steps == 0 and (unused := first_changed(self, *corrector)):
+            raise ConfigError(f"{unused} needs final_corrector_steps of at least 1, got 0.")
         step = Component("step", self.sampler, self.sampler_options).build()
         name, options = self.final_corrector, self.final_corrector_options
         corrector = Component("corrector", name, options).build()
@@ -265,6 +278,12 @@ class LikelihoodOptions(EstimatorOptions):
 
 
 _Options = TypeVar("_Options", SamplingOptions, SelfCorrectionOptions, LikelihoodOptions)
+
+
+def first_changed(options: _Options, *names: str) -> str | None:
+    """Return the first of some fields that does not have its default value, or None."""
+    default = type(options)()
+    return next((name for name in names if getattr(options, name) != getattr(default, name)), None)
 
 
 def with_changes(
