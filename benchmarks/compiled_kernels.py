@@ -23,8 +23,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gidd.diffusion.kernels.loss import LOSS_OPTIONS, TILE_BYTES, loss_kernel
-from gidd.diffusion.kernels.random import RANDOM_OPTIONS, random_integers_kernel
-from gidd.diffusion.kernels.rows import DRAW_OPTIONS, TILE, draw_kernel
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -115,29 +113,6 @@ def loss_case(noise: str, dtype: str) -> Case:
         LOSS_OPTIONS,
         passes.get(noise, (over_logits,) * 2),
     )
-
-
-def draw_case(odds: bool) -> Case:
-    """Return the draw at a temperature other than 1, with or without the odds."""
-    types = {"logits_ptr": "*fp32", "current_ptr": "*i64", "u_ptr": "*i64", "token_ptr": "*i64"}
-    types |= {"p_token_ptr": "*fp32", "p_current_ptr": "*fp32", "top_ptr": "*i64"}
-    types |= {"p_top_ptr": "*fp32", "odds_ptr": "*fp32", "width": "i32"}
-    types |= {"temperature": "fp32", "inverse_temperature": "fp32"}
-    constants = {"IS_GREEDY": False, "IS_TEMPERED": True, "ODDS": odds}
-    constants |= {"TILE": TILE, "NUM_TILES": 16}
-    name, passes = ("draw with odds", 3) if odds else ("draw", 2)
-    options = {backend: DRAW_OPTIONS for backend in ("cuda", "hip")}
-    return Case(name, draw_kernel, types, constants, options, (Pass(4, False),) * passes)
-
-
-def random_case() -> Case:
-    """Return the random integers of one seed and step."""
-    names = ("seed_low", "seed_high", "stream", "step", "length")
-    types = {"integers_ptr": "*i64", "sample_ptr": "*i64", "position_ptr": "*i64"}
-    types |= dict.fromkeys(names, "i32")
-    constants = {"seeds_ptr": None, "steps_ptr": None, "BLOCK": 512}
-    options = {backend: RANDOM_OPTIONS for backend in ("cuda", "hip")}
-    return Case("random integers", random_integers_kernel, types, constants, options, ())
 
 
 def compiled(case: Case, target: str) -> Compiled:
@@ -251,7 +226,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="*", default=[*TARGETS], help="default: all")
     options = parser.parse_args()
     cases = [loss_case(noise, "bf16") for noise in ("hybrid", "masked", "any", "clean")]
-    cases += [loss_case("hybrid", "fp32"), draw_case(False), draw_case(True), random_case()]
+    cases += [loss_case("hybrid", "fp32")]
     print(
         "| kernel | target | registers | spills | instructions | special functions | narrow loads |"
     )

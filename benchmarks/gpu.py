@@ -29,7 +29,7 @@ from gpu_checks import kernel_checks
 from gpu_measure import Settings
 from gpu_predictions import predictions, sheet_of
 from gpu_report import VERDICTS, Report, environment
-from gpu_sampling import sampling_times, sampling_waits
+from gpu_sampling import sampling_launches, sampling_times
 from gpu_training import StepFigures, head_seconds, step_figures, training_waits
 
 from gidd.common.devices import has_bf16
@@ -110,13 +110,10 @@ def _steps(report: Report, settings: Settings, sheet: Device, figures: StepFigur
 
 
 def _sampling(report: Report, settings: Settings) -> None:
-    """Find the waits of sampling, and time steps and corrections in each precision."""
-    report.title("Waits of the host in sampling", "work", "allowed", "lines", "")
-    waits = report.attempt("waits of sampling", partial(sampling_waits, settings))
-    for name, found in (waits[0] if waits else {}).items():
-        report.waits(name, found)
+    """Count the launches of a step, and time steps and corrections in each precision."""
     report.title("Sampling", "figure", "measured", "predicted", "ratio")
-    report.figure("launches of an ancestral step", waits[1] if waits else None)
+    launches = report.attempt("launches of sampling", partial(sampling_launches, settings))
+    report.figure("launches of an ancestral step", launches)
     for precision in settings.precisions:
         work = partial(sampling_times, settings, precision)
         times = report.attempt(f"sampling in {precision}", work)

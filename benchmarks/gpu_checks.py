@@ -21,7 +21,7 @@ from gidd.diffusion.categorical import draw, draw_flat, flat_entries
 from gidd.diffusion.loss import HEAD_ROWS
 from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, token_terms
 from gidd.diffusion.process import noise
-from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
+from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
     Component,
@@ -34,8 +34,6 @@ from gidd.diffusion.schedules import (
     mask_noise,
     uniform_noise,
 )
-from gidd.sampling.processors import temper
-from gidd.sampling.row_sampler import DenseSampler, KernelSampler
 from gidd.vocab import Vocab
 
 MAX_TERM_ERROR = 1e-5
@@ -47,9 +45,6 @@ MAX_GRADIENT_ERROR = 5e-6
 
 BF16_ROUNDING = 2.0**-8
 """Relative error of a stored bf16 number, which is not counted as an error of the gradient."""
-
-MAX_DRAW_ERROR = 1e-5
-"""Of probabilities and odds; and how far a uniform may be outside its token's part of the CDF."""
 
 TIMES = (1e-4, 0.3, 0.7, 0.9999)
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -78,10 +73,6 @@ def kernel_checks(
             errors = _check_loss_rows(schedule, dtype, device, num_rows)
             for term, check in errors.items():
                 yield f"loss_rows, {name}, {precision}: {term}", check
-    for temperature in (1.0, 0.5, 0.1):
-        errors = _check_draw_rows(vocab, temperature, device, num_rows)
-        for quantity, check in errors.items():
-            yield f"draw_rows, temperature {temperature:g}: {quantity}", check
 
 
 def _on_gpu_path(device: torch.device) -> AbstractContextManager[None]:
@@ -201,54 +192,6 @@ def _gradient_error(found: Tensor, expected: Tensor, dtype: torch.dtype) -> floa
     if dtype == torch.bfloat16:
         difference = (difference - BF16_ROUNDING * expected.abs()).clamp_min(0)
     return float((difference.amax(-1) / expected.abs().amax(-1).clamp_min(1e-30)).max())
-
-
-def _check_draw_rows(
-    vocab: Vocab, temperature: float, device: torch.device, num_rows: int
-) -> dict[str, Check]:
-    """Compare with `DenseSampler` in float64: probabilities, odds, and where the uniforms fall."""
-    generator, mask_id = torch.Generator().manual_seed(0), vocab.mask_id
-    logits = 3 * torch.randn(num_rows, vocab.size, generator=generator)
-    logits[::2, 17] += 20  # every other row is almost certain
-    logits[:, mask_id] = -math.inf
-    current = torch.randint(vocab.size - 1, (num_rows,), generator=generator)
-    u = random_integers(3, Stream.TOKEN, 0, torch.arange(1), torch.arange(num_rows))[0]
-    padded = F.pad(logits, (0, -vocab.size % HEAD_ROWS), value=-math.inf)
-
-    made = KernelSampler(current.to(device), u.to(device), temperature, with_odds=True)
-    made.fill(slice(num_rows), padded.to(device))
-    token, probability = (part.cpu() for part in made.draw())
-    everywhere = torch.ones(num_rows, dtype=torch.bool)
-    odds = made.log_odds(made.draw()[0], everywhere.to(device)).cpu()
-
-    rows = logits.double().softmax(-1)
-    exact = DenseSampler(rows, current, u, temperature)
-    exact_odds = exact.log_odds(token, everywhere)
-    pairs = (
-        (probability, rows.gather(-1, token[:, None]).squeeze(-1)),
-        (made.current.cpu(), exact.current),
-        (made.top_probability.cpu(), exact.top_probability),
-    )
-    errors = {
-        "uniform outside its token": _outside(temper(rows, temperature), token, u),
-        "probabilities": max(float(((a - b).abs() / b).max()) for a, b in pairs),
-        "log odds": float(((odds - exact_odds).abs() / exact_odds.abs().clamp_min(1)).max()),
-    }
-    checks = {name: Check(error, MAX_DRAW_ERROR) for name, error in errors.items()}
-    different = int((made.top.cpu() != exact.top).sum())
-    return checks | {"most likely tokens that differ": Check(different, 0)}
-
-
-def _outside(rows: Tensor, token: Tensor, u: Tensor) -> float:
-    """Return the largest distance of a uniform to the part of the CDF that belongs to its token.
-
-    It is 0 where the token is the one that `draw` gives; a rounded softmax may give its neighbour
-    if the uniform is at the border.
-    """
-    end = rows.cumsum(-1).gather(-1, token[:, None]).squeeze(-1)
-    start = end - rows.gather(-1, token[:, None]).squeeze(-1)
-    uniform = u.double() * 2.0**-UNIT_BITS
-    return float(torch.maximum(start - uniform, uniform - end).clamp_min(0).max())
 
 
 def _worst(a: float, b: float) -> float:

@@ -1,8 +1,7 @@
 """What is predicted for the figures that `gpu.py` measures, from `gidd.planning`.
 
-A time is the longer of two: FLOPs at the data sheet's peak and the assumed MFU of `gidd plan`, and
-the time to launch the kernels. Launches of a training step are counted on its trace, those of a
-sampling step are the budget of tests/gpu/test_budgets.py.
+A time is that of FLOPs at the data sheet's peak and the assumed MFU of `gidd plan`; of a training
+step, or that of its launches, which are counted on its trace, if it is longer.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import replace
 import torch
 from gpu_measure import Settings
 
-from gidd.models.networks import blocks_of
 from gidd.pipeline.precision import Precision
 from gidd.planning import DEVICES, Assumptions, Device, plan_run
 from gidd.training.build import build_objective
@@ -31,8 +29,6 @@ _SHEETS = (
 """Names that CUDA gives to devices, and their data sheets."""
 
 _ASSUMED = Assumptions()
-_STEP_LAUNCHES, _LAYER_LAUNCHES = 120, 26
-"""Launches of an ancestral step, and of each layer."""
 
 
 def sheet_of(device: torch.device, name: str) -> Device:
@@ -75,27 +71,22 @@ def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
         found["peak memory of a step, GB"] = plan.memory["peak"] / 1e9
         if plan.launching is not None:
             found[f"launches of a step, {name}"] = plan.launching["num_launches"]
-    return found | _of_sampling(settings, sheet, per_token - of_head, len(blocks_of(network)))
+    return found | _of_sampling(settings, sheet, per_token - of_head)
 
 
 def _peak(settings: Settings, sheet: Device) -> float:
     return sheet.flops if settings.run.train.autocast else sheet.float32_flops
 
 
-def _of_sampling(
-    settings: Settings, sheet: Device, body_flops: float, layers: int
-) -> dict[str, float]:
+def _of_sampling(settings: Settings, sheet: Device, body_flops: float) -> dict[str, float]:
     """Predict sampling: a third of the training FLOPs, and the head at all tokens to correct."""
-    launches = _STEP_LAUNCHES + layers * _LAYER_LAUNCHES
-    found: dict[str, float] = {"launches of an ancestral step": launches}
+    found: dict[str, float] = {}
     tokens = settings.rows * settings.length
     # on NVIDIA GPUs TF32 has half the rate of bf16
     peaks: dict[Precision, float] = {"bf16": sheet.flops, "tf32": sheet.flops / 2}
-    launching = launches * _ASSUMED.launch_microseconds / 1000
     for precision in settings.precisions:
         peak = peaks.get(precision, sheet.float32_flops)
-        body = 1000 * tokens * body_flops / 3 / (peak * _ASSUMED.mfu)
-        step = max(body, launching)
+        step = 1000 * tokens * body_flops / 3 / (peak * _ASSUMED.mfu)
         # the head is in float32, except that products of bf16 numbers are not rounded
         of_head = sheet.flops if precision == "bf16" else sheet.float32_flops
         head = 2 * settings.vocab.size * settings.width * tokens / (of_head * _ASSUMED.mfu)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from gpu_measure import Settings, Waits, count_launches, find_waits
+from gpu_measure import Settings, count_launches
 
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import even_times
@@ -27,9 +27,6 @@ from gidd.sampling import (
     corrector_plan,
     sampling_plan,
 )
-
-STEP_WAITS = 1
-"""A step reads what it changed, once."""
 
 _WARM_UP = 3
 
@@ -116,16 +113,9 @@ def sampling_times(settings: Settings, precision: Precision) -> SamplingTimes:
 
 
 @torch.no_grad()
-def sampling_waits(settings: Settings) -> tuple[dict[str, Waits], int | None]:
-    """Find the waits of an ancestral step and of a correction, and count the launches of a step."""
-    sampler = Sampler(settings, "bf16")
-    found: dict[str, Waits] = {}
-    launches = None
-    sessions = {"ancestral step": sampler.ancestral(), "self-correction": sampler.correction()}
-    for name, session in sessions.items():
-        for _ in range(2):
-            step(session)
-        found[name] = find_waits(lambda made=session: step(made), settings.device, STEP_WAITS)
-        if name == "ancestral step":
-            launches = count_launches(lambda made=session: step(made), settings.device)
-    return found, launches
+def sampling_launches(settings: Settings) -> int | None:
+    """Count the launches of an ancestral step, after two others."""
+    session = Sampler(settings, "bf16").ancestral()
+    for _ in range(2):
+        step(session)
+    return count_launches(lambda: step(session), settings.device)

@@ -1,4 +1,4 @@
-"""Predict the time of head and loss, of a training step and of a sampling step on GPUs.
+"""Predict the time of head and loss, and of a training step on GPUs.
 
 python benchmarks/roofline.py            # tables; about two minutes, no GPU needed
 python benchmarks/roofline.py --json     # ends with one JSON object: ratio_hybrid, steps, ...
@@ -76,7 +76,6 @@ COUNTED = {
     "masked": {"sm_80": Cost(11.7, 2.03), "sm_90": Cost(11.7, 2.03), "sm_100": Cost(10.7, 2.03)},
     "any": {"sm_80": Cost(51.2, 6.03), "sm_90": Cost(51.0, 6.03), "sm_100": Cost(42.3, 6.03)},
     "clean": {"sm_80": Cost(11.8, 2.03), "sm_90": Cost(11.8, 2.03), "sm_100": Cost(10.8, 2.03)},
-    "draw": {"sm_80": Cost(27.2, 3.5), "sm_90": Cost(26.9, 3.5), "sm_100": Cost(25.3, 3.5)},
 }
 """As counted with Triton 3.9, for machines without it."""
 
@@ -84,12 +83,11 @@ COUNTED = {
 PRODUCTS, ATTENTION, KERNELS, STREAMING = 0.65, 0.4, 0.6, 0.8
 FORWARD_BYTES, BACKWARD_BYTES = 66, 132
 UPDATE_BYTES, EMA_BYTES = 32, 12
-STEP_LAUNCHES, LAYER_LAUNCHES, LAUNCH_SECONDS = 120, 26, 5e-6
-ROWS, LENGTH, POSITIONS = 16, 512, 128
+LAUNCH_SECONDS = 5e-6
 
 ASSUMPTIONS = (
     f"bf16 matrix products reach {PRODUCTS:.0%} of the peak and attention {ATTENTION:.0%}, the "
-    f"kernels of loss and draw {KERNELS:.0%} of their tightest bound, other kernels "
+    f"kernel of the loss {KERNELS:.0%} of their tightest bound, other kernels "
     f"{STREAMING:.0%} of the memory's.",
     "The loss moves 4 bytes per bf16 logit, read and written once, if its later passes find the "
     "row in the L2 cache; otherwise 8, without noise 6. The gradient of the bias reads 2 more.",
@@ -102,8 +100,6 @@ ASSUMPTIONS = (
     "more with an EMA.",
     f"The host launches a kernel in {LAUNCH_SECONDS * 1e6:.0f} us, and communication is hidden "
     "behind computation: a step takes the longest of the three.",
-    f"Sampling: {ROWS} x {LENGTH} tokens in bf16, the head at {POSITIONS} positions with float32 "
-    f"logits, {STEP_LAUNCHES} launches and {LAYER_LAUNCHES} per layer.",
 )
 
 
@@ -113,8 +109,7 @@ def counted_costs() -> Mapping[str, Mapping[str, Cost]]:
         return COUNTED
     import compiled_kernels as kernels
 
-    cases = {noise: kernels.loss_case(noise, "bf16") for noise in COUNTED if noise != "draw"}
-    cases["draw"] = kernels.draw_case(odds=False)
+    cases = {noise: kernels.loss_case(noise, "bf16") for noise in COUNTED}
     targets = [chip.target for chip in CHIPS.values()]
     return {
         name: {
@@ -210,31 +205,6 @@ def step_seconds(name: str, ranks: int, device: str, cost: Cost) -> dict[str, fl
     return parts | limits | {"mfu": per_token * tokens / (step * sheet.flops)}
 
 
-def sampling_seconds(name: str, device: str, cost: Cost) -> dict[str, float]:
-    """Return the seconds of the parts of an ancestral step."""
-    run, chip, sheet = PRESETS[name], CHIPS[device], DEVICES[device]
-    config, network = _config(run), _network(run)
-    tokens, columns = ROWS * LENGTH, -(-_vocab(run).size // HEAD_ROWS) * HEAD_ROWS
-    head = cast(nn.Linear, network.head).weight.numel()
-    attention = 4 * config.num_layers * config.width * LENGTH
-    forward = training_flops_per_token(network, LENGTH) / 3 - 2 * head - attention
-    streamed = chip.bandwidth * STREAMING
-    logits = POSITIONS * columns
-    product = max(
-        2 * logits * config.width / (sheet.flops * PRODUCTS),
-        (2 * columns * config.width + 4 * logits) / streamed,
-    )
-    parts = {
-        "products": forward * tokens / (sheet.flops * PRODUCTS),
-        "attention": attention * tokens / (sheet.flops * ATTENTION),
-        "elementwise": FORWARD_BYTES * config.width * config.num_layers * tokens / streamed,
-        "head": product,
-        "draw": logits * chip.seconds(4, cost) / KERNELS,
-    }
-    launching = (STEP_LAUNCHES + LAYER_LAUNCHES * config.num_layers) * LAUNCH_SECONDS
-    return parts | {"host": launching, "step": max(sum(parts.values()), launching)}
-
-
 def table(rows: Mapping[str, Mapping[str, float]]) -> None:
     """Print times in milliseconds, fractions in percent."""
     names = list(next(iter(rows.values())))
@@ -297,16 +267,9 @@ def main() -> None:
         for name, ranks in STEPS.items()
     }
     table(steps)
-    print(f"\nAncestral sampling step on {device}:")
-    samplings = {
-        name: sampling_seconds(name, device, costs["draw"][target])
-        for name, ranks in STEPS.items()
-        if ranks == 8
-    }
-    table(samplings)
     if options.json:
         figures = {f"ratio_{noise}": ratio for noise, ratio in ratios["h100, 768"].items()}
-        details = {"ratios": ratios, "steps": steps, "sampling": samplings, "costs": costs}
+        details = {"ratios": ratios, "steps": steps, "costs": costs}
         print(json.dumps(figures | details))
 
 

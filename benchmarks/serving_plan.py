@@ -5,7 +5,7 @@ python benchmarks/serving_plan.py --steps 32 --gpu-hour 1.2
 python benchmarks/serving_plan.py --json     # ends with one JSON object
 
 Nothing here was measured on a GPU. A forward pass takes the longest of its arithmetic, the reading
-of the weights and the launches of its kernels (roofline.py).
+of the weights and the launches of its kernels, which are taken to be few (`STEP_LAUNCHES`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
-from roofline import CHIPS, LAUNCH_SECONDS, LAYER_LAUNCHES, STEP_LAUNCHES
+from roofline import CHIPS, LAUNCH_SECONDS
 
 from gidd.models.backbones.dit_config import SIZES, DiTConfig
 from gidd.planning import DEVICES
@@ -26,6 +26,8 @@ from gidd.training.reporting.speed import transformer_flops_per_token
 MODELS, RATES = ("small", "10b"), (1, 100, 10_000)
 VOCABULARY, BLOCK, HOURS_OF_A_DAY = 50_258, 32, 24
 BF16_BYTES, FRAMES_A_SECOND = 2, 25
+STEP_LAUNCHES, LAYER_LAUNCHES = 120, 26
+"""Kernels of a sampling step whose operations are fused, and of each layer: an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,8 +63,6 @@ def test_two_numbers_are_the_rows(schedule, dtype):
     s = t / 3
     expected = transition(schedule, s, t).beta_pi
     assert equal_bits(transition_noise_at(schedule, s, t, every), expected)
-    narrow = noise_at(schedule, t.double(), every, torch.float32)
-    assert equal_bits(narrow, schedule.beta_pi(t.double()).float())
 
 
 @dtypes

@@ -11,15 +11,13 @@ from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.diffusion.times import even_times
 from gidd.diffusion.weighting import DynamicWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.sampling import Request, SelfCorrectionStep, Session, corrector_plan, sampling_plan
 from gidd.training.objective import DiffusionObjective
 from gidd.vocab import Vocab
 
 GPT2 = 50_258
-LENGTH, ROWS = 512, 16
+LENGTH = 512
 DEVICE = torch.device("cuda:0")
 
 
@@ -59,27 +57,6 @@ def training_forward(noise: str, vocab_size: int = 1000, layers: int = 1, sample
     return counts
 
 
-def sampling_step(
-    noise: str, plan, vocab_size: int = 1000, layers: int = 1, tokens=None
-) -> LaunchCounts:
-    """Count the second step of 16 sequences of 512 tokens, bf16; the first fills caches."""
-    denoiser = denoiser_of(vocab_size, layers, -(-vocab_size // 64) * 64).eval().bfloat16()
-    schedule = schedule_of(noise, denoiser.vocab)
-    move_to_pretended(denoiser)
-    with torch.no_grad(), pretended_cuda() as counts:
-        session = Session(denoiser, schedule, batch_size=ROWS, device=DEVICE)
-        for index in range(ROWS):
-            given = [None] * LENGTH if tokens is None else tokens[index].tolist()
-            request = Request(
-                tokens=tuple(given), plan=plan, sample_index=index, protected=(False,) * LENGTH
-            )
-            session.submit(request)
-        for _ in range(2):
-            counts.reset()
-            session.step()
-    return counts
-
-
 def require(counts: LaunchCounts, launches: int, waits: int) -> None:
     assert counts.num_launches <= launches, counts.report()
     assert counts.num_waits <= waits, counts.report()
@@ -106,27 +83,3 @@ def test_training_with_the_vocabulary_of_gpt2(noise, waits):
     counts = training_forward(noise, GPT2)
     require(counts, 280, waits)
     assert counts.num_launches == training_forward(noise).num_launches
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", ["hybrid", "masked"])
-def test_ancestral_sampling(noise):
-    plan = sampling_plan(even_times(128))
-    one, two = (sampling_step(noise, plan, layers=layers) for layers in (1, 2))
-    require(one, 120 + 26, waits=1)
-    require(two, one.num_launches + 26, waits=1)
-
-
-@pytest.mark.long
-def test_ancestral_sampling_with_the_vocabulary_of_gpt2():
-    require(sampling_step("hybrid", sampling_plan(even_times(128)), GPT2), 120 + 26, waits=1)
-
-
-@pytest.mark.parametrize("vocab_size", [1000, pytest.param(GPT2, marks=pytest.mark.long)])
-def test_self_correction(vocab_size, monkeypatch):
-    """The head computes 2,048 of the 8,192 positions at once, as with the vocabulary of GPT-2."""
-    monkeypatch.setattr("gidd.sampling.fixed_shapes.GPU_TILE_ENTRIES", 2048 * vocab_size)
-    plan = corrector_plan(SelfCorrectionStep(), 8, 1e-4)
-    tokens = torch.randint(0, vocab_size - 1, (ROWS, LENGTH))
-    counts = sampling_step("hybrid", plan, vocab_size, tokens=tokens)
-    require(counts, 150, waits=1)

@@ -29,10 +29,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_spilled_and_loads_are_wide(kernels: ModuleType, target: str):
     cases = [kernels.loss_case(noise, "bf16") for noise in ("hybrid", "masked", "any")]
-    cases += [kernels.draw_case(odds=True)]
     if target == "sm_90":
         cases += [kernels.loss_case("hybrid", "fp32"), kernels.loss_case("clean", "bf16")]
-        cases += [kernels.random_case()]
     for case in cases:
         code = kernels.compiled(case, target)
         print(f"{target}: {case.name}: {code.registers} registers, {code.spills} spilled")
@@ -40,7 +38,7 @@ def test_nothing_is_spilled_and_loads_are_wide(kernels: ModuleType, target: str)
         assert kernels.narrow_loads(code) == 0, case.name
         wide = [loop for loop in code.loops if kernels.wide_loads(loop)]
         assert len(wide) >= len(case.passes), case.name
-        if case.kernel is kernels.loss_kernel and target != "gfx942":
+        if target != "gfx942":
             assert code.registers <= 64, case.name  # two programs per multiprocessor
         if case.name == "loss, hybrid, bf16" and target != "gfx942":
             cost = kernels.cost(case, code)

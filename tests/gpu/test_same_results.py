@@ -1,12 +1,8 @@
 """What is computed for a GPU is what is computed on the CPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
-from support.cases import few
-from support.pretended_device import move_to_pretended, pretended_cuda
 
 from gidd.common.devices import acting_as
 from gidd.diffusion.loss import fused_cross_entropy, fused_loss
@@ -23,31 +19,8 @@ from gidd.diffusion.schedules import (
     mask_noise,
     uniform_noise,
 )
-from gidd.diffusion.times import even_times
 from gidd.diffusion.weighting import TightWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.sampling import (
-    Choices,
-    Confidence,
-    EpsilonCutoff,
-    Gibbs,
-    Greedy,
-    Guidance,
-    PosteriorCorrection,
-    Psi,
-    RemaskSuspects,
-    ReMDM,
-    Renoise,
-    Request,
-    SelfCorrectionStep,
-    Session,
-    Temperature,
-    Threshold,
-    TopK,
-    ancestral,
-    corrector_plan,
-    sampling_plan,
-)
 from gidd.vocab import Vocab
 
 V, L = 130, 24
@@ -108,130 +81,6 @@ def test_loss_and_gradients(name, has_triton, monkeypatch):
     for ours, theirs in zip(actual, expected, strict=True):
         scale = theirs.abs().max().clamp_min(1e-30)
         torch.testing.assert_close(ours / scale, theirs / scale, rtol=1e-5, atol=2e-6)
-
-
-STEPS = {
-    "ancestral": ancestral,
-    "confidence": Confidence(),
-    "greedy": Greedy(),
-    "threshold": Threshold(fill=0.3),
-    "remask_suspects": RemaskSuspects(suspect=0.3),
-    "psi": Psi(renoise=0.5),
-    "renoise": Renoise(entropy_bound=2.0),
-}
-CORRECTORS = {
-    "gibbs": Gibbs(),
-    "self-correction": SelfCorrectionStep(num_tokens=2),
-    "greedy self-correction": SelfCorrectionStep(temperature=0.0),
-    "posterior": PosteriorCorrection(),
-}
-
-
-def samples(device: str, schedule, plans, processors=(), lengths=range(L, 0, -1), change=None):
-    model = denoiser()
-    requests = [
-        Request(
-            tokens=(None,) * lengths[index],
-            plan=plan,
-            sample_index=index,
-            processors=processors if index % 2 else (),
-        )
-        for index, plan in enumerate(plans)
-    ]
-    requests = requests if change is None else [change(request) for request in requests]
-    if device == "cpu":
-        found = Session(model, schedule, batch_size=4).sample(requests)
-    else:
-        move_to_pretended(model)
-        with pretended_cuda(refuses_float64=False):
-            session = Session(model, schedule, batch_size=4, device=torch.device("cuda:0"))
-            found = session.sample(requests)
-    return [
-        (sample.tokens, [edit[:6] for edit in sample.edits], sample.forward_passes)
-        for sample in found
-    ]
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", few(SCHEDULES, every=3))
-def test_ancestral_samples_of_every_noise(name):
-    plans = [sampling_plan(even_times(6))] * 5
-    assert samples("cuda", SCHEDULES[name], plans) == samples("cpu", SCHEDULES[name], plans)
-
-
-@pytest.mark.long
-@torch.no_grad()
-@pytest.mark.parametrize("step", STEPS)
-def test_samples_of_every_step(step):
-    plans = [sampling_plan(even_times(6), STEPS[step])] * 5
-    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_samples_of_a_step_for_masking_noise():
-    plans = [sampling_plan(even_times(6), ReMDM(cap=0.5))] * 5
-    assert samples("cuda", SCHEDULES["masked"], plans) == samples("cpu", SCHEDULES["masked"], plans)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_samples_of_all_correctors_at_once():
-    correctors = [corrector_plan(corrector, 5, 0.01) for corrector in CORRECTORS.values()]
-    plans = [sampling_plan(even_times(4)) + corrector for corrector in correctors]
-    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
-
-
-@pytest.mark.long
-@torch.no_grad()
-@pytest.mark.parametrize("corrector", CORRECTORS)
-def test_samples_of_every_corrector(corrector):
-    plans = [sampling_plan(even_times(4)) + corrector_plan(CORRECTORS[corrector], 5, 0.01)] * 3
-    assert samples("cuda", SCHEDULES["hybrid"], plans) == samples("cpu", SCHEDULES["hybrid"], plans)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_samples_of_several_steps_and_processors_at_once():
-    plans = [sampling_plan(even_times(6), step) for step in STEPS.values()]
-    processors = (Temperature(0.7), TopK(9), EpsilonCutoff(1e-3))
-    expected = samples("cpu", SCHEDULES["hybrid"], plans, processors)
-    assert samples("cuda", SCHEDULES["hybrid"], plans, processors) == expected
-
-
-def guided(request: Request) -> Request:
-    """The request with two given tokens, guided by its index."""
-    index, others = request.sample_index, request.tokens[2:]
-    guidance = Guidance(0.5 * index, (VOCAB.mask_id, 7, *others))
-    return replace(request, tokens=(index, 5, *others), guidance=guidance)
-
-
-def with_choices(request: Request) -> Request:
-    """The request with a slot, a larger one for even indices."""
-    slots = Choices(3, ((4,), (9,))), Choices(2, ((1, 2), (3, 4), (3, 5)))
-    return replace(request, choices=(slots[request.sample_index % 2],))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("lengths", few([range(L, 0, -1), [L] * len(STEPS)], every=2))
-@pytest.mark.parametrize("change", [guided, with_choices])
-def test_samples_with_guidance_or_choices(change, lengths):
-    plans = [sampling_plan(even_times(6), step) for step in STEPS.values()]
-    options = {"processors": (TopK(9),), "lengths": lengths, "change": change}
-    options |= {"schedule": SCHEDULES["hybrid"], "plans": plans}
-    assert samples("cuda", **options) == samples("cpu", **options)
-
-
-@torch.no_grad()
-def test_a_step_that_reads_more_than_expected_is_repeated(monkeypatch):
-    """Tiles are of 32 positions here, and each step expects to read none."""
-    monkeypatch.setattr("gidd.sampling.fixed_shapes.GPU_TILE_ENTRIES", 0)
-    monkeypatch.setattr("gidd.sampling.length_bucket.CAPACITY", 0)
-    plans = [sampling_plan(even_times(2))] * 4  # the second step reads about half of 96 positions
-    options = {"schedule": SCHEDULES["hybrid"], "plans": plans, "lengths": [L] * 4}
-    assert samples("cuda", **options) == samples("cpu", **options)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

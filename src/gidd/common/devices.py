@@ -108,15 +108,16 @@ def define_kernel(
     schema: str,
     *,
     definition: Callable[..., Any],
-    launch: Callable[..., Any],
+    launch: Callable[..., Any] | None = None,
     shapes: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Define the operator `gidd::<name>` of a schema such as `twice(Tensor x) -> Tensor`.
 
-    `definition` computes it on the CPU, `launch` on CUDA; `shapes` returns empty tensors.
+    `definition` computes it on the CPU, `launch` on CUDA, by default the definition compiled by
+    torch; `shapes` returns empty tensors.
     """
     name = _LIBRARY.define(schema)
     _LIBRARY.impl(name, definition, "CPU")
-    _LIBRARY.impl(name, launch, "CUDA")
+    _LIBRARY.impl(name, launch or torch.compile(definition, dynamic=True), "CUDA")
     torch.library.register_fake(f"gidd::{name}", shapes, lib=_LIBRARY)
     return getattr(torch.ops.gidd, name).default

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,7 +90,6 @@ def _draw_flat(
 _draw_flat_kernel = define_kernel(
     "draw_flat(Tensor entries, int mask_id, int size, Tensor u) -> Tensor",
     definition=_draw_flat,
-    launch=lambda *a: import_module("gidd.diffusion.kernels.random").launch_draw_flat(*a),
     shapes=lambda *a: torch.empty_like(a[-1]),
 )
 

@@ -26,14 +26,10 @@ def marginal_at(
     return schedule.alpha(t)[:, None] * x_theta_at_z + noise_at(schedule, t, z)
 
 
-def noise_at(
-    schedule: MixingSchedule, t: Times, z: Sequences, dtype: torch.dtype | None = None
-) -> Float[Tensor, "B L"]:
-    """beta_t pi_t(z), the noise mass on token z: computed in the type of t, rounded to `dtype`."""
+def noise_at(schedule: MixingSchedule, t: Times, z: Sequences) -> Float[Tensor, "B L"]:
+    """beta_t pi_t(z), the noise mass on token z; without rows [B, V] for flat noise."""
     flat = schedule.flat_beta_pi(t)
-    if flat is None:
-        return at_token(schedule.beta_pi(t), z).to(dtype or t.dtype)
-    return flat.to(dtype or t.dtype).at(z)
+    return at_token(schedule.beta_pi(t), z) if flat is None else flat.at(z)
 
 
 def inflow_at(schedule: MixingSchedule, t: Times, z: Sequences) -> Float[Tensor, "B L"]:
@@ -90,13 +86,13 @@ def transition(schedule: MixingSchedule, s: Times, t: Times) -> Transition:
 
 
 def transition_noise_at(
-    schedule: MixingSchedule, s: Times, t: Times, z: Sequences, dtype: torch.dtype | None = None
+    schedule: MixingSchedule, s: Times, t: Times, z: Sequences
 ) -> Float[Tensor, "B L"]:
     """(beta pi)_{t|s}(z), the probability that noise between s and t produces z (Prop. 3.3)."""
     flat = flat_transition(schedule, s, t)
     if flat is None:
-        return at_token(transition(schedule, s, t).beta_pi, z).to(dtype or t.dtype)
-    return flat.to(dtype or t.dtype).at(z)
+        return at_token(transition(schedule, s, t).beta_pi, z)
+    return flat.at(z)
 
 
 def flat_transition(schedule: MixingSchedule, s: Times, t: Times) -> FlatNoise | None:

@@ -2,13 +2,12 @@
 
 The same address gives the same number on any device, in any batch, on any number of ranks and after
 a restart. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC 2011), in int64 operations of torch; on CUDA, a kernel computes the same bits in one launch.
+3", SC 2011), in int64 operations of torch; on CUDA they are compiled, with the same bits.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -125,6 +124,5 @@ _random_integers_kernel = define_kernel(
     "random_integers(int seed, Tensor? seeds, int stream, int step, Tensor? steps, Tensor sample,"
     " Tensor position) -> Tensor",
     definition=_random_integers,
-    launch=lambda *a: import_module("gidd.diffusion.kernels.random").launch_random_integers(*a),
     shapes=lambda *a: a[-2].new_empty(len(a[-2]), len(a[-1])),
 )

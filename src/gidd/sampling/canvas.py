@@ -98,8 +98,6 @@ class Canvas:
     best: BestState
     guidance: BatchGuidance | None = None
     """Of guided sequences, whose forward passes have twice as many rows."""
-    times_on_host: Float[Tensor, "2 B"] | None = None
-    """s and t of the step, for a GPU: each operation of a schedule would be a launch."""
 
     @classmethod
     def start(
@@ -163,7 +161,7 @@ class Canvas:
                 stored[index] = started
 
 
-_OTHER = ("best", "guidance", "times_on_host")
+_OTHER = ("best", "guidance")
 """Fields of a canvas that are no tensors on its device."""
 
 

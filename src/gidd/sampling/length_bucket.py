@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-CAPACITY = 2
-"""Positions that the next step may read on a GPU, for each that this step reads."""
-
 _Entry = tuple[int, int, int, Ticket]
 """Place of a sequence in a queue: the lowest is first; the number before the ticket is its own."""
 
@@ -67,7 +64,6 @@ class LengthBucket:
         self._slots: list[Ticket | None] = [None] * rows
         self._canvas: Canvas | None = None
         self._tokens = np.zeros((rows, length), dtype=np.int64)
-        self._capacity: int | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -241,20 +237,12 @@ class LengthBucket:
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
-            changes = list[Change]()
-            for capacity in (self._capacity, None):  # None: if more was read than expected
-                changes = []
-                for step, members in groups.items():
-                    changes.append(batch.call(step, members, capacity))
-                changes = _copy_to_host(changes)
-                if not any(change.numbers.get("overflows") for change in changes):
-                    break
+            changes = [batch.call(step, members) for step, members in groups.items()]
+            changes = _copy_to_host(changes)
         except (Exception, SystemExit) as error:
             if len(rows) > 1:
                 return [event for row in rows for event in self.advance([row])]
             return [self._fail(rows[0], error)]
-        counts = [change.numbers["num_read"] for change in changes if "num_read" in change.numbers]
-        self._capacity = CAPACITY * int(max(counts)) if counts else None
         return [event for change in changes for event in self._apply(change)]
 
     def _apply(self, change: Change) -> list[Event]:
@@ -338,8 +326,7 @@ class Change(NamedTuple):
 
     - `tokens` after the step and, if states were scored, those at the `end` of the phase, [K, L];
     - the `bits` of x_theta of the tokens that the step drew, [K, L];
-    - `flags` [K, 3]: whether the step has converged, x_theta was read, and all of it was finite;
-    - on a GPU, `num_read`, the number of positions read, and whether it `overflows` the capacity.
+    - `flags` [K, 3]: whether the step has converged, x_theta was read, and all of it was finite.
     """
     frames: list[Frame | None]
     values: tuple[Tensor, ...]
@@ -378,8 +365,6 @@ class StepBatch:
         planned = [ticket.next_step for ticket in copied]
         ends = [[step.t for step in planned], [step.s for step in planned]]
         self._t, self._s = upload(ends, time_dtype(device), device)
-        is_cpu = device.type == "cpu"
-        on_host = None if is_cpu else torch.tensor(ends[::-1], dtype=torch.float64)
         places = rows + rows[:1] * num_copies
         integers = [places, [ticket.steps_done for ticket in copied]]
         index, step_index = upload(integers, torch.int64, device)
@@ -387,13 +372,13 @@ class StepBatch:
             part = replace(canvas, tokens=canvas.tokens.clone())  # frames keep it
         else:
             part = canvas.rows(index)
-        self._canvas = replace(part, step_index=step_index, times_on_host=on_host)
+        self._canvas = replace(part, step_index=step_index)
         length = canvas.tokens.shape[1]
         is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
         valid = part.valid if is_padded else None
         self._forward = ForwardPass(network, part.tokens, self._t, valid, part.guidance)
 
-    def call(self, step: Step, members: list[int], capacity: int | None) -> Change:
+    def call(self, step: Step, members: list[int]) -> Change:
         """Call a step with the sequences that make it."""
         num, canvas, t, s, index = len(members), self._canvas, self._t, self._s, None
         tickets = [self._tickets[k] for k in members]
@@ -401,9 +386,7 @@ class StepBatch:
             # padded again: the bits of a step must not depend on how many others make it
             copied = members + members[:1] * (len(canvas.seed) - num)
             index = upload(copied, torch.int64, t.device)
-            times = None if canvas.times_on_host is None else canvas.times_on_host[:, copied]
-            canvas = replace(canvas.rows(index), times_on_host=times)
-            t, s = t[index], s[index]
+            canvas, t, s = canvas.rows(index), t[index], s[index]
         choices = [ticket.request.choices for ticket in tickets]
         prediction = Prediction(
             self._forward,
@@ -411,7 +394,6 @@ class StepBatch:
             [ticket.request.processors for ticket in tickets],
             rows=index,
             num_rows=num,
-            capacity=capacity,
             choices=BatchChoices(self._schedule, s, t, canvas, choices) if any(choices) else None,
         )
         output = step(self._schedule, s, t, canvas, prediction)
@@ -419,10 +401,7 @@ class StepBatch:
         if any(ticket.next_step.s == 0 for ticket in tickets):
             output = output._replace(tokens=prediction.with_choices(output.tokens))
         output = output.first(num)
-        was_read, static = prediction.was_read[:num], prediction.static
-        counts = {}
-        if static is not None:
-            counts = {"num_read": static.num_read, "overflows": static.overflows}
+        was_read = prediction.was_read[:num]
         frames = _frames(tickets, prediction)  # may read more
         finished = torch.zeros_like(was_read) if output.finished is None else output.finished
         tokens = torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)
@@ -441,7 +420,7 @@ class StepBatch:
             numbers["bits"] = output.probability.float().view(torch.int32)
         numbers["flags"] = torch.stack([finished, was_read, prediction.is_finite[:num]], 1)
         rows = [self._rows[k] for k in members]
-        return Change(rows, tokens, best, numbers | counts, frames, output.values)
+        return Change(rows, tokens, best, numbers, frames, output.values)
 
 
 def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -125,11 +125,6 @@ class CachedFeatures:
     def accepts_padding(self) -> bool:
         """Whether the wrapped network accepts `valid`."""
         return bool(getattr(self.network, "accepts_padding", False))
-
-    @property
-    def logit_head(self) -> Any:
-        """The logit head of the wrapped network, if it has one."""
-        return cast(Any, self.network).logit_head
 
 
 @dataclass(frozen=True)

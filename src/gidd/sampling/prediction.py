@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gidd.common.devices import has_kernels, kind_of
 from gidd.diffusion.categorical import at
 from gidd.sampling.choices import BatchChoices, with_tokens
-from gidd.sampling.fixed_shapes import (
-    FixedShapeReader,
-    RowFunction,
-    SampleFunction,
-    SampleRead,
-    tile_of,
-)
 from gidd.sampling.network import ForwardPass
 from gidd.sampling.processors import Processor
-from gidd.sampling.row_sampler import DenseSampler, KernelSampler
+from gidd.sampling.row_sampler import RowSampler
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -30,6 +22,12 @@ TILE_ENTRIES = 6_500_000
 
 BLOCK_ENTRIES = 1 << 20
 """Entries that are processed together, so that they stay in a core's cache."""
+
+RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K, ...]."""
+
+SampleFunction = Callable[[RowSampler, Tensor], tuple[Tensor, ...]]
+"""A `RowFunction` of tokens sampled from the rows."""
 
 
 class Observation(NamedTuple):
@@ -65,25 +63,23 @@ class Prediction:
         *,
         rows: Int[Tensor, " B"] | None = None,
         num_rows: int | None = None,
-        capacity: int | None = None,
         choices: BatchChoices | None = None,
     ) -> None:
         """Predict for some sequences of a forward pass: `rows`, by default all.
 
         Only the first `num_rows` of them are predicted: the others pad the batch. `processors` are
-        the processors of each sequence. On a GPU, `capacity` is the largest number of positions
-        that a read is expected to choose; if there are more, `static.overflows` is set, and results
-        are incomplete.
+        the processors of each sequence.
         """
         self.vocab_size = vocab_size
         self.z = forward.z if rows is None else forward.z[rows]
         self.t = forward.t if rows is None else forward.t[rows]
         num_rows = len(self.z) if num_rows is None else num_rows
-        self._tile = tile_of(TILE_ENTRIES, vocab_size, self.z.numel())
+        tile = max(32, TILE_ENTRIES // vocab_size // 32 * 32)  # vector loops have no tail
+        self._tile = min(tile, (self.z.numel() + 31) // 32 * 32)
         self.was_read = torch.zeros(len(self.z), dtype=torch.bool, device=self.z.device)
         """Sequences for which a prediction was requested; if none, the network is not called."""
         self.is_finite = ~self.was_read
-        """Whether all that was read of a sequence is finite; no step waits for a GPU to know."""
+        """Whether all that was read of a sequence is finite."""
         self._forward, self._rows, self._choices = forward, rows, choices
         self._is_predicted = None
         if num_rows < len(self.z):
@@ -91,19 +87,13 @@ class Prediction:
         self._sets: dict[tuple[Processor, ...], list[int]] = {}
         for row, own in enumerate(processors[:num_rows] or [()] * num_rows):
             self._sets.setdefault(own, []).append(row)
-        self.static = None
-        """The reader of a GPU; a CPU reads the chosen positions alone."""
-        if kind_of(self.z) != "cpu":
-            self.static = FixedShapeReader(forward, self.z, vocab_size, rows, capacity)
 
     def read(self, where: Bool[Tensor, "B L"], function: RowFunction) -> tuple[Tensor, ...]:
         """Apply `function` to x_theta at the chosen positions; values are [B, L], 0 elsewhere.
 
-        If no position is chosen, the network is not called, except on a GPU, where the number of
-        positions is not known without a synchronization. There, rows that were not chosen are
-        passed to `function` as well, and their values are dropped.
+        If no position is chosen, the network is not called.
         """
-        return self._read(where, function, None, self._choices)
+        return self._read(where, function, self._choices)
 
     def read_samples(
         self,
@@ -111,22 +101,14 @@ class Prediction:
         u: Int[Tensor, "B L"],
         function: SampleFunction,
         temperature: float = 1.0,
-        with_odds: bool = False,
     ) -> tuple[Tensor, ...]:
-        """As `read`, for functions of a token sampled from each row, with fixed-point uniforms `u`.
-
-        Without processors, a kernel samples on CUDA, and x_theta itself is never in memory.
-        `with_odds`: whether `function` calls `RowSampler.log_odds`.
-        """
+        """As `read`, for a function of tokens sampled from the rows with fixed-point uniforms."""
         z, u = self.z.flatten(), u.flatten()
 
         def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            return function(DenseSampler(rows, z[i], u[i], temperature), i)
+            return function(RowSampler(rows, z[i], u[i], temperature), i)
 
-        def sampler_of(i: Tensor) -> KernelSampler:
-            return KernelSampler(z[i], u[i], temperature, with_odds)
-
-        return self._read(where, of_rows, (sampler_of, function), self._choices)
+        return self._read(where, of_rows, self._choices)
 
     def dense(self) -> Float[Tensor, "B L V"]:
         """Return all of x_theta at once, for reference steps and small vocabularies."""
@@ -152,19 +134,13 @@ class Prediction:
         self,
         where: Bool[Tensor, "B L"],
         of_rows: RowFunction,
-        samples: SampleRead | None = None,
         choices: BatchChoices | None = None,
     ) -> tuple[Tensor, ...]:
         if choices is not None:
-            of_rows, samples = with_tokens(choices.draw(where, self._read), of_rows), None
+            of_rows = with_tokens(choices.draw(where, self._read), of_rows)
         if self._is_predicted is not None:  # without the padding of the batch
             where = where & self._is_predicted[:, None]
         self.was_read = self.was_read | where.any(-1)
-        if self.static is not None:
-            kernel = samples if has_kernels(where) else None
-            values = self.static.read(where, self._sets, of_rows, kernel)
-            self.is_finite = self.is_finite & self.static.is_finite
-            return values
         index, runs = self._order(where)
         if not len(index):
             parts = [of_rows(torch.empty(0, self.vocab_size, device=index.device), index)]

@@ -17,7 +17,6 @@ SMALLEST = tl.constexpr(1e-30)
 """`gidd.diffusion.schedule.TINY` as a constant of kernels."""
 LOWEST = tl.constexpr(-1e30)
 """Below all logits: a maximum that starts at -inf would give -inf - (-inf)."""
-_LOW_BITS = tl.constexpr((1 << 31) - 1)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 _TWO_THIRDS = tl.constexpr(0x3F2AAAAB)
@@ -30,15 +29,6 @@ _EXPONENT = tl.constexpr(-0x800000)
 def tile_columns(NUMBER: tl.constexpr, OWN: tl.constexpr):
     """Columns 0, 1, ... of a tile [NUMBER // OWN, OWN]; a thread has rows: it sums them itself."""
     return tl.arange(0, NUMBER // OWN)[:, None] * OWN + tl.arange(0, OWN)[None, :]
-
-
-@triton.jit
-def scaled(u, total):
-    """floor(u * total / 2**62), as `gidd.diffusion.categorical` does it."""
-    u_high, u_low = u >> 31, u & _LOW_BITS
-    total_high, total_low = total >> 31, total & _LOW_BITS
-    middle = u_high * total_low + u_low * total_high + (u_low * total_low >> 31)
-    return u_high * total_high + (middle >> 31)
 
 
 @triton.jit

@@ -98,7 +98,7 @@ class SelfCorrectionStep(CheckedOptions):
             return token, proposal.new, self.score(proposal), is_top
 
         token, probability, scores, is_top = prediction.read_samples(
-            free, canvas.random(Stream.TOKEN), propose, self.temperature, with_odds=True
+            free, canvas.random(Stream.TOKEN), propose, self.temperature
         )
         self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
         best = _update_best(canvas.best, z, self_accuracy)
