@@ -1,7 +1,7 @@
-"""Split books into sections for `gidd reproduce laptop`; whole books are held out, at the end.
+"""Split books into sections for `benchmarks.reproduce`; whole books are held out, at the end.
 
 python benchmarks/book_sections.py FOLDER books.jsonl --held-out astronomy psychology
-gidd reproduce laptop --corpus books.jsonl --validation 2459    # the number that the first prints
+python -m benchmarks.reproduce laptop --corpus books.jsonl --validation 2459
 """
 
 from __future__ import annotations

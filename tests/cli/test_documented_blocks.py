@@ -139,7 +139,7 @@ REPLACED = [
     Replaced(
         "pytest (tests/gpu|tests/planning.*)", r"pytest --collect-only -q -W ignore \1", "tests"
     ),
-    Replaced("(reproduce laptop) .*", r"\1 --help", "hours of training"),
+    Replaced("(benchmarks.reproduce laptop) .*", r"\1 --help", "hours of training"),
     Replaced("docs/[*].md", "docs/index.md", "a minute", only_when_fast=True),
     Replaced(
         r"(gidd-proof check [^#\n]*)", r'\1 || [ "$?" = 1 ] ', "status 1 is `there are mistakes`"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gidd.cli import reproduce as command
+from benchmarks.reproduce import __main__ as command, runs as module
+from benchmarks.reproduce.page import FAILS, HOLDS, NOT_RUN, OPEN, claims, write_page
+from benchmarks.reproduce.runs import LAPTOP_RUNS, LaptopPlan, describe_sentences, reproduce
 from gidd.errors import ConfigError, GiddError
-from gidd.evaluation import reproduce as module
-from gidd.evaluation.reproduce import LAPTOP_RUNS, LaptopPlan, describe_sentences, reproduce
-from gidd.evaluation.reproduce_page import FAILS, HOLDS, NOT_RUN, OPEN, claims, write_page
 from gidd.sources import sentence_source
 
 
@@ -73,7 +72,7 @@ def test_verdicts_follow_from_the_data():
     sizes = {name: row for name, row in results.items() if name.endswith(("small", "large"))}
     second = {f"{name}-seed-1": row for name, row in (sizes | slower).items()}
     assert verdicts(results | second)[8] == OPEN  # seeds contradict each other
-    page = write_page(results, "gidd reproduce laptop")
+    page = write_page(results, "python -m benchmarks.reproduce laptop")
     assert "| sentences-mdm | 4" in page and "<del>sleep</del> <ins>sleeps</ins>" in page
 
 
@@ -235,7 +234,7 @@ def test_the_page_of_results_is_written_from_its_files():
     files = sorted((docs / "figures" / "laptop").glob("*.json"))
     results = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     page = (docs / "results.md").read_text(encoding="utf-8")
-    written = write_page(results, "gidd reproduce laptop")
+    written = write_page(results, "python -m benchmarks.reproduce laptop")
     assert written[written.index("Written by") :].strip() in page
     assert all(row["run"]["name"] == name for name, row in results.items())
 

@@ -74,7 +74,6 @@ COMMANDS = {  # module of this package: what it does
     "serve": "serve models over HTTP, with a page to try them",
     "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
-    "reproduce": "repeat the paper's experiments on a laptop, or print their commands",
     "plot": "plot runs, results of evaluations and noise schedules",
     "demo": "see a small model write, fill blanks and correct itself",
     "doctor": "show what is installed, what is missing for what, and the speed of this machine",

@@ -1,7 +1,7 @@
 """The paper's experiments at the size of a laptop: what is trained, and what is measured of it.
 
 Each run is trained, measured and saved as one JSON file, and a run whose file exists is skipped:
-`gidd reproduce laptop` can be interrupted at any time. `reproduce_page` writes the results.
+`python -m benchmarks.reproduce laptop` can be interrupted at any time. `page` writes the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of `gidd reproduce laptop`: tables from result files, and a verdict for each claim."""
+"""The page of the laptop's results: tables from result files, and a verdict for each claim."""
 
 from __future__ import annotations
 

