@@ -93,6 +93,17 @@ def test_the_source_is_in_every_checkpoint_and_in_the_exported_model(data, sourc
     assert gidd.from_pretrained(tmp_path / "model").schedule.p_uniform == 0.1
 
 
+def test_the_context_of_the_source_is_kept(data, source, tmp_path):
+    """Trained on shorter texts, and after a run is resumed without its source."""
+    run = tuned(data, source)
+    run = replace(run, data=replace(run.data, length=8))
+    train_here(replace(run, train=replace(run.train, steps=3)), tmp_path)
+    train_here(replace(run, init_from=str(source)), tmp_path)
+    with open_world("cpu", 600) as world:
+        export(tmp_path, tmp_path / "model", world)
+    assert gidd.from_pretrained(tmp_path / "model").context == 16
+
+
 @pytest.mark.slow
 def test_a_sharded_run_starts_from_the_same_weights(data, source, tmp_path):
     run = tuned(data, source)

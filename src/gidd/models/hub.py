@@ -136,6 +136,8 @@ class NetworkSource(NamedTuple):
     """Rows of the embedding and the head that have a token."""
     mask_id: int | None
     notes: tuple[str, ...] = ()
+    is_denoiser: bool = True
+    """False for a language model of `transformers`, which is yet to become one."""
 
 
 def load_network(name: str | Path) -> NetworkSource:
@@ -145,7 +147,7 @@ def load_network(name: str | Path) -> NetworkSource:
     if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
         network = network_from_tensors(config, tensors)
-        return NetworkSource(folder, network, digest, config.vocab_size, None)
+        return NetworkSource(folder, network, digest, config.vocab_size, None, (), False)
     loaded = load_pretrained(name)
     vocab, network = loaded.denoiser.vocab, cast(nn.Module, loaded.denoiser.backbone)
     return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)

@@ -107,4 +107,4 @@ def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:
         what = f"backbone.num_layers must be at most {most}, the number of tensors"
         got = shorten(num_layers)
         raise CheckpointError(f"{folder / RUN_FILE}: {what}, got {got}. {_REMEDY}")
-    CONTEXT_TOKENS.require(run.data.length, f"{folder / RUN_FILE}: data.length", CheckpointError)
+    CONTEXT_TOKENS.require(run.max_length, f"{folder / RUN_FILE}: data.length", CheckpointError)

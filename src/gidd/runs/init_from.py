@@ -95,7 +95,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     saved = newest_run(out / "checkpoints")
     if saved is not None and saved.init_from == run.init_from:
         data = run.data if run.data.folder else replace(run.data, tokenizer=saved.data.tokenizer)
-        return replace(run, backbone=_with_own(run.backbone, saved.backbone), data=data), None
+        backbone = _with_own(run.backbone, saved.backbone)
+        return replace(run, backbone=backbone, data=data, context=saved.context), None
     source = load_network(run.init_from)
     config: Any = source.network.config
     found = name_of(type(config))
@@ -116,7 +117,10 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
     if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(source.folder))
-    return replace(run, backbone=backbone, data=data), InitialWeights(run.init_from, source)
+    # a causal or masked language model becomes a denoiser of data.length only
+    context = config.max_length if source.is_denoiser else None
+    initial = InitialWeights(run.init_from, source)
+    return replace(run, backbone=backbone, data=data, context=context), initial
 
 
 def _with_own(run: Component, source: Component) -> Component:

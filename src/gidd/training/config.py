@@ -225,6 +225,9 @@ class RunConfig:
     lora: LoraConfig = field(default_factory=LoraConfig, metadata={ADDED_LATER: True})
     init_from: str | None = field(default=None, metadata={ADDED_LATER: True})
     """Model whose weights are the initial ones: a folder, or a name on the Hugging Face hub."""
+    context: int | None = field(default=None, metadata={ADDED_LATER: True})
+    """Context of the denoiser that `init_from` names, which the network keeps if it is longer than
+    data.length; set by the run."""
     parallel: Parallel = field(default_factory=DDP)
 
     def check(self, num_ranks: int = 1, *, is_record: bool = False) -> None:
@@ -252,7 +255,12 @@ class RunConfig:
 
     def network_config(self, vocab_size: int) -> Any:
         """Return the configuration of the network over a vocabulary; it has a `build`."""
-        return self.backbone.build(vocab_size=vocab_size, max_length=self.data.length)
+        return self.backbone.build(vocab_size=vocab_size, max_length=self.max_length)
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence of the network."""
+        return max(self.data.length, self.context or 0)
 
     def without_effect(self) -> dict[str, str]:
         """Return a message for each setting that was given although another makes it void."""
