@@ -99,6 +99,8 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
     scale, mask_id = options.guidance_scale, pipe.schedule.vocab.mask_id
     if scale == 1:
         return None
+    if mask_id is not None and pipe.schedule.beta_pi(torch.ones(1))[0, mask_id] == 0:
+        mask_id = None  # the network has never seen one
     num_given = sum(token is not None for token in tokens)
     if not num_given:
         raise ConfigError(
@@ -114,8 +116,8 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
         )
     if mask_id is None and len(negative) < num_given:
         raise ConfigError(
-            "guidance without a mask token needs a negative prompt in place of every given token, "
-            f"{num_given}, got {len(negative)} tokens. Give one of that length."
+            "guidance_scale with noise without masks needs a negative prompt in place of every "
+            f"given token, {num_given}, got {len(negative)} tokens. Give one of that length."
         )
     without = [None if token is None else mask_id for token in tokens]
     without[first_blank - len(negative) : first_blank] = negative
