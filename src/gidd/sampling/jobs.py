@@ -167,15 +167,20 @@ class Jobs:
         options["record_edits"] = self._record_edits
         tickets = [shared.prepare(request, limits, **options) for request in requests]
         self._use(sum(ticket.cost for ticket in tickets))
+
+        def end(_: object = None) -> None:
+            for ticket in tickets:
+                shared.cancel(ticket)
+
         try:
             with self._until_cancelled(call.future):
                 for ticket in tickets:
                     shared.enqueue(ticket)
+                call.future.add_done_callback(end)  # at once, not when this thread wakes up
                 self.pool.has_work.set()
                 await asyncio.wrap_future(call.future)
         finally:
-            for ticket in tickets:
-                shared.cancel(ticket)
+            end()
             with self._lock:
                 self.computed += sum(ticket.computed for ticket in tickets)
         return [ticket.sample for ticket in tickets if ticket.sample is not None]

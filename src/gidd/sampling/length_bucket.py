@@ -231,6 +231,8 @@ class LengthBucket:
         """Step some rows; if that fails, one by one, so that only the rows that failed end."""
         assert self._canvas is not None
         tickets = [self._ticket(row) for row in rows]
+        for ticket in tickets:
+            ticket.is_stepping = True
         try:
             network, num_rows = self._network, self.num_rows(len(rows))
             batch = StepBatch(network, self._schedule, self._canvas, rows, tickets, num_rows)

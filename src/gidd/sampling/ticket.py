@@ -64,6 +64,8 @@ class Ticket:
         self.steps_done = 0
         """Steps of the plan so far, skipped ones included."""
         self.forward_passes = 0
+        self.is_stepping = False
+        """Whether it is in a step that has not ended."""
         self.sample: Sample | None = None
         self.error: Exception | None = None
         self.is_cancelled = False
@@ -87,8 +89,9 @@ class Ticket:
     @property
     def computed(self) -> int:
         """The part of its cost that was computed: tokens of the forward passes that were made."""
-        passes = max(self.forward_passes, len(self._frames))  # each frame is one
-        return self.cost * passes // max(1, len(self.request.plan))
+        passes = max(self.forward_passes, len(self._frames)) + self.is_stepping  # a frame is one
+        steps = len(self.request.plan)
+        return self.cost * min(passes, steps) // max(1, steps)
 
     @property
     def num_steps(self) -> int:
@@ -126,6 +129,7 @@ class Ticket:
         """Record the result of a step."""
         self._edits += edits
         self.forward_passes += was_read
+        self.is_stepping = False
         if frame is not None:
             self._frames.append(frame)
 
