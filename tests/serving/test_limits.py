@@ -238,3 +238,21 @@ def test_limit(world, limit, path):
     for body in FORMS[path][: 1 if limit is body_seconds else None]:
         limit(world, path, body)
     assert world.threads <= {"gidd-steps"}
+
+
+def unlimited(schema: Any, name: str = "") -> Iterator[str]:
+    """Yield the texts and lists of a schema that may have any length."""
+    if isinstance(schema, dict):
+        if not {"maxLength", "maxItems", "enum", "const"} & schema.keys():
+            yield from [name] * (schema.get("type") in ("string", "array"))
+        for key, value in schema.items():
+            yield from unlimited(value, name if key in ("anyOf", "oneOf", "items") else key)
+    elif isinstance(schema, list):
+        for member in schema:
+            yield from unlimited(member, name)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_texts_and_lists_have_a_limit(path):
+    """But names, which are compared with those that there are."""
+    assert {*unlimited(BODIES[path].model_json_schema())} <= {"model", "sampler"}

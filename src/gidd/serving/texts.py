@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -55,9 +56,9 @@ def sampling_settings(pipe: Pipeline, body: SampledBody) -> Json:
 def _biases(pipe: Pipeline, body: SampledBody) -> tuple[Processor, ...]:
     if not body.logit_bias:
         return ()
-    if not all(name.isascii() and name.isdigit() for name in body.logit_bias):
+    if not all(re.fullmatch("0|[1-9][0-9]{0,9}", name) for name in body.logit_bias):
         raise ServiceError(400, "logit_bias: keys must be token ids.", param="logit_bias")
-    biases = frozenset((int(name[:20]), bias) for name, bias in body.logit_bias.items())
+    biases = frozenset((int(name), bias) for name, bias in body.logit_bias.items())
     return (LogitBias(pipe.schedule.vocab, biases),)
 
 
