@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ Precision = Literal["float32", "tf32", "bf16"]
 """float32; float32 with products rounded to 10 bits, on CUDA; bfloat16.
 
 The output layer and x_theta are float32 in any case."""
+
+_Network = TypeVar("_Network", bound=nn.Module)
 
 
 class PipelineNetwork(DenoisingNetwork, HiddenAndHead, Protocol):
@@ -44,8 +46,13 @@ def share_weights(denoiser: Denoiser) -> Denoiser:
     memo: dict[int, Any] = {id(buffer): buffer for buffer in denoiser.buffers()}
     for weight in denoiser.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach(), requires_grad=False)
+    return copied(denoiser, memo).eval()
+
+
+def copied(network: _Network, memo: dict[int, Any] | None = None) -> _Network:
+    """Return a deep copy of a network; `memo` has what is shared, by the `id` of the original."""
     try:
-        return copy.deepcopy(denoiser, memo).eval()
+        return copy.deepcopy(network, memo)
     except Exception as error:  # of any network
         message = f"the network must be one that copy.deepcopy can copy: {error}. Remove the cause."
         raise ConfigError(message) from error

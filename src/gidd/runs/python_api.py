@@ -26,6 +26,7 @@ from gidd.models.lora import LoraConfig, merge_lora
 from gidd.models.networks import initialize
 from gidd.pipeline.load import pipeline_of
 from gidd.pipeline.pipeline import Pipeline
+from gidd.pipeline.precision import copied
 from gidd.runs.data import TokenStream, prepare_data, prepare_on_rank_zero
 from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
@@ -73,8 +74,8 @@ def train(
     Args:
         out: Folder of the run.
         model: Network: the name of a backbone, `gidd.component("backbone", NAME, ...)`, the
-            configuration of one, or an `nn.Module` with `hidden(z, t)` and a linear `head`. Its
-            weights are then the initial ones.
+            configuration of one, or an `nn.Module` with `hidden(z, t)` and a linear `head`, a copy
+            of which is trained: its weights are the initial ones.
         schedule: Noise: a name, a `gidd.component`, or a `MixingSchedule`.
         weighting: Weights of the loss: a name, a `gidd.component`, or a `Weighting`.
         objective: What is minimised: a name or a `gidd.component`; or settings of all objectives,
@@ -125,7 +126,7 @@ def train(
     if isinstance(run.parallel, FSDP) and run.backbone.name == UNREGISTERED:
         raise ConfigError("parallel must be ddp for a network that is not registered.")
     given = GivenComponents(
-        network=model if isinstance(model, nn.Module) else None,
+        network=copied(model) if isinstance(model, nn.Module) else None,
         schedule=schedule if isinstance(schedule, MixingSchedule) else None,
         weighting=weighting if isinstance(weighting, Weighting) else None,
     )

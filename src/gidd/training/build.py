@@ -51,7 +51,8 @@ def build_objective(
         network = given.network or run.network_config(vocab.size).build()
         require_no_buffers(network)
         if run.lora.rank:
-            add_lora(network, run.lora)
+            with next(network.parameters()).device:  # a given network has its weights
+                add_lora(network, run.lora)
     if run.data.padding == "ignored" and not getattr(network, "accepts_padding", False):
         raise ConfigError(
             "data.padding must be learned for a network that does not accept padding, got "
