@@ -3,10 +3,12 @@
 import importlib.util
 import io
 import json
+import lzma
 import shutil
 import string
 import struct
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -217,6 +219,27 @@ def test_wrong_sizes_are_refused(stories, tmp_path):
         member.size = len(data)
         package.addfile(member, io.BytesIO(data))
     assert stories.Teacher(file).head.shape == (VOCAB, HIDDEN)
+
+
+def test_the_corpus_has_a_share_of_real_stories_and_ends_with_those_held_out(tmp_path):
+    def write(name, rows, open_file=open):
+        with open_file(tmp_path / name, "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    write("drawn", [{"text": f"{i:03}" * 100, "whole": i % 10 > 0} for i in range(100)])
+    write("held", [{"text": f"held {i}", "whole": i > 0} for i in range(3)])
+    lines = "\n".join(f"line {i} " + "x" * 80 for i in range(40))
+    write("real.xz", [{"text": lines, "licence": "CC BY"}], lzma.open)
+    command = [sys.executable, str(PATH.with_name("story_corpus.py")), "corpus"]
+    command += ["--drawn", "drawn", "--held-out", "held", "--real", "real.xz", "--share", "0.05"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = (tmp_path / "corpus").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    assert texts[-2:] == ["held 1", "held 2"] and run.stdout.endswith("--validation 2\n")
+    real = [text for text in texts if text.startswith("line")]
+    assert sum(text[0].isdigit() for text in texts) == len(texts) - len(real) - 2 == 90
+    assert 0.01 < sum(map(len, real)) / sum(map(len, texts)) <= 0.05
+    assert all(len(text) <= 900 and text.count("\n") > 5 for text in real)
 
 
 @pytest.mark.long
