@@ -1,13 +1,17 @@
 """A worker: calls in threads have the results of the pipeline, fail alone, and can be cancelled."""
 
 import asyncio
+import inspect
 import time
 from functools import partial
 
 import pytest
 from support.service import small_pipelines
 
+from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, LimitReached, Overloaded
+from gidd.pipeline import Pipeline
+from gidd.sampling import Request, ancestral, blanks, sampling_plan
 from gidd.serving import Worker, WorkerOptions
 from gidd.serving.texts import frame_emitter
 from gidd.serving.worker import Cancelled
@@ -190,6 +194,53 @@ def test_a_call_that_is_late_or_costs_too_much_fails_alone(pipe):
         worker.close()
     assert isinstance(dear, ConfigError) and "cost at most 16,000" in str(dear)
     assert isinstance(late, LimitReached) and good == results(pipe, 0)
+
+
+class Mine(Exception):
+    """The error of a callback."""
+
+
+def fail(*_: object) -> None:
+    raise Mine
+
+
+REQUEST = Request(tokens=blanks(8), plan=sampling_plan(even_times(4), ancestral))
+CHAT = [{"role": "user", "content": "Peace"}]
+CALLS = {
+    "chat": lambda pipe, **own: pipe.chat(CHAT, max_tokens=8, steps=4, **own),
+    "correct": lambda pipe, **own: pipe.correct(TEXT, **own),
+    "generate": lambda pipe, **own: pipe.generate(2, prompt="I", max_tokens=8, steps=4, **own),
+    "infill": lambda pipe, **own: pipe.infill("I[MASK:4]", steps=4, **own),
+    "noise_level": lambda pipe, **own: pipe.noise_level(TEXT, **own),
+    "run": lambda pipe, **own: pipe.run([REQUEST], **own),
+    "score": lambda pipe, **own: pipe.score(TEXT, nodes=2, **own),
+    "self_correct": lambda pipe, **own: pipe.self_correct(TEXT, forward_passes=4, **own),
+    "stream": lambda pipe, **own: [*pipe.stream(prompt="I", max_tokens=8, steps=4, **own)],
+    "stream_chat": lambda pipe, **own: [*pipe.stream_chat(CHAT, max_tokens=8, steps=4, **own)],
+}
+POSITIONS = [
+    (method, name)
+    for method, function in inspect.getmembers(Pipeline, inspect.isfunction)
+    for name in inspect.signature(function).parameters
+    if not method.startswith("_") and (name.startswith("on_") or name == "processors")
+]
+
+
+@pytest.mark.parametrize("method, position", POSITIONS)
+def test_a_callback_that_raises_ends_its_own_call(pipe, worker, method, position):
+    """With its own error, whether the steps are made here or by the thread that steps for all."""
+    own = {position: [fail] if position == "processors" else fail}
+    with pytest.raises(Mine):
+        CALLS[method](pipe, **own)
+
+    async def calls():
+        bad, *good = (lambda: CALLS[method](pipe, **own), *[lambda: results(pipe, 0)] * 2)
+        each = [worker.call(function) for function in (good[0], bad, good[1])]
+        return await asyncio.gather(*each, return_exceptions=True)
+
+    before, error, after = asyncio.run(calls())
+    assert type(error) is Mine and before == after == results(pipe, 0)
+    assert worker.is_alive and not worker.pool.pending and not worker.pool.passes.pending
 
 
 @pytest.mark.skipif(
