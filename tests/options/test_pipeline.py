@@ -28,13 +28,12 @@ PROMPTED = {"prompt": "Peace", "length": 12, **SAMPLED}
 BLANKS = {"template": "Pe[MASK:4]e al[MASK:3].", **SAMPLED}
 BLOCKS = {"block_length": 4}
 SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
-    "generate": ("generate", PROMPTED),
+    "generate": ("generate", PROMPTED | {"num_samples": 2}),
     "generate, blocks": ("generate", PROMPTED | BLOCKS | {"num_samples": 2}),
     "generate, masked": ("generate", PROMPTED),
     "infill": ("infill", BLANKS | {"num_samples": 2}),
     "infill, masked": ("infill", BLANKS),
     "chat": ("chat", CHAT),
-    "chat, blocks": ("chat", CHAT | BLOCKS),
     "stream": ("stream", PROMPTED | BLOCKS),
     "stream_chat": ("stream_chat", CHAT | BLOCKS),
     "correct": ("correct", TEXT),
@@ -182,7 +181,8 @@ def default(run):
 
 @pytest.mark.parametrize(("surface", "name"), CASES)
 def test_an_argument_has_an_effect_or_is_refused(request, run, default, surface, name):
-    method, _ = SURFACES[surface]
+    """And of two samples, the second is what it is alone."""
+    method, base = SURFACES[surface]
     if name == "options":
         kind = options_of(method)
         value = {
@@ -193,13 +193,17 @@ def test_an_argument_has_an_effect_or_is_refused(request, run, default, surface,
     else:
         value = OWN.get((surface, name)) or OWN.get((method, name), AWAY[name])
     needs, value = value if isinstance(value, tuple) and isinstance(value[0], dict) else ({}, value)
-    check_option(
-        request,
-        f"Pipeline.{surface}",
-        name,
-        default(surface, () if name == "plan" else tuple(needs.items())),
-        lambda: run(surface, needs | {name: value}),
-    )
+    found = []
+
+    def away() -> Any:
+        found.append(run(surface, needs | {name: value}))
+        return found[0]
+
+    before = default(surface, () if name == "plan" else tuple(needs.items()))
+    check_option(request, f"Pipeline.{surface}", name, before, away)
+    if found and base.get("num_samples") == 2 and name not in ("num_samples", "start_index"):
+        alone = {"num_samples": 1, "start_index": 1}
+        assert is_equal(run(surface, needs | {name: value} | alone)[0][0], found[0][0][1])
 
 
 @pytest.mark.parametrize("surface", SURFACES)
