@@ -27,8 +27,17 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_times
 from gidd.pipeline.options import SelfCorrectionOptions
-from gidd.sampling import Canvas, ForwardPass, FunctionNetwork, Plan, Prediction, Step, ancestral
-from gidd.sampling.canvas import BestState
+from gidd.sampling import (
+    FunctionNetwork,
+    NetworkPredict,
+    Plan,
+    Rows,
+    State,
+    Step,
+    ancestral,
+    sample as run_plan,
+    start,
+)
 from gidd.sampling.correctors import GibbsSweep
 from gidd.sampling.plan import corrector_plan, sampling_plan
 from gidd.sampling.steps import Confidence, Psi, RemaskSuspects, ReMDM, Threshold
@@ -100,29 +109,23 @@ def sample(
 ) -> tuple[Tensor, float]:
     """Return samples [seeds * num_samples, L] and the mean number of forward passes.
 
-    What a session does, without its requests and logs: they take longer than these networks.
+    Without the requests and logs of a session: they take longer than these networks.
     """
     seed = torch.arange(NUM_SEEDS).repeat_interleave(num_samples)
-    index, num_passes = torch.arange(num_samples).repeat(NUM_SEEDS), torch.zeros_like(seed)
+    index = torch.arange(num_samples).repeat(NUM_SEEDS)
     free = torch.ones(len(seed), LENGTH, dtype=torch.bool)
-    canvas = Canvas.start(schedule, free.long(), ~free, free, free, seed, index)
-    for phase in plan.phases:
-        is_active, has_best = torch.ones_like(seed, dtype=torch.bool), False
-        for step, t, s in plan.steps[phase.start : phase.stop]:
-            times = torch.tensor([[s], [t]], dtype=torch.float64).expand(-1, len(seed))
-            prediction = Prediction(ForwardPass(network, canvas.tokens, times[1]), VOCAB.size)
-            found = step(schedule, times[0], times[1], canvas, prediction)
-            num_passes += is_active & prediction.was_read
-            canvas.tokens = torch.where(is_active[:, None], found.tokens, canvas.tokens)
-            if found.best is not None:
-                rows, has_best = (is_active[:, None], is_active, is_active), True
-                pairs = zip(rows, found.best, canvas.best, strict=True)
-                canvas.best = BestState(*(torch.where(*own) for own in pairs))
-            if found.finished is not None:
-                is_active = is_active & ~found.finished
-            canvas.step_index += 1
-        canvas.tokens = canvas.best.tokens if has_best else canvas.tokens
-    return canvas.tokens, float(num_passes.double().mean())
+    predict = NetworkPredict(network, VOCAB.size, len(seed))
+    last_read, num_passes = torch.full_like(seed, -1), torch.zeros_like(seed)
+
+    def counted(state: State, t: Tensor, where: Tensor) -> Rows:
+        is_new = where.any(-1) & (last_read != state.step_index)
+        last_read[is_new] = state.step_index[is_new]
+        num_passes.add_(is_new)
+        return predict(state, t, where)
+
+    state = start(schedule, free.long(), ~free, free, free, seed, index)
+    state = run_plan(counted, schedule, state, plan)
+    return state.tokens, float(num_passes.double().mean())
 
 
 class Distance(NamedTuple):

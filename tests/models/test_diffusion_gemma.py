@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.cases import few
-from support.sampling_worlds import blank_canvas, random_denoiser
+from support.sampling_worlds import blank_state, random_denoiser
 
 import gidd
 from gidd import models
@@ -37,8 +37,7 @@ from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.text import ban_unwritten_tokens
 from gidd.sampling import FunctionNetwork, Request, Session, WindowReader, run_job
-from gidd.sampling.network import ForwardPass
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import NetworkPredict
 from gidd.sampling.steps import Renoise
 from gidd.sampling.windows import TextWindows
 from gidd.sources import MarkovSource
@@ -395,14 +394,14 @@ def test_renoise_accepts_the_tokens_that_their_sampler_accepts(golden):
     schedule, t = UniformSchedule(Vocab(64)), torch.full((2,), 0.5)
     shift = leave_one_out_shift(t, 64)[:, None, None].expand(2, CANVAS, 1)
     x_theta = logits.scatter_add(-1, z[..., None], -shift).softmax(-1)
-    canvas = blank_canvas(schedule, 2, CANVAS)
-    canvas.tokens[:] = z
-    forward = ForwardPass(FunctionNetwork(lambda *_: x_theta), z, t)
-    output = Renoise(entropy_bound=5.0)(schedule, t - 1 / 6, t, canvas, Prediction(forward, 64))
+    state = blank_state(schedule, 2, CANVAS)
+    state.tokens[:] = z
+    predict = NetworkPredict(FunctionNetwork(lambda *_: x_theta), 64, 2)
+    output = Renoise(entropy_bound=5.0)(schedule, t - 1 / 6, t, state, predict)
     accepted = golden["step3_accepted"]
     assert torch.equal(output.probability > 0, accepted) and 0 < accepted.sum() < 16
-    assert torch.equal(output.best.tokens, logits.argmax(-1))
-    assert not output.finished.any()
+    assert torch.equal(output.best, logits.argmax(-1))
+    assert not output.is_converged.any()
 
 
 def test_renoise_stops_when_the_result_repeats():

@@ -22,7 +22,7 @@ from support.registrations import (
     temporary_registrations,
     write_package,
 )
-from support.sampling_worlds import blank_canvas
+from support.sampling_worlds import blank_state
 from support.size import code_lines
 from support.training_runs import reported
 
@@ -34,8 +34,7 @@ from gidd.errors import CheckpointError, ConfigError
 from gidd.evaluation import evaluate_samples
 from gidd.evaluation.sample_files import TextSample
 from gidd.models import load
-from gidd.sampling.network import ForwardPass
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import NetworkPredict
 from gidd.training.checkpoints.folder import steps_in
 from gidd.vocab import Vocab
 
@@ -74,7 +73,7 @@ REQUIRED_OPTION = """
 import gidd
 
 @gidd.register("step", "works")
-def works(schedule, s, t, canvas, prediction, *, width: int): ...
+def works(schedule, s, t, state, predict, *, width: int): ...
 """
 
 
@@ -250,17 +249,17 @@ def test_left_to_right_fills_the_leftmost_masks(example):
             return torch.tensor([1.0, 0.0, 0.0]).expand(len(hidden), 3)
 
     vocab = Vocab(3, mask_id=2)
-    canvas = blank_canvas(MaskedSchedule(vocab), 2, 8)
-    canvas.protected[1, 0] = True
-    canvas.tokens[1, 0] = 1
+    state = blank_state(MaskedSchedule(vocab), 2, 8)
+    state.protected[1, 0] = True
+    state.tokens[1, 0] = 1
     t = torch.ones(2, dtype=torch.float64)
-    prediction = Prediction(ForwardPass(Network(), canvas.tokens, t), vocab.size)
+    predict = NetworkPredict(Network(), vocab.size, 2)
     step, late_step = example.sampler.LeftToRight(), example.sampler.LeftToRight(at_least=1)
-    output = step(MaskedSchedule(vocab), 0.5 * t, t, canvas, prediction)
+    output = step(MaskedSchedule(vocab), 0.5 * t, t, state, predict)
     # masks expected at s = 1/2: 4 of 8 free positions, 3.5 -> 4 of 7
     assert output.tokens.tolist() == [[0, 0, 0, 0, 2, 2, 2, 2], [1, 0, 0, 0, 2, 2, 2, 2]]
     assert output.probability[0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    late = late_step(MaskedSchedule(vocab), t, t, canvas, prediction)
+    late = late_step(MaskedSchedule(vocab), t, t, state, predict)
     assert late.tokens[:, :2].tolist() == [[0, 2], [1, 0]]
 
 

@@ -18,7 +18,7 @@ from gidd.sampling import (
     gain,
     likelihood,
 )
-from gidd.sampling.row_sampler import scaled_log_odds
+from gidd.sampling.predict import scaled_log_odds
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(33, mask_id=32)

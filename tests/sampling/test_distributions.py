@@ -8,7 +8,7 @@ from support.ancestral_reference import ancestral_reference
 from support.cases import few
 from support.sampling_worlds import (
     VOCAB,
-    blank_canvas,
+    blank_state,
     chi_square_p,
     counts,
     exact,
@@ -16,7 +16,7 @@ from support.sampling_worlds import (
     tabulated,
     world_of,
 )
-from support.session_runs import run_canvas
+from support.session_runs import run_state
 from support.strategies import as_times, random_x_theta, schedule_from_unit_cube, schedules, unit
 
 from gidd.common.config.components import component
@@ -91,19 +91,19 @@ def test_one_step_draws_from_the_posterior(name, step, num):
     size = schedule.vocab.size
     x_theta = random_x_theta(schedule.vocab, 1, size)
     z = torch.arange(size).repeat(num // 2000 // size + 1)[: num // 2000].expand(2000, -1)
-    canvas = blank_canvas(schedule, *z.shape, seed=3)
-    canvas.tokens[:] = z
+    state = blank_state(schedule, *z.shape, seed=3)
+    state.tokens[:] = z
     network = FunctionNetwork(lambda z, t: x_theta[0, z])
     plan = sampling_plan(torch.tensor([0.6, 0.35]), step)
-    run_canvas(Session(network, schedule, batch_size=2000), canvas, plan)
+    run_state(Session(network, schedule, batch_size=2000), state, plan)
     s, t = as_times([0.35]), as_times([0.6])
     expected = posterior(schedule, s, t, torch.arange(size)[None], x_theta)[0]
     for v in range(size):
         if expected[v].sum() > 0:
-            observed = torch.bincount(canvas.tokens[z == v], minlength=size).double()
+            observed = torch.bincount(state.tokens[z == v], minlength=size).double()
             assert chi_square_p(observed, expected[v]) > 1e-3, (v, observed, expected[v])
         else:
-            assert (canvas.tokens[z == v] == v).all()
+            assert (state.tokens[z == v] == v).all()
 
 
 @pytest.mark.slow
@@ -162,11 +162,11 @@ def test_a_lower_threshold_saves_calls_and_adds_error():
     world = world_of(MaskedSchedule(VOCAB))
     errors, forward_passes = [], []
     for fill in (0.5, 0.7, 0.9):
-        canvas = blank_canvas(world.schedule, 20_000, world.length)
+        state = blank_state(world.schedule, 20_000, world.length)
         session = Session(tabulated(world), world.schedule, batch_size=20_000)
         plan = sampling_plan(even_times(3), Threshold(fill=fill))
-        samples = run_canvas(session, canvas, plan)
-        observed = counts(world, canvas.tokens)
+        samples = run_state(session, state, plan)
+        observed = counts(world, state.tokens)
         errors.append(total_variation(observed / observed.sum(), world.data_distribution))
         forward_passes.append(sum(sample.forward_passes for sample in samples) / len(samples))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
@@ -178,15 +178,15 @@ def test_threshold_replaces_only_tokens_that_noise_can_produce():
     schedule = MaskedSchedule(VOCAB)
     certain = F.one_hot(torch.tensor(1), VOCAB.size).double()
     network = FunctionNetwork(lambda z, t: certain.expand(*z.shape, -1))
-    canvas = blank_canvas(schedule, 1, 3)
-    canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    run_canvas(Session(network, schedule), canvas, sampling_plan(even_times(2), Threshold()))
-    assert canvas.tokens.tolist() == [[0, 1, 2]]
+    state = blank_state(schedule, 1, 3)
+    state.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
+    run_state(Session(network, schedule), state, sampling_plan(even_times(2), Threshold()))
+    assert state.tokens.tolist() == [[0, 1, 2]]
     hybrid = SCHEDULES["hybrid"]
-    canvas = blank_canvas(hybrid, 1, 3)
-    canvas.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
-    run_canvas(Session(network, hybrid), canvas, sampling_plan(even_times(2), Threshold()))
-    assert canvas.tokens.tolist() == [[1, 1, 1]]
+    state = blank_state(hybrid, 1, 3)
+    state.tokens[:] = torch.tensor([0, VOCAB.mask_id, 2])
+    run_state(Session(network, hybrid), state, sampling_plan(even_times(2), Threshold()))
+    assert state.tokens.tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.slow
@@ -194,12 +194,12 @@ def test_greedy_finds_a_likely_sequence():
     """It is deterministic, and its sequence is more likely than data is on average."""
     source = MarkovSource.random(8, 0.3, rng=0)
     schedule = MaskedSchedule(Vocab(9, mask_id=8))
-    canvas = blank_canvas(schedule, 16, 12)
-    run_canvas(
-        Session(exact(source, schedule), schedule), canvas, sampling_plan(even_times(12), Greedy())
+    state = blank_state(schedule, 16, 12)
+    run_state(
+        Session(exact(source, schedule), schedule), state, sampling_plan(even_times(12), Greedy())
     )
-    assert (canvas.tokens == canvas.tokens[0]).all()
-    assert float(source.log_prob(canvas.tokens)[0]) > -source.entropy(12)
+    assert (state.tokens == state.tokens[0]).all()
+    assert float(source.log_prob(state.tokens)[0]) > -source.entropy(12)
 
 
 @pytest.mark.slow
@@ -216,14 +216,14 @@ def test_gibbs_correctors_leave_the_noisy_distribution_invariant(corrector, name
     expected = world.noisy_distribution(time)
     num = 8_000
     generator = torch.Generator().manual_seed(5)
-    canvas = blank_canvas(world.schedule, num, 3)
+    state = blank_state(world.schedule, num, 3)
     start = torch.multinomial(expected, num, replacement=True, generator=generator)
-    canvas.tokens[:] = world.noisy[start]
+    state.tokens[:] = world.noisy[start]
     step = component("corrector", corrector, distance=3 if time else 2).build()
     session = Session(tabulated(world), world.schedule, batch_size=num)
-    run_canvas(session, canvas, corrector_plan(step, 3, time))
-    assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
-    assert chi_square_p(counts(world, canvas.tokens), expected) > 1e-3
+    run_state(session, state, corrector_plan(step, 3, time))
+    assert (state.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
+    assert chi_square_p(counts(world, state.tokens), expected) > 1e-3
 
 
 @pytest.mark.slow
@@ -231,12 +231,12 @@ def test_redrawing_neighbours_together_is_biased():
     """Why there is a minimum distance: redrawing all positions at once is not invariant."""
     world = world_of(SCHEDULES["hybrid"])
     generator = torch.Generator().manual_seed(5)
-    canvas = blank_canvas(world.schedule, 8_000, 3)
+    state = blank_state(world.schedule, 8_000, 3)
     start = torch.multinomial(world.data_distribution, 8_000, replacement=True, generator=generator)
-    canvas.tokens[:] = world.noisy[start]
+    state.tokens[:] = world.noisy[start]
     session = Session(tabulated(world), world.schedule, batch_size=8_000)
-    run_canvas(session, canvas, corrector_plan(Gibbs(distance=1), 1))
-    assert chi_square_p(counts(world, canvas.tokens), world.data_distribution) < 1e-12
+    run_state(session, state, corrector_plan(Gibbs(distance=1), 1))
+    assert chi_square_p(counts(world, state.tokens), world.data_distribution) < 1e-12
 
 
 # p_u -> total variation to the data at 8 and 32 forward passes: ancestral, half the calls Gibbs
@@ -308,12 +308,12 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
     bigrams = source.transition
     errors, likelihoods = [], []
     for plan in plans:
-        canvas = blank_canvas(schedule, 1000, 64)
-        run_canvas(session, canvas, plan)
-        pairs = canvas.tokens.unfold(1, 2, 1).reshape(-1, 2)
+        state = blank_state(schedule, 1000, 64)
+        run_state(session, state, plan)
+        pairs = state.tokens.unfold(1, 2, 1).reshape(-1, 2)
         impossible = bigrams[pairs[:, 0], pairs[:, 1]] < 1e-6
         errors.append(float(impossible.double().mean()))
-        likelihoods.append(float(source.log_prob(canvas.tokens).clamp_min(-700).mean()))
+        likelihoods.append(float(source.log_prob(state.tokens).clamp_min(-700).mean()))
     assert errors[1] < 0.5 * errors[0], errors
     truth = -source.entropy(64)
     assert abs(likelihoods[1] - truth) < 0.5 * abs(likelihoods[0] - truth), (likelihoods, truth)
@@ -323,14 +323,14 @@ def test_a_final_gibbs_phase_is_closer_to_the_data_on_long_sequences():
 def test_given_tokens_condition_masked_diffusion_exactly():
     """The blank between prefix and suffix has the data's conditional distribution."""
     world = world_of(MaskedSchedule(VOCAB))
-    canvas = blank_canvas(world.schedule, 8_000, 3)
-    canvas.tokens[:, 0], canvas.tokens[:, 2] = 1, 2
-    canvas.protected[:, [0, 2]] = True
+    state = blank_state(world.schedule, 8_000, 3)
+    state.tokens[:, 0], state.tokens[:, 2] = 1, 2
+    state.protected[:, [0, 2]] = True
     session = Session(tabulated(world), world.schedule, batch_size=8_000)
-    run_canvas(session, canvas, sampling_plan(even_times(4)))
+    run_state(session, state, sampling_plan(even_times(4)))
     given = (world.noisy[:, 0] == 1) & (world.noisy[:, 2] == 2)
     expected = world.data_distribution * given
-    assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3
+    assert chi_square_p(counts(world, state.tokens), expected / expected.sum()) > 1e-3
 
 
 @pytest.mark.slow
@@ -338,12 +338,12 @@ def test_given_tokens_condition_gibbs_exactly():
     """Gibbs at t = 0 leaves the data distribution given protected tokens invariant."""
     world = world_of(SCHEDULES["hybrid"])
     expected = world.data_distribution * (world.noisy[:, 0] == 1)
-    canvas = blank_canvas(world.schedule, 8_000, 3)
+    state = blank_state(world.schedule, 8_000, 3)
     generator = torch.Generator().manual_seed(5)
     start = torch.multinomial(expected, 8_000, replacement=True, generator=generator)
-    canvas.tokens[:] = world.noisy[start]
-    canvas.protected[:, 0] = True
+    state.tokens[:] = world.noisy[start]
+    state.protected[:, 0] = True
     session = Session(tabulated(world), world.schedule, batch_size=8_000)
-    run_canvas(session, canvas, corrector_plan(Gibbs(), 4))
-    assert (canvas.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
-    assert chi_square_p(counts(world, canvas.tokens), expected / expected.sum()) > 1e-3
+    run_state(session, state, corrector_plan(Gibbs(), 4))
+    assert (state.tokens != world.noisy[start]).any(-1).double().mean() > 0.1
+    assert chi_square_p(counts(world, state.tokens), expected / expected.sum()) > 1e-3

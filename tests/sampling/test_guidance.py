@@ -19,13 +19,13 @@ from gidd.sampling import (
     Request,
     Sample,
     Session,
-    StepOutput,
+    State,
     Threshold,
     TopK,
     corrector_plan,
     sampling_plan,
 )
-from gidd.sampling.network import guide
+from gidd.sampling.guidance import guide
 from gidd.vocab import Vocab
 
 SMALL = Vocab(4, mask_id=3)
@@ -45,9 +45,9 @@ class Read:
 
     rows: list[Tensor] = field(default_factory=list)
 
-    def __call__(self, schedule, s, t, canvas, prediction) -> StepOutput:
-        self.rows.append(prediction.dense())
-        return StepOutput(canvas.tokens)
+    def __call__(self, schedule, s, t, state, predict) -> State:
+        self.rows.append(predict(state, t, torch.ones_like(state.protected)).dense)
+        return state
 
 
 @pytest.mark.parametrize("schedule", [MaskedSchedule(SMALL), HybridSchedule(SMALL, 0.3)])

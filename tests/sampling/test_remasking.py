@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from support.cases import few
 from support.sampling_worlds import (
     VOCAB,
-    blank_canvas,
+    blank_state,
     chi_square_p,
     counts,
     sampled,
     tabulated,
     world_of,
 )
-from support.session_runs import run_canvas
+from support.session_runs import run_state
 from support.strategies import schedule_from_unit_cube
 
 from gidd.diffusion.process import marginal, posterior
@@ -139,11 +139,11 @@ def test_a_mistake_can_be_corrected():
     """Tokens that noise cannot have produced change under psi and remdm, not under ancestral."""
     world = world_of(MASKED)
     for step, changes in ((ancestral, False), (ReMDM(cap=0.5), True), (Psi(0.5), True)):
-        canvas = blank_canvas(MASKED, 200, 3)
-        canvas.tokens[:] = torch.tensor([0, 1, MASK])
+        state = blank_state(MASKED, 200, 3)
+        state.tokens[:] = torch.tensor([0, 1, MASK])
         session = Session(tabulated(world), MASKED, batch_size=200)
-        run_canvas(session, canvas, corrector_plan(step, 4, 0.4))
-        assert (canvas.tokens[:, :2] != torch.tensor([0, 1])).any() == changes
+        run_state(session, state, corrector_plan(step, 4, 0.4))
+        assert (state.tokens[:, :2] != torch.tensor([0, 1])).any() == changes
 
 
 X_THETA = torch.tensor([0.9, 0.02, 0.08, 0.0])

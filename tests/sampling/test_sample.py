@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.random_requests import is_defined
-from support.sampling_worlds import blank_canvas, random_denoiser
-from support.session_runs import run_canvas
+from support.sampling_worlds import blank_state, random_denoiser
+from support.session_runs import run_state
 
 from gidd.common.config.components import component
 from gidd.common.config.registry import builtin_components
@@ -231,20 +231,20 @@ def test_protected_positions_do_not_change(step, schedule, num):
     generator = torch.Generator().manual_seed(7)
     table = torch.rand(VOCAB.size, VOCAB.size, generator=generator).softmax(-1)
     table[:, 64] = 0
-    canvas = blank_canvas(schedule, num, length)
-    canvas.tokens[:] = torch.randint(65, (num, length), generator=generator)
-    canvas.protected[:] = torch.rand(num, length, generator=generator) < 0.5
-    before, protected = canvas.tokens.clone(), canvas.protected.clone()
+    state = blank_state(schedule, num, length)
+    state.tokens[:] = torch.randint(65, (num, length), generator=generator)
+    state.protected[:] = torch.rand(num, length, generator=generator) < 0.5
+    before, protected = state.tokens.clone(), state.protected.clone()
     times = even_times(3)
     session = Session(FunctionNetwork(lambda z, t: table[z.roll(1, -1)]), schedule, batch_size=2500)
     if step in CORRECTORS:
         plan = corrector_plan(CORRECTORS[step], 3, 0.3)
     else:
         plan = sampling_plan(times, STEPS[step])
-    run_canvas(session, canvas, plan)
-    assert (canvas.tokens == before)[protected].all()
-    assert (canvas.tokens != before)[~protected].any()
-    assert (canvas.protected == protected).all()
+    run_state(session, state, plan)
+    assert (state.tokens == before)[protected].all()
+    assert (state.tokens != before)[~protected].any()
+    assert (state.protected == protected).all()
 
 
 def test_edits_reproduce_the_sample():

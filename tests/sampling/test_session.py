@@ -17,14 +17,12 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_times
 from gidd.errors import CheckpointError, ConfigError, LimitReached
 from gidd.sampling import (
-    BestState,
     FunctionNetwork,
     Limits,
     Request,
     Sample,
     SelfCorrectionStep,
     Session,
-    StepOutput,
     Temperature,
     Threshold,
     Ticket,
@@ -160,8 +158,8 @@ def test_requests_that_differ_in_anything_share_forward_passes():
 
 
 def test_a_step_that_reads_nothing_costs_nothing():
-    def noop(schedule, s, t, canvas, prediction):
-        return StepOutput(canvas.tokens)
+    def noop(schedule, s, t, state, predict):
+        return state
 
     plan = sampling_plan(even_times(5), noop)
     assert passes_of([Request(tokens=blanks(4), plan=plan)]) == 0
@@ -191,10 +189,10 @@ class Failing:
 
     index: int
 
-    def __call__(self, schedule, s, t, canvas, prediction):
-        if (canvas.sample_index == self.index).any():
+    def __call__(self, schedule, s, t, state, predict):
+        if (state.sample_index == self.index).any():
             raise RuntimeError("a step failed")
-        return StepOutput(canvas.tokens)
+        return state
 
 
 def test_a_failing_request_ends_alone():
@@ -245,8 +243,8 @@ def test_predictions_that_are_not_finite_fail_their_request_alone():
 
 
 def test_a_step_that_returns_unknown_tokens_fails_its_request():
-    def broken(schedule, s, t, canvas, prediction):
-        return StepOutput(canvas.tokens + 100)
+    def broken(schedule, s, t, state, predict):
+        return state._replace(tokens=state.tokens + 100)
 
     session = Session(MODEL, MASKED)
     ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_times(2), broken)))
@@ -261,11 +259,8 @@ class Broken:
     field: str
     how: Callable[[Tensor], object]
 
-    def __call__(self, schedule, s, t, canvas, prediction):
-        z = canvas.tokens
-        good = {"tokens": z, "probability": torch.zeros(z.shape), "values": (z,)}
-        good |= {"best": canvas.best, "finished": torch.zeros(len(z), dtype=torch.bool)}
-        return StepOutput(**good | {self.field: self.how(z)})
+    def __call__(self, schedule, s, t, state, predict):
+        return state._replace(**{self.field: self.how(state.tokens)})
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -277,9 +272,10 @@ class Broken:
         ("tokens", lambda z: z[:, :, None]),
         ("tokens", lambda z: z.float()),
         ("probability", lambda z: torch.zeros(z.shape[1])),
-        ("finished", lambda z: torch.zeros(z.shape, dtype=torch.bool)),
+        ("is_converged", lambda z: torch.zeros(z.shape, dtype=torch.bool)),
         ("values", lambda z: (z[0],)),
-        ("best", lambda z: BestState(z, torch.zeros(len(z)), z)),
+        ("best", lambda z: z[0]),
+        ("best_age", lambda z: z),
     ],
 )
 def test_a_step_that_returns_a_wrong_shape_fails_its_request_alone(rows, field, how):

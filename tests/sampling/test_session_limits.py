@@ -20,7 +20,6 @@ from gidd.sampling import (
     Limits,
     Request,
     Session,
-    StepOutput,
     Ticket,
     ancestral,
     blanks,
@@ -33,9 +32,9 @@ MASKED = MaskedSchedule(VOCAB)
 MODEL = random_denoiser(VOCAB, max_length=40)
 
 
-def keep(schedule, s, t, canvas, prediction):
+def keep(schedule, s, t, state, predict):
     """A step that changes nothing and reads nothing."""
-    return StepOutput(canvas.tokens)
+    return state
 
 
 def request(steps: int = 3, length: int = 4, index: int = 0, step=keep) -> Request:
@@ -59,14 +58,14 @@ def end_of(session: Session, tickets: list[Ticket]) -> dict[Ticket, list[object]
 def test_a_failure_at_admission_ends_its_request_alone(monkeypatch):
     from gidd.sampling import length_bucket
 
-    start = length_bucket.Canvas.start
+    start = length_bucket.start
 
     def fail_for_one(schedule, tokens, protected, blank, valid, seed, sample_index):
         if (sample_index == 1).any():
             raise MemoryError("no memory")
         return start(schedule, tokens, protected, blank, valid, seed, sample_index)
 
-    monkeypatch.setattr(length_bucket.Canvas, "start", fail_for_one)
+    monkeypatch.setattr(length_bucket, "start", fail_for_one)
     session = Session(MODEL, MASKED, batch_size=2)
     tickets = [session.submit(request(index=i)) for i in range(5)]
     ends = end_of(session, tickets)
@@ -96,9 +95,9 @@ def test_a_length_for_which_there_is_no_memory_fails_its_requests_alone(monkeypa
 
 
 def test_events_before_an_interrupt_are_not_lost():
-    def interrupt(schedule, s, t, canvas, prediction):
+    def interrupt(schedule, s, t, state, predict):
         if not interrupts:
-            return StepOutput(canvas.tokens)
+            return state
         raise interrupts.pop()
 
     interrupts = [KeyboardInterrupt()]
@@ -118,9 +117,9 @@ def test_a_request_that_is_cancelled_during_a_step_has_no_event():
     session = Session(MODEL, MASKED, batch_size=2)
     tickets: list[Ticket] = []
 
-    def cancel_first(schedule, s, t, canvas, prediction):
+    def cancel_first(schedule, s, t, state, predict):
         assert session.cancel(tickets[0])
-        return StepOutput(canvas.tokens)
+        return state
 
     tickets.append(session.submit(request(1, step=cancel_first)))
     tickets.append(session.submit(request(1, index=1)))
@@ -297,10 +296,10 @@ def test_edits_are_recorded_if_asked_for():
 class SometimesFails:
     """A step that fails for one in 50 samples."""
 
-    def __call__(self, schedule, s, t, canvas, prediction):
-        if (canvas.sample_index % 50 == 7).any():
+    def __call__(self, schedule, s, t, state, predict):
+        if (state.sample_index % 50 == 7).any():
             raise RuntimeError("a step failed")
-        return StepOutput(torch.zeros_like(canvas.tokens))
+        return state._replace(tokens=torch.zeros_like(state.tokens))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +310,7 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
     """4 threads submit, 2 cancel; admission, steps and the network fail at times."""
     from gidd.sampling import length_bucket
 
-    start = length_bucket.Canvas.start
+    start = length_bucket.start
 
     def fail_at_times(schedule, tokens, protected, blank, valid, seed, sample_index):
         if (sample_index % 50 == 11).any():
@@ -323,7 +322,7 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
             raise RuntimeError("the network failed")
         return torch.zeros(*z.shape, VOCAB.size)
 
-    monkeypatch.setattr(length_bucket.Canvas, "start", fail_at_times)
+    monkeypatch.setattr(length_bucket, "start", fail_at_times)
     session = Session(FunctionNetwork(predict), MASKED, batch_size=8, max_waiting=300)
     plans = [
         sampling_plan(even_times(n), step)

@@ -28,7 +28,7 @@ from gidd.sampling import (
     Renoise,
     Request,
     Session,
-    StepOutput,
+    State,
     Temperature,
     Threshold,
     ancestral,
@@ -100,11 +100,11 @@ def test_correctors_keep_an_option(noise, name):
             assert_chosen(sample)
 
 
-def replace_one(schedule, s, t, canvas, prediction) -> StepOutput:
+def replace_one(schedule, s, t, state, predict) -> State:
     """A corrector that replaces the first token of the slot alone."""
-    is_first = torch.arange(canvas.tokens.shape[1]) == SLOT.start
-    (top,) = prediction.read(canvas.free & is_first, lambda rows, _: (rows.argmax(-1),))
-    return StepOutput(torch.where(is_first, top, canvas.tokens))
+    is_first = torch.arange(state.tokens.shape[1]) == SLOT.start
+    top = predict(state, t, state.free & is_first).top
+    return state._replace(tokens=torch.where(is_first, top, state.tokens))
 
 
 def test_a_corrector_that_replaces_one_token_keeps_an_option():

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.sampling import Canvas, FunctionNetwork, Plan, Session
+from gidd.sampling import FunctionNetwork, Plan, Session, State, start
 from gidd.sources import MarkovSource
 from gidd.sources.base import Source
 from gidd.sources.enumeration import SmallWorld
 from gidd.vocab import Vocab
-from support.session_runs import run_canvas
+from support.session_runs import run_state
 
 VOCAB = Vocab(4, mask_id=3)
 
@@ -43,20 +43,20 @@ def index_of(world: SmallWorld, z: Tensor) -> Tensor:
     return (z * place).sum(-1)
 
 
-def blank_canvas(schedule: MixingSchedule, num: int, length: int, seed: int = 0) -> Canvas:
-    """A canvas without given tokens: samples 0 .. num - 1 of one seed."""
+def blank_state(schedule: MixingSchedule, num: int, length: int, seed: int = 0) -> State:
+    """A state without given tokens: samples 0 .. num - 1 of one seed."""
     tokens, index = torch.zeros(num, length, dtype=torch.int64), torch.arange(num)
     everywhere = torch.ones_like(tokens, dtype=torch.bool)
     seeds = torch.full_like(index, seed)
-    return Canvas.start(schedule, tokens, ~everywhere, everywhere, everywhere, seeds, index)
+    return start(schedule, tokens, ~everywhere, everywhere, everywhere, seeds, index)
 
 
-def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> Canvas:
+def sampled(world: SmallWorld, plan: Plan, num: int, seed: int = 0) -> State:
     """`num` samples of the world's exact denoiser."""
-    canvas = blank_canvas(world.schedule, num, world.length, seed)
+    state = blank_state(world.schedule, num, world.length, seed)
     session = Session(tabulated(world), world.schedule, batch_size=num)
-    run_canvas(session, canvas, plan)
-    return canvas
+    run_state(session, state, plan)
+    return state
 
 
 def counts(world: SmallWorld, tokens: Tensor) -> Tensor:

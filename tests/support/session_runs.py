@@ -1,18 +1,18 @@
-"""Sequences of a canvas, run through a session."""
+"""Sequences of a state, run through a session."""
 
 import torch
 
-from gidd.sampling import Canvas, Plan, Request, Sample, Session
+from gidd.sampling import Plan, Request, Sample, Session, State
 
 
-def run_canvas(session: Session, canvas: Canvas, plan: Plan | list[Plan]) -> list[Sample]:
-    """Step all sequences of a canvas to the end of their plans, in place; return the samples."""
-    plans = [plan] * len(canvas.tokens) if isinstance(plan, Plan) else plan
+def run_state(session: Session, state: State, plan: Plan | list[Plan]) -> list[Sample]:
+    """Step all sequences of a state to the end of their plans, in place; return the samples."""
+    plans = [plan] * len(state.tokens) if isinstance(plan, Plan) else plan
     rows = zip(
-        canvas.tokens.tolist(),
-        canvas.protected.tolist(),
-        canvas.seed.tolist(),
-        canvas.sample_index.tolist(),
+        state.tokens.tolist(),
+        state.protected.tolist(),
+        state.seed.tolist(),
+        state.sample_index.tolist(),
         plans,
         strict=True,
     )
@@ -27,5 +27,5 @@ def run_canvas(session: Session, canvas: Canvas, plan: Plan | list[Plan]) -> lis
         for tokens, protected, seed, index, own in rows
     ]
     samples = session.sample(requests)
-    canvas.tokens[:] = torch.tensor([sample.tokens for sample in samples])
+    state.tokens[:] = torch.tensor([sample.tokens for sample in samples])
     return samples

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import at
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.likelihood import (
     NelboEstimate,
@@ -38,8 +37,9 @@ from gidd.sampling.windows import TextWindows
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
+    from gidd.diffusion.schedule import Times
     from gidd.pipeline.pipeline import Pipeline
-    from gidd.sampling.prediction import Prediction
+    from gidd.sampling.predict import Rows
 
 PARTS_RULE = "texts longer than the context are split into parts, scored independently, added up"
 
@@ -59,14 +59,11 @@ class _ReadTop:
 
     number: int
 
-    def __call__(self, prediction: Prediction, where: Tensor) -> tuple[Tensor, ...]:
-        z = prediction.z.flatten()
+    def __call__(self, rows: Rows, t: Times) -> tuple[Tensor, ...]:
+        def most_likely(p: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            return tuple(p.topk(min(self.number, p.shape[-1])))
 
-        def read(rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-            top = rows.topk(min(self.number, rows.shape[-1]))
-            return at(rows, z[index]), top.values, top.indices
-
-        return prediction.read(where, read)
+        return rows.current, *rows.read(most_likely)
 
 
 def token_probabilities(pipe: Pipeline, tokens: Sequence[int], top: int) -> list[TokenProbability]:

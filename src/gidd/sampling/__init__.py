@@ -1,10 +1,10 @@
 """Sampling, infilling and self-correction.
 
-Reading order: `network`, `prediction` (x_theta where it is needed), `choices` (one of several
-texts), `canvas` (the state), `steps/`, `correctors/` (functions that change it), `plan`, `request`
-(what to sample, and the result), `ticket` (a request in progress), `length_bucket` (requests that
-share forward passes), `session`, `pool` (several sessions), `jobs` (several rounds), `windows`
-(long texts).
+Reading order: `state`, `network`, `predict` (x_theta where it is asked for) and its wrappers
+`guidance` and `choices`, `steps/` and `correctors/` (functions of a state), `plan`, `loop` (the
+whole sampling); then `request` (what to sample, and the result), `ticket` (a request in progress),
+`length_bucket` (requests that share forward passes), `session`, `pool` (several sessions), `jobs`
+(several rounds), `windows` (long texts).
 """
 
 from typing import TYPE_CHECKING
@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.sampling.canvas import (
-        BestState as BestState,
-        Canvas as Canvas,
-        StepOutput as StepOutput,
-    )
-    from gidd.sampling.choices import Choices as Choices
+    from gidd.sampling.choices import Choices as Choices, Constrained as Constrained
     from gidd.sampling.correctors import (
         Gibbs as Gibbs,
         GibbsSweep as GibbsSweep,
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
         gain as gain,
         likelihood as likelihood,
     )
+    from gidd.sampling.guidance import Guidance as Guidance, guided as guided
     from gidd.sampling.jobs import (
         Jobs as Jobs,
         compute as compute,
@@ -34,12 +30,11 @@ if TYPE_CHECKING:
         shared_jobs as shared_jobs,
         sharing as sharing,
     )
+    from gidd.sampling.loop import sample as sample
     from gidd.sampling.network import (
         CachedFeatures as CachedFeatures,
         DenoisingNetwork as DenoisingNetwork,
-        ForwardPass as ForwardPass,
         FunctionNetwork as FunctionNetwork,
-        Guidance as Guidance,
     )
     from gidd.sampling.plan import (
         Plan as Plan,
@@ -51,7 +46,12 @@ if TYPE_CHECKING:
         sampling_plan as sampling_plan,
     )
     from gidd.sampling.pool import SessionPool as SessionPool
-    from gidd.sampling.prediction import Observation as Observation, Prediction as Prediction
+    from gidd.sampling.predict import (
+        NetworkPredict as NetworkPredict,
+        Predict as Predict,
+        Rows as Rows,
+        processed as processed,
+    )
     from gidd.sampling.processors import (
         Ban as Ban,
         EpsilonCutoff as EpsilonCutoff,
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         prompt as prompt,
     )
     from gidd.sampling.session import OnStep as OnStep, Session as Session
+    from gidd.sampling.state import State as State, start as start
     from gidd.sampling.steps import (
         Confidence as Confidence,
         Greedy as Greedy,

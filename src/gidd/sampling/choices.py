@@ -12,28 +12,25 @@ to the options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.devices import copy_to
 from gidd.diffusion.categorical import draw
 from gidd.diffusion.process import marginal_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas
+from gidd.sampling.predict import Predict, Rows
+from gidd.sampling.state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
-
-_Rows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-_Read = Callable[[Tensor, _Rows], tuple[Tensor, ...]]
-"""`Prediction.read`: positions, function of their rows -> values."""
 
 
 @dataclass(frozen=True)
@@ -67,74 +64,75 @@ class Choices:
             raise ConfigError(f"the options of a choice must not have the mask token, {mask_id}.")
 
 
-class BatchChoices:
-    """The choices of a batch in a step from t to s."""
+class Constrained:
+    """x_theta of a step to time s that is one-hot at the drawn options of each sequence's slots."""
 
     def __init__(
         self,
+        predict: Predict,
         schedule: MixingSchedule,
         s: Times,
-        t: Times,
-        canvas: Canvas,
         choices: Sequence[tuple[Choices, ...]],
     ) -> None:
-        """Take the choices of the first sequences; the others pad the batch."""
-        self._schedule, self._s, self._t, self._z = schedule, s, t, canvas.tokens
+        self._predict, self._schedule, self._s = predict, schedule, s
         self._slots = [(k, each) for k, own in enumerate(choices) for each in own]
-        shape = *canvas.tokens.shape, max(len(each.options) for _, each in self._slots)
-        table = np.full(shape, -1, np.int64)
+
+    def __call__(self, state: State, t: Times, where: Bool[Tensor, "B L"]) -> Rows:
+        """Return the rows; outside of slots those of the wrapped function."""
+        flat = self._draw(state, t, where, self._table(state)).flatten()
+
+        def one_hot(rows: Tensor, index: Tensor) -> Tensor:
+            token = F.pad(flat[index], (0, len(rows) - len(index)), value=-1)[:, None]
+            certain = torch.zeros_like(rows).scatter(-1, token.clamp_min(0), 1)
+            return torch.where(token >= 0, certain, rows)
+
+        return self._predict(state, t, where).map(one_hot)
+
+    def _table(self, state: State) -> Int[Tensor, "B L C"]:
+        """Return the tokens of the options at each position, -1 if there is no other."""
+        number = max(len(each.options) for _, each in self._slots)
+        table = np.full((*state.tokens.shape, number), -1, np.int64)
         for k, each in self._slots:
             table[k, each.slot, : len(each.options)] = np.array(each.options).T
-        self._table = copy_to(torch.from_numpy(table), s.device)
-        self._in_slot = self._table[..., 0] >= 0
-        self._u = canvas.random(Stream.CHOICE)
+        return torch.from_numpy(table).to(state.tokens.device)
 
-    def draw(self, where: Bool[Tensor, "B L"], read: _Read) -> Int[Tensor, "B L"]:
+    def _draw(self, state: State, t: Times, where: Tensor, table: Tensor) -> Int[Tensor, "B L"]:
         """Draw an option for each slot of the sequences that have a position in `where`.
 
         Returns the tokens of the options, -1 elsewhere; any option for other sequences.
         """
-        table = self._table.flatten(0, 1).clamp_min(0)
-        positions = self._in_slot & where.any(-1, keepdim=True)
-        (x,) = read(positions, lambda rows, i: (rows.gather(-1, table[i]),))
-        chosen = torch.full_like(self._z, -1)
+        columns = table.flatten(0, 1).clamp_min(0)
+        positions = (table[..., 0] >= 0) & where.any(-1, keepdim=True)
+        rows = self._predict(state, t, positions)
+        (x,) = rows.read(lambda rows, i: (rows.gather(-1, columns[i]),))
+        chosen, u = torch.full_like(state.tokens, -1), state.random(Stream.CHOICE)
         for k, each in self._slots:
-            options = self._options(k, each)
-            z = self._z[k, each.slot].expand_as(options)
-            t, is_same = self._t[k], z == options
-            q = marginal_at(self._schedule, t.expand(len(z)), z, is_same.to(t))
+            options = _options(table, k, each)
+            z = state.tokens[k, each.slot].expand_as(options)
+            is_same = z == options
+            q = marginal_at(self._schedule, t[k].expand(len(z)), z, is_same.to(t))
             x_theta = x[k, each.slot, : len(options)].T.contiguous().to(t)
             p = (q.log() + x_theta.clamp_min(TINY).log()).sum(-1).softmax(-1)
             # a corrector may replace some tokens of a slot only: it keeps an option that is there
             is_there = is_same.all(-1)
-            is_kept = is_there.any() & (self._s[k] == t)
+            is_kept = is_there.any() & (self._s[k] == t[k])
             p = torch.where(is_kept, is_there.to(p), p)
-            index = draw(p[None], self._u[k, each.start].view(1, 1))[0]
+            index = draw(p[None], u[k, each.start].view(1, 1))[0]
             chosen[k, each.slot] = options[index].squeeze(0)
         return chosen
 
-    def finish(self, tokens: Int[Tensor, "B L"], read: _Read) -> Int[Tensor, "B L"]:
-        """Return the tokens at the end of the step, at s = 0 with an option in every slot.
+    def finish(self, state: State, t: Times, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """Return the tokens after the step, at s = 0 with an option in every slot.
 
         Steps that never replace a token, such as `Confidence`, may leave other tokens.
         """
-        is_open = self._in_slot & (self._s == 0)[:, None]
+        table = self._table(state)
+        is_open = (table[..., 0] >= 0) & (self._s == 0)[:, None]
         for k, each in self._slots:
-            is_there = (tokens[k, each.slot] == self._options(k, each)).all(-1)
+            is_there = (tokens[k, each.slot] == _options(table, k, each)).all(-1)
             is_open[k, each.slot] &= ~is_there.any()
-        return torch.where(is_open, self.draw(is_open, read), tokens)
-
-    def _options(self, k: int, choices: Choices) -> Int[Tensor, "C S"]:
-        return self._table[k, choices.slot, : len(choices.options)].T.contiguous()
+        return torch.where(is_open, self._draw(state, t, is_open, table), tokens)
 
 
-def with_tokens(chosen: Int[Tensor, "B L"], function: _Rows) -> _Rows:
-    """Return the function of rows that are one-hot at the chosen tokens; -1 leaves a row."""
-    flat = chosen.flatten()
-
-    def of_rows(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        token = flat[i, None]
-        one_hot = torch.zeros_like(rows).scatter(-1, token.clamp_min(0), 1)
-        return function(torch.where(token >= 0, one_hot, rows), i)
-
-    return of_rows
+def _options(table: Tensor, k: int, choices: Choices) -> Int[Tensor, "C S"]:
+    return table[k, choices.slot, : len(choices.options)].T.contiguous()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,12 +13,13 @@ from torch import Tensor
 from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import CheckpointError, ConfigError
-from gidd.sampling.canvas import BestState, Canvas, time_dtype
-from gidd.sampling.choices import BatchChoices
-from gidd.sampling.network import UNUSABLE_PREDICTIONS, BatchGuidance, DenoisingNetwork, ForwardPass
+from gidd.sampling.choices import Constrained
+from gidd.sampling.guidance import guided
+from gidd.sampling.network import UNUSABLE_PREDICTIONS, DenoisingNetwork
 from gidd.sampling.plan import Step
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import NetworkPredict, Predict, processed
 from gidd.sampling.request import Edit, Frame
+from gidd.sampling.state import State, start, time_dtype
 from gidd.sampling.ticket import Event, Ticket, limit_reached
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class LengthBucket:
         """Waiting sequences, and their places in the two queues below, which are sorted."""
         self._oldest: list[_Entry] = []
         self._shortest: list[_Entry] = []
-        self._parked: dict[Ticket, tuple[Canvas, NDArray[np.int64]]] = {}
+        self._parked: dict[Ticket, tuple[State, NDArray[np.int64]]] = {}
         """State of waiting sequences that were active before."""
         self._slots: list[Ticket | None] = [None] * rows
-        self._canvas: Canvas | None = None
+        self._state: State | None = None
         self._tokens = np.zeros((rows, length), dtype=np.int64)
 
     @property
@@ -115,14 +115,17 @@ class LengthBucket:
             self._parked.pop(ticket, None)
 
     def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
-        """Return the best state so far of a sequence that has a row, or waits for one again."""
-        canvas, row = self._canvas, 0
+        """Return the best state so far, if there is one, else the tokens as they are now."""
+        state, row = self._state, 0
         if ticket in self._parked:
-            canvas, _ = self._parked[ticket]
-        else:
+            state, _ = self._parked[ticket]
+        elif ticket in self._slots:
             row = self._slots.index(ticket)
-        assert canvas is not None
-        return tuple(canvas.best.tokens[row, : len(ticket.request.tokens)].tolist())
+        else:
+            return ticket.tokens
+        if state is None or state.best_score[row] < 0:
+            return ticket.tokens
+        return tuple(state.best[row, : len(ticket.request.tokens)].tolist())
 
     @property
     def active(self) -> list[int]:
@@ -165,17 +168,17 @@ class LengthBucket:
         """Let an active sequence wait, and keep its state."""
         row = self._slots.index(ticket)
         index = self._integers([row])
-        assert self._canvas is not None
-        self._parked[ticket] = self._canvas.rows(index), self._tokens[row].copy()
+        assert self._state is not None
+        self._parked[ticket] = self._state.rows(index), self._tokens[row].copy()
         ticket.detach()
         self._slots[row] = None
         self.add(ticket)
 
     def _resume(self, row: int, ticket: Ticket) -> None:
         """Give a row to a sequence that was active before."""
-        canvas, self._tokens[row] = self._parked.pop(ticket)
-        assert self._canvas is not None
-        self._canvas.put(self._integers([row]), canvas)
+        state, self._tokens[row] = self._parked.pop(ticket)
+        assert self._state is not None
+        self._state.put(self._integers([row]), state)
         ticket.row = self._tokens[row, : len(ticket.request.tokens)]
         self._slots[row] = ticket
 
@@ -208,7 +211,7 @@ class LengthBucket:
             tokens[k, :length] = [-1 if v is None else v for v in request.tokens]
             protected[k, :length], valid[k, :length] = request.are_protected, True
         blank = tokens < 0
-        canvas = Canvas.start(
+        state = start(
             self._schedule,
             torch.from_numpy(tokens).to(self._device),
             torch.from_numpy(protected).to(self._device),
@@ -217,25 +220,22 @@ class LengthBucket:
             self._integers([ticket.request.seed for ticket in tickets]),
             self._integers([ticket.request.sample_index for ticket in tickets]),
         )
-        if tickets[0].request.is_guided:  # and so are the others
-            guidances = [t.request.guidance for t in tickets if t.request.guidance is not None]
-            canvas.guidance = BatchGuidance.of(guidances, self.length, self._device)
-        if self._canvas is None:
+        if self._state is None:
             # rows without a sequence hold copies, which no step reads
-            self._canvas = canvas.rows(self._integers([0] * self._num_rows))
-        self._canvas.put(self._integers(rows), canvas)
-        self._tokens[rows] = canvas.tokens.cpu().numpy()
+            self._state = state.rows(self._integers([0] * self._num_rows))
+        self._state.put(self._integers(rows), state)
+        self._tokens[rows] = state.tokens.cpu().numpy()
 
     @torch.no_grad()
     def advance(self, rows: list[int]) -> list[Event]:
         """Step some rows; if that fails, one by one, so that only the rows that failed end."""
-        assert self._canvas is not None
+        assert self._state is not None
         tickets = [self._ticket(row) for row in rows]
         for ticket in tickets:
             ticket.is_stepping = True
         try:
             network, num_rows = self._network, self.num_rows(len(rows))
-            batch = StepBatch(network, self._schedule, self._canvas, rows, tickets, num_rows)
+            batch = StepBatch(network, self._schedule, self._state, rows, tickets, num_rows)
             groups: dict[Step, list[int]] = {}
             for k, ticket in enumerate(tickets):
                 groups.setdefault(ticket.next_step.step, []).append(k)
@@ -249,15 +249,13 @@ class LengthBucket:
 
     def _apply(self, change: Change) -> list[Event]:
         """Write the result of a step, on the device and on the host."""
-        assert self._canvas is not None
-        best, is_full = change.best, change.rows == list(range(self._num_rows))
+        assert self._state is not None
+        is_full = change.rows == list(range(self._num_rows))
         index = slice(None) if is_full else self._integers(change.rows)
-        self._canvas.tokens[index] = change.tokens
-        if best is not None:
-            for stored, updated in zip(self._canvas.best, best, strict=True):
-                stored[index] = updated
+        for name, values in change.stored.items():
+            getattr(self._state, name)[index] = values
         edits = self._edits(change)
-        new = change.numbers.get("end", change.numbers["tokens"])
+        new = change.numbers["end"]
         self._tokens[change.rows] = new
         is_known = np.all((new >= 0) & (new < self._schedule.vocab.size), axis=1)
         events: list[Event] = []
@@ -279,7 +277,7 @@ class LengthBucket:
                 length = len(ticket.request.tokens)
                 ticket.values = tuple(value[k, :length] for value in values)
             ends_phase = bool(converged) or ticket.is_at_phase_end
-            ticket.advance(ends_phase=ends_phase, is_scored=best is not None)
+            ticket.advance(ends_phase=ends_phase)
             if ticket.steps_done == ticket.num_steps:
                 ticket.finish()
                 self._slots[row] = None
@@ -291,7 +289,7 @@ class LengthBucket:
         edits: dict[int, list[Edit]] = {}
         old, numbers = self._tokens[change.rows], change.numbers
         probability = numbers["bits"].astype(np.int32).view(np.float32)
-        for new in [numbers[name] for name in ("tokens", "end") if name in numbers]:
+        for new in (numbers["tokens"], numbers["end"]):
             for k, position in np.argwhere(old != new).tolist():
                 ticket = self._ticket(change.rows[k])
                 if not ticket.record_edits:
@@ -317,22 +315,22 @@ class LengthBucket:
 
 
 class Change(NamedTuple):
-    """The result of a step of K sequences; nothing is written to the canvas yet."""
+    """The result of a step of K sequences; nothing is written to the state yet."""
 
     rows: list[int]
     """Rows of the bucket."""
-    tokens: Int[Tensor, "K L"]
-    best: BestState | None
+    stored: dict[str, Tensor]
+    """Fields of the state after the step, and what is restored at the end of a phase."""
     numbers: dict[str, Any]
     """What the host reads, tensors of the device and after `_copy_to_host` arrays:
 
-    - `tokens` after the step and, if states were scored, those at the `end` of the phase, [K, L];
+    - `tokens` after the step, and those at its `end`, where the best may be restored, [K, L];
     - the `bits` of x_theta of the tokens that the step drew, [K, L];
     - `flags` [K, 3]: whether the step has converged, x_theta was read, and all of it was finite.
     """
     frames: list[Frame | None]
     values: tuple[Tensor, ...]
-    """`StepOutput.values`."""
+    """`State.values`."""
 
 
 def _copy_to_host(changes: list[Change]) -> list[Change]:
@@ -355,14 +353,14 @@ class StepBatch:
         self,
         network: DenoisingNetwork,
         schedule: MixingSchedule,
-        canvas: Canvas,
+        state: State,
         rows: list[int],
         tickets: list[Ticket],
         num_rows: int,
     ) -> None:
-        """Take the rows of some tickets from the canvas of a bucket."""
+        """Take the rows of some tickets from the state of a bucket."""
         self._schedule, self._rows, self._tickets = schedule, rows, tickets
-        num_copies, device = num_rows - len(rows), canvas.tokens.device
+        num_copies, device = num_rows - len(rows), state.tokens.device
         copied = tickets + tickets[:1] * num_copies
         planned = [ticket.next_step for ticket in copied]
         ends = [[step.t for step in planned], [step.s for step in planned]]
@@ -370,70 +368,92 @@ class StepBatch:
         places = rows + rows[:1] * num_copies
         integers = [places, [ticket.steps_done for ticket in copied]]
         index, step_index = upload(integers, torch.int64, device)
-        if places == list(range(len(canvas.seed))):
-            part = replace(canvas, tokens=canvas.tokens.clone())  # frames keep it
+        if places == list(range(len(state.seed))):
+            part = state._replace(tokens=state.tokens.clone())  # frames keep it
         else:
-            part = canvas.rows(index)
-        self._canvas = replace(part, step_index=step_index)
-        length = canvas.tokens.shape[1]
-        is_padded = any(len(ticket.request.tokens) < length for ticket in tickets)
-        valid = part.valid if is_padded else None
-        self._forward = ForwardPass(network, part.tokens, self._t, valid, part.guidance)
+            part = state.rows(index)
+        self._state = part._replace(step_index=step_index)
+        requests = [ticket.request for ticket in copied]
+        self._network = NetworkPredict(network, schedule.vocab.size, num_rows, device)
+        self._predict: Predict = self._network
+        guidances = [request.guidance for request in requests if request.guidance is not None]
+        if requests[0].is_guided:  # and so are the others
+            self._predict = guided(self._predict, guidances)
+        if any(request.processors for request in requests):
+            self._predict = processed(self._predict, [r.processors for r in requests])
+        self._constrained = None
+        if any(request.choices for request in requests):
+            choices = [request.choices for request in requests]
+            self._constrained = Constrained(self._predict, schedule, self._s, choices)
+            self._predict = self._constrained
+
+    def _of(self, members: list[int]) -> Predict:
+        """Return a function that reads some sequences only."""
+        index = upload(members, torch.int64, self._t.device)
+        is_member = torch.zeros_like(self._state.is_converged).index_fill(0, index, value=True)
+        return lambda state, t, where: self._predict(state, t, where & is_member[:, None])
 
     def call(self, step: Step, members: list[int]) -> Change:
-        """Call a step with the sequences that make it."""
-        num, canvas, t, s, index = len(members), self._canvas, self._t, self._s, None
+        """Call a step with the sequences that make it.
+
+        It gets all of them, whoever makes it: its bits must not depend on how many others do.
+        """
+        state, t, s, num = self._state, self._t, self._s, len(members)
         tickets = [self._tickets[k] for k in members]
-        if num < len(self._rows):
-            # padded again: the bits of a step must not depend on how many others make it
-            copied = members + members[:1] * (len(canvas.seed) - num)
-            index = upload(copied, torch.int64, t.device)
-            canvas, t, s = canvas.rows(index), t[index], s[index]
-        choices = [ticket.request.choices for ticket in tickets]
-        prediction = Prediction(
-            self._forward,
-            self._schedule.vocab.size,
-            [ticket.request.processors for ticket in tickets],
-            rows=index,
-            num_rows=num,
-            choices=BatchChoices(self._schedule, s, t, canvas, choices) if any(choices) else None,
+        predict = self._predict if num == len(state.seed) else self._of(members)
+        output = step(self._schedule, s, t, state, predict)
+        output.check(state, tickets[0].next_step.name)
+        tokens = torch.where(state.protected, state.tokens, output.tokens)
+        if self._constrained is not None and any(ticket.next_step.s == 0 for ticket in tickets):
+            tokens = self._constrained.finish(state, t, tokens)
+        was_read = self._network.was_read.clone()
+        frames = _frames(tickets, members, state, t, predict)  # may read more
+        is_last = torch.zeros_like(was_read)
+        ends = [k for k in members if self._tickets[k].is_at_phase_end]
+        is_last[upload(ends, torch.int64, t.device)] = True
+        # at the end of a phase that scores states the best is restored, with no score from then on
+        is_restored = (is_last | output.is_converged) & (output.best_score >= 0)
+        end = torch.where(is_restored[:, None], output.best, tokens)
+        numbers = {
+            "tokens": tokens,
+            "end": end,
+            "bits": output.probability.float().view(torch.int32),
+            "flags": torch.stack([output.is_converged, was_read, self._network.is_finite], 1),
+        }
+        stored = {
+            "tokens": end,
+            "best_score": torch.where(is_restored, -1, output.best_score),
+            "best_age": torch.where(is_restored, 0, output.best_age),
+        }
+        if output.best is not state.best:
+            stored["best"] = output.best
+        index = (
+            slice(num) if members == list(range(num)) else upload(members, torch.int64, t.device)
         )
-        output = step(self._schedule, s, t, canvas, prediction)
-        output.check(canvas, tickets[0].next_step.name)
-        if any(ticket.next_step.s == 0 for ticket in tickets):
-            output = output._replace(tokens=prediction.with_choices(output.tokens))
-        output = output.first(num)
-        was_read = prediction.was_read[:num]
-        frames = _frames(tickets, prediction)  # may read more
-        finished = torch.zeros_like(was_read) if output.finished is None else output.finished
-        tokens = torch.where(canvas.protected[:num], canvas.tokens[:num], output.tokens)
-        numbers, best = {"tokens": tokens}, output.best
-        if best is None and any(ticket.is_scored for ticket in tickets):
-            best = canvas.best.rows(slice(num))
-        if best is not None:
-            is_last = [ticket.is_at_phase_end for ticket in tickets]
-            ends = finished | upload(is_last, torch.bool, t.device)
-            is_restored = ends & (best.score >= 0)  # with no score from then on
-            tokens = numbers["end"] = torch.where(is_restored[:, None], best.tokens, tokens)
-            score = torch.where(is_restored, -1, best.score)
-            best = BestState(best.tokens, score, torch.where(is_restored, 0, best.age))
-        numbers["bits"] = torch.zeros_like(tokens, dtype=torch.int32)
-        if output.probability is not None:
-            numbers["bits"] = output.probability.float().view(torch.int32)
-        numbers["flags"] = torch.stack([finished, was_read, prediction.is_finite[:num]], 1)
-        rows = [self._rows[k] for k in members]
-        return Change(rows, tokens, best, numbers, frames, output.values)
+        return Change(
+            [self._rows[k] for k in members],
+            {name: value[index] for name, value in stored.items()},
+            {name: value[index] for name, value in numbers.items()},
+            frames,
+            tuple(value[index] for value in output.values),
+        )
 
 
-def _frames(tickets: Sequence[Ticket], prediction: Prediction) -> list[Frame | None]:
+def _frames(
+    tickets: Sequence[Ticket], members: list[int], state: State, t: Tensor, predict: Predict
+) -> list[Frame | None]:
     """Return the state and the prediction before the step, for tickets that record frames."""
     frames: list[Frame | None] = [None] * len(tickets)
-    if not any(ticket.record_frames for ticket in tickets):
+    recorded = [k for k, ticket in zip(members, tickets, strict=True) if ticket.record_frames]
+    if not recorded:
         return frames
-    observation = prediction.observe()
-    for k, ticket in enumerate(tickets):
+    everywhere = torch.zeros_like(state.protected)
+    everywhere[upload(recorded, torch.int64, t.device)] = True
+    rows = predict(state, t, everywhere)
+    observed = state.tokens, rows.current, rows.entropy, rows.top, rows.top_probability
+    for i, (k, ticket) in enumerate(zip(members, tickets, strict=True)):
         if ticket.record_frames:
             planned, length = ticket.next_step, len(ticket.request.tokens)
-            values = (value[k, :length] for value in (prediction.z, *observation))
-            frames[k] = Frame(ticket.steps_done, planned.name, planned.t, *values)
+            values = (value[k, :length] for value in observed)
+            frames[i] = Frame(ticket.steps_done, planned.name, planned.t, *values)
     return frames

@@ -15,15 +15,15 @@ from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
+from gidd.sampling.state import State
 from gidd.sampling.steps.ancestral import ancestral
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Step = Callable[[MixingSchedule, Tensor, Tensor, Canvas, Prediction], StepOutput]
-"""(schedule, s, t, canvas, prediction at t) -> new tokens. A corrector has s = t.
+Step = Callable[[MixingSchedule, Tensor, Tensor, State, Predict], State]
+"""(schedule, s, t, state, predict) -> the state at time s, with new tokens. A corrector has s = t.
 
 A step without options is a plain function. One with options is a frozen dataclass, such as
 `Gibbs(distance=4)`, which checks them when it is made and equals another one with the same options:
@@ -150,8 +150,6 @@ def corrector_plan(corrector: Step, num_steps: int, t: float = 0.0) -> Plan:
     return Plan((PlannedStep(corrector, t, t),) * num_steps)
 
 
-def no_op(
-    schedule: MixingSchedule, s: Tensor, t: Tensor, canvas: Canvas, prediction: Prediction
-) -> StepOutput:
+def no_op(schedule: MixingSchedule, s: Tensor, t: Tensor, state: State, predict: Predict) -> State:
     """Change nothing: for plans that need the prediction only, or end a phase."""
-    return StepOutput(canvas.tokens)
+    return state

@@ -24,7 +24,7 @@ from gidd.common.config.allowed import (
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.choices import Choices
-from gidd.sampling.network import Guidance
+from gidd.sampling.guidance import Guidance
 from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor, require_tokens_left
 from gidd.vocab import Vocab

@@ -326,7 +326,7 @@ class Session:
 
         This differs from `Ticket.tokens` for a corrector that scores states, such as Algorithm 1.
         """
-        return self._bucket(ticket).best_tokens(ticket) if ticket.is_scored else ticket.tokens
+        return self._bucket(ticket).best_tokens(ticket)
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the length to which a sequence is padded: a rule that depends on it alone."""

@@ -72,9 +72,7 @@ class Ticket:
         self.deadline: float | None = None
         """Time of the session's clock after which its limits apply."""
         self.values: tuple[Tensor, ...] = ()
-        """`StepOutput.values` of the last step that had any."""
-        self.is_scored = False
-        """Whether its phase scores states, of which the best is restored at the end."""
+        """`State.values` of the last step that had any."""
         self._is_expired = False
         self.row: NDArray[np.int64] | None = None
         """Its row of the bucket's tokens, which the bucket keeps up to date."""
@@ -133,9 +131,8 @@ class Ticket:
         if frame is not None:
             self._frames.append(frame)
 
-    def advance(self, *, ends_phase: bool, is_scored: bool) -> None:
+    def advance(self, *, ends_phase: bool) -> None:
         """Advance to the next step, or to the next phase."""
-        self.is_scored = is_scored and not ends_phase
         phase_end = self.plan.phase_ends[self.steps_done]
         self.steps_done = phase_end if ends_phase else self.steps_done + 1
 

@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.diffusion.categorical import at
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedule import MixingSchedule, Times
-from gidd.sampling.canvas import Canvas, StepOutput, time_dtype
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
 from gidd.sampling.jobs import Jobs
-from gidd.sampling.network import ForwardPass
 from gidd.sampling.plan import Plan, corrector_plan
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict, Rows
 from gidd.sampling.processors import Processor
 from gidd.sampling.request import Request
 from gidd.sampling.session import Session
+from gidd.sampling.state import State, time_dtype
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -104,8 +102,8 @@ class TextWindows:
             yield WindowTokens(tuple(self.tokens[start:stop]), tuple(editable))
 
 
-ReadFunction = Callable[[Prediction, Tensor], tuple[Tensor, ...]]
-"""(prediction of a batch, editable positions [B, L]) -> values, each [B, L, ...].
+ReadFunction = Callable[[Rows, Times], tuple[Tensor, ...]]
+"""(x_theta at the editable positions of a batch, its times [B]) -> values, each [B, L, ...].
 
 Windows with equal functions (==) are read together; a function with options is a frozen dataclass.
 """
@@ -118,10 +116,10 @@ class ReadValues:
     function: ReadFunction
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Compute the values."""
-        return StepOutput(canvas.tokens, values=self.function(prediction, canvas.free))
+        return state._replace(values=self.function(predict(state, t, state.free), t))
 
 
 @dataclass(frozen=True)
@@ -200,9 +198,9 @@ class WindowReader:
         """Return the values of a window without editable positions; no forward pass is needed."""
         z = torch.tensor([window.tokens], dtype=torch.int64, device=self.session.device)
         times = torch.tensor([t], dtype=self.dtype, device=self.session.device)
-        forward = ForwardPass(self.session.network, z, times)
-        prediction = Prediction(forward, self.session.schedule.vocab.size)
-        values = function(prediction, torch.zeros_like(z, dtype=torch.bool))
+        empty = torch.empty(0, dtype=torch.int64, device=z.device)
+        rows = Rows(z, empty, self.session.schedule.vocab.size, 1, lambda index: index)
+        values = function(rows, times)
         return tuple(value[0].cpu() for value in values)
 
 
@@ -264,14 +262,12 @@ class _ReadPosteriors:
     settings: PosteriorPass
     error_rate: float
 
-    def __call__(self, prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
-        settings, z, t = self.settings, prediction.z, prediction.t
-        schedule = settings.reader.session.schedule
-        likelihood = likelihood_of(schedule, t, z, self.error_rate, settings.channel)
-        return read_posterior(prediction, editable, likelihood, settings.num_alternatives)
+    def __call__(self, rows: Rows, t: Times) -> tuple[Tensor, ...]:
+        settings, schedule = self.settings, self.settings.reader.session.schedule
+        likelihood = likelihood_of(schedule, t, rows.tokens, self.error_rate, settings.channel)
+        return read_posterior(rows, likelihood, settings.num_alternatives)
 
 
-def read_own_probability(prediction: Prediction, editable: Tensor) -> tuple[Tensor, ...]:
+def read_own_probability(rows: Rows, _: Times) -> tuple[Tensor, ...]:
     """Read x_theta of the tokens of the text: a function for `WindowReader.read`."""
-    z = prediction.z.flatten()
-    return prediction.read(editable, lambda rows, i: (at(rows, z[i]),))
+    return (rows.current,)

@@ -4,15 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 import gidd
 from gidd.common.config.components import require_options
-from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.randomness import Stream
-from gidd.diffusion.schedule import MixingSchedule
-from gidd.sampling.canvas import Canvas, StepOutput, Times
-from gidd.sampling.prediction import Prediction
+from gidd.diffusion.schedule import MixingSchedule, Times
+from gidd.sampling import Predict, State
 from gidd.sampling.steps.confidence import masks_to_fill, require_masks
 
 
@@ -41,16 +38,11 @@ class LeftToRight:
         require_masks(schedule)
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
-        """Return the tokens at time s."""
-        equal = torch.zeros_like(canvas.tokens, dtype=t.dtype)  # so the leftmost are filled
-        filled = masks_to_fill(schedule, s, canvas, equal, self.at_least)
-        u = canvas.random(Stream.TOKEN).flatten()
-
-        def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-            token = draw(rows, u[i, None]).squeeze(-1)
-            return token, at(rows, token)
-
-        token, probability = prediction.read(filled, draw_tokens)
-        return StepOutput(torch.where(filled, token, canvas.tokens), probability)
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
+        """Return the state at time s."""
+        equal = torch.zeros_like(state.tokens, dtype=t.dtype)  # so the leftmost are filled
+        filled = masks_to_fill(schedule, s, state, equal, self.at_least)
+        token, probability = predict(state, t, filled).draw(state.random(Stream.TOKEN))
+        tokens = torch.where(filled, token, state.tokens)
+        return state._replace(tokens=tokens, probability=probability)

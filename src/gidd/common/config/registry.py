@@ -42,7 +42,7 @@ class Kind(NamedTuple):
     """Parameters that the library supplies; all others are options."""
 
 
-_STEP_PARAMETERS = ("schedule", "s", "t", "canvas", "prediction")
+_STEP_PARAMETERS = ("schedule", "s", "t", "state", "predict")
 KINDS: dict[str, Kind] = {
     "schedule": Kind("gidd.diffusion.schedules", "COMPONENTS", "MixingSchedule", ("vocab",)),
     "curve": Kind("gidd.diffusion.schedules", "CURVES", "Curve"),

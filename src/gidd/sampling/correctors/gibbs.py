@@ -14,8 +14,8 @@ from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
+from gidd.sampling.state import State
 from gidd.sampling.steps.ancestral import FROM_X_THETA
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class Gibbs(CheckedOptions):
     allowed = {"distance": DISTANCE, "num_positions": _POSITIONS}
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Redraw the positions of this call."""
-        u = canvas.random(Stream.PLACE)
+        u = state.random(Stream.PLACE)
         if self.num_positions is None:
-            chosen = every_nth(self.distance, u[:, 0] % self.distance, canvas.tokens.shape[1])
+            chosen = every_nth(self.distance, u[:, 0] % self.distance, state.tokens.shape[1])
         else:
-            chosen = top_spaced(u, canvas.free, self.num_positions, self.distance)
-        return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
+            chosen = top_spaced(u, state.free, self.num_positions, self.distance)
+        return redraw(schedule, t, state, predict, chosen & state.free)
 
 
 @final
@@ -74,28 +74,28 @@ class GibbsSweep(CheckedOptions):
     allowed = {"distance": DISTANCE}
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Redraw the positions of this call."""
-        offset = canvas.step_index % self.distance
-        chosen = every_nth(self.distance, offset, canvas.tokens.shape[1])
-        return redraw(schedule, t, canvas, prediction, chosen & canvas.free)
+        offset = state.step_index % self.distance
+        chosen = every_nth(self.distance, offset, state.tokens.shape[1])
+        return redraw(schedule, t, state, predict, chosen & state.free)
 
 
 def redraw(
     schedule: MixingSchedule,
     t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
+    state: State,
+    predict: Predict,
     chosen: Bool[Tensor, "B L"],
-) -> StepOutput:
+) -> State:
     """Draw z ~ q_t(. | x_theta) at the chosen positions (Eq. 3); noise tokens skip the head."""
-    z = canvas.tokens
-    fresh = noise(schedule, t, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
+    z = state.tokens
+    fresh = noise(schedule, t, torch.full_like(z, FROM_X_THETA), state.random(Stream.RENOISE))
     pending = chosen & (fresh == FROM_X_THETA)
-    u = canvas.random(Stream.TOKEN)
-    token, probability = prediction.read_samples(pending, u, lambda rows, _: rows.draw())
-    return StepOutput(torch.where(chosen, torch.where(pending, token, fresh), z), probability)
+    token, probability = predict(state, t, pending).draw(state.random(Stream.TOKEN))
+    tokens = torch.where(chosen, torch.where(pending, token, fresh), z)
+    return state._replace(tokens=tokens, probability=probability)
 
 
 def top_spaced(

@@ -21,9 +21,9 @@ from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import at
 from gidd.diffusion.error_rate import error_rate_at, visible_noise
 from gidd.diffusion.schedule import MixingSchedule, Times
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict, Rows
 from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
+from gidd.sampling.state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -95,17 +95,14 @@ def likelihood_of(
 
 
 def read_posterior(
-    prediction: Prediction,
-    where: Bool[Tensor, "B L"],
-    likelihood: Likelihood,
-    num_alternatives: int = 1,
+    rows: Rows, likelihood: Likelihood, num_alternatives: int = 1
 ) -> tuple[Tensor, ...]:
-    """Compute the posterior of the tokens at the chosen positions; 0 elsewhere.
+    """Compute the posterior of the tokens at the positions of the rows; 0 elsewhere.
 
     Returns the posterior probability of the current token and its x_theta, [B, L] each, then the
     most likely other tokens, the best one first, and their posterior probabilities, [B, L, A] each.
     """
-    z = prediction.z
+    z = rows.tokens
 
     def posterior_of(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
         if len(i) == 1:  # the sum of a single row is split among threads, which changes its bits
@@ -116,7 +113,7 @@ def read_posterior(
         probabilities, tokens = others.topk(num_alternatives, -1)
         return at(p, current), at(rows, current).to(p.dtype), tokens, probabilities.clamp_min(0)
 
-    return prediction.read(where, posterior_of)
+    return rows.read(posterior_of)
 
 
 def is_replaced(
@@ -151,12 +148,16 @@ class PosteriorCorrection(CheckedOptions):
     allowed = {"error_rate": optional(ERROR_RATE), "min_confidence": optional(MIN_CONFIDENCE)}
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Replace the tokens that are more likely wrong than right."""
-        likelihood = likelihood_of(schedule, t, canvas.tokens, self.error_rate)
-        found, _, tokens, probabilities = read_posterior(prediction, canvas.free, likelihood)
+        likelihood = likelihood_of(schedule, t, state.tokens, self.error_rate)
+        rows = predict(state, t, state.free)
+        found, _, tokens, probabilities = read_posterior(rows, likelihood)
         other, probability = tokens[..., 0], probabilities[..., 0]
-        changed = canvas.free & is_replaced(found, probability, self.min_confidence)
-        tokens = torch.where(changed, other, canvas.tokens)
-        return StepOutput(tokens, probability * changed, finished=~changed.any(-1))
+        changed = state.free & is_replaced(found, probability, self.min_confidence)
+        return state._replace(
+            tokens=torch.where(changed, other, state.tokens),
+            probability=probability * changed,
+            is_converged=~changed.any(-1),
+        )

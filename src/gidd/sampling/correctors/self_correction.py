@@ -13,11 +13,10 @@ from gidd.common.config.allowed import Allowed, integer
 from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
-from gidd.sampling.canvas import BestState, Canvas, StepOutput
 from gidd.sampling.correctors.gibbs import DISTANCE, top_spaced
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
 from gidd.sampling.ranges import TEMPERATURE
-from gidd.sampling.row_sampler import RowSampler
+from gidd.sampling.state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,13 +26,13 @@ _SCORE = Allowed(callable, "a function of a Proposal", "Use likelihood (the pape
 
 
 class Proposal(NamedTuple):
-    """Inputs of a score function: probabilities of old and new tokens, each [K]."""
+    """Inputs of a score function: probabilities of old and new tokens, each [B, L]."""
 
-    old: Float[Tensor, " K"]
+    old: Float[Tensor, "B L"]
     """x_theta of the current token."""
-    new: Float[Tensor, " K"]
+    new: Float[Tensor, "B L"]
     """x_theta of its replacement."""
-    scaled_log_odds: Float[Tensor, " K"]
+    scaled_log_odds: Float[Tensor, "B L"]
     """Increases with the replacement's probability at the corrector's temperature."""
 
 
@@ -85,34 +84,25 @@ class SelfCorrectionStep(CheckedOptions):
     }
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Score the current state and commit the best changes."""
-        z, free = canvas.tokens, canvas.free
-
-        def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
-            token, new = rows.draw()
-            log_odds = rows.log_odds(token, token != z.flatten()[i])
-            proposal = Proposal(rows.current, new, log_odds)
-            is_top = proposal.old >= rows.top_probability
-            return token, proposal.new, self.score(proposal), is_top
-
-        token, probability, scores, is_top = prediction.read_samples(
-            free, canvas.random(Stream.TOKEN), propose, self.temperature
-        )
-        self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(canvas.best.score)
-        best = _update_best(canvas.best, z, self_accuracy)
+        z, free = state.tokens, state.free
+        rows = predict(state, t, free)
+        token, probability = rows.draw(state.random(Stream.TOKEN), None, self.temperature)
         differs = free & (token != z)
-        finished = ~differs.any(-1) | (best.age >= self.patience)
+        log_odds = rows.log_odds(token, differs, self.temperature)
+        scores = self.score(Proposal(rows.current, probability, log_odds))
+        is_top = free & (rows.current >= rows.top_probability)
+        self_accuracy = (is_top.sum(-1) / free.sum(-1).clamp_min(1)).to(state.best_score)
+        improved = self_accuracy > state.best_score
+        best_age = torch.where(improved, 0, state.best_age + 1)
         committed = top_spaced(scores, differs, self.num_tokens, self.distance)
-        return StepOutput(torch.where(committed, token, z), probability * committed, best, finished)
-
-
-def _update_best(best: BestState, tokens: Tensor, score: Tensor) -> BestState:
-    """Return the best state so far, including this one."""
-    improved = score > best.score
-    return BestState(
-        torch.where(improved[:, None], tokens, best.tokens),
-        torch.where(improved, score, best.score),
-        torch.where(improved, 0, best.age + 1),
-    )
+        return state._replace(
+            tokens=torch.where(committed, token, z),
+            best=torch.where(improved[:, None], z, state.best),
+            best_score=torch.where(improved, self_accuracy, state.best_score),
+            best_age=best_age,
+            probability=probability * committed,
+            is_converged=~differs.any(-1) | (best_age >= self.patience),
+        )

@@ -13,10 +13,9 @@ from gidd.diffusion.categorical import happens
 from gidd.diffusion.process import noise, noise_at, transition_noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
 from gidd.sampling.ranges import PROBABILITY
-from gidd.sampling.row_sampler import RowSampler
+from gidd.sampling.state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -37,8 +36,8 @@ def redraw_probability(arrived: Float[Tensor, ...], q_t: Float[Tensor, ...]) -> 
 
 
 def ancestral(
-    schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-) -> StepOutput:
+    schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+) -> State:
     """Draw z_s ~ p_theta(z_s | z_t) (Eq. 16); the distribution of `process.posterior`.
 
     r is largest for x_theta(z_t) = 0, so a token that is kept even then is kept for any x_theta.
@@ -46,43 +45,38 @@ def ancestral(
     so its x_theta is read only if it is replaced by a token drawn from x_theta. If no position
     needs x_theta, the network is not called.
     """
-    return reverse_step(schedule, s, t, canvas, prediction)
+    return reverse_step(schedule, s, t, state, predict)
 
 
 def reverse_step(
     schedule: MixingSchedule,
     s: Times,
     t: Times,
-    canvas: Canvas,
-    prediction: Prediction,
+    state: State,
+    predict: Predict,
     restarts: Bool[Tensor, "B L"] | None = None,
-) -> StepOutput:
+) -> State:
     """Draw z_s ~ p_theta(z_s | z_t), as `ancestral`.
 
     Where `restarts` is True, draw x ~ p(x | z_t), the step to time 0, and then z_s ~ q_s(. | x).
     """
-    z, mask_id = canvas.tokens, schedule.vocab.mask_id
+    z, mask_id = state.tokens, schedule.vocab.mask_id
     arrived, noise_t = transition_noise_at(schedule, s, t, z), noise_at(schedule, t, z)
     alpha_t = schedule.alpha(t)[:, None].expand_as(z)
-    fresh = noise(schedule, s, torch.full_like(z, FROM_X_THETA), canvas.random(Stream.RENOISE))
+    fresh = noise(schedule, s, torch.full_like(z, FROM_X_THETA), state.random(Stream.RENOISE))
     pending = fresh == FROM_X_THETA
     if restarts is not None:  # noise of time s replaces any x; between 0 and t arrives all of t's
         arrived = torch.where(restarts, torch.where(pending, noise_t, 1), arrived)
-    u = canvas.random(Stream.REDRAW)
-    may_change = canvas.free & happens(redraw_probability(arrived, noise_t), u)
+    u = state.random(Stream.REDRAW)
+    may_change = state.free & happens(redraw_probability(arrived, noise_t), u)
     visible = z != mask_id if mask_id is not None else may_change
-
-    def redraw(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
-        q_t = alpha_t.flatten()[i] * rows.current + noise_t.flatten()[i]
-        changes = happens(redraw_probability(arrived.flatten()[i], q_t), u.flatten()[i])
-        return changes, *rows.draw(changes & pending.flatten()[i])
-
     needed = may_change & (pending | (visible & (arrived < 1)))  # 1: redrawn for any x_theta
-    token_u = canvas.random(Stream.TOKEN)
-    changes, token, probability = prediction.read_samples(needed, token_u, redraw)
-    changes = torch.where(needed, changes, may_change)
+    rows = predict(state, t, needed)
+    q_t = alpha_t * rows.current + noise_t
+    changes = torch.where(needed, happens(redraw_probability(arrived, q_t), u), may_change)
+    token, probability = rows.draw(state.random(Stream.TOKEN), changes & pending & needed)
     new = torch.where(pending, token, fresh)
-    return StepOutput(torch.where(changes, new, z), probability)
+    return state._replace(tokens=torch.where(changes, new, z), probability=probability)
 
 
 @final
@@ -104,9 +98,9 @@ class Psi(CheckedOptions):
     allowed = {"renoise": PROBABILITY._replace(fix="0 is the ancestral sampler.")}
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Draw the tokens of time s."""
         renoise = torch.full_like(t, self.renoise)[:, None]
-        restarts = happens(renoise, canvas.random(Stream.PLACE))
-        return reverse_step(schedule, s, t, canvas, prediction, restarts)
+        restarts = happens(renoise, state.random(Stream.PLACE))
+        return reverse_step(schedule, s, t, state, predict, restarts)

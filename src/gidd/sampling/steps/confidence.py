@@ -13,10 +13,9 @@ from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict, Rows
 from gidd.sampling.ranges import PROBABILITY
-from gidd.sampling.row_sampler import RowSampler
+from gidd.sampling.state import State
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -34,19 +33,18 @@ class _FillByConfidence:
         require_masks(schedule)
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Fill the masks of this step."""
-        masks = free_masks(schedule, canvas)
-        token, probability, confidences = prediction.read_samples(
-            masks, canvas.random(Stream.TOKEN), self.propose
-        )
-        filled = masks_to_fill(schedule, s, canvas, confidences)
-        return StepOutput(torch.where(filled, token, canvas.tokens), probability * filled)
+        rows = predict(state, t, free_masks(schedule, state))
+        token, probability = self.propose(rows, state)
+        filled = masks_to_fill(schedule, s, state, rows.top_probability)
+        tokens = torch.where(filled, token, state.tokens)
+        return state._replace(tokens=tokens, probability=probability * filled)
 
     @staticmethod
-    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
-        """Return a token for each row, its probability, and the confidence."""
+    def propose(rows: Rows, state: State) -> tuple[Tensor, Tensor]:
+        """Return a token for each row, and its probability."""
         raise NotImplementedError
 
 
@@ -62,9 +60,9 @@ class Confidence(_FillByConfidence):
     """
 
     @staticmethod
-    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+    def propose(rows: Rows, state: State) -> tuple[Tensor, Tensor]:
         """Draw from x_theta."""
-        return *rows.draw(), rows.top_probability
+        return rows.draw(state.random(Stream.TOKEN))
 
 
 @final
@@ -76,9 +74,9 @@ class Greedy(_FillByConfidence):
     """
 
     @staticmethod
-    def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
+    def propose(rows: Rows, state: State) -> tuple[Tensor, Tensor]:
         """Take the most likely token."""
-        return rows.top, rows.top_probability, rows.top_probability
+        return rows.top, rows.top_probability
 
 
 @final
@@ -108,37 +106,32 @@ class Threshold(CheckedOptions):
             require_masks(schedule)
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Fill and replace the tokens of this step."""
-        z, masks = canvas.tokens, free_masks(schedule, canvas)
-        replaceable = canvas.free & ~masks & (noise_at(schedule, t, z) > 0)
-
-        def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
-            top = rows.top  # before its probability, which comes with it
-            return *rows.draw(masks.flatten()[i]), top, rows.top_probability
-
-        token, probability, top, top_probability = prediction.read_samples(
-            masks | replaceable, canvas.random(Stream.TOKEN), propose
-        )
-        first = masks_to_fill(schedule, s, canvas, top_probability, at_least=1)
-        filled = masks & (first | (top_probability >= self.fill))
-        replaced = replaceable & (top != z) & (top_probability >= self.replace)
-        new = torch.where(filled, token, torch.where(replaced, top, z))
-        return StepOutput(new, probability * filled + top_probability * replaced)
+        z, masks = state.tokens, free_masks(schedule, state)
+        replaceable = state.free & ~masks & (noise_at(schedule, t, z) > 0)
+        rows = predict(state, t, masks | replaceable)
+        token, probability = rows.draw(state.random(Stream.TOKEN), masks)
+        first = masks_to_fill(schedule, s, state, rows.top_probability, at_least=1)
+        filled = masks & (first | (rows.top_probability >= self.fill))
+        replaced = replaceable & (rows.top != z) & (rows.top_probability >= self.replace)
+        new = torch.where(filled, token, torch.where(replaced, rows.top, z))
+        probability = probability * filled + rows.top_probability * replaced
+        return state._replace(tokens=new, probability=probability)
 
 
-def free_masks(schedule: MixingSchedule, canvas: Canvas) -> Bool[Tensor, "B L"]:
+def free_masks(schedule: MixingSchedule, state: State) -> Bool[Tensor, "B L"]:
     """Return the free positions that hold a mask."""
     if schedule.vocab.mask_id is None:
-        return torch.zeros_like(canvas.protected)
-    return canvas.free & (canvas.tokens == schedule.vocab.mask_id)
+        return torch.zeros_like(state.protected)
+    return state.free & (state.tokens == schedule.vocab.mask_id)
 
 
 def masks_to_fill(
     schedule: MixingSchedule,
     s: Times,
-    canvas: Canvas,
+    state: State,
     confidences: Float[Tensor, "B L"],
     at_least: int = 0,
 ) -> Bool[Tensor, "B L"]:
@@ -146,12 +139,12 @@ def masks_to_fill(
 
     `at_least` masks of every sequence are selected; ties go to the leftmost.
     """
-    masks, mask = free_masks(schedule, canvas), schedule.vocab.mask_id
+    masks, mask = free_masks(schedule, state), schedule.vocab.mask_id
     if mask is None:
         return masks
     flat = schedule.flat_beta_pi(s)
     expected = schedule.beta_pi(s)[:, mask] if flat is None else flat.mask
-    left = (canvas.free.sum(-1) * expected).round().long()
+    left = (state.free.sum(-1) * expected).round().long()
     num = (masks.sum(-1) - left).clamp_min(at_least)
     order = torch.where(masks, confidences, -1).argsort(dim=-1, descending=True, stable=True)
     return masks & (order.argsort(dim=-1) < num[:, None])

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
 from gidd.common.config.components import CheckedOptions
 from gidd.diffusion.categorical import happens
@@ -13,10 +12,9 @@ from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.errors import ConfigError
-from gidd.sampling.canvas import Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
 from gidd.sampling.ranges import PROBABILITY
-from gidd.sampling.row_sampler import RowSampler
+from gidd.sampling.state import State
 from gidd.sampling.steps.confidence import free_masks, masks_to_fill, require_masks
 
 _FRACTION = PROBABILITY._replace(fix="0 is the ancestral sampler.")
@@ -52,10 +50,10 @@ class ReMDM(CheckedOptions):
             )
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Fill and remask the tokens of this step."""
-        z, masks = canvas.tokens, free_masks(schedule, canvas)
+        z, masks = state.tokens, free_masks(schedule, state)
         mask = torch.full_like(z[:, :1], schedule.vocab.mask_id or 0)  # `check`: there is one
         alpha_t, beta_s, beta_t = (
             schedule.alpha(t)[:, None],
@@ -65,13 +63,12 @@ class ReMDM(CheckedOptions):
         sigma_max = (beta_s / alpha_t.clamp_min(TINY)).clamp_max(1)
         sigma = (self.rescale * sigma_max).clamp_max(self.cap)
         stays = (beta_s - sigma * alpha_t).clamp_min(0) / beta_t.clamp_min(TINY)
-        masked = happens(torch.where(masks, stays, sigma), canvas.random(Stream.REDRAW))
+        masked = happens(torch.where(masks, stays, sigma), state.random(Stream.REDRAW))
         filled = masks & ~masked
-        token, probability = prediction.read_samples(
-            filled, canvas.random(Stream.TOKEN), lambda rows, _: rows.draw()
-        )
-        remasked = torch.where(canvas.free & masked, mask, z)
-        return StepOutput(torch.where(filled, token, remasked), probability)
+        token, probability = predict(state, t, filled).draw(state.random(Stream.TOKEN))
+        remasked = torch.where(state.free & masked, mask, z)
+        tokens = torch.where(filled, token, remasked)
+        return state._replace(tokens=tokens, probability=probability)
 
 
 @final
@@ -103,22 +100,18 @@ class RemaskSuspects(CheckedOptions):
             )
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Fill and remask the tokens of this step."""
-        z, masks = canvas.tokens, free_masks(schedule, canvas)
-        scored = canvas.free & ~masks & (noise_at(schedule, t, z) > 0) & (s > 0)[:, None]
-
-        def propose(rows: RowSampler, i: Tensor) -> tuple[Tensor, ...]:
-            return *rows.draw(masks.flatten()[i]), rows.top_probability, rows.current
-
-        token, probability, confidence, current = prediction.read_samples(
-            masks | scored, canvas.random(Stream.TOKEN), propose
-        )
-        filled = masks_to_fill(schedule, s, canvas, confidence)
-        suspects = scored & (current < self.suspect)
-        most = (self.max_fraction * canvas.free.sum(-1, keepdim=True)).ceil()
-        order = torch.where(suspects, current, torch.inf).argsort(dim=-1, stable=True)
+        z, masks = state.tokens, free_masks(schedule, state)
+        scored = state.free & ~masks & (noise_at(schedule, t, z) > 0) & (s > 0)[:, None]
+        rows = predict(state, t, masks | scored)
+        token, probability = rows.draw(state.random(Stream.TOKEN), masks)
+        filled = masks_to_fill(schedule, s, state, rows.top_probability)
+        suspects = scored & (rows.current < self.suspect)
+        most = (self.max_fraction * state.free.sum(-1, keepdim=True)).ceil()
+        order = torch.where(suspects, rows.current, torch.inf).argsort(dim=-1, stable=True)
         suspects = suspects & (order.argsort(dim=-1) < most)
         kept = torch.where(suspects, schedule.vocab.mask_id or 0, z)
-        return StepOutput(torch.where(filled, token, kept), probability * filled)
+        tokens = torch.where(filled, token, kept)
+        return state._replace(tokens=tokens, probability=probability * filled)

@@ -12,8 +12,8 @@ from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.process import posterior, sample_prior
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
-from gidd.sampling.canvas import BestState, Canvas, StepOutput
-from gidd.sampling.prediction import Prediction
+from gidd.sampling.predict import Predict
+from gidd.sampling.state import State
 
 _POSITIVE = number(lambda value: 0 < value <= 1e6, "in (0, 1e6]")
 
@@ -46,10 +46,10 @@ class Renoise(CheckedOptions):
     )
 
     def __call__(
-        self, schedule: MixingSchedule, s: Times, t: Times, canvas: Canvas, prediction: Prediction
-    ) -> StepOutput:
+        self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
+    ) -> State:
         """Accept and renoise."""
-        z, free, u = canvas.tokens, canvas.free, canvas.random(Stream.TOKEN)
+        z, free, u = state.tokens, state.free, state.random(Stream.TOKEN)
 
         def propose(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
             now, current = t[i // z.shape[1]].to(rows), z.flatten()[i, None]
@@ -60,17 +60,18 @@ class Renoise(CheckedOptions):
             token = draw(p, u.flatten()[i, None]).squeeze(-1)
             return token, at(p, token), torch.special.entr(p).sum(-1), p.argmax(-1)
 
-        token, probability, entropy, top = prediction.read(free, propose)
+        token, probability, entropy, top = predict(state, t, free).read(propose)
         ranked, order = entropy.masked_fill(~free, torch.inf).sort(dim=-1, stable=True)
         within = ranked.cumsum(-1) - ranked <= self.entropy_bound  # False at inf - inf
         accepted = torch.zeros_like(free).scatter(-1, order, within)
-        noise = sample_prior(schedule, canvas.random(Stream.RENOISE))
-        result, before = torch.where(free, top, z), canvas.best
-        repeats = (before.score >= 0) & (result == before.tokens).all(-1)
+        noise = sample_prior(schedule, state.random(Stream.RENOISE))
+        result = torch.where(free, top, z)
+        repeats = (state.best_score >= 0) & (result == state.best).all(-1)
         is_certain = entropy.sum(-1) < self.stop_entropy * free.sum(-1)
-        return StepOutput(
-            torch.where(accepted, token, noise),
-            probability * accepted,
-            BestState(result, torch.ones_like(before.score), before.age),
-            repeats & is_certain,
+        return state._replace(
+            tokens=torch.where(accepted, token, noise),
+            probability=probability * accepted,
+            best=result,
+            best_score=torch.ones_like(state.best_score),
+            is_converged=repeats & is_certain,
         )

@@ -1,0 +1,296 @@
+"""x_theta where a step asks for it: of a network, then with guidance, processors and choices.
+
+A `Predict` is a function. The others are wrappers of it, which combine:
+
+    predict = processed(guided(NetworkPredict(network, V, B), tokens, scale), processors)
+    rows = predict(state, t, state.free)         # no forward pass before this
+    token, probability = rows.draw(state.random(Stream.TOKEN))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gidd.diffusion.categorical import at, draw
+from gidd.diffusion.schedule import TINY, Times
+from gidd.sampling.network import DenoisingNetwork
+from gidd.sampling.processors import Processor, temper
+from gidd.sampling.state import State
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+TILE_ENTRIES = 6_500_000
+"""Maximum size of a [positions, V] tensor: 128 positions for GPT-2's vocabulary."""
+
+BLOCK_ENTRIES = 1 << 20
+"""Entries that are processed together, so that they stay in a core's cache."""
+
+KEPT_ENTRIES = 1 << 26
+"""Rows of x_theta with at most this many entries are kept until the step ends (256 MB); more are
+computed again for each question."""
+
+RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""(rows of x_theta [K, V], their indices in the flattened [B * L]) -> values, each [K, ...]."""
+
+
+class Rows:
+    """x_theta at the chosen positions. All that is returned is [B, L, ...], and 0 elsewhere."""
+
+    def __init__(
+        self,
+        tokens: Int[Tensor, "B L"],
+        index: Int[Tensor, " K"],
+        vocab_size: int,
+        tile: int,
+        compute: Callable[[Int[Tensor, " k"]], Float[Tensor, "T V"]],
+    ) -> None:
+        """Take flat positions, and a function that computes at most `tile` of them.
+
+        It returns their rows, and may return rows of padding behind them.
+        """
+        self.tokens, self.index, self.vocab_size, self.tile = tokens, index, vocab_size, tile
+        self.compute = compute
+        self._kept: list[Tensor] = []
+
+    def map(self, function: Callable[[Tensor, Tensor], Tensor]) -> Rows:
+        """Return rows of which each tile was changed by a function of it and its positions."""
+        return Rows(
+            self.tokens,
+            self.index,
+            self.vocab_size,
+            self.tile,
+            lambda index: function(self.compute(index), index),
+        )
+
+    def _tiles(self) -> Iterator[tuple[Tensor, Tensor]]:
+        parts = self.index.split(self.tile)
+        if self._kept:
+            yield from zip(self._kept, parts, strict=True)
+            return
+        kept: list[Tensor] = []
+        for index in parts:
+            rows = self.compute(index)[: len(index)]
+            if len(self.index) * self.vocab_size <= KEPT_ENTRIES:
+                kept.append(rows)
+            yield rows, index
+        self._kept = kept
+
+    def read(self, function: RowFunction) -> tuple[Tensor, ...]:
+        """Return the values of a function of each row."""
+        parts: list[tuple[Tensor, ...]] = []
+        if not len(self.index):
+            parts.append(
+                function(torch.empty(0, self.vocab_size, device=self.index.device), self.index)
+            )
+        else:
+            for rows, index in self._tiles():
+                blocks = zip(rows.split(self.block), index.split(self.block), strict=True)
+                parts += [function(*block) for block in blocks]
+        return tuple(self._scatter(torch.cat(v)) for v in zip(*parts, strict=True))
+
+    @property
+    def block(self) -> int:
+        """Rows that are processed together."""
+        return max(32, BLOCK_ENTRIES // self.vocab_size // 32 * 32)  # vector loops have no tail
+
+    def _scatter(self, values: Tensor) -> Tensor:
+        everywhere = values.new_zeros(self.tokens.numel(), *values.shape[1:])
+        return everywhere.index_copy(0, self.index, values).unflatten(0, self.tokens.shape)
+
+    @property
+    def dense(self) -> Float[Tensor, "B L V"]:
+        """The rows themselves, for reference steps and small vocabularies."""
+        return self.read(lambda rows, _: (rows,))[0]
+
+    @cached_property
+    def current(self) -> Float[Tensor, "B L"]:
+        """x_theta of the current token."""
+        z = self.tokens.flatten()
+        return self.read(lambda rows, i: (at(rows, z[i]),))[0]
+
+    @cached_property
+    def _top(self) -> tuple[Tensor, ...]:
+        def most_likely(rows: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            return tuple(rows.max(-1))
+
+        return self.read(most_likely)
+
+    @property
+    def top(self) -> Int[Tensor, "B L"]:
+        """The most likely token."""
+        return self._top[1]
+
+    @property
+    def top_probability(self) -> Float[Tensor, "B L"]:
+        """x_theta of the most likely token."""
+        return self._top[0]
+
+    @cached_property
+    def entropy(self) -> Float[Tensor, "B L"]:
+        """Entropy of x_theta, in nats."""
+
+        def entropies(rows: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            return (torch.special.entr(rows).sum(-1),)
+
+        return self.read(entropies)[0]
+
+    def draw(
+        self,
+        u: Int[Tensor, "B L"],
+        where: Bool[Tensor, "B L"] | None = None,
+        temperature: float = 1.0,
+    ) -> tuple[Int[Tensor, "B L"], Float[Tensor, "B L"]]:
+        """Draw a token from each row, or only `where`; return tokens and their x_theta.
+
+        `u` are fixed-point uniforms, `state.random(Stream.TOKEN)`.
+        """
+        flat, chosen = u.flatten(), None if where is None else where.flatten()
+
+        def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            if chosen is None:
+                token = draw(temper(rows, temperature), flat[i, None]).squeeze(-1)
+                return token, at(rows, token)
+            is_drawn = chosen[i]
+            some = rows[is_drawn]
+            token = draw(temper(some, temperature), flat[i[is_drawn], None]).squeeze(-1)
+            return (
+                torch.zeros_like(i).masked_scatter(is_drawn, token),
+                rows.new_zeros(len(rows)).masked_scatter(is_drawn, at(some, token)),
+            )
+
+        token, probability = self.read(draw_tokens)
+        return token, probability
+
+    def log_odds(
+        self, token: Int[Tensor, "B L"], where: Bool[Tensor, "B L"], temperature: float
+    ) -> Float[Tensor, "B L"]:
+        """Return `scaled_log_odds` of tokens, `where` they are asked for."""
+        tokens, chosen = token.flatten(), where.flatten()
+
+        def odds_of(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            is_asked = chosen[i]
+            odds = scaled_log_odds(rows[is_asked], tokens[i[is_asked], None], temperature)
+            return (rows.new_zeros(len(rows)).masked_scatter(is_asked, odds),)
+
+        return self.read(odds_of)[0]
+
+
+Predict = Callable[[State, Times, Tensor], Rows]
+"""(state, t, positions [B, L]) -> x_theta(state.tokens, t) at these positions."""
+
+
+def scaled_log_odds(
+    p: Float[Tensor, "K V"], token: Int[Tensor, "K 1"], temperature: float
+) -> Float[Tensor, " K"]:
+    """Compute temperature * log(q / (1 - q)), q the probability of `token` at that temperature.
+
+    It has the same order as q, which is not used itself: at a temperature of 0.1 float32 rounds q
+    to 1 as soon as the token is six times as likely as the next. At temperature 0 it is the limit,
+    log p(token) minus the largest other log p; at 1 it is log q, which has the same order.
+    """
+    others = p.clamp_min(TINY).scatter(-1, token, 0)
+    second, index = others.max(-1, keepdim=True)
+    fraction = temper(others, temperature).gather(-1, index)  # of the second among the others
+    log_rest = second.log() - temperature * fraction.log()
+    return (p.gather(-1, token).log() - log_rest).squeeze(-1)
+
+
+class NetworkPredict:
+    """x_theta of a network: one forward pass for each state and time, when they are first read.
+
+    Results must not depend on the rest of the batch, but the last bits of a matrix product depend
+    on its shape. So shapes are fixed: every batch has the same number of sequences, and the head
+    gets positions of one sequence (B = 1), or tiles of one size, padded with zeros (B > 1).
+    """
+
+    def __init__(
+        self,
+        network: DenoisingNetwork,
+        vocab_size: int,
+        num_rows: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        """Predict batches of `num_rows` sequences."""
+        self._network, self._vocab_size, self._num_rows = network, vocab_size, num_rows
+        self.was_read = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        """Sequences of which anything was read; if none, the network is not called."""
+        self.is_finite = ~self.was_read
+        """Whether all that was read of a sequence is finite."""
+        self._pass: tuple[Tensor, Tensor, Tensor] | None = None
+        """Tokens, times and features of the last forward pass."""
+
+    def __call__(self, state: State, t: Times, where: Tensor) -> Rows:
+        """Return the rows; the network runs when they are computed."""
+        index = where.flatten().nonzero().squeeze(-1)
+        length, size = state.tokens.shape[1], self._vocab_size
+        tile = max(32, TILE_ENTRIES // size // 32 * 32)  # vector loops have no tail
+        tile = min(tile, (self._num_rows * length + 31) // 32 * 32)
+        self.was_read[index // length % self._num_rows] = True  # guidance doubles the sequences
+
+        def compute(i: Tensor) -> Tensor:
+            hidden = self._features(state, t)[i // length, i % length]
+            if self._num_rows > 1:
+                hidden = torch.cat([hidden, hidden.new_zeros(tile - len(i), hidden.shape[1])])
+            rows = self._network.distribution(hidden)
+            # of a softmax either all entries are NaN or none
+            damaged = i[~rows[: len(i), 0].isfinite()] // length
+            self.is_finite[damaged % self._num_rows] = False
+            return rows
+
+        return Rows(state.tokens, index, size, tile, compute)
+
+    def _features(self, state: State, t: Times) -> Tensor:
+        if self._pass is not None and self._pass[0] is state.tokens and self._pass[1] is t:
+            return self._pass[2]
+        is_padded = not state.valid.all()
+        arguments = (state.tokens, t, state.valid) if is_padded else (state.tokens, t)
+        features = self._network.hidden(*arguments)
+        self._pass = state.tokens, t, features
+        return features
+
+
+def processed(predict: Predict, processors: Sequence[tuple[Processor, ...]]) -> Predict:
+    """Return x_theta after the processors of each sequence."""
+    groups: dict[tuple[Processor, ...], list[int]] = {}
+    for row, own in enumerate(processors):
+        groups.setdefault(own, []).append(row)
+
+    def predict_processed(state: State, t: Times, where: Tensor) -> Rows:
+        rows, length = predict(state, t, where), state.tokens.shape[1]
+
+        def process(p: Tensor, index: Tensor) -> Tensor:
+            for functions, members in groups.items():
+                if functions and len(groups) == 1:
+                    p = _in_blocks(p, functions, rows.block)
+                elif functions:
+                    is_own = torch.isin(index // length, torch.tensor(members, device=p.device))
+                    (own,) = is_own.nonzero(as_tuple=True)
+                    if len(own):  # in blocks of one size, whoever shares the batch
+                        size = min(rows.block, len(p))
+                        some = F.pad(own, (0, -len(own) % size))
+                        found = _in_blocks(p[some], functions, size)
+                        p = p.index_copy(0, own, found[: len(own)])
+            return p
+
+        return rows.map(process)
+
+    return predict_processed
+
+
+def _in_blocks(p: Tensor, processors: Sequence[Processor], block: int) -> Tensor:
+    """Process blocks of one size: sums depend on shapes. The last one begins earlier."""
+    size, done = min(block, len(p)), list[Tensor]()
+    for start in range(0, len(p), size):
+        first = min(start, len(p) - size)
+        part = p[first : first + size]
+        for processor in processors:
+            part = processor(part)
+        done.append(part[start - first :])
+    return torch.cat(done)
