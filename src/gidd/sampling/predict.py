@@ -203,7 +203,7 @@ def scaled_log_odds(
 
 
 class NetworkPredict:
-    """x_theta of a network: one forward pass for each state and time, when they are first read.
+    """x_theta of a network: one forward pass for each state and time of which something is read.
 
     Results must not depend on the rest of the batch, but the last bits of a matrix product depend
     on its shape. So shapes are fixed: every batch has the same number of sequences, and the head
@@ -223,19 +223,25 @@ class NetworkPredict:
         """Sequences of which anything was read; if none, the network is not called."""
         self.is_finite = ~self.was_read
         """Whether all that was read of a sequence is finite."""
-        self._pass: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple[Tensor | None, Tensor | None, Tensor | None] = None, None, None
         """Tokens, times and features of the last forward pass."""
 
     def __call__(self, state: State, t: Times, where: Tensor) -> Rows:
-        """Return the rows; the network runs when they are computed."""
+        """Return the rows; the network runs if there are any."""
         index = where.flatten().nonzero().squeeze(-1)
         length, size = state.tokens.shape[1], self._vocab_size
         tile = max(32, TILE_ENTRIES // size // 32 * 32)  # vector loops have no tail
         tile = min(tile, (self._num_rows * length + 31) // 32 * 32)
         self.was_read[index // length % self._num_rows] = True  # guidance doubles the sequences
+        is_known = self._last[0] is state.tokens and self._last[1] is t
+        if len(index) and not is_known:
+            valid = () if state.valid.all() else (state.valid,)
+            self._last = state.tokens, t, self._network.hidden(state.tokens, t, *valid)
+        features = self._last[2]
 
         def compute(i: Tensor) -> Tensor:
-            hidden = self._features(state, t)[i // length, i % length]
+            assert features is not None
+            hidden = features[i // length, i % length]
             if self._num_rows > 1:
                 hidden = torch.cat([hidden, hidden.new_zeros(tile - len(i), hidden.shape[1])])
             rows = self._network.distribution(hidden)
@@ -245,15 +251,6 @@ class NetworkPredict:
             return rows
 
         return Rows(state.tokens, index, size, tile, compute)
-
-    def _features(self, state: State, t: Times) -> Tensor:
-        if self._pass is not None and self._pass[0] is state.tokens and self._pass[1] is t:
-            return self._pass[2]
-        is_padded = not state.valid.all()
-        arguments = (state.tokens, t, state.valid) if is_padded else (state.tokens, t)
-        features = self._network.hidden(*arguments)
-        self._pass = state.tokens, t, features
-        return features
 
 
 def processed(predict: Predict, processors: Sequence[tuple[Processor, ...]]) -> Predict:
