@@ -78,7 +78,7 @@ def parse_run(
         chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
         chosen = {"objective": objective.loss} | chosen
         if chosen_name("weighting", words) is None:
-            noise = objective.noise.renamed(chosen_name("noise", words) or objective.noise.name)
+            noise = chosen_name("noise", words) or objective.noise.name
             chosen["weighting"] = default_weighting(objective.weighting, noise)
     components, names = dict[str, ComponentOptions](), list[Any]()
     for flag, each in chosen.items():

@@ -108,7 +108,7 @@ def train(
         base.objective,
         loss=_component(loss, base.objective.loss),
         noise=noise,
-        weighting=_component(weighting, default_weighting(base.objective.weighting, noise)),
+        weighting=_component(weighting, default_weighting(base.objective.weighting, noise.name)),
     )
     groups = {"objective": None if loss else objective, "lora": lora, "parallel": parallel}
     settings |= {name: value for name, value in groups.items() if value is not None}

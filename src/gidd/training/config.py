@@ -75,9 +75,9 @@ class Autoregressive:
         return ()
 
 
-def default_weighting(weighting: Component, noise: Component) -> Component:
-    """Return the weighting of a preset; `tight` if that is not defined for a noise."""
-    is_defined = weighting.name != "dynamic" or noise.name in ("hybrid", "masked")
+def default_weighting(weighting: Component, noise: str) -> Component:
+    """Return the weighting of a preset; `tight` if that is not defined for a kind of noise."""
+    is_defined = weighting.name != "dynamic" or noise in ("hybrid", "masked")
     return weighting if is_defined else weighting.renamed("tight")
 
 
