@@ -7,6 +7,7 @@ from support.tokenizer_kinds import word_level
 
 import gidd
 from gidd import models
+from gidd.cli import main
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import ConfigError, DataError
@@ -81,6 +82,17 @@ def test_a_mask_that_had_to_be_added_is_noted(tmp_path):
     assert result.manifest["notes"] == list(pipe.notes)
     word_level().save(str(tmp_path / "tokenizer.json"))
     assert gidd.from_pretrained(tmp_path, device="cpu").notes == pipe.notes
+
+
+@pytest.mark.parametrize("more", [[], ["--out", "OUT"]])
+def test_a_command_prints_each_note_once(tmp_path, capsys, more):
+    vocab = Vocab(7, mask_id=6, pad_id=5)
+    models.save(tmp_path, random_denoiser(vocab), MaskedSchedule(vocab))
+    word_level().save(str(tmp_path / "tokenizer.json"))
+    more = [str(tmp_path / "out") if word == "OUT" else word for word in more]
+    main(["sample", str(tmp_path), "--length", "4", "--steps", "2", *more])
+    err = capsys.readouterr().err
+    assert [err.count(f"no {what} token") for what in ("end-of-text", "mask")] == [1, 1]
 
 
 def test_a_token_without_a_row_in_the_model_is_not_used(tmp_path):

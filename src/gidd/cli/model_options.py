@@ -68,7 +68,8 @@ class ModelOptions:
 
         pipe = from_pretrained(model, **vars(self), batch_size=batch_size)
         for note in pipe.notes:
-            print_message(note)
+            if note not in pipe.tokenizer.notes:  # which it has logged
+                print_message(note)
         return pipe
 
 

@@ -196,7 +196,8 @@ def sample_to_folder(
     # actors compute: this process only describes the model
     pipe = job.load("cpu", None) if actors else job.load(job.device, job.precision)
     for note in pipe.notes:
-        logger.warning("%s", note)
+        if note not in pipe.tokenizer.notes:  # which it has logged
+            logger.warning("%s", note)
     folder = SampleFolder(Path(out).resolve(), job.settings(pipe), job.num_samples)
     threads = torch.get_num_threads()
     with _locked(folder):
