@@ -23,8 +23,10 @@ from gidd.diffusion.times import even_times
 from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.models import Denoiser
 from gidd.pipeline import Pipeline, SelfCorrectionOptions
+from gidd.pipeline.options import LikelihoodOptions
+from gidd.pipeline.score import score_texts
 from gidd.pipeline.text import EncodedText, protected_tokens
-from gidd.sampling import Request, Session, TopK, blanks, sampling_plan
+from gidd.sampling import Jobs, Request, Session, TopK, blanks, sampling_plan, sharing
 from gidd.sampling.windows import windows
 from gidd.vocab import Vocab
 
@@ -452,6 +454,22 @@ def test_scores_of_long_texts_add_up(pipe):
     uniform = torch.tensor(float(pipe.schedule.vocab.size)).log().item()
     assert 0.5 * uniform < scores.nats_per_token < 2 * uniform
     assert 0 < scores.prior < scores.reconstruction < scores.nelbo
+
+
+def test_the_tokens_of_a_long_text_are_read_once(pipe):
+    """Not once for each of its windows."""
+
+    class CountedTokens(tuple):
+        num_reads = 0
+
+        def __iter__(self):
+            self.num_reads += 1
+            return super().__iter__()
+
+    tokens = CountedTokens(pipe.tokenizer.encode(TEXT) * 10)
+    with sharing(Jobs(max_cost=1)), pytest.raises(ConfigError, match="cost at most 1 "):
+        score_texts(pipe, [TEXT * 10], [tokens], (), LikelihoodOptions(), False, None)
+    assert tokens.num_reads == 1
 
 
 @pytest.mark.slow

@@ -199,9 +199,10 @@ def score_texts(
             f"{len(prompt):,} and {longest:,} tokens."
         )
     parts = [
-        (owner, window, torch.tensor([*prompt, *each]))
+        (owner, window, text)
         for owner, each in enumerate(tokens)
-        for window in _parts(pipe, len(prompt) + len(each), len(prompt))
+        for text in [torch.tensor([*prompt, *each])]
+        for window in _parts(pipe, len(text), len(prompt))
     ]
     cuts = [
         TextWindows(
