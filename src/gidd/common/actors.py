@@ -18,6 +18,9 @@ from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 
 Worker = Callable[..., Callable[[Any], Any]]
+CLUSTERS_OF_RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Variable of Ray, on every system: whether other machines may join, and so where it listens."""
+
 _MOST_BLOCKS = 10_000  # tasks that Ray Data schedules; each has one or more items
 
 
@@ -62,7 +65,13 @@ class ActorOptions:
 
 @contextmanager
 def ray_session(address: str | None) -> Generator[ModuleType]:
-    """Connect to a Ray cluster, or start Ray here; a session that is open is used and kept."""
+    """Connect to a Ray cluster, or start Ray here; a session that is open is used and kept.
+
+    Ray that is started here listens on 127.0.0.1, if nothing has imported it before.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        os.environ.setdefault(CLUSTERS_OF_RAY, "0")
     ray = optional_package("ray", "cluster")
     if ray.is_initialized():
         yield ray
@@ -73,6 +82,11 @@ def ray_session(address: str | None) -> Generator[ModuleType]:
         raise ConfigError(
             f"ray.address must be the address of a running Ray cluster, got {address!r}: {error} "
             "Omit it to start Ray on this machine."
+        ) from error
+    except Exception as error:  # Ray raises errors of no common type
+        raise ConfigError(
+            f"Ray must start or connect in time, which failed: {error} Free memory and processors, "
+            "and try again."
         ) from error
     try:
         yield ray

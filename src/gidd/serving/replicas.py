@@ -1,7 +1,6 @@
 """Replicas of a service on a Ray cluster: Ray Serve routes requests, and scales."""
 
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from fastapi import FastAPI
 from gidd.common.actors import ray_session
 from gidd.common.messages import print_message
 from gidd.common.optional import optional_package
+from gidd.errors import ConfigError
 
 _TARGET_WAIT = 5.0  # seconds of waiting work of a replica, above which another one is started
 _METRIC = "expected_wait"
@@ -78,10 +78,16 @@ def replica_application(
 def serve_replicas(application: Any, *, host: str, port: int, seconds: float) -> None:
     """Serve an application until SIGTERM or SIGINT; a request fails after `seconds`."""
     serve = optional_package("ray.serve", "replicas")
-    with ray_session(os.environ.get("RAY_ADDRESS")):
-        serve.start(http_options={"host": host, "port": port, "request_timeout_s": seconds})
+    with ray_session(None):
         try:
-            serve.run(application, route_prefix="/")
+            try:
+                serve.start(http_options={"host": host, "port": port, "request_timeout_s": seconds})
+                serve.run(application, route_prefix="/")
+            except (RuntimeError, TimeoutError) as error:
+                raise ConfigError(
+                    f"Ray Serve must start in time, which failed: {error} Free memory and "
+                    "processors or use fewer --replicas, and try again."
+                ) from error
             stop = threading.Event()
             for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
                 signal.signal(number, lambda *_: stop.set())  # pyright: ignore
