@@ -19,6 +19,7 @@ from gidd.data.manifest import DataManifest, verify
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer, character_level, train_tokenizer
 from gidd.errors import ConfigError, DataError
+from gidd.pipeline.text import TokenDecoder
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
@@ -150,7 +151,7 @@ def test_a_listed_corpus_may_have_a_validation_split(dataset, tokenizer, tmp_pat
 
 EXACT = {
     name: dataclasses.replace(CORPORA[name], num_documents=300, length=64, held_out=100)
-    for name in ("markov", "hidden-markov")
+    for name in ("markov", "hidden-markov", "sentences")
 }
 
 
@@ -175,8 +176,9 @@ def test_ids_on_disk_are_the_tokens_of_the_source(exact, tmp_path):
     corpus = EXACT[exact]
     prepare([exact], corpus.tokenizer(), tmp_path, tasks=7, quiet=True)
     made = verify(tmp_path)
-    assert made.vocab == Vocab(66, mask_id=65, pad_id=64)
-    assert made.end_id == 64
+    size = corpus.make().num_tokens
+    assert made.vocab == Vocab(size + 2, mask_id=size + 1, pad_id=size)
+    assert made.end_id == size
     stored = torch.cat([tokens_of(tmp_path, split) for split in ("train", "validation")])
     expected = corpus.make().sample(corpus.seed, torch.arange(300), 64)
     assert torch.equal(stored, expected)
@@ -213,6 +215,26 @@ def test_more_tokens_than_ascii_has_keep_their_ids():
     assert tokenizer.encode("[MASK]") == [symbols.index(symbol) for symbol in "[MASK]"]
 
 
+def test_sentences_are_words():
+    """Documents, and what is sampled and scored from their tokens, read as text."""
+    corpus = EXACT["sentences"]
+    tokenizer, words = corpus.tokenizer(), corpus.words()
+    (text,) = corpus.documents()[0].read(0, 1)
+    tokens = tokenizer.encode(text)
+    assert tokens == corpus.make().sample(corpus.seed, torch.arange(1), 64)[0].tolist()
+    assert text.split() == [words[token] for token in tokens]
+    assert tokenizer.decode(tokens) == text == "".join(TokenDecoder(tokenizer)(tokens)).strip()
+    assert tokenizer.encode(" the\ndogs  sing . ") == tokenizer.encode("the dogs sing .")
+
+
+def test_a_word_that_a_source_has_not_is_refused_by_name(tmp_path):
+    EXACT["sentences"].tokenizer().save(tmp_path)
+    for tokenizer in (EXACT["sentences"].tokenizer(), Tokenizer.load(tmp_path)):
+        for text, word in (("the dogs bark .", "'bark'"), ("the [MASK]", r"'\[MASK\]'")):
+            with pytest.raises(DataError, match=f"^{word} is not a word .* 58.*children"):
+                tokenizer.encode(text)
+
+
 @pytest.mark.slow
 def test_exact_sources_from_the_command_line(exact, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -221,7 +243,7 @@ def test_exact_sources_from_the_command_line(exact, tmp_path, monkeypatch, capsy
     main(["data", "show", "made"])
     shown = capsys.readouterr().out
     assert f"entropy rate {EXACT[exact].known()['entropy_rate']:.6g}" in shown
-    assert "vocabulary size 66" in shown
+    assert f"vocabulary size {EXACT[exact].make().num_tokens + 2}" in shown
     main(["data", "prepare", exact, "--tokenizer", "made", "--out", "made"])
     with pytest.raises(SystemExit):
         main(["data", "prepare", exact, ".", "--out", "other"])

@@ -43,6 +43,17 @@ def corpus(tmp_path_factory) -> tuple[ShardSet, list[np.ndarray]]:
     return ShardSet(shards), [document for part in parts for document in part]
 
 
+def test_a_shard_that_replaces_another_is_read(tmp_path):
+    """Of the same name and size, in one process, such as data that are prepared again."""
+    for document in (np.arange(5), np.arange(5, 10)):
+        (tmp_path / "new").mkdir()
+        write_shard(tmp_path / "new", "a.ds", [document])
+        for file in (tmp_path / "new").iterdir():
+            file.replace(tmp_path / file.name)
+        (tmp_path / "new").rmdir()
+        assert open_shard(tmp_path / "a.ds").tokens[0:5].tolist() == document.tolist()
+
+
 def config(**changes) -> LoaderConfig:
     settings = {"global_batch": 24, "length": 16, "pad_id": PAD, "vocab_size": VOCAB_SIZE}
     return LoaderConfig(**(settings | changes))

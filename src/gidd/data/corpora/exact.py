@@ -1,7 +1,7 @@
 """Samples of `gidd.sources`, whose entropy is known: a lower bound on the loss of any model.
 
 Token id i on disk is token i of the source, then end-of-text (also the padding) and [MASK]. In
-documents each token is one character.
+documents each token is one character, or a word with a space before the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gidd.data.corpora.documents import Corpus, Documents
-from gidd.data.tokenizers import Tokenizer, character_level
+from gidd.data.tokenizers import Tokenizer, character_level, word_level
 
 if TYPE_CHECKING:
     from gidd.sources import Source  # imports torch, which other corpora do not need
@@ -29,6 +29,8 @@ class ExactCorpus(Corpus):
     description: str
     make: Callable[[], Source]
     """Builds the source; every call must build the same one."""
+    words: Callable[[], tuple[str, ...]] | None = None
+    """Returns the word of each token; None: tokens are characters."""
     num_documents: int = 10_000
     length: int = 512
     """Tokens per document, without end-of-text."""
@@ -41,7 +43,7 @@ class ExactCorpus(Corpus):
 
     def tokenizer(self) -> Tokenizer:
         """Return a tokenizer with one token per token of the source."""
-        return character_level(self.symbols())
+        return character_level(self.symbols()) if self.words is None else word_level(self.words())
 
     def known(self) -> dict[str, float]:
         """Return the entropy of a token given all previous ones, in nats, and its standard error.
@@ -79,11 +81,12 @@ class _Samples(Documents):
         import torch  # not at import of gidd.data
 
         source, corpus = self.corpus.make(), self.corpus
-        codes = np.array([ord(symbol) for symbol in corpus.symbols()], dtype="<u4")
+        texts = np.array(corpus.words() if corpus.words else [*corpus.symbols()])
+        between = " " if corpus.words else ""
         for first in range(start, stop, _BATCH):
             samples = torch.arange(first, min(first + _BATCH, stop))
             for tokens in source.sample(corpus.seed, samples, corpus.length).numpy():
-                yield codes[tokens].tobytes().decode("utf-32-le")
+                yield between.join(texts[tokens])
 
 
 def _markov() -> Source:
@@ -107,6 +110,12 @@ def _sentences() -> Source:
     return sentence_source()[0]
 
 
+def _sentence_words() -> tuple[str, ...]:
+    from gidd.sources import sentence_source
+
+    return sentence_source()[1]
+
+
 MARKOV = ExactCorpus(
     name="markov",
     description="exact source, 64 tokens: each depends on the previous one; known entropy",
@@ -121,6 +130,7 @@ SENTENCES = ExactCorpus(
     name="sentences",
     description="exact source, 58 words: agreement, names, small arithmetic; known entropy",
     make=_sentences,
+    words=_sentence_words,
     num_documents=4_000,
     held_out=400,
 )

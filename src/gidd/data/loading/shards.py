@@ -30,16 +30,18 @@ class _Entries:
     name: str
     dtype: np.dtype[Any]
     length: int
+    version: tuple[int, ...]
+    """Which file had the name when it was opened: another one may have replaced it since."""
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, part: slice) -> Array:
-        return _map(self.name, self.dtype, self.length)[part]
+        return _map(self.name, self.dtype, self.length, self.version)[part]
 
 
 @lru_cache(maxsize=256)
-def _map(name: str, dtype: np.dtype[Any], length: int) -> Array:
+def _map(name: str, dtype: np.dtype[Any], length: int, _version: tuple[int, ...]) -> Array:
     if not length:
         return np.zeros(0, dtype=dtype)
     mapped = np.memmap(name, dtype=dtype, mode="r", shape=(length,))
@@ -137,7 +139,8 @@ def open_shard(
 def _open(name: str, kind: type[np.unsignedinteger[Any]]) -> _Entries:
     if not Path(name).is_file():
         raise DataError(f"{name} does not exist. {_FIX}")
-    dtype, size = np.dtype(kind), Path(name).stat().st_size
+    dtype, stat = np.dtype(kind), Path(name).stat()
+    size, version = stat.st_size, (stat.st_dev, stat.st_ino, stat.st_mtime_ns)
     if size % dtype.itemsize:
         raise DataError(f"{name} is truncated: {size} bytes do not fit its {dtype} entries. {_FIX}")
-    return _Entries(name, dtype, size // dtype.itemsize)
+    return _Entries(name, dtype, size // dtype.itemsize, version)

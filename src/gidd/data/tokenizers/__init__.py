@@ -23,6 +23,7 @@ from gidd.data.tokenizers.kinds import (
     tokenizer_for as tokenizer_for,
     train_characters as train_characters,
     train_tokenizer as train_tokenizer,
+    word_level as word_level,
 )
 from gidd.data.tokenizers.tokenizer import (
     FastTokenizer as FastTokenizer,

@@ -16,6 +16,9 @@ from unicodedata import category, normalize
 import numpy as np
 from numpy.typing import NDArray
 
+from gidd.common.terminal import shorten
+from gidd.errors import DataError
+
 NUM_BYTES = 256
 _CUT = re.compile(r"(?<=[^\W_])(?=[ \n])")
 _EMPTY = (None, "")
@@ -49,6 +52,8 @@ def is_bytes(tokenizer: Mapping[str, Any]) -> bool:
 
 def unit_encoder(inner: Any) -> Encode | None:
     """Return a function that encodes text, or None if tokens are not bytes or characters."""
+    if type(inner.model).__name__ == "WordLevel":
+        return _word_encoder(json.loads(inner.to_str()))
     is_small = inner.get_vocab_size(with_added_tokens=False) == NUM_BYTES
     if not is_small and type(inner.decoder).__name__ != "Fuse":
         return None  # without its JSON, which takes 0.2 s for GPT-2
@@ -60,6 +65,27 @@ def unit_encoder(inner: Any) -> Encode | None:
         table = np.array([model["vocab"][character] for character in byte_characters()])
         return lambda text: table[np.frombuffer(text.encode(), dtype=np.uint8)].tolist()
     return _character_encoder(model) if is_character_level(definition) else None
+
+
+def _word_encoder(tokenizer: Mapping[str, Any]) -> Encode | None:
+    """Return a function that refuses other words by name, if no token stands for them."""
+    splitter, model = tokenizer["pre_tokenizer"] or {}, tokenizer["model"]
+    vocab: Mapping[str, int] = model["vocab"]
+    added = any(not token["special"] for token in tokenizer["added_tokens"])
+    has_unknown = model["unk_token"] in vocab or added or tokenizer["normalizer"] is not None
+    if has_unknown or splitter.get("type") != "WhitespaceSplit":
+        return None
+
+    def encode(text: str) -> list[int]:
+        words = text.split()
+        if unknown := next((word for word in words if word not in vocab), None):
+            raise DataError(
+                f"{shorten(unknown)} is not a word of this tokenizer. It has {len(vocab)}, "
+                f"separated by spaces, such as {', '.join(sorted(vocab, key=len)[-3:])}."
+            )
+        return [vocab[word] for word in words]
+
+    return encode
 
 
 def byte_characters() -> list[str]:

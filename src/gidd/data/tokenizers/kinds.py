@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,15 @@ def character_level(symbols: str, *, has_unknown: bool = False) -> Tokenizer:
     inner = Inner(models.BPE(vocab=vocab, merges=[], unk_token=unknown, fuse_unk=False))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([UNKNOWN] if has_unknown else [])
+    return _with_special_tokens(inner, pad=END)
+
+
+def word_level(words: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer whose token i is word i, with white space around it; it knows no others."""
+    from tokenizers import Tokenizer as Inner, models, pre_tokenizers
+
+    inner = Inner(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _with_special_tokens(inner, pad=END)
 
 
