@@ -12,24 +12,32 @@ import os
 import shutil
 
 import pytest
-from support.attacks import data, models, runs, sources, tokenizers
+from support.attacks import chats, data, foreign, models, runs, sources, tokenizers
 from support.attacks.honest import COMMANDS, readers
 
 ATTACKS = {
     "model": models.ATTACKS,
     "published": models.PUBLISHED_ATTACKS,
+    "sharded": foreign.SHARDED_ATTACKS,
+    "gemma": foreign.GEMMA_ATTACKS,
     "tokenizer": tokenizers.ATTACKS,
     "sources": sources.ATTACKS,
     "data": data.ATTACKS,
+    "chats": chats.ATTACKS,
     "run": runs.ATTACKS,
+    "lora": runs.LORA_ATTACKS,
 }
 FIRST = {
     "model": "pickle as safetensors",
     "published": "code",
+    "sharded": "index: a tensor in file #0",
+    "gemma": "config text_config.head_dim #3",
     "tokenizer": "id of 2^32 - 1",
     "sources": "zst: one line of 6 GB",
     "data": "tokens are wide",
+    "chats": "chat: special tokens in the last answer",
     "run": "run is tags",
+    "lora": "lora rank #4",
 }
 """The attack of each kind that CI runs."""
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.attacks.foreign import write_scaling_tokenizer
 from support.command_server import command_server
 from support.fake_slurm import write_slurm
 from support.judge_server import serve_judge
@@ -30,10 +31,6 @@ from support.registrations import install_example
 from support.service import free_port
 from support.small_grader import small_llama, small_tokenizer
 from support.small_model import TEXT, write_model
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from gidd.data.tokenizers import character_level
 
@@ -250,18 +247,7 @@ def write_published_models(folder: Path) -> None:
     for kind, name in (("mdlm", "kuleshov-group/mdlm-owt"), ("duo", "s-sahoo/duo")):
         with_gpt2_vocabulary(GOLDEN / kind, folder / name)
     shutil.copytree(GOLDEN / "gidd_scaling", folder / "dvruette/gidd-unif-3b")
-    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>", "<|mask|>"]
-    vocab = {token: i for i, token in enumerate([*special, *CHARACTERS[:60]])}
-    inner = Tokenizer(BPE(vocab=vocab, merges=[]))
-    inner.decoder = Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token=special[0],
-        eos_token=special[1],
-        pad_token=special[2],
-        mask_token=special[3],
-    )
-    tokenizer.save_pretrained(folder / "dvruette/nemotron-cc-bpe")
+    write_scaling_tokenizer(folder / "dvruette/nemotron-cc-bpe", CHARACTERS[:60])
 
 
 def with_gpt2_vocabulary(source: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from gidd.data import tokenizers
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.models import save
+from support.attacks.foreign import write_gemma, write_sharded
 from support.reference_layout import export_reference
 from support.sandbox import Result, Sandbox
 from support.small_model import TEXT, random_denoiser
@@ -16,6 +17,7 @@ TRAIN = (
     + ["--train.evaluate-samples", "4", "--train.generate-samples", "1", "--backbone.width", "32"]
     + ["--backbone.num-layers", "2", "--backbone.num-heads", "2", "--backbone.time-width", "16"]
 )
+LORA = TRAIN[:10] + ["--init-from", "model", "--lora.rank", "2", "--data.folder", "data"]
 LETTER = "I embrace with great satisfaction the opportunity, eeeeeeeeeeeeeeeeeeeeeeeeeeeee; aaaa."
 COMMANDS: dict[str, list[list[str]]] = {
     "model": [
@@ -23,6 +25,8 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["correct", "--text", LETTER, "--model", "model"],
     ],
     "published": [["sample", "published", "--steps", "2"]],
+    "sharded": [["sample", "sharded", "--length", "8", "--steps", "2"]],
+    "gemma": [["sample", "gemma", "--prompt", "We", "--length", "12", "--steps", "2"]],
     "tokenizer": [
         ["correct", "--text", LETTER, "--model", "tokenizer"],
         ["sample", "tokenizer", "--length", "8", "--steps", "2", "--prompt", "an"],
@@ -33,6 +37,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["data", "verify", "data"],
         [*TRAIN, "--data.folder", "data", "--out", "new"],
     ],
+    "chats": [
+        ["data", "prepare", "chats", "--format", "chat", "--tokenizer", "model", "--out", "answers"]
+    ],
+    "lora": [["export", "lora", "--out", "exported", "--overwrite"]],
     "run": [
         ["export", "run", "--out", "exported", "--overwrite"],
         [*TRAIN, "--train.steps", "3", "--data.folder", "data", "--out", "run"],
@@ -67,8 +75,8 @@ class Honest:
 
     def copy(self, kind: str, to: Path) -> Path:
         """Copy the folders that the commands of a kind need; return the one to attack."""
-        needed = {"run": ("run", "data"), "sources": ("sources", "model")}.get(kind, (kind,))
-        for name in needed:
+        needed = {"run": ("data",), "sources": ("model",), "chats": ("model",)}.get(kind, ())
+        for name in (kind, *needed):
             shutil.copytree(self.folder / name, to / name)
         return to / kind
 
@@ -90,6 +98,10 @@ def build(folder: Path, sandbox: Sandbox) -> Honest:
         tokenizer.save(folder / name)
     export_reference(folder / "published", denoiser, 0.2)
     tokenizer.save(folder / "published")
+    write_sharded(folder / "sharded")
+    write_gemma(folder / "gemma")
+    (folder / "chats").mkdir()
+    (folder / "chats" / "chats.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 20)
     (folder / "sources").mkdir()
     (folder / "sources" / "a.txt").write_text(TEXT)
     (folder / "lines.jsonl").write_text('{"text": "one document"}\n' * 20)
@@ -98,11 +110,13 @@ def build(folder: Path, sandbox: Sandbox) -> Honest:
         [*prepare, "--out", "data", "--validation", "4", "--tasks", "2"], folder, warm_up=True
     )
     sandbox.run([*TRAIN, "--data.folder", "data", "--out", "run"], folder, warm_up=True)
+    sandbox.run([*LORA, "--out", "lora"], folder, warm_up=True)
     peaks: dict[str, int] = {}
     for words in (words for commands in COMMANDS.values() for words in commands):
         result = sandbox.run(words, folder, warm_up=True)
         assert result.violations(result.peak) == [], f"gidd {' '.join(words)}: {result.text}"
         assert result.status == 0, f"gidd {' '.join(words)}: {result.text}"
         peaks[" ".join(words[:2])] = result.peak
-    shutil.rmtree(folder / "prepared")  # the honest folders are as they were
+    for name in ("prepared", "answers", "exported"):
+        shutil.rmtree(folder / name)  # the honest folders are as they were
     return Honest(folder, sandbox, peaks)

@@ -226,3 +226,31 @@ ATTACKS: dict[str, Attack] = {
         checkpoint(folder) / ".metadata", b"cos\nsystem\n(S'touch executed'\ntR."
     ),
 }
+
+_RANKS = (-1, 0, 3, 1.5, 10**9, 10**30, "x", None, True)
+LORA_ATTACKS: dict[str, Attack] = {
+    **{
+        f"lora {name} #{number}": partial(_run, ("lora", name), value)
+        for name, options in {
+            "rank": _RANKS,
+            "alpha": (-1, 0, 1e308, float("nan"), "x", None),
+            "dropout": (-1, 1, 2, "x"),
+            "targets": ("", "x", "head", ESCAPE, "a," * 10**5, 5, None, ["qkv"]),
+            "embeddings": (True, "x", 5),
+        }.items()
+        for number, value in enumerate(options)
+    },
+    "lora itself": partial(_run, ("lora",), {"kind": "os.system"}),
+    **{
+        f"init_from #{number}": partial(_run, ("init_from",), value)
+        for number, value in enumerate(("/dev/zero", "../../..", ESCAPE, "evil/evil", 5, None))
+    },
+    "adapters are NaN": partial(_tensors, _nan),
+    "adapters are missing": partial(
+        _tensors, lambda t: {n: v for n, v in t.items() if "lora_" not in n}
+    ),
+    "adapters are wide": partial(
+        _tensors, lambda t: {n: v.repeat(2, 2) if "lora_" in n else v for n, v in t.items()}
+    ),
+}
+"""On the folder of a run that trains adapters."""
