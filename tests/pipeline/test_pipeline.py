@@ -1,5 +1,6 @@
 """`gidd.from_pretrained`: generate, infill, correct and score."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import pytest
 import torch
@@ -18,11 +21,12 @@ from torch import nn
 import gidd
 from gidd import models
 from gidd.common.config.registry import builtin_components
+from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.times import even_times
-from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
+from gidd.errors import CheckpointError, ConfigError, DataError, GiddError, LimitReached
 from gidd.models import Denoiser
-from gidd.pipeline import Pipeline, SelfCorrectionOptions
+from gidd.pipeline import Pipeline, SelfCorrectionOptions, text
 from gidd.pipeline.options import LikelihoodOptions
 from gidd.pipeline.score import score_texts
 from gidd.pipeline.text import EncodedText, protected_tokens
@@ -470,6 +474,39 @@ def test_the_tokens_of_a_long_text_are_read_once(pipe):
     with sharing(Jobs(max_cost=1)), pytest.raises(ConfigError, match="cost at most 1 "):
         score_texts(pipe, [TEXT * 10], [tokens], (), LikelihoodOptions(), False, None)
     assert tokens.num_reads == 1
+
+
+def test_long_texts_are_encoded_one_after_the_other(pipe, monkeypatch):
+    """Many threads at once would leave the interpreter to nobody else."""
+    active, most, lock, encode = [], [], Lock(), Tokenizer.encode
+
+    def counted(tokenizer, text):
+        with lock:
+            active.append(text)
+            most.append(len(active))
+        time.sleep(0.001)
+        with lock:
+            active.remove(text)
+        return encode(tokenizer, text)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    text = "We are a nation of laws. " * 2500
+    with ThreadPoolExecutor(4) as threads:
+        encoded = [threads.submit(pipe.token_texts.encode, text, "the text") for _ in range(4)]
+        assert all(len(one.result()) == len(encoded[0].result()) for one in encoded)
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize("end", ["late", "cancelled"])
+def test_a_long_text_waits_for_its_turn_within_the_limits_of_its_call(pipe, end):
+    jobs = Jobs(seconds=1e-9 if end == "late" else None)
+    if end == "cancelled":
+        jobs.cancel()
+    error = LimitReached if end == "late" else asyncio.CancelledError
+    with text._LONG_TEXTS:
+        with sharing(jobs), pytest.raises(error):
+            pipe.token_texts.encode("a " * 50_000, "the text")
+        assert pipe.token_texts.encode("Peace", "the text")
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Tokens and text: the text of each token, and the tokens that correction keeps or never writes."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from os.path import commonprefix
+from threading import Lock
 from typing import Any, NamedTuple, cast
 from unicodedata import category
 
@@ -27,7 +29,11 @@ _LAYOUT = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories of control characters and of line and paragraph separators."""
 
 _EXCERPT = 20  # characters of a text that an error message quotes
-_PIECE = 10_000  # characters of a text that are encoded at once, in about 10 ms
+_PIECE = 2_000  # characters of a text that are encoded at once, in about a millisecond
+_LONG = 50_000  # characters
+_LONG_TEXTS = Lock()
+"""Held while a long text is encoded: threads that wait for it leave the interpreter to others."""
+_PATIENCE = 0.1  # seconds between two looks at limits
 _MAX_PARTS = 16
 """Partial characters that are decoded together: a few characters, so that time stays linear."""
 
@@ -122,8 +128,9 @@ class TokenDecoder:
         `what` names the text in error messages.
         """
         require_text(text, what)
-        tokens = self._encode(text)
-        back = "".join(self(tokens))
+        with _turn(text):
+            tokens = self._encode(text)
+            back = "".join(self(tokens))
         if back == text:
             return tokens
         place = len(commonprefix([text, back]))
@@ -183,6 +190,21 @@ class TokenDecoder:
             if stop - start <= _MAX_PARTS and _INVALID not in self._decode(tokens[start:stop]):
                 break
         return stop
+
+
+@contextmanager
+def _turn(text: str) -> Generator[None]:
+    """Let one long text after the other be encoded, within the limits of a call."""
+    if len(text) < _LONG:
+        yield
+        return
+    jobs = shared_jobs()
+    while not _LONG_TEXTS.acquire(timeout=_PATIENCE):
+        jobs.check()
+    try:
+        yield
+    finally:
+        _LONG_TEXTS.release()
 
 
 def _has_layout(text: str) -> bool:
