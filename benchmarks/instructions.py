@@ -120,7 +120,9 @@ def train(out: Path, name: str, noise: str, seed: int, steps: int, **settings: A
         options: dict[str, Any] = {"steps": steps, "seed": seed, "length": LENGTH}
         options |= {"global_batch": 32, "generate_samples": 0, "evaluate_samples": 256}
         options |= {"learning_rate": 2e-3}
-        options |= {"schedule": schedule, "tokenizer": out / "tokenizer"} | settings
+        options |= {"schedule": schedule} | settings
+        if "init_from" not in settings:  # the tokenizer is that of the model
+            options["tokenizer"] = out / "tokenizer"
         pipe = gidd.train(out / "runs" / name, **options)
         if pipe.source["steps"] < options["steps"]:
             raise SystemExit(f"{name} was interrupted at step {pipe.source['steps']:,}.")

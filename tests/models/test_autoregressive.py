@@ -88,11 +88,6 @@ def test_a_full_disk_is_reported(transformers, tmp_path, monkeypatch):
         model.save(tmp_path)
 
 
-def test_dropout_is_refused(transformers):
-    with pytest.raises(ConfigError, match=r"model.dropout must be 0 .*got 0.1"):
-        AutoregressiveModel(replace(DiTConfig.nano(11), dropout=0.1))
-
-
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r'pip install "gidd\[hf\]"'):

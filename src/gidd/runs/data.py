@@ -20,7 +20,7 @@ from gidd.data.loading.shards import ShardSet
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import DataError, GiddError
+from gidd.errors import ConfigError, DataError, GiddError
 from gidd.training.checkpoints.folder import steps_in
 from gidd.training.config import DataConfig, RunConfig
 from gidd.training.world import World
@@ -57,7 +57,13 @@ def with_format(run: RunConfig) -> RunConfig:
     folder = run.data.folder
     if folder is None or not (folder / DATA_MANIFEST).is_file():
         return run
-    return replace(run, data=replace(run.data, format=DataManifest.read(folder).format))
+    prepared = DataManifest.read(folder).format
+    if run.data.format not in ("text", prepared):
+        raise ConfigError(
+            f"data.format must be {prepared}, as {folder} was prepared, got {run.data.format}. "
+            "Prepare the conversations with `gidd data prepare --format chat`."
+        )
+    return replace(run, data=replace(run.data, format=prepared))
 
 
 def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object]) -> None:

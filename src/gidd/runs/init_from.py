@@ -21,11 +21,8 @@ from gidd.models.backbones.hf_config import FAMILIES
 from gidd.models.hub import NetworkSource, load_network
 from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
-from gidd.training.recorded import newest_run
+from gidd.training.recorded import OF_THE_RUN, newest_run
 from gidd.training.state import TrainState
-
-_OF_THE_RUN = ("dropout", "checkpoint_activations")
-"""Options of a network that have no influence on its weights."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
 
 def _with_own(run: Component, source: Component) -> Component:
     """Return the source's network with those options of the run's that have no weights."""
-    own = {k: v for k, v in run.options.items() if k in _OF_THE_RUN and k in source.options}
+    own = {k: v for k, v in run.options.items() if k in OF_THE_RUN and k in source.options}
     return source.changed(**own)
 
 

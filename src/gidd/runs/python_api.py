@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from gidd.common.config.codec import to_plain
 from gidd.common.config.components import UNREGISTERED, Component, component_of
 from gidd.common.config.registry import KINDS
-from gidd.common.terminal import did_you_mean
+from gidd.common.terminal import did_you_mean, shorten
 from gidd.data.corpora import Corpus
 from gidd.data.manifest import DATA_MANIFEST
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
@@ -35,6 +35,7 @@ from gidd.training.build import GivenComponents, build_objective
 from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig, default_weighting
 from gidd.training.objective import DiffusionObjective
 from gidd.training.parallel import is_sharded, place
+from gidd.training.recorded import changed_settings, require_read
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world, rank_and_size
 
@@ -123,6 +124,8 @@ def train(
         # no other rank can hang, and a notebook must not end because its laptop has slept
         settings = {"timeout": _NEVER} | settings
     run = _with_settings(run, settings)
+    if model is not None and init_from is not None:
+        raise ConfigError(f"model must be left out: the network is that of init_from, {init_from}.")
     if isinstance(run.parallel, FSDP) and run.backbone.name == UNREGISTERED:
         raise ConfigError("parallel must be ddp for a network that is not registered.")
     given = GivenComponents(
@@ -135,7 +138,7 @@ def train(
         return open_trackers(trackers, out, start, to_plain(run)), ()
 
     with open_world(device) as world:
-        run, stream = _with_data(run, data, tokenizer, out, world)
+        run, stream = _with_data(run, base, data, tokenizer, out, world)
         done = fit(run, out, world, quiet=quiet, trackers=open_all, given=given, stream=stream)
         return _pipeline(done, out, world)
 
@@ -212,35 +215,42 @@ def _unknown(where: str, setting: str, known: Iterable[str]) -> ConfigError:
 
 
 def _with_data(
-    run: RunConfig, data: Any, tokenizer: Any, out: Path, world: World
+    run: RunConfig, base: RunConfig, data: Any, tokenizer: Any, out: Path, world: World
 ) -> tuple[RunConfig, TokenStream | None]:
     """Return the run with its data and tokenizer, and the stream of batches if that is the data.
 
-    All ranks enter; rank 0 writes.
+    All ranks enter; rank 0 writes. Settings that differ from those of `base` were given.
     """
+    if data is not None:
+        _require_unchanged(base, run, ("data.folder", "data.sources"), "data is given")
+    encoder = None
     if isinstance(tokenizer, str | Path | int):
         choice = tokenizer if isinstance(tokenizer, int) else str(tokenizer)
         run = replace(run, data=replace(run.data, tokenizer=choice))
-        tokenizer = None
     elif tokenizer is not None:
-        tokenizer = as_tokenizer(tokenizer)
-        if world.is_rank_zero:
-            tokenizer.save(out / "tokenizer")
+        encoder = as_tokenizer(tokenizer)
         run = replace(run, data=replace(run.data, tokenizer=str(out / "tokenizer")))
+    names: list[Any] = [data] if isinstance(data, str | Path) else []
+    names = list(cast("Sequence[Any]", data)) if isinstance(data, list | tuple) else names
+    is_named = bool(names) and all(isinstance(name, str | Path) for name in names)
+    if is_named:
+        path = Path(names[0])
+        folder = path if data is names[0] and (path / DATA_MANIFEST).is_file() else None
+        run = replace(run, data=replace(run.data, folder=folder))
+    if data is None or is_named:
+        require_read(base, run)
+    if encoder is not None and world.is_rank_zero:
+        encoder.save(out / "tokenizer")
     if data is None:
         return run, None
-    if isinstance(data, str | Path) and (Path(data) / DATA_MANIFEST).is_file():
-        return replace(run, data=replace(run.data, folder=Path(data), sources=())), None
     if isinstance(data, Corpus):
         folder, settings = out / "data", run.data
         prepare_on_rank_zero(world, folder, lambda: prepare_data(settings, [data], folder, True))
         return replace(run, data=replace(run.data, folder=folder, sources=())), None
-    names: list[Any] = [data] if isinstance(data, str | Path) else []
-    names = list(cast("Sequence[Any]", data)) if isinstance(data, list | tuple) else names
-    if names and all(isinstance(name, str | Path) for name in names):
-        sources = tuple(map(str, names))
-        return replace(run, data=replace(run.data, folder=None, sources=sources)), None
-    if tokenizer is None:
+    if is_named:
+        sources = () if run.data.folder else tuple(map(str, names))
+        return replace(run, data=replace(run.data, sources=sources)), None
+    if encoder is None:
         raise ConfigError("tokenizer must be the object that encoded the batches of `data`.")
     batches = iter(cast("Iterable[Any]", data))
     first = next(batches, None)
@@ -248,14 +258,21 @@ def _with_data(
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         what = "int64 tensors [global batch, length], or pairs of them and the given tokens"
         raise ConfigError(f"data must yield {what}, got {type(first).__name__}.")
-    if run.data.packing:
-        raise ConfigError(
-            "data.packing must be false for batches, which are used as they are, got true. Give "
-            "texts, or a folder of `gidd data prepare`."
-        )
-    shape = replace(run.data, folder=None, sources=("batches",), length=tokens.shape[1])
-    run = replace(run, data=shape, train=replace(run.train, global_batch=len(tokens)))
-    return run, TokenStream(chain([first], batches), tokenizer)
+    unused = ["data.packing", "data.validation", "data.workers", "train.evaluate_samples"]
+    unused += [] if run.data.length == tokens.shape[1] else ["data.length"]
+    unused += [] if run.train.global_batch == len(tokens) else ["train.global_batch"]
+    shape = list(tokens.shape)
+    _require_unchanged(base, run, unused, f"batches of shape {shape} are used as they are")
+    source = replace(run.data, folder=None, sources=("batches",), length=tokens.shape[1])
+    run = replace(run, data=source, train=replace(run.train, global_batch=len(tokens)))
+    return run, TokenStream(chain([first], batches), encoder)
+
+
+def _require_unchanged(base: RunConfig, run: RunConfig, names: Iterable[str], why: str) -> None:
+    changed = changed_settings(to_plain(base), to_plain(run))
+    for name in names:
+        if name in changed:
+            raise ConfigError(f"{name} must be left out: {why}, got {shorten(changed[name][1])}.")
 
 
 @torch.no_grad()

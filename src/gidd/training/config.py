@@ -285,6 +285,9 @@ class RunConfig:
     def _backbone_problems(self) -> Iterable[str]:
         if self.backbone.name == UNREGISTERED:
             return
+        if _is_autoregressive(self) and self.backbone.name != "dit":
+            what = "backbone must be dit, the sizes of the Llama, for the autoregressive objective"
+            yield f"{what}, got {self.backbone.name}."
         try:
             self.network_config(3)  # checks the sizes; any vocabulary will do
         except ConfigError as error:
@@ -321,6 +324,15 @@ _VOID: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "optim.final_lr_ratio",
         lambda run: run.optim.lr_schedule == "constant",
         "if lr_schedule is constant",
+    ),
+    (
+        "optim.beta1 optim.beta2 optim.eps",
+        lambda run: (
+            run.optimizer.name == "muon"
+            and bool(run.lora.rank)
+            and not (run.lora.embeddings or run.backbone.options.get("time_embedding"))
+        ),
+        "with LoRA and muon, which trains all of its matrices",
     ),
     ("objective.p_uniform_warmup", _only_masks, "without hybrid noise of p_uniform above 0"),
     (

@@ -72,13 +72,14 @@ def connect(parallel: Parallel, module: nn.Module, world: World) -> nn.Module:
     if isinstance(parallel, FSDP) or world.size == 1:
         return module
     # no broadcast: all ranks initialised the same weights, and buffers are constants
-    return DistributedDataParallel(
+    replicated = DistributedDataParallel(
         module,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         init_sync=False,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
     )
+    replicated.broadcast_buffers = False  # torch 2.13 warns of the argument
+    return replicated
 
 
 def gather(head: nn.Module) -> None:

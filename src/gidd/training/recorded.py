@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from gidd.common.config.allowed import require_none
 from gidd.common.config.codec import KIND, from_plain, plain_from_yaml, to_plain
+from gidd.common.terminal import shorten
 from gidd.errors import ComponentNotInstalled, ConfigError
 from gidd.training.config import RunConfig
 
@@ -22,6 +24,10 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 """Settings that may change on resume, besides the settings of `parallel`."""
 
+OF_THE_RUN = ("dropout", "checkpoint_activations")
+"""Options of a network that have no influence on its weights."""
+
+_PREPARED = ("data.sources", "data.tokenizer", "data.validation")
 _VALIDATION = "data.validation"
 _NAMES = {
     "HybridNoise": "hybrid",
@@ -57,6 +63,25 @@ def newest_run(folder: Path) -> RunConfig | None:
     return None
 
 
+def require_read(preset: RunConfig, run: RunConfig) -> None:
+    """Refuse settings that differ from a preset's although a folder or a model decides them."""
+    changed = changed_settings(to_plain(preset), to_plain(run))
+    unread: dict[str, str] = {}
+    if run.init_from is not None:
+        why = f"the network and the tokenizer are those of init_from ({run.init_from})"
+        names = [name for name in changed if name.startswith("backbone.")]
+        names = ["backbone.kind"] if "backbone.kind" in names else names
+        names = [name for name in names if name.rpartition(".")[2] not in OF_THE_RUN]
+        unread = dict.fromkeys([*names, "context", "data.tokenizer"], why)
+    if run.data.folder is not None:
+        unread |= dict.fromkeys(_PREPARED, f"data.folder ({run.data.folder}) is prepared already")
+    require_none(
+        f"{name.removesuffix('.kind')} must be left out, got {shorten(changed[name][1])}: {why}."
+        for name, why in unread.items()
+        if name in changed
+    )
+
+
 def require_same_training(before: RunConfig, now: RunConfig) -> list[str]:
     """Refuse to resume a run with other settings; return the permitted changes as lines."""
     new = to_plain(now)
@@ -67,8 +92,8 @@ def require_same_training(before: RunConfig, now: RunConfig) -> list[str]:
         if not name.startswith("parallel")
         and not (name == _VALIDATION and value is None)  # not given: as it was prepared
     }
-    # with a prepared folder, sources are not read
-    allowed = MAY_CHANGE_ON_RESUME | ({"data.sources"} if new["data"]["folder"] else set())
+    # with a prepared folder, these are not read
+    allowed = MAY_CHANGE_ON_RESUME | set(_PREPARED if new["data"]["folder"] else ())
     allowed |= before.without_effect().keys()
     if refused := "\n  ".join(line for name, line in lines.items() if name not in allowed):
         raise ConfigError(

