@@ -103,9 +103,9 @@ def nelbo_of(model: Path, run: RunConfig, world: World) -> float:
 def correction(model: Path) -> dict[str, Any]:
     """Return self-accuracy of samples before and after self-correction, and restored tokens."""
     pipe = gidd.from_pretrained(model, device="cpu")
-    before = pipe.generate(64, length=64, steps=64)
+    before = pipe.generate(n=64, length=64, steps=64)
     after = pipe.generate(
-        64,
+        n=64,
         length=64,
         steps=64,
         self_correction=SelfCorrectionOptions(forward_passes=128, tokens_per_step=4),

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON at the end")
     options = parser.parse_args()
     pipe = gidd.from_pretrained("nano", device="cpu", batch_size=4)
-    samples = pipe.generate(NUM_SAMPLES, length=LENGTH, seed=0, **SAMPLING)
+    samples = pipe.generate(n=NUM_SAMPLES, length=LENGTH, seed=0, **SAMPLING)
     before = [sample.text for sample in samples]
     corrected = [pipe.self_correct(text, **CORRECTION) for text in before]
     after = [one.text for one in corrected]

@@ -88,7 +88,8 @@ def request_of(pipe: Pipeline, body: Json) -> Request:
     """Return what the session samples for a body."""
     options = SamplingOptions(steps=body["steps"], temperature=body["temperature"])
     if "text" in body:
-        tokens = parse_template(body["text"], lambda text: pipe.token_texts.encode(text, "text"))
+        text = body["text"]
+        tokens = parse_template(text, lambda text: pipe.token_texts.encode(text, "text")).tokens
         ends: tuple[int, ...] = ()
     else:
         before = pipe.token_texts.encode(body["prompt"], "prompt")

@@ -337,7 +337,7 @@ def measure_texts(plan: LaptopPlan, pipe: Pipeline, seed: int, own_grader: Path)
     )
     sampling = SamplingOptions(steps=32)
     result = correction_curve(pipe, curve, sampling, graders["own"])
-    pairs = self_corrected(pipe, pipe.generate(2, seed=seed, options=sampling), 128, seed)
+    pairs = self_corrected(pipe, pipe.generate(n=2, seed=seed, options=sampling), 128, seed)
     examples = [[pipe.tokenizer.decode(tokens) for tokens in pair] for pair in pairs]
     return {"samples": by_steps, "correction": list(result.rows), "examples": examples}
 
@@ -364,10 +364,10 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     template = f"[MASK:{length}]"
     by_steps: Json = {}
     for steps in plan.denoising_steps:
-        samples = pipe.infill(template, min(128, plan.sentences), seed=seed, steps=steps)
+        samples = pipe.infill(template, n=min(128, plan.sentences), seed=seed, steps=steps)
         by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
         by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
-    generated = pipe.infill(template, plan.sentences, seed=seed, steps=32)
+    generated = pipe.infill(template, n=plan.sentences, seed=seed, steps=32)
     pairs = self_corrected(pipe, generated, 64, seed)
     changed = [sum(x != y for x, y in zip(a, b, strict=True)) / len(a) for a, b in pairs]
     true = sentence_source()[0].sample(seed + 1000, torch.arange(plan.sentences), length)
@@ -386,7 +386,7 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         needs_uniform = "then" in name or name == "remask_suspects"
         if (masked and needs_uniform) or (not masked and name == "remdm"):
             continue
-        samples = pipe.infill(template, few, seed=seed, **options)
+        samples = pipe.infill(template, n=few, seed=seed, **options)
         found["samplers"][name] = describe_sentences([one.trace.tokens for one in samples])
     if not masked:
         corrected = pipe.correct([sample.text for sample in generated[:few]])

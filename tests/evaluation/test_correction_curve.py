@@ -43,7 +43,7 @@ def result(pipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 32])
 def test_a_budget_read_from_a_long_run_is_a_run_with_that_budget(pipe, patience):
-    samples = pipe.generate(2, length=12, options=SAMPLING)
+    samples = pipe.generate(n=2, length=12, options=SAMPLING)
     states = [sample.trace.tokens for sample in samples]
     options = SelfCorrectionOptions(forward_passes=14, temperature=0.5, patience=patience)
     budgets = [2, 5, 14]
@@ -67,7 +67,7 @@ def test_a_budget_read_from_a_long_run_is_a_run_with_that_budget(pipe, patience)
 
 @pytest.mark.slow
 def test_rows_with_zero_calls_are_the_samples_themselves(pipe, result):
-    samples = pipe.generate(5, length=12, options=SAMPLING)
+    samples = pipe.generate(n=5, length=12, options=SAMPLING)
     entropies = [sequence_entropy(sample.tokens) for sample in samples]
     entropies = [value for value in entropies if not math.isnan(value)]
     texts = [sample.text for sample in samples]

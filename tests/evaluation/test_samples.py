@@ -88,7 +88,7 @@ def test_self_accuracy_of_the_golden_examples():
 
 def test_self_accuracy_of_a_model_by_hand(pipe):
     """The network on the complete final sequence; tokens after end-of-text are not counted."""
-    samples = pipe.generate(3, **FEW, seed=3)
+    samples = pipe.generate(n=3, **FEW, seed=3)
     for sample, found in zip(samples, self_accuracies(pipe, samples), strict=True):
         z, t = torch.tensor([sample.trace.tokens]), torch.tensor([CLEAN_TIME])
         with torch.no_grad():
@@ -104,7 +104,7 @@ def test_samples_of_a_model_are_those_of_the_pipeline(pipe, grader):
     result = evaluate_model_samples(
         pipe, 5, grader=grader, seed=1, on_progress=lambda *seen: progress.append(seen), **FEW
     )
-    expected = pipe.generate(5, seed=1, **FEW)
+    expected = pipe.generate(n=5, seed=1, **FEW)
     assert [row["text"] for row in result.rows] == [sample.text for sample in expected]
     assert [row["tokens"] for row in result.rows] == [len(sample.tokens) for sample in expected]
     assert result.measurements["nfe"].value == 3

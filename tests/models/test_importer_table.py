@@ -20,7 +20,7 @@ SAMPLE = {"prompt": "To", "length": 10, "steps": 3}
 PHRASE = SAMPLE | {"prompt": "To be", "guidance_scale": 2.0}
 PASSES = SelfCorrectionOptions(forward_passes=3)
 CALLS = {
-    "prompt": lambda pipe: pipe.generate(2, **SAMPLE, confidence=True),
+    "prompt": lambda pipe: pipe.generate(n=2, **SAMPLE, confidence=True),
     "no prompt": lambda pipe: pipe.generate(length=8, steps=3),
     "frames": lambda pipe: pipe.generate(**SAMPLE, record_frames=True),
     "suffix": lambda pipe: pipe.generate(**SAMPLE, suffix="be"),

@@ -28,10 +28,10 @@ PROMPTED = {"prompt": "Peace", "length": 12, **SAMPLED}
 BLANKS = {"template": "Pe[MASK:4]e al[MASK:3].", **SAMPLED}
 BLOCKS = {"block_length": 4}
 SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
-    "generate": ("generate", PROMPTED | {"num_samples": 2}),
-    "generate, blocks": ("generate", PROMPTED | BLOCKS | {"num_samples": 2}),
+    "generate": ("generate", PROMPTED | {"n": 2}),
+    "generate, blocks": ("generate", PROMPTED | BLOCKS | {"n": 2}),
     "generate, masked": ("generate", PROMPTED),
-    "infill": ("infill", BLANKS | {"num_samples": 2}),
+    "infill": ("infill", BLANKS | {"n": 2}),
     "infill, masked": ("infill", BLANKS),
     "chat": ("chat", CHAT),
     "stream": ("stream", PROMPTED | BLOCKS),
@@ -46,7 +46,7 @@ SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
 FREE = SelfCorrectionOptions(forward_passes=8)
 GUIDED, FINISHED = {"guidance_scale": 8.0}, {"final_corrector_steps": 2}
 AWAY: dict[str, Any] = {
-    "num_samples": 3,
+    "n": 3,
     "prompt": "all",
     "suffix": ".",
     "length": 14,
@@ -201,8 +201,8 @@ def test_an_argument_has_an_effect_or_is_refused(request, run, default, surface,
 
     before = default(surface, () if name == "plan" else tuple(needs.items()))
     check_option(request, f"Pipeline.{surface}", name, before, away)
-    if found and base.get("num_samples") == 2 and name not in ("num_samples", "start_index"):
-        alone = {"num_samples": 1, "start_index": 1}
+    if found and base.get("n") == 2 and name not in ("n", "start_index"):
+        alone = {"n": 1, "start_index": 1}
         assert is_equal(run(surface, needs | {name: value} | alone)[0][0], found[0][0][1])
 
 

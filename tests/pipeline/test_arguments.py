@@ -73,7 +73,7 @@ def test_a_network_that_cannot_be_copied_is_refused():
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
 def test_a_copied_pipeline_gives_the_same(pipe, make):
     made, how = make(pipe), {"prompt": "Peace", "length": 12, "steps": 3}
-    assert made.generate(2, **how)[1].tokens == pipe.generate(2, **how)[1].tokens
+    assert made.generate(n=2, **how)[1].tokens == pipe.generate(n=2, **how)[1].tokens
     assert {**made.describe()} == pipe.describe()
     made.denoiser.backbone.head.weight.zero_()
     assert pipe.denoiser.backbone.head.weight.any()
@@ -201,7 +201,7 @@ def test_a_sample_that_a_stop_string_cut_is_corrected_as_its_text(pipe, seed):
 
 
 def test_several_samples_are_corrected_together_as_one_by_one(pipe):
-    samples = pipe.generate(3, prompt="Peace", length=16, steps=4)
+    samples = pipe.generate(n=3, prompt="Peace", length=16, steps=4)
     together = pipe.correct(samples, error_rate=0.5)
     assert [c.text for c in together] == [pipe.correct(s, error_rate=0.5).text for s in samples]
 

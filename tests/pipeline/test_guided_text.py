@@ -88,13 +88,15 @@ def test_without_a_mask_token_the_negative_prompt_replaces_all_that_is_given():
 
 def test_a_blank_becomes_one_of_its_choices(pipe):
     for p in (1.0, 2.0):
-        made = pipe.infill("Peace[MASK] all", 8, choices=["a", "b", "c"], steps=4, guidance_scale=p)
+        made = pipe.infill(
+            "Peace[MASK] all", n=8, choices=["a", "b", "c"], steps=4, guidance_scale=p
+        )
         assert {one.filled[0] for one in made} <= {"a", "b", "c"}
         assert all(one.text == f"Peace{one.filled[0]} all" for one in made)
         assert made[0].manifest["choices"] == [3]
     assert len({one.filled for one in made}) > 1
     choices = {1: ["bc", "de"]}
-    for one in pipe.infill("a[MASK:3]p[MASK:2]q[MASK]", 4, choices=choices, steps=4):
+    for one in pipe.infill("a[MASK:3]p[MASK:2]q[MASK]", n=4, choices=choices, steps=4):
         assert one.filled[1] in choices[1] and len(one.tokens) == 9
 
 

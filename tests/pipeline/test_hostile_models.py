@@ -79,7 +79,7 @@ def test_several_rows_per_call_are_checked_too(tmp_path):
     batched = gidd.from_pretrained(tmp_path, device="cpu", batch_size=4)
     for each in (pipe, batched):
         with pytest.raises(CheckpointError, match="predictions .*not finite"):
-            each.generate(2, length=8, steps=2)
+            each.generate(n=2, length=8, steps=2)
 
 
 def test_one_position_suffices(folder):

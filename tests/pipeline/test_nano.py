@@ -21,12 +21,20 @@ def test_it_is_small_and_complete():
 
 def test_it_writes_the_same_text_again_and_fills_blanks(nano):
     first, second = (
-        nano.generate(1, prompt="The history of", length=24, steps=8, seed=3)[0].text
-        for _ in range(2)
+        nano.generate(prompt="The history of", length=24, steps=8, seed=3)[0].text for _ in range(2)
     )
     assert first == second and first.startswith("The history of")
-    filled = nano.infill("The[MASK:2] of the United[MASK].", 1, steps=4)[0].text
+    filled = nano.infill("The[MASK:2] of the United[MASK].", steps=4)[0].text
     assert "MASK" not in filled and filled.endswith(".")
+
+
+def test_a_blank_takes_the_space_before_it(nano):
+    """The words of "The [MASK] of" are those of "The[MASK] of" that begin with a space."""
+    for generation in nano.infill("The [MASK] of [MASK:2]", n=8, steps=4):
+        assert generation.text.startswith("The ") and "  " not in generation.text
+        assert all(text.startswith(" ") and len(text) > 1 for text in generation.filled)
+    likely, few = nano.encode("The history of"), {"steps": 4, "seed": 3}
+    assert nano.infill("The [MASK] of", choices=["history"], **few)[0].tokens == tuple(likely)
 
 
 def test_it_prefers_english_to_shuffled_words(nano):
@@ -37,6 +45,6 @@ def test_it_prefers_english_to_shuffled_words(nano):
 
 
 def test_self_correction_makes_its_text_more_its_own(nano):
-    text = nano.generate(1, length=48, steps=16, seed=0)[0].text
+    text = nano.generate(length=48, steps=16, seed=0)[0].text
     before, after = nano.self_correct(text, temperature=0.1).self_accuracy
     assert after > before

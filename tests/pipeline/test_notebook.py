@@ -13,7 +13,7 @@ CELLS = [
         device="cpu", trackers=["tensorboard"],
     )""",
     "pipe",
-    "pipe.generate(1, length=8, steps=4)[0]",
+    "pipe.generate(length=8, steps=4)[0]",
 ]
 
 

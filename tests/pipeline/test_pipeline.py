@@ -67,10 +67,8 @@ def test_the_package_imports_nothing_for_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("step", sorted({*builtin_components("step")} - {"remdm"}))  # masks only
 def test_the_same_request_gives_the_same_text_alone_and_beside_others(pipe, step):
-    together = pipe.generate(5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
-    alone = pipe.generate(
-        1, start_index=3, length=20, steps=6, seed=7, sampler=step, prompt="Peace"
-    )
+    together = pipe.generate(n=5, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
+    alone = pipe.generate(start_index=3, length=20, steps=6, seed=7, sampler=step, prompt="Peace")
     assert without_seconds(together[3]) == without_seconds(alone[0])
     assert together[3].trace.edits == alone[0].trace.edits
     assert together[0].text != together[1].text or step == "greedy"
@@ -97,7 +95,7 @@ def test_mixed_requests_are_independent(pipe):
 
 def test_recording_frames_changes_no_sample(pipe):
     how = {"length": 16, "steps": 5, "final_corrector_steps": 2, "confidence": True}
-    plain, recorded = pipe.generate(2, **how), pipe.generate(2, **how, record_frames=True)
+    plain, recorded = pipe.generate(n=2, **how), pipe.generate(n=2, **how, record_frames=True)
     for a, b in zip(plain, recorded, strict=True):
         assert (a.text, a.confidence) == (b.text, b.confidence)
         assert a.trace.frames == ()
@@ -113,7 +111,7 @@ def test_only_what_is_asked_for_takes_more_forward_passes(tmp_path, p_uniform):
     how = {"length": 12, "steps": 4, "sampler": "threshold"}
     for asked, passes in {(): 0, ("confidence",): 1, ("record_frames",): 1}.items():
         network.forward_passes = 0
-        (made,) = pipe.generate(1, **how, **dict.fromkeys(asked, True))
+        (made,) = pipe.generate(**how, **dict.fromkeys(asked, True))
         assert network.forward_passes == made.forward_passes + (passes if p_uniform else 0)
         assert (made.confidence is None) == ("confidence" not in asked)
         (filled,) = pipe.infill("Peace[MASK:2]", steps=2)
@@ -124,7 +122,7 @@ def test_only_what_is_asked_for_takes_more_forward_passes(tmp_path, p_uniform):
 @pytest.mark.parametrize("prompt", ["", "Peace", UNICODE[:16]])
 @pytest.mark.parametrize("suffix", ["", " 🙂 all."])
 def test_prompt_and_suffix_are_kept_exactly(pipe, prompt, suffix):
-    for result in pipe.generate(3, prompt=prompt, suffix=suffix, steps=4, confidence=True):
+    for result in pipe.generate(n=3, prompt=prompt, suffix=suffix, steps=4, confidence=True):
         assert result.text.startswith(prompt)
         assert result.text.endswith(suffix)
         assert result.text == prompt + "".join(result.filled) + suffix
@@ -160,7 +158,7 @@ def test_text_ends_at_padding_too(pipe, biased_pipe):
 
 
 def test_blanks_are_filled_and_the_rest_is_kept(pipe):
-    for result in pipe.infill("[MASK:2]Peace[MASK]–[MASK:3] all", 4, steps=5, temperature=0.7):
+    for result in pipe.infill("[MASK:2]Peace[MASK]–[MASK:3] all", n=4, steps=5, temperature=0.7):
         first, second, third = result.filled
         assert result.text == f"{first}Peace{second}–{third} all"
         assert pipe.tokenizer.end_id not in result.tokens
@@ -343,12 +341,12 @@ def test_manifests_describe_how_to_reproduce(pipe):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p: p.generate(0), ConfigError, "num_samples.*at least 1.*got 0"),
+        (lambda p: p.generate(n=0), ConfigError, "n must.*at least 1.*got 0"),
         (lambda p: p.generate(prompt=TEXT), DataError, "32 tokens, got 88"),
         (lambda p: p.generate(prompt="Peace", length=1), DataError, "1 tokens, got 2"),
         (lambda p: p.generate(prompt="Peace", length=2), DataError, "2 tokens, got 2 and 0"),
         (lambda p: p.generate(length=-5), ConfigError, "length.*from 1.*got -5"),
-        (lambda p: p.generate(2, start_index=2**63 - 1), ConfigError, f"sample_index.*{2**63}"),
+        (lambda p: p.generate(n=2, start_index=2**63 - 1), ConfigError, f"sample_index.*{2**63}"),
         (lambda p: p.generate(start_index=-1), ConfigError, "start_index.*got -1"),
         (
             lambda p: p.generate(prompt="a\udcff"),

@@ -117,13 +117,13 @@ def pipe(tmp_path_factory) -> Pipeline:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("generate", "num_samples"),
+        ("generate", "n"),
         ("generate", "length"),
         ("generate", "max_tokens"),
         ("generate", "seed"),
         ("generate", "start_index"),
         ("generate", "steps"),
-        ("infill", "num_samples"),
+        ("infill", "n"),
         ("infill", "seed"),
         ("infill", "start_index"),
         ("self_correct", "seed"),

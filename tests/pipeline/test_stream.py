@@ -26,7 +26,7 @@ OPTIONS = {"length": 24, "block_length": 7, "steps": 3}
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_pieces_are_the_generated_text(pipe, seed):
-    (whole,) = pipe.generate(1, prompt="Peace", seed=seed, confidence=True, **OPTIONS)
+    (whole,) = pipe.generate(prompt="Peace", seed=seed, confidence=True, **OPTIONS)
     pieces = list(pipe.stream(prompt="Peace", seed=seed, **OPTIONS))
     assert "".join(pieces) == whole.text and whole.text.startswith("Peace")
     assert all(pieces) and len(pieces) in (3, 4)
@@ -36,8 +36,8 @@ def test_the_pieces_are_the_generated_text(pipe, seed):
 
 @pytest.mark.slow
 def test_samples_in_blocks_are_the_same_alone_and_together(pipe):
-    together = pipe.generate(4, **OPTIONS)
-    (alone,) = pipe.generate(1, start_index=2, **OPTIONS)
+    together = pipe.generate(n=4, **OPTIONS)
+    (alone,) = pipe.generate(start_index=2, **OPTIONS)
     assert together[2].text == alone.text and together[2].forward_passes == alone.forward_passes
     assert together[0].text != together[1].text
 
@@ -59,9 +59,9 @@ def test_an_invalid_stream_is_refused_before_its_first_piece(pipe):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda pipe: pipe.generate(1, suffix="of", **OPTIONS), "block_length must be None with a"),
+        (lambda pipe: pipe.generate(suffix="of", **OPTIONS), "block_length must be None with a"),
         (lambda pipe: pipe.infill("of [MASK:3]", block_length=2), "None with a template"),
-        (lambda pipe: pipe.generate(1, record_frames=True, **OPTIONS), "record_frames must be F"),
+        (lambda pipe: pipe.generate(record_frames=True, **OPTIONS), "record_frames must be F"),
     ],
 )
 def test_blocks_cannot_see_what_follows(pipe, call, message):
@@ -73,7 +73,7 @@ def test_blocks_cannot_see_what_follows(pipe, call, message):
 def test_the_command_line_streams(folder, pipe, capsys):
     words = ["--prompt", "Peace", "--length", "24", "--block-length", "7", "--steps", "3"]
     main(["sample", str(folder), *words, "--device", "cpu"])
-    (whole,) = pipe.generate(1, prompt="Peace", **OPTIONS)
+    (whole,) = pipe.generate(prompt="Peace", **OPTIONS)
     assert capsys.readouterr().out == whole.text + "\n"
     for extra in (["--suffix", "of"], ["--html", "a.html"]):
         with pytest.raises(SystemExit):
@@ -88,7 +88,7 @@ def test_a_pipeline_may_be_called_from_several_threads(pipe):
             return pipe.correct(TEXT).text
         if index % 3 == 1:
             return pipe.self_correct(TEXT, forward_passes=3).text
-        return [sample.text for sample in pipe.generate(2, length=12, steps=3, seed=index)]
+        return [sample.text for sample in pipe.generate(n=2, length=12, steps=3, seed=index)]
 
     expected = [work(index) for index in range(6)]
     with ThreadPoolExecutor(4) as threads:

@@ -64,7 +64,7 @@ USE = """
 import gidd
 pipe = gidd.from_pretrained("model")
 options = {"sampler": "left-to-right", "sampler_options": {"at_least": 2}}
-assert len(pipe.generate(2, length=16, steps=4, **options)) == 2
+assert len(pipe.generate(n=2, length=16, steps=4, **options)) == 2
 print(pipe.score("12 + 7 = 19", nodes=2, repeats=2).nelbo)
 """
 

@@ -57,7 +57,7 @@ def test_the_samples_are_those_of_the_pipeline(job, model, tmp_path):
     counts = []
     sample_to_folder(some, tmp_path / "out", on_block=lambda *count: counts.append(count))
     pipe = from_pretrained(model, device="cpu", batch_size=4)
-    expected = pipe.generate(11, prompt="or", suffix="n", length=8, seed=3, options=job.sampling)
+    expected = pipe.generate(n=11, prompt="or", suffix="n", length=8, seed=3, options=job.sampling)
     found = list(iterate_samples(tmp_path / "out"))
     assert [sample.id for sample in found] == list(range(5, 11))
     for sample in found:

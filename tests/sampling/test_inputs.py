@@ -180,7 +180,7 @@ def encode(text: str) -> list[int]:
     ],
 )
 def test_templates(template, tokens):
-    assert parse_template(template, encode) == tokens
+    assert parse_template(template, encode).tokens == tokens
 
 
 BLANKS = ["[MASK:0]", "a [MASK:-1]", "[MASK:three]", "[MASK:]", "[MASK:1000001]", "[MASK:3 a"]

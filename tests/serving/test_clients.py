@@ -19,7 +19,7 @@ def test_openai_completes_and_infills(client, pipelines):
         model="hybrid", prompt="I embrace", max_tokens=8, seed=4, logprobs=2, n=2,
         extra_body={"steps": 4},
     )  # fmt: skip
-    expected = pipelines["hybrid"].generate(2, prompt="I embrace", max_tokens=8, seed=4, steps=4)
+    expected = pipelines["hybrid"].generate(n=2, prompt="I embrace", max_tokens=8, seed=4, steps=4)
     assert [choice.text for choice in found.choices] == [g.filled[0] for g in expected]
     assert len(found.choices[0].logprobs.tokens) == found.usage.completion_tokens // 2
     found = client.completions.create(

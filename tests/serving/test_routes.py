@@ -39,7 +39,7 @@ PROMPT = {"prompt": "I embrace", "max_tokens": 12, "steps": 8, "seed": 5}
 def test_a_completion_is_what_the_pipeline_generates(post, pipelines):
     found = post("completions", PROMPT | {"n": 2, "top_p": 0.9, "temperature": 0.7})
     expected = pipelines["hybrid"].generate(
-        2, prompt="I embrace", max_tokens=12, steps=8, seed=5, top_p=0.9, temperature=0.7
+        n=2, prompt="I embrace", max_tokens=12, steps=8, seed=5, top_p=0.9, temperature=0.7
     )
     assert [choice["text"] for choice in found["choices"]] == [g.filled[0] for g in expected]
     assert [choice["index"] for choice in found["choices"]] == [0, 1]
@@ -66,7 +66,7 @@ def test_several_prompts_have_samples_of_their_own(post, pipelines):
     expected = []
     for index, prompt in enumerate(["I", "Peace"]):
         expected += pipelines["hybrid"].generate(
-            2, prompt=prompt, max_tokens=12, steps=8, seed=5, start_index=2 * index
+            n=2, prompt=prompt, max_tokens=12, steps=8, seed=5, start_index=2 * index
         )
     assert found == [generation.filled[0] for generation in expected]
     tokens = pipelines["hybrid"].tokenizer.encode("Peace")
@@ -133,7 +133,7 @@ def test_streamed_blocks_are_the_text_in_order(service, pipelines):
     body = PROMPT | {"block_length": 4, "n": 2, "stream_options": {"include_usage": True}}
     found = events(service, "completions", body)
     expected = pipelines["hybrid"].generate(
-        2, prompt="I embrace", max_tokens=12, steps=8, seed=5, block_length=4
+        n=2, prompt="I embrace", max_tokens=12, steps=8, seed=5, block_length=4
     )
     *chunks, last = found
     assert last["choices"] == [] and last["usage"]["completion_tokens"] <= 24
@@ -168,7 +168,7 @@ def test_frames_of_two_samples_replace_their_own_text(service, pipelines, change
     body = PROMPT | changes | {"n": 2, "diffusing": True}
     found = events(service, "completions", body)
     settings = {"prompt": "I embrace", "max_tokens": 12, "steps": 8, "seed": 5} | changes
-    expected = pipelines["hybrid"].generate(2, **settings)
+    expected = pipelines["hybrid"].generate(n=2, **settings)
     for index in range(2):
         own = [c for c in found if c["choices"][0]["index"] == index]
         frames = [c for c in own if "diffusion_meta" in c]
@@ -212,7 +212,7 @@ def test_a_chat_is_answered_in_one_piece_in_blocks_and_as_it_changes(post, servi
 def test_blanks_are_filled_with_confidences(post, service, pipelines):
     body = {"text": "I[MASK:2] with[MASK] all", "steps": 4, "seed": 2}
     found = post("infill", body | {"n": 2})
-    expected = pipelines["hybrid"].infill(body["text"], 2, steps=4, seed=2, confidence=True)
+    expected = pipelines["hybrid"].infill(body["text"], n=2, steps=4, seed=2, confidence=True)
     for choice, generation in zip(found["choices"], expected, strict=True):
         assert choice["text"] == generation.text
         assert choice["filled"] == list(generation.filled)

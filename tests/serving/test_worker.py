@@ -36,7 +36,7 @@ TEXT = "I embrace with great satisfaction the opportunity"
 def results(pipe, index: int):
     """Return what one of several different calls gives."""
     if index % 3 == 0:
-        return pipe.generate(2, prompt="I", length=12, seed=index, steps=6)[1].tokens
+        return pipe.generate(n=2, prompt="I", length=12, seed=index, steps=6)[1].tokens
     if index % 3 == 1:
         return pipe.infill("Peace[MASK:3] all", seed=index, steps=5)[0].text
     return pipe.correct(TEXT[: 20 + index]).text
@@ -71,13 +71,13 @@ def test_no_sequence_of_a_stream_loses_a_frame_to_another(pipe, worker):
     options = {"max_tokens": 8, "steps": 8, "seed": 1}
 
     def emit_frames(emit):
-        pipe.generate(3, on_step=frame_emitter(emit), **options)
+        pipe.generate(n=3, on_step=frame_emitter(emit), **options)
 
     async def all_frames():
         return [frame async for frame in worker.stream(emit_frames)]
 
     frames = asyncio.run(all_frames())
-    for index, generation in enumerate(pipe.generate(3, **options)):
+    for index, generation in enumerate(pipe.generate(n=3, **options)):
         own = [frame for frame in frames if frame.request.sample_index == index]
         assert [edit for frame in own for edit in frame.edits] == list(generation.trace.edits)
         assert own[-1].tokens == generation.trace.tokens and own[-1].step == own[-1].steps == 8
@@ -209,7 +209,7 @@ CHAT = [{"role": "user", "content": "Peace"}]
 CALLS = {
     "chat": lambda pipe, **own: pipe.chat(CHAT, max_tokens=8, steps=4, **own),
     "correct": lambda pipe, **own: pipe.correct(TEXT, **own),
-    "generate": lambda pipe, **own: pipe.generate(2, prompt="I", max_tokens=8, steps=4, **own),
+    "generate": lambda pipe, **own: pipe.generate(n=2, prompt="I", max_tokens=8, steps=4, **own),
     "infill": lambda pipe, **own: pipe.infill("I[MASK:4]", steps=4, **own),
     "noise_level": lambda pipe, **own: pipe.noise_level(TEXT, **own),
     "run": lambda pipe, **own: pipe.run([REQUEST], **own),

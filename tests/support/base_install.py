@@ -38,7 +38,7 @@ for module in (gidd, gidd_proof):
 SCORE = """
 import gidd
 pipe = gidd.from_pretrained("model")
-print(pipe.score(pipe.generate(1, length=8, steps=4)[0].text, nodes=2, repeats=2).nelbo)
+print(pipe.score(pipe.generate(length=8, steps=4)[0].text, nodes=2, repeats=2).nelbo)
 """
 
 

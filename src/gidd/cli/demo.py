@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     show_correction(console, pipe, options)
     console.print("\n3. It fills blanks, looking at both sides:\n", style="bold")
     with show_steps("infilling", pipe, 1, live=console.is_terminal) as on_step:
-        filled = pipe.infill(options.infill, 1, seed=options.seed, steps=16, on_step=on_step)
+        filled = pipe.infill(options.infill, seed=options.seed, steps=16, on_step=on_step)
     console.print(plain(options.infill), style="dim")
     console.print(plain(filled[0].text), "\n")
     console.print("Go on:")
@@ -69,7 +69,6 @@ def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -
     console.print("1. The model turns noise into text, all places at once:\n", style="bold")
     with show_steps("sampling", pipe, 1, live=console.is_terminal) as on_step:
         (sample,) = pipe.generate(
-            1,
             length=min(_LENGTH, pipe.context),
             prompt=options.prompt,
             steps=_STEPS,

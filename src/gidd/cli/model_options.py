@@ -92,9 +92,13 @@ class TextCommandOptions(CheckedCommand):
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of `Pipeline.generate` and `Pipeline.infill`."""
-        output, names = self.output, ("num_samples", "seed", "start_index")
-        values = {name: getattr(self, name) for name in names} | {"options": self.sampling}
-        return values | {"record_frames": output.record_frames, "confidence": output.confidence}
+        output = self.output
+        values = {"n": self.num_samples, "seed": self.seed, "start_index": self.start_index}
+        return (
+            values
+            | {"options": self.sampling}
+            | {"record_frames": output.record_frames, "confidence": output.confidence}
+        )
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""

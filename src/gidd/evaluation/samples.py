@@ -208,7 +208,7 @@ def generate_text_samples(
     on_step = on_progress and partial(count_steps, partial(on_progress, "sampling"), num_samples)
     for start in range(0, num_samples, _CHUNK):
         generations = pipe.generate(
-            min(_CHUNK, num_samples - start),
+            n=min(_CHUNK, num_samples - start),
             length=length,
             seed=seed,
             start_index=start,

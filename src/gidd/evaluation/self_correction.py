@@ -83,7 +83,7 @@ def correction_curve(
     for start in range(0, options.num_samples, batch_size):
         count = min(batch_size, options.num_samples - start)
         generated = pipe.generate(
-            count, length=options.length, seed=options.seed, start_index=start, options=plain
+            n=count, length=options.length, seed=options.seed, start_index=start, options=plain
         )
         tokens = [sample.trace.tokens for sample in generated]
         initial = [CorrectedState(each, 0) for each in tokens]

@@ -1,7 +1,7 @@
 """A trained model as a tool: generate, chat, infill, correct and score text.
 
     pipe = gidd.from_pretrained("models/nano")
-    pipe.generate(4, prompt="My fellow citizens", steps=64)
+    pipe.generate("My fellow citizens", n=4, steps=64)
     pipe.chat([{"role": "user", "content": "2 + 3"}])
     pipe.infill("The capital of [MASK:3] is Paris.")
     pipe.correct("We is a nation of law.")

@@ -56,16 +56,14 @@ def build_requests(
     stop: tuple[int, ...],
     options: SamplingOptions,
     plan: Plan | None,
-    num_samples: int,
+    n: int,
     seed: int,
     start_index: int,
     choices: tuple[Choices, ...] = (),
     further_processors: Sequence[Processor] = (),
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
-    require_arguments(
-        num_samples=(num_samples, integer(1)), seed=(seed, SEED), start_index=(start_index, SEED)
-    )
+    require_arguments(n=(n, integer(1)), seed=(seed, SEED), start_index=(start_index, SEED))
     if plan is None:
         if options.final_corrector_steps or options.self_correction.forward_passes:
             is_final = options.final_corrector_steps > 0
@@ -87,7 +85,7 @@ def build_requests(
         guidance=build_guidance(pipe, tokens, options),
         choices=choices,
     )
-    return [replace(first, sample_index=start_index + i) for i in range(num_samples)]
+    return [replace(first, sample_index=start_index + i) for i in range(n)]
 
 
 def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> Guidance | None:
@@ -132,9 +130,15 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
 
 
 def build_choices(
-    pipe: Pipeline, tokens: Tokens, choices: Sequence[str] | Mapping[int, Sequence[str]]
+    pipe: Pipeline,
+    tokens: Tokens,
+    choices: Sequence[str] | Mapping[int, Sequence[str]],
+    spaced: frozenset[int] = frozenset(),
 ) -> tuple[Choices, ...]:
-    """Return the choices of a template: of its only blank, or of blanks by their index."""
+    """Return the choices of a template: of its only blank, or of blanks by their index.
+
+    Blanks that begin at a position of `spaced` took the space before them.
+    """
     places = groupby(range(len(tokens)), key=lambda i: tokens[i] is None)
     blanks = [list(run) for is_blank, run in places if is_blank]
     only = 0 if len(blanks) == 1 else -1
@@ -147,7 +151,8 @@ def build_choices(
         )
     found: list[Choices] = []
     for index, texts in by_blank.items():
-        options = [tuple(pipe.token_texts.encode(text, "a choice")) for text in texts]
+        space = " " * (blanks[index][0] in spaced)
+        options = [tuple(pipe.token_texts.encode(space + text, "a choice")) for text in texts]
         lengths, size = [len(option) for option in options], len(blanks[index])
         if any(length != size for length in lengths):
             pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
 
@@ -277,7 +278,41 @@ class LikelihoodOptions(EstimatorOptions):
             yield "max_forward_passes needs --max-se; without it the number is fixed."
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _Options = TypeVar("_Options", SamplingOptions, SelfCorrectionOptions, LikelihoodOptions)
+
+
+_NAMES_ELSEWHERE = {
+    "num_samples": "n",
+    "num_return_sequences": "n",
+    "num_images_per_prompt": "n",
+    "max_new_tokens": "max_tokens",
+    "max_length": "length",
+    "num_inference_steps": "steps",
+    "num_steps": "steps",
+    "generator": "seed",
+    "stop_strings": "stop",
+    "streamer": "on_step",
+    "callback_on_step_end": "on_step",
+    "logits_processor": "processors",
+}
+"""Names of these arguments in older versions and in other libraries."""
+
+
+def text_first(method: _Method) -> _Method:
+    """Return a method that refuses a count in place of its text; before, it began with one."""
+
+    @wraps(method)
+    def call(pipe: object, *args: Any, **settings: Any) -> Any:
+        for count in (value for value in args if isinstance(value, int)):
+            name = method.__name__
+            raise ConfigError(
+                f"{name}() has a text as its first argument and n by its name, got {count}. Write "
+                f"{name}({'...' if len(args) > 1 or 'prompt' in settings else ''}, n={count})."
+            )
+        return method(pipe, *args, **settings)
+
+    return cast(_Method, call)
 
 
 def first_changed(options: _Options, *names: str) -> str | None:
@@ -294,6 +329,8 @@ def with_changes(
     for name in changes:
         if name not in names:
             hint = did_you_mean(name, [*names, *signature(method).parameters])
+            if (other := _NAMES_ELSEWHERE.get(name)) in {*names, *signature(method).parameters}:
+                hint = f" It is called {other} here."
             raise ConfigError(
                 f"{method.__name__}() has no option {name!r}.{hint} "
                 f"{type(options).__name__} has {', '.join(names)}."

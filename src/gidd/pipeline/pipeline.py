@@ -42,6 +42,7 @@ from gidd.pipeline.options import (
     LikelihoodOptions,
     SamplingOptions,
     SelfCorrectionOptions,
+    text_first,
     with_changes,
 )
 from gidd.pipeline.precision import (
@@ -68,6 +69,7 @@ from gidd.sampling import (
     Plan,
     Processor,
     Request,
+    RequireAt,
     Session,
     Tokens,
     WindowReader,
@@ -160,9 +162,29 @@ class Pipeline:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the arguments: sessions have threads' locks."""
+        return _rebuild, (self._arguments,)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
         names = ("denoiser", "schedule", "tokenizer", "context", "device", "precision")
-        settings = {name: getattr(self, name) for name in (*names, "source", "notes", "times")}
-        return _rebuild, (settings | {"batch_size": self.session.batch_size},)
+        arguments = {name: getattr(self, name) for name in (*names, "source", "notes", "times")}
+        return arguments | {"batch_size": self.session.batch_size}
+
+    def to(self, device: torch.device | str) -> "Pipeline":
+        """Move the model to a device, such as "cuda:1", and return the pipeline itself.
+
+        Precision and batch size stay as they are.
+        """
+        arguments = self._arguments
+        arguments["device"] = device
+        vars(self).update(vars(Pipeline(**arguments)))
+        return self
+
+    def __call__(
+        self, prompt: str | Sequence[str] = "", **settings: Any
+    ) -> list[Generation] | list[list[Generation]]:
+        """Return `generate(prompt, **settings)`."""
+        return self.generate(prompt, **settings)
 
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer to a folder that `gidd.from_pretrained` loads."""
@@ -183,11 +205,18 @@ class Pipeline:
         """Compute the text of every token, which the first request would otherwise wait for."""
         ban_unwritten_tokens(self.schedule.vocab, self.token_texts).allowed(self.device)
 
+    @overload
+    def generate(self, prompt: str = "", **settings: Any) -> list[Generation]: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], **settings: Any) -> list[list[Generation]]: ...
+
+    @text_first
     def generate(
         self,
-        num_samples: int = 1,
+        prompt: str | Sequence[str] = "",
         *,
-        prompt: str = "",
+        n: int = 1,
         suffix: str = "",
         length: int | None = None,
         max_tokens: int | None = None,
@@ -201,40 +230,47 @@ class Pipeline:
         processors: Sequence[Processor] = (),
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
-    ) -> list[Generation]:
-        """Sample texts that begin with `prompt` and end with `suffix`.
+    ) -> list[Generation] | list[list[Generation]]:
+        """Return `n` texts that begin with `prompt` and end with `suffix`.
+
+        For a list of prompts, return a list of `n` texts for each. They share forward passes, which
+        changes no text.
 
         Args:
-            num_samples: Number of samples, each with its own random numbers.
-            prompt: Beginning of every sample.
-            suffix: End of every sample. Without it, a sample ends at its end-of-text token.
+            prompt: Beginning of the texts, or a list of beginnings.
+            n: Number of texts for each prompt, each with its own random numbers.
+            suffix: End of every text. Without it, a text ends at its end-of-text token.
             length: Number of tokens, including prompt and suffix; by default the context of the
                 model, but at most 2,048.
             max_tokens: Number of new tokens, in place of `length`.
-            stop: Texts: a sample ends before the first of them that is generated. In blocks
+            stop: Strings: a text ends before the first of them that is generated. In blocks
                 (`block_length`) nothing is sampled after it; otherwise the result is cut.
-            seed: With the index of a sample, determines all its random numbers.
-            start_index: Index of the first sample; `generate(1, start_index=5)` returns the sixth
-                sample of `generate(6)`.
+            seed: With the index of a text, determines all its random numbers.
+            start_index: Index of the first text; `generate(start_index=5)` returns the sixth
+                text of `generate(n=6)`.
             plan: Custom plan of steps; replaces steps, sampler, corrector and correction.
             on_step: Called after each step of the batch.
             record_frames: Record the prediction before every step in `trace.frames`.
             confidence: Whether to compute `Generation.confidence`, which takes a forward pass per
-                sample (none for models trained with masking alone).
+                text (none for models trained with masking alone).
             processors: Further processors of x_theta, before those of the options, e.g.
                 `gidd.sampling.LogitBias`.
             options: Sampling options.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(prompts, list | tuple):
+            raise ConfigError(f"prompt must be a string or a list of strings, got {prompt!r}.")
         require_stop(stop, suffix)
-        tokens = self._with_blanks(length, max_tokens, prompt, suffix)
         ends = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
-        counts = num_samples, seed, start_index
-        requests = build_requests(self, tokens, ends, options, plan, *counts, (), processors)
+        counts, requests = (n, seed, start_index), list[Request]()
+        for text in prompts:
+            tokens = self._with_blanks(length, max_tokens, text, suffix)
+            requests += build_requests(self, tokens, ends, options, plan, *counts, (), processors)
         blocks = options.block_length or (None if suffix or record_frames else self.canvas_length)
-        return self.run(
+        texts = self.run(
             requests,
             on_step=on_step,
             record_frames=record_frames,
@@ -242,11 +278,14 @@ class Pipeline:
             block_length=blocks,
             stop=stop,
         )
+        if isinstance(prompt, str):
+            return texts
+        return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def stream(
         self,
-        *,
         prompt: str = "",
+        *,
         length: int | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
@@ -374,11 +413,12 @@ class Pipeline:
             )
         return num_given + max_tokens
 
+    @text_first
     def infill(
         self,
         template: str,
-        num_samples: int = 1,
         *,
+        n: int = 1,
         choices: Sequence[str] | Mapping[int, Sequence[str]] = MappingProxyType({}),
         seed: int = 0,
         start_index: int = 0,
@@ -390,16 +430,19 @@ class Pipeline:
         options: SamplingOptions = _SAMPLING,
         **changes: Any,
     ) -> list[Generation]:
-        """Fill the blanks of a text such as "The capital of [MASK:3] is Paris".
+        """Return `n` texts with the blanks of a template such as "The capital of[MASK:3] is Paris".
 
-        [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. `choices`
+        [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. The space
+        before a blank is part of it, if tokens of the model begin with their space. `choices`
         are texts of which a blank becomes one: `choices=[" yes", " no"]` if there is one blank,
         else `choices={0: [" yes", " no"]}` by its index. The other arguments are the same as for
         `generate`.
         """
         require_text(template, "a template")
-        tokens = parse_template(
-            template, lambda text: self.token_texts.encode(text, "the text around blanks")
+        tokens, spaced = parse_template(
+            template,
+            lambda text: self.token_texts.encode(text, "the text around blanks"),
+            takes_space=self.token_texts.begins_with_space is not None,
         )
         if None not in tokens:
             raise DataError(
@@ -408,9 +451,11 @@ class Pipeline:
             )
         options = with_changes(options, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
-        own = build_choices(self, tokens, choices)
-        counts = num_samples, seed, start_index
-        requests = build_requests(self, tokens, (), options, plan, *counts, own, processors)
+        slots = build_choices(self, tokens, choices, spaced)
+        if spaced and self.token_texts.begins_with_space is not None:
+            processors = (RequireAt(self.token_texts.begins_with_space, spaced), *processors)
+        counts = n, seed, start_index
+        requests = build_requests(self, tokens, (), options, plan, *counts, slots, processors)
         return self.run(
             requests, on_step=on_step, record_frames=record_frames, confidence=confidence
         )
@@ -617,7 +662,7 @@ class Pipeline:
                 "with masking alone, which cannot score visible tokens. Infill [MASK] instead."
             )
 
-    def encode(self, text: str, what: str) -> list[int]:
+    def encode(self, text: str, what: str = "the text") -> list[int]:
         """Return the tokens of a text, which must not be empty; `what` names it in errors."""
         tokens = self.token_texts.encode(text, what)
         if not tokens:

@@ -18,7 +18,7 @@ from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import STOP
 from gidd.pipeline.results import Generation
-from gidd.sampling import Ban, ban, shared_jobs
+from gidd.sampling import Ban, Require, ban, shared_jobs
 from gidd.vocab import Vocab
 
 Span = tuple[int, int]
@@ -85,6 +85,15 @@ class TokenDecoder:
         if token not in self._cache:
             self._cache[token] = self._decode([token])
         return self._cache[token]
+
+    @cached_property
+    def begins_with_space(self) -> Require | None:
+        """The tokens that are a space and something else; None if there are none."""
+        vocab = self.tokenizer.vocab
+        texts = ((token, self.decode_one(token)) for token in range(vocab.size))
+        words = frozenset(v for v, text in texts if text[:1] == " " and len(text) > 1)
+        words -= self.tokenizer.unknown_ids | self.tokenizer.terminator_ids | {vocab.mask_id}
+        return Require(vocab, words) if words else None
 
     def is_fixed(self, token: int) -> bool:
         """Whether correction skips the token: line breaks, tabs, parts of characters, unknown."""

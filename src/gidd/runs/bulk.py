@@ -257,8 +257,8 @@ def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callabl
     def write(bounds: list[int]) -> int:
         block = range(*bounds)
         made = pipe.generate(
-            len(block),
-            prompt=job.prompt,
+            job.prompt,
+            n=len(block),
             suffix=job.suffix,
             length=job.length,
             seed=job.seed,

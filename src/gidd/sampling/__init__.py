@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         MinP as MinP,
         Processor as Processor,
         Require as Require,
+        RequireAt as RequireAt,
         Temperature as Temperature,
         TopK as TopK,
         TopP as TopP,

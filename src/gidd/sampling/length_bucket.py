@@ -380,7 +380,7 @@ class StepBatch:
         if requests[0].is_guided:  # and so are the others
             self._predict = guided(self._predict, guidances)
         if any(request.processors for request in requests):
-            self._predict = processed(self._predict, [r.processors for r in requests])
+            self._predict = processed(self._predict, [r.processors for r in requests], requests)
         self._constrained = None
         if any(request.choices for request in requests):
             choices = [request.choices for request in requests]

@@ -26,6 +26,8 @@ from gidd.sampling.state import State
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+    from gidd.sampling.request import Request
+
 TILE_ENTRIES = 6_500_000
 """Maximum size of a [positions, V] tensor: 128 positions for GPT-2's vocabulary."""
 
@@ -253,27 +255,34 @@ class NetworkPredict:
         return Rows(state.tokens, index, size, tile, compute)
 
 
-def processed(predict: Predict, processors: Sequence[tuple[Processor, ...]]) -> Predict:
-    """Return x_theta after the processors of each sequence."""
-    groups: dict[tuple[Processor, ...], list[int]] = {}
-    for row, own in enumerate(processors):
-        groups.setdefault(own, []).append(row)
+def processed(
+    predict: Predict,
+    processors: Sequence[tuple[Processor, ...]],
+    requests: Sequence[Request | None] = (),
+) -> Predict:
+    """Return x_theta after the processors of each sequence, which are given its request."""
+    groups: dict[tuple[tuple[Processor, ...], int | None], list[int]] = {}
+    for row, functions in enumerate(processors):
+        is_shared = all(getattr(function, "ignores_request", False) for function in functions)
+        groups.setdefault((functions, None if is_shared else row), []).append(row)
 
     def predict_processed(state: State, t: Times, where: Tensor) -> Rows:
         rows, length = predict(state, t, where), state.tokens.shape[1]
 
         def process(p: Tensor, index: Tensor) -> Tensor:
-            for functions, members in groups.items():
+            positions = F.pad(index % length, (0, len(p) - len(index)))  # p may have further rows
+            for (functions, row), members in groups.items():
+                request = requests[row] if requests and row is not None else None
                 if functions and len(groups) == 1:
-                    p = _in_blocks(p, functions, rows.block)
+                    p = _in_blocks(p, positions, functions, request, rows.block)
                 elif functions:
-                    is_own = torch.isin(index // length, torch.tensor(members, device=p.device))
-                    (own,) = is_own.nonzero(as_tuple=True)
-                    if len(own):  # in blocks of one size, whoever shares the batch
+                    is_member = torch.isin(index // length, torch.tensor(members, device=p.device))
+                    (chosen,) = is_member.nonzero(as_tuple=True)
+                    if len(chosen):  # in blocks of one size, whoever shares the batch
                         size = min(rows.block, len(p))
-                        some = F.pad(own, (0, -len(own) % size))
-                        found = _in_blocks(p[some], functions, size)
-                        p = p.index_copy(0, own, found[: len(own)])
+                        some = F.pad(chosen, (0, -len(chosen) % size))
+                        changed = _in_blocks(p[some], positions[some], functions, request, size)
+                        p = p.index_copy(0, chosen, changed[: len(chosen)])
             return p
 
         return rows.map(process)
@@ -281,13 +290,19 @@ def processed(predict: Predict, processors: Sequence[tuple[Processor, ...]]) -> 
     return predict_processed
 
 
-def _in_blocks(p: Tensor, processors: Sequence[Processor], block: int) -> Tensor:
+def _in_blocks(
+    p: Tensor,
+    positions: Tensor,
+    processors: Sequence[Processor],
+    request: Request | None,
+    block: int,
+) -> Tensor:
     """Process blocks of one size: sums depend on shapes. The last one begins earlier."""
     size, done = min(block, len(p)), list[Tensor]()
     for start in range(0, len(p), size):
         first = min(start, len(p) - size)
-        part = p[first : first + size]
+        part, places = p[first : first + size], positions[first : first + size]
         for processor in processors:
-            part = processor(part)
+            part = processor(part, places, request)
         done.append(part[start - first :])
     return torch.cat(done)

@@ -1,8 +1,9 @@
 """Processors of x_theta: temperature, truncation, banned and required tokens.
 
-A processor maps rows [K, V] to rows [K, V], and its result replaces x_theta in every formula. So a
-truncation has the same effect for any number of steps. (Applied to the probabilities of the reverse
-step, which shrink with the step size, it would remove more tokens the more steps there are.)
+A processor maps rows of x_theta [K, V] to rows [K, V], given their positions [K] in the sequence and
+the request. Its result replaces x_theta in every formula, so a truncation has the same effect for
+any number of steps. (Applied to the probabilities of the reverse step, which shrink with the step
+size, it would remove more tokens the more steps there are.)
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, final
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gidd.common.config.allowed import require_arguments
+from gidd.common.terminal import shorten
 from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
@@ -27,17 +30,25 @@ from gidd.vocab import Vocab
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-Processor = Callable[[Tensor], Tensor]
-"""Rows of x_theta [K, V] -> rows [K, V]; equal processors (==) make equal rows.
+Processor = Callable[[Tensor, Tensor, Any], Tensor]
+"""(rows of x_theta [K, V], their positions [K], the `Request`) -> rows [K, V].
 
-One that depends on a vocabulary may have a method `check(vocab)`, which raises `ConfigError` if it
-is another one; it is called before a request is admitted.
+A processor with the attribute `ignores_request = True` is called once for the rows of all requests
+that have an equal one (==), with None in place of the request. A processor that depends on a
+vocabulary may have a method `check(vocab)`, which raises `ConfigError` if it is another one; it is
+called before a request is admitted.
 """
 
 MAX_LOGIT_BIAS = 100
 """The largest bias of a token, as in OpenAI's API."""
 
 _KEPT_MASKS = 256  # number of sets of tokens whose masks are kept, on each device
+
+
+class _RowProcessor:
+    """A processor of each row by itself."""
+
+    ignores_request = True
 
 
 def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
@@ -56,7 +67,7 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
 
 @final
 @dataclass(frozen=True)
-class Temperature:
+class Temperature(_RowProcessor):
     """Sampling temperature: below 1 sharpens the distribution, above 1 flattens it; 0 is greedy."""
 
     value: float
@@ -64,14 +75,14 @@ class Temperature:
     def __post_init__(self) -> None:
         require_arguments(temperature=(self.value, TEMPERATURE))
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Return p^(1 / value), normalised."""
         return temper(p, self.value)
 
 
 @final
 @dataclass(frozen=True)
-class TopK:
+class TopK(_RowProcessor):
     """Keep the `number` most likely tokens, and tokens tied with the last of them."""
 
     number: int
@@ -79,7 +90,7 @@ class TopK:
     def __post_init__(self) -> None:
         require_arguments(top_k=(self.number, TOP_K))
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
         least = p.topk(min(self.number, p.shape[-1]), dim=-1).values[..., -1:]
         return _normalise(torch.where(p >= least, p, 0))
@@ -87,7 +98,7 @@ class TopK:
 
 @final
 @dataclass(frozen=True)
-class TopP:
+class TopP(_RowProcessor):
     """Keep the smallest set of tokens with a total probability of at least `mass` (nucleus)."""
 
     mass: float
@@ -95,7 +106,7 @@ class TopP:
     def __post_init__(self) -> None:
         require_arguments(top_p=(self.mass, TOP_P))
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
         if self.mass == 1:
             return p
@@ -108,7 +119,7 @@ class TopP:
 
 @final
 @dataclass(frozen=True)
-class EpsilonCutoff:
+class EpsilonCutoff(_RowProcessor):
     """Drop tokens with a probability below `minimum`; called min-p in the paper's App. G."""
 
     minimum: float
@@ -116,14 +127,14 @@ class EpsilonCutoff:
     def __post_init__(self) -> None:
         require_cut("minimum", self.minimum)
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise; the most likely token is always kept."""
         return cut_below(p, self.minimum)
 
 
 @final
 @dataclass(frozen=True)
-class MinP:
+class MinP(_RowProcessor):
     """Drop tokens less likely than `ratio` times the most likely token (standard min-p)."""
 
     ratio: float
@@ -131,13 +142,13 @@ class MinP:
     def __post_init__(self) -> None:
         require_cut("ratio", self.ratio)
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
         return cut_below_max(p, self.ratio)
 
 
 @dataclass(frozen=True)
-class _TokenSet:
+class _TokenSet(_RowProcessor):
     """Allow or ban a set of tokens; uniform over the allowed ones if all have probability 0."""
 
     vocab: Vocab
@@ -172,7 +183,7 @@ class _TokenSet:
         """Return the tokens that may be predicted; the same tensor for equal processors."""
         return _mask(self, device)
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
         allowed = self.allowed(p.device)
         kept = torch.where(allowed, p, 0)
@@ -196,7 +207,25 @@ class Ban(_TokenSet):
 
 @final
 @dataclass(frozen=True)
-class LogitBias:
+class RequireAt(_RowProcessor):
+    """Allow only some tokens at some positions."""
+
+    tokens: Require
+    positions: frozenset[int]
+
+    def check(self, vocab: Vocab) -> None:
+        """Raise `ConfigError` if the tokens belong to another vocabulary."""
+        self.tokens.check(vocab)
+
+    def __call__(self, p: Tensor, positions: Tensor, _: object) -> Tensor:
+        """Truncate and normalise the rows at these positions."""
+        is_here = torch.isin(positions, torch.tensor(sorted(self.positions), device=p.device))
+        return torch.where(is_here[:, None], self.tokens(p), p)
+
+
+@final
+@dataclass(frozen=True)
+class LogitBias(_RowProcessor):
     """Add numbers to the logits of some tokens: -100 excludes a token, 100 requires it."""
 
     vocab: Vocab
@@ -218,7 +247,7 @@ class LogitBias:
         """Raise `ConfigError` if the tokens belong to another vocabulary."""
         _require_vocab("logit_bias", self.vocab, vocab)
 
-    def __call__(self, p: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Return p exp(bias), normalised."""
         return (p.log() + _bias_row(self, p.device)).softmax(-1)
 
@@ -258,6 +287,19 @@ def _require_vocab(name: str, own: Vocab, vocab: Vocab) -> None:
             f"{name} must belong to the model's vocabulary, {vocab}, got tokens of {own}. Encode "
             "the text with the model's own tokenizer."
         )
+
+
+def require_three_arguments(processor: Processor) -> None:
+    """Raise `ConfigError` if a function cannot be called with rows, positions and request."""
+    if getattr(processor, "ignores_request", False):
+        return
+    try:
+        signature(processor).bind(None, None, None)
+    except TypeError as error:
+        raise ConfigError(
+            "a processor must be a function of (rows, positions, request), got "
+            f"{shorten(processor)}: {error}. Write lambda rows, positions, request: ..."
+        ) from error
 
 
 def require_tokens_left(processors: Sequence[Processor]) -> None:

@@ -26,7 +26,7 @@ from gidd.errors import ConfigError, DataError
 from gidd.sampling.choices import Choices
 from gidd.sampling.guidance import Guidance
 from gidd.sampling.plan import Plan, is_hashable_function
-from gidd.sampling.processors import Processor, require_tokens_left
+from gidd.sampling.processors import Processor, require_three_arguments, require_tokens_left
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Request:
         for processor in self.processors:
             if (check := getattr(processor, "check", None)) is not None:
                 check(schedule.vocab)
+            require_three_arguments(processor)
         require_tokens_left(self.processors)
 
     def _check_tokens(self, vocab: Vocab, max_length: int | None) -> None:
@@ -256,17 +257,32 @@ def prompt(length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) 
     return (*prefix, *(None,) * num_blanks, *suffix)
 
 
-def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
+class Template(NamedTuple):
+    """Text with blanks, as tokens."""
+
+    tokens: Tokens
+    spaced: frozenset[int] = frozenset()
+    """Positions of blanks that took the space before them: their tokens begin with it."""
+
+
+def parse_template(
+    text: str, encode: Callable[[str], Sequence[int]], *, takes_space: bool = False
+) -> Template:
     """Parse a template such as "The capital of [MASK:3] is Paris"; [MASK] is one blank, None.
 
     `encode` maps text to token ids. It is called for each piece between blanks and should not add
-    special tokens.
+    special tokens. With `takes_space`, the space before a blank is part of the blank.
     """
     tokens: list[int | None] = []
-    num_blanks = 0
-    for i, piece in enumerate(_BLANK.split(text)):  # text and numbers of blanks in turn
+    num_blanks, spaced = 0, set[int]()
+    pieces = _BLANK.split(text)  # text and numbers of blanks in turn
+    for i, piece in enumerate(pieces):
         if i % 2 == 0:
-            tokens.extend(encode(piece) if piece else ())
+            is_taken = takes_space and i + 1 < len(pieces) and piece.endswith(" ")
+            given = piece[:-1] if is_taken else piece
+            tokens.extend(encode(given) if given else ())
+            if is_taken:
+                spaced.add(len(tokens))
             continue
         length = 1 if piece is None else _blank_length(piece)
         num_blanks += length
@@ -280,7 +296,7 @@ def parse_template(text: str, encode: Callable[[str], Sequence[int]]) -> Tokens:
             "a template must have text or blanks, got an empty string. "
             'Write "[MASK:32]" for 32 tokens without a prompt.'
         )
-    return tuple(tokens)
+    return Template(tuple(tokens), frozenset(spaced))
 
 
 def _blank_length(number: str) -> int:

@@ -90,8 +90,8 @@ def complete(
     """Return the choices for the prompt with this index; emit frames if asked for."""
     prompt = _text_of(pipe, prompts_of(body)[index])
     generations = pipe.generate(
-        body.n,
-        prompt=prompt,
+        prompt,
+        n=body.n,
         suffix=body.suffix or "",
         max_tokens=body.max_tokens or 16,
         stop=_stop(body),
@@ -169,7 +169,7 @@ def _pieces(
 def _piece_between(
     pipe: Pipeline, prompt: str, number: int, settings: Json
 ) -> Generator[str, None, StreamEnd]:
-    (generation,) = pipe.generate(1, start_index=number, **settings)
+    (generation,) = pipe.generate(start_index=number, **settings)
     yield prompt + generation.filled[0]
     protected = generation.trace.protected
     given = len(pipe.token_texts.encode(prompt, "the prompt"))
@@ -204,7 +204,7 @@ def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Js
     """Return the text with its blanks filled, in `n` ways; emit frames if asked for."""
     generations = pipe.infill(
         body.text,
-        body.n,
+        n=body.n,
         choices=body.choices or {},
         seed=seed,
         on_step=frame_emitter(emit),
