@@ -213,7 +213,7 @@ def test_a_loaded_model_is_converted_in_place(tmp_path, monkeypatch):
     pipe.save(tmp_path)
     loaded, load = [], gidd.pipeline.load.load_pretrained
     monkeypatch.setattr(
-        "gidd.pipeline.load.load_pretrained", lambda *a: loaded.append(load(*a)) or loaded[0]
+        "gidd.pipeline.load.load_pretrained", lambda *a, **hub: loaded.append(load(*a)) or loaded[0]
     )
     made = gidd.from_pretrained(tmp_path, device="cpu")
     for ours, theirs in zip(

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from support.hub_server import serve_hub
 from support.small_model import write_model
 
 import gidd
-from gidd.errors import ConfigError
+from gidd.errors import CheckpointError, ConfigError
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -51,6 +52,49 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_runs_as_guessed(pipe, call):
     assert CALLS[call](pipe)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [
+        (torch.float32, "float32"),
+        ("auto", "float32"),
+        (torch.bfloat16, "bf16"),
+        ("bfloat16", "bf16"),
+    ],
+)
+def test_dtype_is_the_precision(folder, dtype, precision):
+    assert gidd.from_pretrained(folder, dtype=dtype).precision == precision
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"dtype": torch.float16},
+            "dtype must be torch.float32 or torch.bfloat16, got torch.float16",
+        ),
+        ({"dtype": "bf16", "precision": "bf16"}, "dtype must be left out with precision"),
+        ({"revision": "main", "token": "x"}, "revision, token must be left out for a local model"),
+    ],
+)
+def test_settings_without_effect_are_refused(folder, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        gidd.from_pretrained(folder, **settings)
+
+
+def test_a_model_of_the_hub_has_a_revision_and_a_cache(folder, tmp_path):
+    with serve_hub(tmp_path / "unused") as hub:
+        for file in folder.iterdir():
+            hub.add("owner/model", file.name, file.read_bytes(), revision="v2")
+        settings = {"revision": "v2", "cache_dir": tmp_path / "cache", "token": "hf_secret"}
+        pipe = gidd.from_pretrained("owner/model", **settings)
+        assert texts(pipe("Peace", **FEW)) == texts(gidd.from_pretrained(folder)("Peace", **FEW))
+        with pytest.raises(CheckpointError, match="could not be downloaded"):
+            gidd.from_pretrained("owner/model", revision="v3")
+    assert list((tmp_path / "cache").rglob("model.safetensors"))
+    assert not (tmp_path / "unused").exists()
+    assert "hf_secret" not in str(pipe.describe())
 
 
 def test_several_prompts_are_sampled_as_each_alone(pipe):

@@ -87,6 +87,7 @@ def serve_hub(cache: Path) -> Iterator[HubServer]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, MonkeyPatch.context() as patch:
         hub, url = HubServer(), f"http://127.0.0.1:{server.server_port}"
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "ENDPOINT", url)
         template = url + "/{repo_id}/resolve/{revision}/{filename}"

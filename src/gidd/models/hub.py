@@ -112,7 +112,9 @@ def load(folder: str | Path, p_uniform: float | None = None) -> Pretrained:
     )
 
 
-def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrained:
+def load_pretrained(
+    name: str | Path, p_uniform: float | None = None, **download: Any
+) -> Pretrained:
     """Load a model from a folder, an installed distribution or the Hugging Face hub, in this order.
 
     Args:
@@ -120,9 +122,12 @@ def load_pretrained(name: str | Path, p_uniform: float | None = None) -> Pretrai
             as "dvruette/gidd-small-p_unif-0.1".
         p_uniform: Fraction of uniform noise that a published checkpoint was trained with; by
             default taken from the end of the name.
+        **download: Where a model on the hub is downloaded from and to: revision, token, cache_dir.
     """
     suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
-    return load(_find(name), float(suffix[1]) if suffix and p_uniform is None else p_uniform)
+    return load(
+        _find(name, **download), float(suffix[1]) if suffix and p_uniform is None else p_uniform
+    )
 
 
 class NetworkSource(NamedTuple):
@@ -153,11 +158,17 @@ def load_network(name: str | Path) -> NetworkSource:
     return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
 
 
-def _find(name: str | Path) -> Path:
-    return local_model(name) or _download(str(name))
+def _find(name: str | Path, **download: Any) -> Path:
+    folder = local_model(name)
+    if folder is not None and download:
+        raise ConfigError(
+            f"{', '.join(download)} must be left out for a local model, got {name}. They are for "
+            "models on the Hugging Face hub."
+        )
+    return folder or _download(str(name), **download)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, **settings: Any) -> Path:
     missing = f"{name} is not a folder here"
     if not re.fullmatch(_HUB_NAME, name):
         installed = ", ".join(installed_models())
@@ -175,7 +186,7 @@ def _download(name: str) -> Path:
     except ConfigError as error:
         raise ConfigError(f"{missing}. To download it: {error}") from error
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=_PATTERNS))
+        return Path(hub.snapshot_download(name, allow_patterns=_PATTERNS, **settings))
     except Exception as error:  # besides OSError those of the HTTP client, e.g. of a proxy
         # "not in the local cache either" has the connection error as its cause
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else None

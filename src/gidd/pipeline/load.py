@@ -21,7 +21,7 @@ from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
 from gidd.pipeline.pipeline import Pipeline
-from gidd.pipeline.precision import Precision, choose_precision, convert
+from gidd.pipeline.precision import Precision, choose_precision, convert, precision_of
 from gidd.vocab import Vocab
 
 _GPT2_SIZE = tokenizers.GPT2_VOCAB_SIZES["gpt2"]
@@ -37,9 +37,13 @@ def from_pretrained(
     *,
     device: str | torch.device | None = None,
     precision: Precision | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     tokenizer: str | Path | Tokenizer | FastTokenizer | None = None,
     p_uniform: float | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Pipeline:
     """Load a model and its tokenizer, ready to generate, infill, correct and score.
 
@@ -50,6 +54,7 @@ def from_pretrained(
         device: "cpu", "cuda", "cuda:1" or "mps"; by default the fastest available.
         precision: Numeric precision of the backbone: "float32", "bf16" or, on NVIDIA GPUs, "tf32";
             by default "bf16" on CUDA, "float32" elsewhere. Logits and x_theta are in float32.
+        dtype: The precision as torch names it: torch.bfloat16 or torch.float32.
         batch_size: Batch size of a forward pass; by default 1 on a CPU and 16 on other devices.
             Results are identical bit by bit only for equal values.
         tokenizer: Tokenizer if the model has none: an object (also a fast tokenizer of
@@ -57,11 +62,16 @@ def from_pretrained(
             or GPT-2's if the vocabulary sizes agree.
         p_uniform: Uniform noise that a checkpoint of the authors was trained with; by default it is
             parsed from the end of its name.
+        revision: Branch, tag or commit of a model on the hub; by default the newest.
+        token: Access token of the hub, for a private model; by default that of `hf auth login`.
+        cache_dir: Folder for files that are downloaded; by default the hub's cache.
     """
     chosen_device = choose(device)  # fail before a large model is read
-    precision = choose_precision(precision, chosen_device)
-    loaded = load_pretrained(name, p_uniform)
-    chosen, note = _tokenizer(local_model(name) or name, tokenizer, loaded)
+    precision = choose_precision(precision_of(dtype, precision), chosen_device)
+    settings = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    download = {key: value for key, value in settings.items() if value is not None}
+    loaded = load_pretrained(name, p_uniform, **download)
+    chosen, note = _tokenizer(local_model(name) or name, tokenizer, loaded, download)
     loaded = _without_unused_rows(loaded, chosen.vocab.size)
     # in place, as nobody else has it: a pipeline converts a copy
     convert(loaded.denoiser, precision, chosen_device)
@@ -112,7 +122,10 @@ def pipeline_of(
 
 
 def _tokenizer(
-    name: str | Path, given: str | Path | Tokenizer | FastTokenizer | None, loaded: Pretrained
+    name: str | Path,
+    given: str | Path | Tokenizer | FastTokenizer | None,
+    loaded: Pretrained,
+    download: dict[str, Any],
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     vocab, folder, notes = loaded.denoiser.vocab, Path(name), ()
     if isinstance(given, str | Path):
@@ -123,7 +136,7 @@ def _tokenizer(
         try:
             if folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
                 raise DataError(f"{folder} has no {TOKENIZER_FILE}.")
-            path = find_tokenizer(name)
+            path = find_tokenizer(name, **download)
         except DataError as error:
             if vocab.size != _GPT2_SIZE:
                 raise DataError(

@@ -306,9 +306,10 @@ def text_first(method: _Method) -> _Method:
     def call(pipe: object, *args: Any, **settings: Any) -> Any:
         for count in (value for value in args if isinstance(value, int)):
             name = method.__name__
+            text = "..., " if len(args) > 1 or "prompt" in settings else ""
             raise ConfigError(
                 f"{name}() has a text as its first argument and n by its name, got {count}. Write "
-                f"{name}({'...' if len(args) > 1 or 'prompt' in settings else ''}, n={count})."
+                f"{name}({text}n={count})."
             )
         return method(pipe, *args, **settings)
 

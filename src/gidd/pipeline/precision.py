@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.config.allowed import choice, require_arguments
+from gidd.common.terminal import shorten
 from gidd.diffusion.loss import HEAD_ROWS, HiddenAndHead
 from gidd.errors import ConfigError
 from gidd.models import Denoiser, Head
@@ -29,6 +30,26 @@ _Network = TypeVar("_Network", bound=nn.Module)
 
 class PipelineNetwork(DenoisingNetwork, HiddenAndHead, Protocol):
     """A network for samplers and likelihoods."""
+
+
+_PRECISIONS: dict[object, Precision] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bf16",
+    "bfloat16": "bf16",
+    **{name: name for name in get_args(Precision)},
+}
+
+
+def precision_of(dtype: torch.dtype | str | None, precision: Precision | None) -> Precision | None:
+    """Return the precision that one of two arguments names, `dtype` as torch does; or None."""
+    if dtype is None or dtype == "auto":
+        return precision
+    if precision is not None:
+        raise ConfigError(f"dtype must be left out with precision, got {dtype} and {precision}.")
+    if dtype not in _PRECISIONS:
+        names = "torch.float32 or torch.bfloat16"
+        raise ConfigError(f"dtype must be {names}, got {shorten(dtype)}.")
+    return _PRECISIONS[dtype]
 
 
 def choose_precision(precision: Precision | None, device: torch.device) -> Precision:

@@ -1,9 +1,9 @@
 """Processors of x_theta: temperature, truncation, banned and required tokens.
 
-A processor maps rows of x_theta [K, V] to rows [K, V], given their positions [K] in the sequence and
-the request. Its result replaces x_theta in every formula, so a truncation has the same effect for
-any number of steps. (Applied to the probabilities of the reverse step, which shrink with the step
-size, it would remove more tokens the more steps there are.)
+A processor maps rows of x_theta [K, V] to rows [K, V], given their positions [K] in the sequence
+and the request. Its result replaces x_theta in every formula, so a truncation has the same effect
+for any number of steps. (Applied to the probabilities of the reverse step, which shrink with the
+step size, it would remove more tokens the more steps there are.)
 """
 
 from __future__ import annotations

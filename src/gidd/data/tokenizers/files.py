@@ -127,15 +127,16 @@ def _check_rest(value: object) -> None:
             _check_rest(entry)
 
 
-def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:
+def find_tokenizer(name: str | Path, revision: str | None = None, **settings: Any) -> Path:
     """Return a local `tokenizer.json`, or download it; the files with its settings are beside it.
 
-    `name` is a file, a folder, or the name of an installed model or of a repository on the hub.
+    `name` is a file, a folder, or the name of an installed model or of a repository on the hub, for
+    which `settings` are token and cache_dir.
     """
     path = Path(name)
     if not path.is_file():
         if (folder := local_model(name)) is None:
-            return download(str(name), revision)
+            return download(str(name), revision, **settings)
         path = folder / TOKENIZER_FILE
     if revision is not None:
         raise ConfigError(
@@ -144,7 +145,7 @@ def find_tokenizer(name: str | Path, revision: str | None = None) -> Path:
     return path
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None = None, **settings: Any) -> Path:
     """Return `tokenizer.json` of a repository on the Hugging Face hub, downloaded or cached."""
     if not _HUB_NAME.fullmatch(name) or len(name) > 96 or name.endswith((".json", ".git")):
         raise DataError(
@@ -156,7 +157,7 @@ def download(name: str, revision: str | None = None) -> Path:
     hub = optional_package("huggingface_hub", "data")
     files = [TOKENIZER_FILE, *SETTINGS_FILES, TEMPLATE_FILE]
     try:
-        folder = hub.snapshot_download(name, revision=revision, allow_patterns=files)
+        folder = hub.snapshot_download(name, revision=revision, allow_patterns=files, **settings)
         if (path := Path(folder) / TOKENIZER_FILE).is_file():
             return path
         reason = "the repository has no such file"
