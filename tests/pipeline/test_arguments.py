@@ -126,7 +126,12 @@ WRONG_TEXTS = {
     "stream_chat message": lambda p, text: p.stream_chat([{"role": "user", "content": text}]),
 }
 WRONG_TYPES = [5, None, b"Peace", ["Peace", "all"], {"a": 1}]
-ALLOWED = {"correct text": list, "score text": list, "generate negative_prompt": type(None)}
+ALLOWED = {
+    "generate prompt": list,
+    "correct text": list,
+    "score text": list,
+    "generate negative_prompt": type(None),
+}
 
 
 @pytest.mark.parametrize(

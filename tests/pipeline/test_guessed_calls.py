@@ -119,7 +119,7 @@ def test_move_changes_the_pipeline_itself(folder):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda pipe: pipe.generate(4), r"got 4\. Write generate\(n=4\)"),
+        (lambda pipe: pipe.generate(4), r"by its name, n, got 4\. Write generate\(n=4\)"),
         (lambda pipe: pipe.generate(4, prompt="Peace"), r"Write generate\(\.\.\., n=4\)"),
         (lambda pipe: pipe(4), r"Write generate\(n=4\)"),
         (lambda pipe: pipe.infill("a[MASK]", 3), r"Write infill\(\.\.\., n=3\)"),

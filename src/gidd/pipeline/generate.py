@@ -16,7 +16,13 @@ from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions, first_changed
 from gidd.pipeline.results import Generation, Trace, describe_request
-from gidd.pipeline.text import TokenDecoder, cut_at_stop, end_of_text, without_partial_stop
+from gidd.pipeline.text import (
+    TokenDecoder,
+    cut_at_stop,
+    end_of_text,
+    require_text,
+    without_partial_stop,
+)
 from gidd.sampling import (
     Choices,
     Frame,
@@ -151,8 +157,11 @@ def build_choices(
         )
     found: list[Choices] = []
     for index, texts in by_blank.items():
-        space = " " * (blanks[index][0] in spaced)
-        options = [tuple(pipe.token_texts.encode(space + text, "a choice")) for text in texts]
+        for text in texts:
+            require_text(text, "a choice")
+        if blanks[index][0] in spaced:
+            texts = [f" {text}" for text in texts]
+        options = [tuple(pipe.token_texts.encode(text, "a choice")) for text in texts]
         lengths, size = [len(option) for option in options], len(blanks[index])
         if any(length != size for length in lengths):
             pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]

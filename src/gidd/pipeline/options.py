@@ -299,21 +299,23 @@ _NAMES_ELSEWHERE = {
 """Names of these arguments in older versions and in other libraries."""
 
 
-def text_first(method: _Method) -> _Method:
-    """Return a method that refuses a count in place of its text; before, it began with one."""
+def no_count_at(place: int) -> Callable[[_Method], _Method]:
+    """Return a decorator of a method that refuses a count as this argument, as it was before."""
 
-    @wraps(method)
-    def call(pipe: object, *args: Any, **settings: Any) -> Any:
-        for count in (value for value in args if isinstance(value, int)):
-            name = method.__name__
-            text = "..., " if len(args) > 1 or "prompt" in settings else ""
-            raise ConfigError(
-                f"{name}() has a text as its first argument and n by its name, got {count}. Write "
-                f"{name}({text}n={count})."
-            )
-        return method(pipe, *args, **settings)
+    def decorate(method: _Method) -> _Method:
+        @wraps(method)
+        def call(pipe: object, *args: Any, **settings: Any) -> Any:
+            if len(args) > place and isinstance(args[place], int):
+                text = "..., " if place or "prompt" in settings else ""
+                raise ConfigError(
+                    f"{method.__name__}() takes the number of samples by its name, n, got "
+                    f"{args[place]}. Write {method.__name__}({text}n={args[place]})."
+                )
+            return method(pipe, *args, **settings)
 
-    return cast(_Method, call)
+        return cast(_Method, call)
+
+    return decorate
 
 
 def first_changed(options: _Options, *names: str) -> str | None:

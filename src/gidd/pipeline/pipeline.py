@@ -42,7 +42,7 @@ from gidd.pipeline.options import (
     LikelihoodOptions,
     SamplingOptions,
     SelfCorrectionOptions,
-    text_first,
+    no_count_at,
     with_changes,
 )
 from gidd.pipeline.precision import (
@@ -211,7 +211,7 @@ class Pipeline:
     @overload
     def generate(self, prompt: Sequence[str], **settings: Any) -> list[list[Generation]]: ...
 
-    @text_first
+    @no_count_at(0)
     def generate(
         self,
         prompt: str | Sequence[str] = "",
@@ -413,7 +413,7 @@ class Pipeline:
             )
         return num_given + max_tokens
 
-    @text_first
+    @no_count_at(1)
     def infill(
         self,
         template: str,
