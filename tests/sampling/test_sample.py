@@ -115,7 +115,7 @@ def test_processors_get_the_same_shapes_in_any_batch():
     """torch splits the sum of one long row over threads, of many rows not: other last bits."""
     vocab, shapes = Vocab(50258, mask_id=50257), set()
 
-    def spy(rows):
+    def spy(rows, positions, request):
         shapes.add(tuple(rows.shape))
         return rows
 
