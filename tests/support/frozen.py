@@ -139,25 +139,25 @@ def _texts(folder: Path) -> dict[str, object]:
         pipe = gidd.from_pretrained(write_model(folder / f"model-{p}", p_uniform=p))
         steps = ["ancestral", "ancestral_reference", "confidence", "greedy", "threshold"]
         jobs = {
-            name: partial(pipe.generate, 2, length=24, steps=12, seed=3, sampler=name)
+            name: partial(pipe.generate, n=2, length=24, steps=12, seed=3, sampler=name)
             for name in steps
         }
         jobs |= {
-            "cuts": partial(pipe.generate, 1, prompt="I embrace", steps=8, timestep_spacing="sine",
+            "cuts": partial(pipe.generate, prompt="I embrace", steps=8, timestep_spacing="sine",
                             temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, epsilon_cutoff=0.001),
-            "later": partial(pipe.generate, 1, length=16, steps=8, start_index=5),
-            "infill": partial(pipe.infill, "I embrace[MASK:4] great [MASK] of", 2, steps=8),
+            "later": partial(pipe.generate, length=16, steps=8, start_index=5),
+            "infill": partial(pipe.infill, "I embrace[MASK:4] great[MASK] of", n=2, steps=8),
         }  # fmt: skip
         if p:
             jobs |= {
-                "gibbs": partial(pipe.generate, 1, length=16, steps=6, final_corrector_steps=4),
+                "gibbs": partial(pipe.generate, length=16, steps=6, final_corrector_steps=4),
                 "gibbs-plan": partial(
-                    pipe.generate, 1, length=16,
+                    pipe.generate, length=16,
                     plan=sampling_plan(even_times(6), correctors=[Gibbs()])
                     + corrector_plan(GibbsSweep(), 2),
                 ),
                 "correction": partial(
-                    pipe.generate, 1, length=16, steps=6,
+                    pipe.generate, length=16, steps=6,
                     self_correction=SelfCorrectionOptions(forward_passes=16)
                 ),
             }  # fmt: skip
