@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from gidd.data import tokenizers
 from gidd.data.chat import encode_chat, parse_chat, render
+from gidd.data.corpora import texts
 from gidd.errors import DataError
 from gidd.pipeline.chat import build_chat_request
 from gidd.pipeline.text import EncodedText, protected_tokens
@@ -60,6 +63,12 @@ def gidd_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
         bare.chat_template = part + f"{{# {next(different)} #}}"  # templates are kept compiled
         render(bare, [USER])
 
+    def read_lines(number: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "a.jsonl"
+            path.write_text('{"text": "a"}\n' * number)
+            assert sum(map(len, texts(path))) == number
+
     def line(number: int) -> str:
         return json.dumps({"messages": [USER, ANSWER] * number})
 
@@ -68,6 +77,7 @@ def gidd_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
         "blanks": (10_000, lambda n: blanks("a[MASK:3]" * n)),
         "blanks of many digits": (50_000, lambda n: refused(blanks, "[MASK:" + "9" * n)),
         "protected spans": (10_000, protect),
+        "JSON lines": (10_000, read_lines),
         "chat, messages": (125, lambda n: encode_chat(tokenizer, [USER, ANSWER] * n)),
         "chat, characters": (
             50_000,  # less fits into the processor's caches

@@ -476,23 +476,31 @@ def test_the_tokens_of_a_long_text_are_read_once(pipe):
 
 def test_long_texts_are_encoded_one_after_the_other(pipe, monkeypatch):
     """Many threads at once would leave the interpreter to nobody else."""
-    active, most, lock, encode = [], [], Lock(), Tokenizer.encode
+    active, most, lock, encode = [], [], Lock(), Tokenizer.encode_batch
 
-    def counted(tokenizer, text):
+    def counted(tokenizer, texts):
         with lock:
-            active.append(text)
+            active.append(texts)
             most.append(len(active))
         time.sleep(0.001)
         with lock:
-            active.remove(text)
-        return encode(tokenizer, text)
+            active.remove(texts)
+        return encode(tokenizer, texts)
 
-    monkeypatch.setattr(Tokenizer, "encode", counted)
+    monkeypatch.setattr(Tokenizer, "encode_batch", counted)
     text = "We are a nation of laws. " * 2500
     with ThreadPoolExecutor(4) as threads:
         encoded = [threads.submit(pipe.token_texts.encode, text, "the text") for _ in range(4)]
         assert all(len(one.result()) == len(encoded[0].result()) for one in encoded)
     assert max(most) == 1
+
+
+@pytest.mark.parametrize("text", ["We are a nation. " * 1000, "a" * 20_000])
+def test_a_text_is_encoded_without_the_lock_of_the_interpreter(pipe, monkeypatch, text):
+    """Only `encode_batch` of the tokenizers library releases it."""
+    expected = pipe.tokenizer.encode(text)
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    assert pipe.token_texts.encode(text, "the text") == expected
 
 
 @pytest.mark.parametrize("end", ["late", "cancelled"])
