@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_named(run, tmp_path, monkeypatch):
     def read_only(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("gidd.runs.data._prepare", read_only)
+    monkeypatch.setattr("gidd.runs.data.prepare_data", read_only)
     with pytest.raises(DataError, match=r"run/data .*Read-only file system.*--out"):
         train_here(run, tmp_path / "run")
 
