@@ -70,7 +70,12 @@ TINY += " --quiet"
 VALIDATED = f"{TINY} --train.steps 4 --train.evaluate-every 1 --optim.warmup 1"
 NETWORK = " --backbone.width 32 --backbone.num-layers 1 --backbone.num-heads 1 --data.length 32"
 REPLACED = [
-    Replaced(r"(train nano)\b", rf"\1{TINY} --data.tokenizer 300", "minutes of training"),
+    Replaced(r"(train nano)\b", rf"\1{TINY}", "minutes of training"),
+    Replaced(
+        r"(train nano)\b(?!.*--(?:init-from|data.folder))",
+        r"\1 --data.tokenizer 300",
+        "minutes of training a tokenizer",
+    ),
     Replaced(r"(train runs/\S+)", rf"\1{TINY}", "minutes of training"),
     Replaced(r"step-\d+(?=/run.yaml)", "step-000000002", "a run of two steps"),
     Replaced(
@@ -107,7 +112,7 @@ REPLACED = [
     Replaced("^(gidd sample .*--live)", "script -qec '\\1' /dev/null", "a terminal"),
     Replaced(r"gidd plan (\w+).*", r"gidd plan \1 --help", "ten seconds", only_when_fast=True),
     Replaced("^lm_eval .*", "", "fifteen seconds", only_when_fast=True),
-    Replaced("--train.steps 50", "", "fifty steps"),
+    Replaced("--train.steps (50|300)", "", "fifty steps and more"),
     Replaced("--workers 8", "--workers 2", "eight cores"),
     Replaced(
         "(gidd eval scaling)",
