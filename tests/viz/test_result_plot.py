@@ -146,9 +146,29 @@ def test_single_rows_and_missing_values(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "DPI", 30)
     (row, *_) = ROWS[kind]
     for value in (math.nan, None, 1e308, -math.inf):
-        rows = [dict.fromkeys(row, value), {}]
-        plot_results(kind, [table(kind, "_a", [row])], tmp_path / "a.png")
-        plot_results(kind, [table(kind, "_a", rows)], tmp_path / "a.png")
+        missing = [dict.fromkeys(row, value), {}]
+        plot_results(kind, [table(kind, "_a", [row, *missing])], tmp_path / "a.png")
+        if not any(isinstance(part, str) for part in row.values()):
+            with pytest.raises(DataError, match="nothing to plot"):
+                plot_results(kind, [table(kind, "_a", missing)], tmp_path / "a.png")
+
+
+def test_what_there_is_is_plotted_without_empty_panels(axes_of, tmp_path):
+    """Without a grader samples have no generative perplexity, but measurements."""
+    rows = [{name: row[name] for name in ("id", "entropy")} for row in ROWS["samples"]]
+    result = ResultTable("a", rows, {"entropy": (5.2, 0.1), "self_accuracy": (0.3, 0.02)})
+    plot_results("samples", [result, result._replace(label="b")], tmp_path / "a.png")
+    (axes,) = axes_of().values()
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["entropy", "self_accuracy"]
+    with pytest.raises(DataError, match="--x id and --y gen_nll.*entropy"):
+        rows = [row | {"gen_nll": None} for row in rows]
+        plot_results(
+            "samples", [ResultTable("a", rows)], tmp_path / "b.png", Panel("id", "gen_nll")
+        )
+    assert not (tmp_path / "b.png").exists()
+    rows = [row | {"gen_ppl": None, "self_accuracy": None} for row in self_correction_rows()]
+    plot_results("self_correction", [ResultTable("a", rows)], tmp_path / "a.png")
+    assert [y for _, y in axes_of()] == ["changed tokens", "unigram entropy, nats"]
 
 
 @pytest.mark.slow

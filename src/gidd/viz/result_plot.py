@@ -1,6 +1,7 @@
 """Plots of noise schedules, and of results of every kind: columns x and y of rows, by group."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,27 +71,23 @@ _PANELS: dict[str, tuple[Panel, ...]] = {
 def plot_results(
     kind: str, results: Sequence[ResultTable], out: Path, panel: Panel | None = None
 ) -> None:
-    """Plot results of one kind to a file; `panel` chooses columns of their rows."""
+    """Plot results of one kind to a file; `panel` chooses columns of their rows.
+
+    Without values for the panels of a kind, such as those of a grader, measurements are plotted.
+    """
     require_few(len(results), "results")
     with explain_damage("a result", "Evaluate again.", DataError):
-        if panel is None:
-            results = [result._replace(rows=_table(kind, result)) for result in results]
+        results, panels = _choose(kind, results) if panel is None else (results, [panel])
         rows = [row for result in results for row in result.rows]
-        if not rows:
-            raise DataError("the results have nothing to plot. Evaluate again.")
         columns = sorted({name for row in rows for name in row})
-        for name in () if panel is None else (panel.x, panel.y, *panel.group):
-            if name not in columns:
-                allowed = ", ".join(map(printable, columns))
-                raise ConfigError(f"{printable(name)} must be a column of the rows: {allowed}.")
-        default = _PANELS.get(kind, (Panel("measurement", "value", along=()),))
+        if panel is not None:
+            _check_columns(panel, rows, columns)
         varying = {name for name in columns if len({str(row.get(name)) for row in rows}) > 1}
-        panels: list[Panel] = []
-        for each in (panel,) if panel else default:
+        for number, each in enumerate(panels):
             along = (each.x,) if each.along is None else each.along
             along = tuple(name for name in along if name in varying)[:1]
             group = tuple(name for name in each.group if name in varying and name not in along)
-            panels.append(each._replace(group=group, along=along))
+            panels[number] = each._replace(group=group, along=along)
         width, height = min(len(panels), 2), (len(panels) + 1) // 2
         with drawing(out, (5.5 * width + 1.5, 4.0 * height + 1.0)) as figure:
             grid = figure.subplots(height, width, squeeze=False).flat
@@ -99,12 +96,42 @@ def plot_results(
             add_legend(figure, [*legend.values()], [*legend], **place)
 
 
+def _choose(kind: str, results: Sequence[ResultTable]) -> tuple[list[ResultTable], list[Panel]]:
+    """Return the panels of a kind that have points, or one of measurements, and their rows."""
+    for panels, rows_of in (
+        (_PANELS.get(kind, ()), partial(_table, kind)),
+        ((Panel("measurement", "value", along=()),), _measured),
+    ):
+        tables = [result._replace(rows=rows_of(result)) for result in results]
+        rows = [row for table in tables for row in table.rows]
+        if filled := [panel for panel in panels if _has_points(panel, rows)]:
+            return tables, filled
+    raise DataError("the results have nothing to plot. Evaluate again, or name --x and --y.")
+
+
+def _check_columns(panel: Panel, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    allowed = ", ".join(map(printable, columns))
+    for name in (panel.x, panel.y, *panel.group):
+        if name not in columns:
+            raise ConfigError(f"{printable(name)} must be a column of the rows: {allowed}.")
+    if not _has_points(panel, rows):
+        raise DataError(f"no row has numbers for --x {panel.x} and --y {panel.y}, of {allowed}.")
+
+
+def _has_points(panel: Panel, rows: Sequence[Row]) -> bool:
+    is_text = any(isinstance(row.get(panel.x), str) for row in rows)
+    has_x = np.isfinite(_column(rows, panel.x)) | is_text
+    return bool((has_x & np.isfinite(_column(rows, panel.y))).any())
+
+
+def _measured(result: ResultTable) -> Sequence[Row]:
+    measured = {n: v[:2] for n, v in result.measurements.items() if not n.endswith("_change")}
+    tested = {name: value for name, value in measured.items() if value[1] is not None}
+    shown = (tested or measured).items()  # counts and p-values have another scale
+    return [{"measurement": name, "value": v, "value_se": error} for name, (v, error) in shown]
+
+
 def _table(kind: str, result: ResultTable) -> Sequence[Row]:
-    if kind not in _PANELS:
-        found = {n: v[:2] for n, v in result.measurements.items() if not n.endswith("_change")}
-        tested = {name: value for name, value in found.items() if value[1] is not None}
-        shown = (tested or found).items()  # counts and p-values have another scale
-        return [{"measurement": name, "value": v, "value_se": error} for name, (v, error) in shown]
     rows = [dict(row) for row in result.rows]
     for row in rows:
         if kind == "ppl":  # nats of a document -> per token
