@@ -227,6 +227,17 @@ def test_sentences_are_words():
     assert tokenizer.encode(" the\ndogs  sing . ") == tokenizer.encode("the dogs sing .")
 
 
+def test_a_text_of_words_begins_with_or_without_a_space():
+    decoder = TokenDecoder(EXACT["sentences"].tokenizer())
+    for text in ("the dogs sing .", " the dogs sing ."):
+        given = decoder.encode_with_offsets(text, "it")
+        assert "".join(given.texts) == text
+        assert "".join(decoder.decode_like(given.tokens, given)) == text
+        assert decoder.encode(text, "it") == list(given.tokens)
+    with pytest.raises(DataError, match="restored exactly"):
+        decoder.encode("the  dogs", "it")
+
+
 def test_a_word_that_a_source_has_not_is_refused_by_name(tmp_path):
     EXACT["sentences"].tokenizer().save(tmp_path)
     for tokenizer in (EXACT["sentences"].tokenizer(), Tokenizer.load(tmp_path)):

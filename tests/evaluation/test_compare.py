@@ -308,12 +308,20 @@ def test_command(files, capsys, monkeypatch):
     cells = "nelbo 2.00 ± 0.58 3.33 ± 0.88 +1.33 ± 0.33 0.057 0.17 no"
     assert " ".join(row.split()) == cells
     assert "in pairs, by the ids of 3 rows" in out
+    assert "Warning: 3 rows are too few" in out
     assert "model.name" in out and "nano" in out and ABSENT in out
     main(["compare", *files, "--json"])
     record = json.loads(capsys.readouterr().out)
     assert record["measurements"]["nelbo"]["difference"] == pytest.approx(4 / 3)
     assert record["measurements"]["nelbo"]["is_paired"] is True
     assert record["settings"]["definitions"] == {"first": ABSENT, "second": "x" * 500}
+
+
+def test_twenty_rows_are_compared_without_a_warning(tmp_path, capsys):
+    for name, shift in (("a", 0), ("b", 1)):
+        ppl([10 + i % 3 + shift * i % 2 for i in range(20)], [10] * 20).save(tmp_path / name)
+    main(["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "Warning" not in capsys.readouterr().out
 
 
 def test_equal_results(files, capsys):

@@ -116,7 +116,7 @@ def _p(value: float | None) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    from gidd.evaluation.compare import HAS_SCIPY
+    from gidd.evaluation.compare import FEW_ROWS, HAS_SCIPY
 
     tests = comparison.num_tests
     paired = [number for number in comparison.numbers if number.difference.is_paired]
@@ -129,6 +129,12 @@ def _legend(comparison: Comparison) -> str:
     if len(paired) < tests:
         which = "The others are" if paired else "The results are"
         lines.append(f"{which} compared as independent (Welch's t-test).")
+    sizes = [number.num_rows for number in comparison.numbers if number.num_rows > 1]
+    if tests and sizes and min(sizes) < FEW_ROWS:
+        lines.append(
+            f"Warning: {min(sizes)} rows are too few to trust a test: a t-test needs about "
+            f"{FEW_ROWS}, unless the values are normally distributed."
+        )
     if not HAS_SCIPY:
         lines.append('p-values need scipy: `pip install "gidd[eval]"`.')
     untested = [n for n in comparison.numbers if n.difference.p_value is None]

@@ -20,6 +20,8 @@ _TOLERANCE = 1e-6  # relative difference up to which rows give a measurement
 _NOT_SETTINGS = ("seconds", "usage")  # that differ between equal evaluations
 
 SIGNIFICANCE_LEVEL: Final = 0.05  # two-sided: a p-value below it is called significant
+FEW_ROWS = 20
+"""Rows below which a t-test depends on the distribution of the values."""
 PERMUTATIONS: Final = 20_000  # random sign flips of `sign_flip_p_value`
 HAS_SCIPY: Final = find_spec("scipy") is not None
 
@@ -101,6 +103,12 @@ class ComparedNumber(NamedTuple):
     difference: Difference  # second minus first
     adjusted_p_value: float | None = None
     """p-value adjusted for the number of tests of the comparison (Holm)."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows behind the test: pairs, or samples of the smaller result; 0 if unknown."""
+        fewest = min(self.first.num_samples, self.second.num_samples)
+        return self.difference.num_pairs if self.difference.is_paired else fewest
 
     @property
     def is_significant(self) -> bool | None:

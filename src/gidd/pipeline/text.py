@@ -106,7 +106,8 @@ class TokenDecoder:
         """
         if not self.tokenizer.is_character_level:
             tokens = tuple(self.encode(text, what))
-            return EncodedText(tokens, tuple(self(tokens)), tuple(map(self.is_fixed, tokens)))
+            texts = self._as_begun(self(tokens), text)
+            return EncodedText(tokens, tuple(texts), tuple(map(self.is_fixed, tokens)))
         require_text(text, what)
         tokens = tuple(self.tokenizer.encode(text))
         layout = {character for character in set(text) if _has_layout(character)}
@@ -124,12 +125,23 @@ class TokenDecoder:
     def decode_like(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
         """Return the texts of tokens at the positions of a text, its own where they are equal."""
         if not self.tokenizer.is_character_level:
-            return self(tokens)
+            return self._as_begun(self(tokens), "".join(given.texts[:1]))
         old = zip(given.tokens, given.texts, strict=True)
         return [
             text if new == token else self.decode_one(new)
             for new, (token, text) in zip(tokens, old, strict=True)
         ]
+
+    def _as_begun(self, texts: list[str], text: str) -> list[str]:
+        """Drop the space before the first token, if it is one of words and the text has none."""
+        if texts and texts[0][:1] == " " != text[:1] and self._drops_space:
+            texts[0] = texts[0][1:]
+        return texts
+
+    @cached_property
+    def _drops_space(self) -> bool:
+        """Whether the beginning of a text is encoded as if a space were before it."""
+        return self.tokenizer.kind == "WordLevel"
 
     def encode(self, text: str, what: str) -> list[int]:
         """Return the tokens of a text; raise if decoding them does not restore it exactly.
@@ -139,7 +151,7 @@ class TokenDecoder:
         require_text(text, what)
         with _turn(text):
             tokens = self._encode(text)
-            back = "".join(self(tokens))
+            back = "".join(self._as_begun(self(tokens), text))
         if back == text:
             return tokens
         place = len(commonprefix([text, back]))
