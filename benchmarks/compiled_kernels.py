@@ -9,7 +9,6 @@ which process all but the last tile of a row: SASS of NVIDIA, the assembly of AM
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
+from script import parser_of, size
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -219,11 +219,10 @@ def _output(command: Sequence[str | Path]) -> str:
 
 def main() -> None:
     """Compile and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--targets", nargs="*", default=size([*TARGETS], ["sm_90"]), help="default: all"
     )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--targets", nargs="*", default=[*TARGETS], help="default: all")
     options = parser.parse_args()
     cases = [loss_case(noise, "bf16") for noise in ("hybrid", "masked", "any", "clean")]
     cases += [loss_case("hybrid", "fp32")]

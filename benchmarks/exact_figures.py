@@ -6,13 +6,13 @@ python benchmarks/exact_figures.py --json    # the same as one JSON object on th
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.diffusion.process import marginal_at
@@ -48,6 +48,8 @@ from gidd.sources.enumeration import (
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(4, mask_id=3)
+LARGE = size(50258, 300)
+NODES = size(128, 4)
 Table = list[dict[str, object]]
 
 
@@ -88,13 +90,13 @@ def leave_one_out() -> Table:
     rows: Table = []
     for name, schedule in schedules.items():
         world = SmallWorld(MarkovSource.random(3, 0.5), schedule, length=3)
-        gap = world.nelbo(world.leave_one_out) - world.entropy
+        gap = world.nelbo(world.leave_one_out, exact_nodes(NODES)) - world.entropy
         rows.append(
             {
                 "schedule": name,
                 "entropy": world.entropy,
                 "gap, leave-one-out": gap,
-                "gap, posterior": world.nelbo(world.posterior) - world.entropy,
+                "gap, posterior": world.nelbo(world.posterior, exact_nodes(NODES)) - world.entropy,
             }
         )
     return rows
@@ -115,8 +117,8 @@ def reweighting() -> Table:
         for weighting in (ElboWeighting, TightWeighting, DynamicWeighting, ClampWeighting):
             minimiser = world.minimiser(weighting(schedule))
             name = weighting.__name__.removesuffix("Weighting").lower()
-            row[name] = world.nelbo(minimiser, exact_nodes(256))
-        row["all equal"] = world.nelbo(world.posterior)
+            row[name] = world.nelbo(minimiser, exact_nodes(2 * NODES))
+        row["all equal"] = world.nelbo(world.posterior, exact_nodes(NODES))
         rows.append(row)
     return rows
 
@@ -147,7 +149,7 @@ def reverse_chain() -> Table:
         "hybrid, p_u = 0.2": HybridSchedule(VOCAB, 0.2),
         "hybrid, p_u = 0.5": HybridSchedule(VOCAB, 0.5),
     }
-    steps = (8, 32, 128, 512)
+    steps = size((8, 32, 128, 512), (2, 4, 8, 16))
     rows: Table = []
     for name, schedule in schedules.items():
         world = SmallWorld(MarkovSource.random(3, 0.3, rng=1), schedule, length=3)
@@ -191,14 +193,14 @@ def likelihood_nodes() -> Table:
     eps = 1e-4
     rows: Table = []
     for exponent in (1.6, 1.0):
-        zipf = torch.arange(1, 50259, dtype=torch.float64) ** -exponent
+        zipf = torch.arange(1, LARGE + 1, dtype=torch.float64) ** -exponent
         zipf[-1] = 0  # the mask
         zipf = zipf / zipf.sum()
         entropy = float(torch.special.entr(zipf).sum())
         for p_uniform in (0.1, 0.2, 0.5):
-            schedule = HybridSchedule(Vocab(50258, mask_id=50257), p_uniform)
-            below = unigram_nelbo(schedule, zipf, exact_nodes(128, 0, eps))
-            above = unigram_nelbo(schedule, zipf, exact_nodes(128, 1 - eps, 1))
+            schedule = HybridSchedule(Vocab(LARGE, mask_id=LARGE - 1), p_uniform)
+            below = unigram_nelbo(schedule, zipf, exact_nodes(NODES, 0, eps))
+            above = unigram_nelbo(schedule, zipf, exact_nodes(NODES, 1 - eps, 1))
             rows.append(
                 {
                     "Zipf exponent": exponent,
@@ -246,10 +248,7 @@ def _cell(value: object) -> str:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser = parser_of(__doc__)
     as_json = parser.parse_args().json
     results: dict[str, Table] = {}
     for table in TABLES:

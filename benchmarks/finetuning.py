@@ -15,13 +15,13 @@ noise:  `masked` is trained with masks only, `hybrid` with p_uniform = 0.1. `tur
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from script import parser_of, size
 
 import gidd
 from gidd.common.devices import has_bf16
@@ -42,9 +42,9 @@ from gidd.training.config import Diffusion, RunConfig
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World, open_world
 
-EXTRA_STEPS = 1000
+EXTRA_STEPS = size(1000, 2)
 P_UNIFORM = 0.1
-EVERY, SAMPLES = 100, 1024
+EVERY, SAMPLES = size((100, 1024), (1, 2))
 """Steps between evaluations, and validation samples of each, the same in all runs."""
 
 
@@ -58,7 +58,7 @@ def prepare_halves(out: Path) -> tuple[Path, Path]:
     for folder, half in zip(folders, (by_year[:middle], by_year[middle:]), strict=True):
         files = [part.name for k, part in enumerate(half) if k % 10 != 9]
         files += [part.name for part in half[9::10]]
-        tokenizer = tokenizer or train_tokenizer(texts(files), 1024)
+        tokenizer = tokenizer or train_tokenizer(texts(files), size(1024, 300))
         prepare(files, tokenizer, folder, validation=len(half[9::10]), quiet=True)
     return folders
 
@@ -70,8 +70,15 @@ def settings(data: Path | None, *, steps: int, p_uniform: float = P_UNIFORM) -> 
         nano,
         objective=Diffusion(noise=hybrid(p_uniform)),
         data=replace(nano.data, folder=data),
-        optim=replace(nano.optim, warmup=steps // 20),
-        train=replace(nano.train, steps=steps, evaluate_every=EVERY, evaluate_samples=SAMPLES),
+        optim=replace(nano.optim, warmup=min(steps // 20, steps - 1)),
+        train=replace(
+            nano.train,
+            steps=steps,
+            evaluate_every=EVERY,
+            evaluate_samples=SAMPLES,
+            global_batch=size(nano.train.global_batch, 2),
+            generate_samples=size(nano.train.generate_samples, 0),
+        ),
     )
 
 
@@ -103,13 +110,10 @@ def nelbo_of(model: Path, run: RunConfig, world: World) -> float:
 def correction(model: Path) -> dict[str, Any]:
     """Return self-accuracy of samples before and after self-correction, and restored tokens."""
     pipe = gidd.from_pretrained(model, device="cpu")
-    before = pipe.generate(n=64, length=64, steps=64)
-    after = pipe.generate(
-        n=64,
-        length=64,
-        steps=64,
-        self_correction=SelfCorrectionOptions(forward_passes=128, tokens_per_step=4),
-    )
+    number, length = size((64, 64), (2, 8))
+    corrected = SelfCorrectionOptions(forward_passes=2 * length, tokens_per_step=4)
+    before = pipe.generate(n=number, length=length, steps=length)
+    after = pipe.generate(n=number, length=length, steps=length, self_correction=corrected)
     accuracy = [self_accuracy(pipe, [one.tokens for one in some]) for some in (before, after)]
     names = ("sampled", "corrected")
     return {"self_accuracy": dict(zip(names, accuracy, strict=True)), **restored_tokens(pipe)}
@@ -118,12 +122,14 @@ def correction(model: Path) -> dict[str, Any]:
 def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, float]:
     """Return the fractions of replaced tokens found and restored, and of right ones replaced."""
     some = documents(["sotu"], tokenizer=pipe.tokenizer, max_documents=4)
-    right = torch.tensor([v for each in some for v in pipe.tokenizer.encode(each.text)][:20_000])
+    right = torch.tensor(
+        [v for each in some for v in pipe.tokenizer.encode(each.text)][: size(20_000, 100)]
+    )
     generator = torch.Generator().manual_seed(0)
     is_wrong = torch.rand(right.shape, generator=generator) < error_rate
-    size = pipe.schedule.vocab.num_data_tokens
-    shifts = torch.randint(1, size, right.shape, generator=generator)
-    written = torch.where(is_wrong, (right + shifts) % size, right)
+    num_tokens = pipe.schedule.vocab.num_data_tokens
+    shifts = torch.randint(1, num_tokens, right.shape, generator=generator)
+    written = torch.where(is_wrong, (right + shifts) % num_tokens, right)
     cut = TextWindows(written.tolist(), [False] * len(written), pipe.context)
     read = PosteriorPass(pipe.window_reader())
     found = written.clone()
@@ -200,13 +206,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Train, measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/finetuning"), help="folder of runs")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--plot", type=Path, help="draw the curves into this PNG")
-    parser.add_argument("--steps", type=int, default=3000, help="steps of the first runs")
+    parser.add_argument("--steps", type=int, default=size(3000, 2), help="steps of the first runs")
     arguments = parser.parse_args()
     with open_world("cpu") as world:
         found = {

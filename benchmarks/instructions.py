@@ -11,7 +11,6 @@ self-correction. Interrupted, the same command continues.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import string
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from script import parser_of, size
+
 import gidd
 from gidd.common.files import write_json
 from gidd.data.chat import render_prompt
@@ -27,7 +28,7 @@ from gidd.data.tokenizers import Tokenizer, character_level
 from gidd.pipeline.generate import build_requests
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 
-PAIRS, HELD_OUT = 60_000, 20
+PAIRS, HELD_OUT = size((60_000, 20), (150, 1))
 """Training pairs, and held-out prompts of each task and level."""
 
 LENGTH = 32
@@ -39,7 +40,7 @@ TEMPLATE = (
 )
 """Chat template of the tokenizer: a prompt, >, its answer, end-of-text."""
 
-STEPS, GUIDANCE = (1, 4, 16), 2.0
+STEPS, GUIDANCE = size((1, 4, 16), (1,)), 2.0
 SEEDS = (0, 1)
 NOISES = {"masked": 0.0, "hybrid": 0.2}
 LETTERS = "abcdefghijkl"
@@ -58,8 +59,8 @@ class Pair:
 
 def draw_pair(task: str, level: int, rng: random.Random) -> Pair:
     """Return a random pair; words have 2 to 7 letters and numbers 1 to 3 digits by level."""
-    size = rng.randint(2 * level, 2 * level + 1)
-    word = "".join(rng.choices(LETTERS, k=size))
+    length = rng.randint(2 * level, 2 * level + 1)
+    word = "".join(rng.choices(LETTERS, k=length))
     if task == "reverse":
         return Pair(task, level, f"reverse {word}", word[::-1])
     if task == "sort":
@@ -70,7 +71,7 @@ def draw_pair(task: str, level: int, rng: random.Random) -> Pair:
     if task == "replace":
         old, new = rng.choice(word), rng.choice(LETTERS)
         return Pair(task, level, f"replace {old} {new} in {word}", word.replace(old, new))
-    opened = "".join(rng.choices("([{", k=size))
+    opened = "".join(rng.choices("([{", k=length))
     return Pair(task, level, f"close {opened}", "".join(PAIRED[one] for one in opened[::-1]))
 
 
@@ -118,7 +119,11 @@ def train(out: Path, name: str, noise: str, seed: int, steps: int, **settings: A
     if not (model / "gidd.json").is_file():
         schedule = gidd.component("schedule", "hybrid", p_uniform=NOISES[noise])
         options: dict[str, Any] = {"steps": steps, "seed": seed, "length": LENGTH}
-        options |= {"global_batch": 32, "generate_samples": 0, "evaluate_samples": 256}
+        options |= {
+            "global_batch": size(32, 2),
+            "generate_samples": 0,
+            "evaluate_samples": size(256, 2),
+        }
         options |= {"learning_rate": 2e-3}
         options |= {"schedule": schedule} | settings
         if "init_from" not in settings:  # the tokenizer is that of the model
@@ -153,7 +158,7 @@ def accuracy(
 def measure(model: Path, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return the accuracies of a model by number of steps and kind of sampling."""
     pipe = gidd.from_pretrained(model, batch_size=50)
-    corrected = SelfCorrectionOptions(forward_passes=16, patience=8)
+    corrected = SelfCorrectionOptions(forward_passes=size(16, 2), patience=size(8, 1))
     found: dict[str, Any] = {}
     for steps in STEPS:
         kinds = {"sampled": SamplingOptions(steps=steps)}
@@ -166,11 +171,10 @@ def measure(model: Path, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 def main() -> None:
     """Train, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/instructions"))
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=size(2500, 4))
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ def main() -> None:
     pairs = all_pairs(options.held_out, held_out=True)
     results: dict[str, Any] = {}
     for noise in NOISES:
-        settings: dict[str, Any] = {"format": "chat", "validation": 512}
+        settings: dict[str, Any] = {"format": "chat", "validation": size(512, 8)}
         for seed in SEEDS:
             name = f"{noise}-{seed}"
             train(out, name, noise, seed, options.steps, data=[chats], **settings)

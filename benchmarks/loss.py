@@ -11,7 +11,6 @@ measured in a separate process (Linux).
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import statistics
@@ -19,9 +18,11 @@ import time
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from script import parser_of, size
 from torch import Tensor, nn
 
 from gidd.common.devices import has_bf16
@@ -33,8 +34,8 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import DynamicWeighting
 from gidd.vocab import Vocab
 
-BATCH, LENGTH, WIDTH = 8, 512, 768
-VOCAB = Vocab(50258, mask_id=50257)
+BATCH, LENGTH, WIDTH = size((8, 512, 768), (2, 16, 32))
+VOCAB = Vocab(size(50258, 300), mask_id=size(50257, 299))
 
 
 class Problem:
@@ -138,14 +139,14 @@ def _measure_memory(dtype: torch.dtype, name: str, results: multiprocessing.Queu
     before = _resident("VmRSS")
     loss().backward()
     gradients = (problem.hidden, problem.weight, problem.bias)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in gradients)
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in gradients)
     unit = BATCH * LENGTH * VOCAB.size * 4
-    results.put((_resident("VmHWM") - before - size) / unit)
+    results.put((_resident("VmHWM") - before - num_bytes) / unit)
 
 
 def memory(dtype: torch.dtype, name: str) -> float:
     """Return the peak minus inputs and gradients, in float32 [tokens, V] tensors."""
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(size("spawn", "fork"))
     results: multiprocessing.Queue[float] = context.Queue()
     process = context.Process(target=_measure_memory, args=(dtype, name, results))
     process.start()
@@ -155,15 +156,12 @@ def memory(dtype: torch.dtype, name: str) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--profile", action="store_true", help="print time per operator of one fused run"
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds after the warm-up (default: 5)"
+        "--rounds", type=int, default=size(5, 1), help="rounds after the warm-up (default: 5)"
     )
     options = parser.parse_args()
     hybrid, masked = HybridSchedule(VOCAB, 0.1), MaskedSchedule(VOCAB)

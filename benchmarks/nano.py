@@ -9,7 +9,6 @@ not selected.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Sequence
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gidd_proof.words import MODEL_FOLDER, WordList
+from script import parser_of, size
 
 import gidd
 from gidd.evaluation.metrics import sequence_entropy
 
-NUM_SAMPLES, LENGTH = 20, 96
-SAMPLING: dict[str, Any] = {"steps": 96, "temperature": 0.6, "top_p": 0.9}
-CORRECTION: dict[str, Any] = {"temperature": 0.1}
+NUM_SAMPLES, LENGTH = size((20, 96), (2, 12))
+SAMPLING: dict[str, Any] = {"steps": LENGTH, "temperature": 0.6, "top_p": 0.9}
+CORRECTION: dict[str, Any] = {"temperature": 0.1} | size({}, {"forward_passes": 2})
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
@@ -48,9 +48,8 @@ def page(before: Sequence[str], after: Sequence[str]) -> str:
 
 def main() -> None:
     """Generate, self-correct, measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--page", type=Path, help="write the samples to this file")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON at the end")
     options = parser.parse_args()
     pipe = gidd.from_pretrained("nano", device="cpu", batch_size=4)
     samples = pipe.generate(n=NUM_SAMPLES, length=LENGTH, seed=0, **SAMPLING)

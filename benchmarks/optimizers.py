@@ -16,6 +16,8 @@ from statistics import median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from script import parser_of, size
+
 from gidd.common.config.components import component
 from gidd.runs.data import ensure_prepared
 from gidd.runs.fit import fit
@@ -39,6 +41,8 @@ def measure(arguments: argparse.Namespace, name: str, rate: float, seed: int) ->
             evaluate_every=max(1, arguments.steps // 10),
             save_every=max(1, arguments.steps // 10),
             generate_samples=0,
+            evaluate_samples=size(preset.train.evaluate_samples, 2),
+            global_batch=size(preset.train.global_batch, 2),
         ),
     )
     out = arguments.out / f"{name}-{rate:g}-{seed}"
@@ -63,16 +67,15 @@ def measure(arguments: argparse.Namespace, name: str, rate: float, seed: int) ->
 
 def main() -> None:
     """Parse options, train one run after the other, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--preset", default="nano", choices=PRESETS)
     parser.add_argument("--source", default="sotu")
     parser.add_argument("--data", type=Path, help="prepared folder; default: prepares --source")
     parser.add_argument("--optimizers", nargs="+", default=["adamw", "muon"])
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3], help="learning rates")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=size(1000, 2))
     parser.add_argument("--out", type=Path, default=Path("runs/optimizers"))
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
     arguments = parser.parse_args()
     choices = [
         (n, r, s) for n in arguments.optimizers for r in arguments.rates for s in arguments.seeds
@@ -82,7 +85,9 @@ def main() -> None:
         with open_world("cpu") as world:
             arguments.data = ensure_prepared(data, arguments.out, world, quiet=True)
     rows = [measure(arguments, *choice) for choice in choices]
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(map(str, rows)))
+    print(*rows, sep="\n")
+    if arguments.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":

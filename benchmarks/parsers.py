@@ -10,7 +10,6 @@ it is installed.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import tempfile
@@ -22,6 +21,8 @@ from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+from script import parser_of, size
 
 from gidd.data import tokenizers
 from gidd.data.chat import encode_chat, parse_chat, render
@@ -119,8 +120,8 @@ def proof_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
         "sentences, dots": (50_000, lambda n: find_sentences("." * n + "a")),
         "annotated text": (4_000, annotation),
         **{
-            f"markup, {unit!r}": (size, lambda n, unit=unit: protected_spans(unit * n + "_b"))
-            for unit, size in {**dict.fromkeys(units, 1_000), **bounded}.items()
+            f"markup, {unit!r}": (length, lambda n, unit=unit: protected_spans(unit * n + "_b"))
+            for unit, length in {**dict.fromkeys(units, 1_000), **bounded}.items()
         },
     }
 
@@ -134,10 +135,10 @@ def times(parse: Callable[[int], object], sizes: list[int], rounds: int) -> list
     for done in range(rounds):
         if done >= 5 and growth(least) <= LIMIT:
             break
-        for number, size in enumerate(sizes):
+        for number, length in enumerate(sizes):
             gc.collect()
             start = time.process_time()
-            parse(size)
+            parse(length)
             least[number] = min(least[number], time.process_time() - start)
     return least
 
@@ -149,17 +150,13 @@ def growth(least: list[float]) -> float:
 
 def main() -> None:
     """Measure, print a row per parser, and fail if one grows faster than its input."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one call per size, a tenth of it")
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    parser = parser_of(__doc__)
     arguments = parser.parse_args()
     gc.disable()  # its collections grow with all objects that live
     found: dict[str, dict[str, Any]] = {}
-    for name, (size, parse) in (gidd_parsers() | proof_parsers()).items():
-        sizes = [size // (10 if arguments.quick else 1) * factor for factor in (1, 2, 4)]
-        least = times(parse, sizes, 1 if arguments.quick else 40)
+    for name, (shortest, parse) in (gidd_parsers() | proof_parsers()).items():
+        sizes = [shortest // size(1, 50) * factor for factor in (1, 2, 4)]
+        least = times(parse, sizes, size(40, 1))
         found[name] = {"seconds": least, "growth": growth(least)}
         shown = " ".join(f"{1000 * value:9.2f}" for value in least)
         print(f"{name:28} {shown} ms, growth {growth(least):.2f}", flush=True)

@@ -11,13 +11,13 @@ is installed (compiled_kernels.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import NamedTuple, cast
 
+from script import IS_QUICK, parser_of
 from torch import nn
 
 from gidd.diffusion.loss import CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
@@ -105,7 +105,7 @@ ASSUMPTIONS = (
 
 def counted_costs() -> Mapping[str, Mapping[str, Cost]]:
     """Return the costs of a logit by kernel and target, from the compiled code if possible."""
-    if find_spec("triton") is None:
+    if IS_QUICK or find_spec("triton") is None:
         return COUNTED
     import compiled_kernels as kernels
 
@@ -235,10 +235,7 @@ def _config(run: RunConfig) -> DiTConfig:
 
 def main() -> None:
     """Predict and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=[*CHIPS], default="h100", help="of the steps")
     options = parser.parse_args()
     device = options.device

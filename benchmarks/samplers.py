@@ -14,13 +14,13 @@ At each budget the winner is marked, and what differs from it by less than two s
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from sampling_distributions import pair_distribution
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.diffusion.schedule import MixingSchedule
@@ -44,10 +44,10 @@ from gidd.sampling.steps import Confidence, Psi, RemaskSuspects, ReMDM, Threshol
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
-NUM_TOKENS, LENGTH, NUM_SEEDS = 4, 32, 8
+NUM_TOKENS, LENGTH, NUM_SEEDS = 4, 32, size(8, 2)
 VOCAB = Vocab(NUM_TOKENS + 1, mask_id=NUM_TOKENS)
 SOURCE = MarkovSource.random(NUM_TOKENS, 0.3, rng=1)
-BUDGETS = (4, 8, 16, 32, 64, 128, 256)
+BUDGETS = size((4, 8, 16, 32, 64, 128, 256), (4, 8))
 PERTURBATION = 0.5  # standard deviation of the logarithms of the factors
 PlanOf = Callable[[int], Plan]  # from a number of forward passes
 
@@ -173,10 +173,8 @@ def table(found: dict[str, dict[int, Distance]]) -> Iterator[str]:
 
 def main() -> None:
     """Measure and print."""
-    as_is = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
-    parser.add_argument("--num-samples", type=int, default=64, help="samples of each seed")
+    parser = parser_of(__doc__)
+    parser.add_argument("--num-samples", type=int, default=size(64, 2), help="samples of each seed")
     parser.add_argument("--denoisers", nargs="+", choices=DENOISERS, default=list(DENOISERS))
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS)
     options = parser.parse_args()

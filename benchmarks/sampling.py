@@ -19,7 +19,6 @@ sequences are random tokens or, for a trained model, samples of 32 steps.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -30,6 +29,7 @@ from operator import attrgetter
 from typing import NamedTuple, cast
 
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.diffusion.process import noise
@@ -49,23 +49,23 @@ from gidd.sampling import (
 )
 from gidd.vocab import Vocab
 
-VOCAB = Vocab(50258, mask_id=50257)
-LENGTH, NUM_STEPS = 512, 128
+VOCAB = Vocab(size(50258, 300), mask_id=size(50257, 299))
+LENGTH, NUM_STEPS = size((512, 128), (16, 24))
 HYBRID, MASKED = HybridSchedule(VOCAB, 0.2), MaskedSchedule(VOCAB)
-CORRECTED, CORRECTED_LENGTH = 16, 128
+CORRECTED, CORRECTED_LENGTH = size((16, 128), (2, 16))
 
 
-def model(size: str) -> Denoiser:
+def model(name: str) -> Denoiser:
     """Make a model with random weights, also where the initial weights are zero.
 
     The head equals the embedding, so that the model predicts most tokens of a random sequence:
     there is something to keep and something to correct.
     """
     torch.manual_seed(0)
-    denoiser = Denoiser(DiT(SIZES[size](VOCAB.size, LENGTH)), VOCAB).eval()
+    denoiser = Denoiser(DiT(SIZES[name](VOCAB.size, LENGTH)), VOCAB).eval()
     with torch.no_grad():
-        for name, parameter in denoiser.named_parameters():
-            if "modulation" in name:
+        for key, parameter in denoiser.named_parameters():
+            if "modulation" in key:
                 parameter.normal_(0, 0.12)
         backbone = cast("DiT", denoiser.backbone)
         backbone.head.weight.copy_(4 * backbone.embedding.weight)
@@ -79,7 +79,7 @@ def precision(dtype: str) -> AbstractContextManager[object]:
 
 def noisy_tokens(schedule: MixingSchedule, t: float, batch: int) -> Tensor:
     """Make random sequences, noised to time t."""
-    x = torch.randint(50257, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
+    x = torch.randint(VOCAB.size - 1, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
     u = random_integers(0, Stream.NOISE, 0, torch.arange(batch), torch.arange(LENGTH))
     return noise(schedule, torch.full((batch,), t), x, u)
 
@@ -183,7 +183,7 @@ def correct_speedup(
 def random_sequences() -> Tensor:
     """Draw random tokens."""
     shape = (CORRECTED, CORRECTED_LENGTH)
-    return torch.randint(50257, shape, generator=torch.Generator().manual_seed(2))
+    return torch.randint(VOCAB.size - 1, shape, generator=torch.Generator().manual_seed(2))
 
 
 def trained_speedup(path: str, num_tokens: int, forward_passes: int) -> dict[str, float]:
@@ -214,16 +214,17 @@ def profile(denoiser: Denoiser) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--sizes", nargs="+", default=size(["tiny", "small"], ["nano", "tiny"]), choices=list(SIZES)
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
-    parser.add_argument("--sizes", nargs="+", default=["tiny", "small"], choices=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bf16"])
-    parser.add_argument("--stride", type=int, default=8, help="time every n-th of the 128 steps")
     parser.add_argument(
-        "--forward-passes", type=int, default=33, help="maximum calls of Algorithm 1"
+        "--stride", type=int, default=size(8, 64), help="time every n-th of the 128 steps"
+    )
+    parser.add_argument(
+        "--forward-passes", type=int, default=size(33, 3), help="maximum calls of Algorithm 1"
     )
     parser.add_argument("--tokens", type=int, default=16, help="tokens per call, batched corrector")
     parser.add_argument("--profile", action="store_true", help="profile one step of tiny")
@@ -240,15 +241,17 @@ def main() -> None:
     print(f"{options.dtype}, {torch.get_num_threads()} threads\n")
     print("| size | batch | noise | bare forward pass, s | step / bare |\n|---|---|---|---|---|")
     speedup: dict[str, float] = {}
-    for size in options.sizes:
-        denoiser = model(size)
+    for network in options.sizes:
+        denoiser = model(network)
         with precision(options.dtype):
             for batch in options.batches:
                 for name, schedule in (("hybrid", HYBRID), ("masked", MASKED)):
                     found = step_ratio(denoiser, schedule, batch, options.stride)
-                    steps[f"{name}/{size}/{batch}"] = found.ratio
-                    print(f"| {size} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |")
-            if size == options.sizes[0]:
+                    steps[f"{name}/{network}/{batch}"] = found.ratio
+                    print(
+                        f"| {network} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |"
+                    )
+            if network == options.sizes[0]:
                 session = Session(denoiser, HYBRID)
                 speedup = correct_speedup(
                     session, random_sequences(), options.tokens, options.forward_passes

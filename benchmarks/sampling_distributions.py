@@ -15,12 +15,12 @@ the source's entropy. The first row is the noise floor: the same number of sampl
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule
@@ -38,7 +38,7 @@ from gidd.sampling import (
 from gidd.sources import MarkovSource
 from gidd.vocab import Vocab
 
-NUM_TOKENS, LENGTH = 50, 64
+NUM_TOKENS, LENGTH = 50, size(64, 8)
 VOCAB = Vocab(NUM_TOKENS + 1, mask_id=NUM_TOKENS)
 HYBRID = HybridSchedule(VOCAB, 0.2)
 SOURCE = MarkovSource.random(NUM_TOKENS, 0.3, rng=0)
@@ -117,11 +117,8 @@ def sample(sampler: Sampler, num_samples: int) -> Tensor:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
-    parser.add_argument("--num-samples", type=int, default=100_000)
+    parser = parser_of(__doc__)
+    parser.add_argument("--num-samples", type=int, default=size(100_000, 4))
     options = parser.parse_args()
     data = distance(SOURCE.sample(1, torch.arange(options.num_samples), LENGTH))
     results = {"data": data._asdict()}

@@ -20,7 +20,6 @@ tokens with 8 to 32 steps.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -38,6 +37,7 @@ from typing import Any
 import httpx
 import psutil
 import torch
+from script import parser_of, size
 
 import gidd
 from gidd import models
@@ -49,8 +49,10 @@ from gidd.pipeline.generate import build_requests
 from gidd.sampling import Request, parse_template
 from gidd.sampling.request import prompt as with_blanks
 
-OPEN = 64
+OPEN = size(64, 4)
 CONTEXT = 256
+IDLE = size(10.0, 0.1)
+"""Seconds without requests."""
 PROMPT = "The people of these states have a right to"
 Json = dict[str, Any]
 
@@ -178,14 +180,14 @@ async def short_latency(client: httpx.AsyncClient, seed: int) -> float:
 
 async def short_among_long(client: httpx.AsyncClient) -> tuple[float, float]:
     """Return the median latency of a short request on an idle server, and among long ones."""
-    idle = [await short_latency(client, seed) for seed in range(7)]
-    long = {"prompt": PROMPT, "max_tokens": 200, "steps": 1000}
+    idle = [await short_latency(client, seed) for seed in range(size(7, 1))]
+    long = {"prompt": PROMPT, "max_tokens": 200, "steps": size(1000, 100)}
     tasks = [
         asyncio.create_task(client.post("/v1/completions", json=long | {"seed": seed}))
-        for seed in range(32)
+        for seed in range(size(32, 2))
     ]
     await asyncio.sleep(1)
-    busy = [await short_latency(client, 100 + seed) for seed in range(7)]
+    busy = [await short_latency(client, 100 + seed) for seed in range(size(7, 1))]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -210,10 +212,10 @@ async def measure(url: str, process: psutil.Process, seconds: float) -> Json:
         await short_latency(client, 1)
         recovered = time.perf_counter() - end
         growth = process.memory_info().rss - before
-        await asyncio.sleep(2)
+        await asyncio.sleep(size(2, 0))
         used = sum(process.cpu_times()[:2])
-        await asyncio.sleep(10)
-        idle_cpu = (sum(process.cpu_times()[:2]) - used) / 10
+        await asyncio.sleep(IDLE)
+        idle_cpu = (sum(process.cpu_times()[:2]) - used) / IDLE
     return {
         "load": load,
         "idle": idle,
@@ -260,9 +262,8 @@ def served_tokens_per_second(folder: Path, answers: Answers) -> float:
 
 def main() -> None:
     """Start the server, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="time of the load")
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    parser = parser_of(__doc__)
+    parser.add_argument("--seconds", type=float, default=size(120.0, 1.0), help="time of the load")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(1)

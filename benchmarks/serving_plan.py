@@ -10,13 +10,13 @@ of the weights and the launches of its kernels, which are taken to be few (`STEP
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
 from roofline import CHIPS, LAUNCH_SECONDS
+from script import parser_of
 
 from gidd.models.backbones.dit_config import SIZES, DiTConfig
 from gidd.planning import DEVICES
@@ -175,13 +175,12 @@ def _rounded(value: float) -> str:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     for field in fields(Setting):
         name, default = field.name.replace("_", "-"), getattr(Setting, field.name)
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--json", action="store_true")
     given = vars(parser.parse_args())
-    is_json = given.pop("json")
+    is_json, _ = given.pop("json"), given.pop("quick")
     setting = replace(Setting(), **given)
     models = {name: SIZES[name](VOCABULARY) for name in MODELS}
     requests = {name: request(model, setting) for name, model in models.items()}

@@ -14,7 +14,6 @@ medians, in alternation. `memory_mb` is what the process grew by from request 1,
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import statistics
@@ -24,6 +23,7 @@ from typing import Any
 
 import psutil
 import torch
+from script import parser_of, size
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
@@ -46,10 +46,14 @@ from gidd.sampling import (
 )
 from gidd.vocab import Vocab
 
-VOCAB = Vocab(50258, mask_id=50257)
+VOCAB = Vocab(size(50258, 300), mask_id=size(50257, 299))
 SMALL = Vocab(257, mask_id=256)
-LENGTH, NUM_STEPS, ROWS = 512, 128, 16
+LENGTH, NUM_STEPS, ROWS = size((512, 128, 16), (128, 4, 2))
 IDEAL = 8
+FIRST = size(1000, 20)
+"""Request from which on memory is measured."""
+END = VOCAB.size - 2
+"""End-of-text."""
 MIXED: tuple[Step, ...] = (ancestral, Confidence(), Greedy(), Threshold(fill=1.0))
 
 
@@ -125,7 +129,7 @@ def shared_passes() -> dict[str, float]:
     }
 
 
-def admission(network: DenoisingNetwork, repeats: int = 200) -> float:
+def admission(network: DenoisingNetwork, repeats: int = size(200, 4)) -> float:
     """Return the median time to make and submit a request, in milliseconds."""
     session = Session(
         network,
@@ -137,13 +141,13 @@ def admission(network: DenoisingNetwork, repeats: int = 200) -> float:
     options, times = SamplingOptions(temperature=0.8), list[float]()
     for i in range(repeats):
         start = time.perf_counter()
-        processors = (ban(VOCAB, {50256}), *options.processors())
+        processors = (ban(VOCAB, {END}), *options.processors())
         request = Request(
             tokens=blanks(LENGTH - i % 64),
             plan=options.plan(),
             sample_index=i,
             processors=processors,
-            stop=(50256,),
+            stop=(END,),
         )
         session.submit(request)
         times.append(1000 * (time.perf_counter() - start))
@@ -185,7 +189,7 @@ def memory(num_requests: int) -> float:
         session.submit(Request(tokens=blanks(1 + i % 32), plan=plan, sample_index=i))
         if i % 64 == 63:
             run(session)
-        if i == 1000:
+        if i == FIRST:
             gc.collect()
             first = process.memory_info().rss
     run(session)
@@ -195,15 +199,14 @@ def memory(num_requests: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
+    parser.add_argument("--steps", type=int, default=size(7, 2), help="steps of tiny to time")
+    parser.add_argument(
+        "--requests", type=int, default=size(10_000, 100), help="requests of the memory test"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
-    parser.add_argument("--steps", type=int, default=7, help="steps of tiny to time")
-    parser.add_argument("--requests", type=int, default=10_000, help="requests of the memory test")
     options = parser.parse_args()
     found = shared_passes()
-    tiny = denoiser(SIZES["tiny"](VOCAB.size, LENGTH), VOCAB)
+    tiny = denoiser(SIZES[size("tiny", "nano")](VOCAB.size, LENGTH), VOCAB)
     found["admission_ms"] = admission(tiny)
     found["step_overhead"] = step_overhead(tiny, options.steps)
     found["memory_mb"] = memory(options.requests)

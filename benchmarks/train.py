@@ -12,7 +12,6 @@ time of its steps.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from script import parser_of, size
 
 from gidd.common.devices import has_bf16
 from gidd.data.batch import Batch
@@ -43,7 +43,7 @@ from gidd.training.state import TrainState
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab
 
-GPT2 = Vocab(50_258, mask_id=50_257, pad_id=50_256)
+GPT2 = Vocab(size(50_258, 300), mask_id=size(50_257, 299), pad_id=size(50_256, 298))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -53,13 +53,17 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def step_times(size: str, samples: int, rounds: int, world: World) -> tuple[float, float]:
+def step_times(network: str, samples: int, rounds: int, world: World) -> tuple[float, float]:
     """Return the median seconds of the step of gidd and of the plain one."""
-    preset = PRESETS[f"{size}-gidd-plus-0.1"]
-    run = replace(preset, train=replace(preset.train, global_batch=samples))
+    preset = PRESETS[f"{network}-gidd-plus-0.1"]
+    data = replace(preset.data, length=size(preset.data.length, 16))
+    backbone = preset.backbone.changed(**size({}, {"num_layers": 1}))
+    run = replace(
+        preset, backbone=backbone, data=data, train=replace(preset.train, global_batch=samples)
+    )
     run = with_precision(run, has_bf16(world.device))
     state = build_state(run, GPT2, world)
-    tokens = torch.randint(0, 50_000, (samples, run.data.length))
+    tokens = torch.randint(0, GPT2.size - 258, (samples, run.data.length))
     batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(samples))
     plain = plain_step(run, tokens)
     ours: list[float] = []
@@ -150,18 +154,21 @@ def overhead(steps: int, folder: Path, world: World) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    parser.add_argument("--samples", type=int, default=4, help="samples of 512 tokens per step")
-    parser.add_argument("--rounds", type=int, default=9, help="steps to take the median of")
-    parser.add_argument("--steps", type=int, default=100, help="steps of the micro run")
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--samples", type=int, default=size(4, 1), help="samples of 512 tokens per step"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=size(9, 1), help="steps to take the median of"
+    )
+    parser.add_argument("--steps", type=int, default=size(100, 2), help="steps of the micro run")
     arguments = parser.parse_args()
     figures: dict[str, float] = {}
     with open_world("cpu") as world:
-        for size in ("small", "tiny"):
-            ours, plain = step_times(size, arguments.samples, arguments.rounds, world)
-            print(f"{size}: {ours:.3f} s a step, plain {plain:.3f} s, ratio {ours / plain:.3f}")
-            figures[f"{size}_step_ratio"] = ours / plain
+        for network in ("small", "tiny"):
+            ours, plain = step_times(network, arguments.samples, arguments.rounds, world)
+            print(f"{network}: {ours:.3f} s a step, plain {plain:.3f} s, ratio {ours / plain:.3f}")
+            figures[f"{network}_step_ratio"] = ours / plain
         with tempfile.TemporaryDirectory() as folder:
             fractions = overhead(arguments.steps, Path(folder), world)
     for name, fraction in fractions.items():

@@ -61,9 +61,9 @@ class ChatOptions(CheckedCommand):
 def main(arguments: Sequence[str]) -> None:
     """Parse, load, answer."""
     options = parse_checked(ChatOptions, "gidd chat", __doc__, arguments)
+    pipe = options.runtime.load(options.model)
     from gidd.pipeline.chat import is_chat_model
 
-    pipe = options.runtime.load(options.model)
     if not is_chat_model(pipe):
         print_message(
             f"{options.model} has no chat template and no record of training on chats "

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.parsing import parse
+from gidd.common.config.allowed import require_none, unused_problems
 from gidd.common.urls import redacted_argument
 from gidd.data.chat import chat_texts
 from gidd.data.corpora import Files, corpora_of, named_corpora, texts
@@ -147,6 +148,9 @@ def prepare_command(
         slurm: Options of the Slurm jobs.
         ray: Resources of the Ray cluster.
     """
+    for kind, resources in (("slurm", slurm), ("ray", ray)):
+        if executor != kind:
+            require_none(unused_problems(resources, f"--{kind}.", f"--executor {kind}"))
     if tokenizer is not None:
         named = {"mask": mask, "end": end, "pad": pad, "revision": revision}
         read = chat_texts if format == "chat" else texts
@@ -193,10 +197,10 @@ def show_command(folder: Folder, /) -> None:
     Args:
         folder: A folder made by `gidd data prepare`.
     """
+    manifest = DataManifest.read(folder)
     from gidd.data.loading import open_split
     from gidd.data.loading.shards import invalid_tokens
 
-    manifest = DataManifest.read(folder)
     tokenizer = Tokenizer.load(folder)
     manifest.require_tokenizer(tokenizer, folder / TOKENIZER_FILE)
     train = open_split(folder, TRAIN).shards

@@ -16,6 +16,7 @@ import tyro
 
 from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import decode_utf8, show_samples
+from gidd.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     text = options.text
     if text == "-":
         text = decode_utf8(sys.stdin.buffer.read(), "standard input")
+    if "[MASK" not in text:
+        raise ConfigError("TEXT must have at least one blank, such as [MASK] or [MASK:3].")
     pipe = options.runtime.load(options.model)
     with show_steps("infilling", pipe, options.num_samples, live=options.output.live) as on_step:
         choices = options.choices or {}

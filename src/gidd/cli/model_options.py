@@ -12,8 +12,16 @@ from rich.console import Console
 
 from gidd.cli.output import OutputOptions
 from gidd.cli.parsing import chosen_name, component_options, parse
-from gidd.common.config.allowed import SEED, Allowed, field_problems, integer
+from gidd.common.config.allowed import (
+    SEED,
+    Allowed,
+    field_problems,
+    integer,
+    optional,
+    require_arguments,
+)
 from gidd.common.config.registry import component_names
+from gidd.common.local_models import require_model_name
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions
@@ -23,6 +31,15 @@ if TYPE_CHECKING:
     from gidd.sampling import OnStep
 
 _F = TypeVar("_F")
+_DEVICES = tuple(f"{kind}{number}" for kind in ("cuda", "mps", "xpu") for number in ("", ":"))
+
+
+def _is_device(name: object) -> bool:
+    kind = str(name).rstrip("0123456789")
+    return name == "cpu" or (kind in _DEVICES and (name == kind) != kind.endswith(":"))
+
+
+DEVICE = Allowed(_is_device, "cpu, cuda, cuda:N, mps or xpu")
 Flat = Annotated[_F, tyro.conf.arg(name="")]  # options without a prefix
 MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
 DeviceName = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda,cuda:N,mps}")]
@@ -31,6 +48,11 @@ ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", 
 
 # options of `SamplingOptions` that name a component, and its kind
 _COMPONENTS = {"sampler": "step", "final_corrector": "corrector"}
+
+
+def require_device(name: str | None) -> None:
+    """Raise `ConfigError` if no machine has a device of this name; torch says which are here."""
+    require_arguments(device=(name, optional(DEVICE)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +84,13 @@ class ModelOptions:
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
 
+    def problems(self) -> Iterable[str]:
+        """Yield a message if no machine has the device."""
+        yield from optional(DEVICE).problems("device", self.device)
+
     def load(self, model: str, batch_size: int | None = None) -> Pipeline:
         """Load a model; warnings go to stderr."""
+        require_model_name(model)
         from gidd.pipeline import from_pretrained
 
         pipe = from_pretrained(model, **vars(self), batch_size=batch_size)

@@ -19,7 +19,8 @@ from rich.table import Column, Table
 
 from gidd.cli.output import CliConsole
 from gidd.cli.run_options import RunCommand, parse_run
-from gidd.planning.hardware import Assumptions
+from gidd.common.config.allowed import choice, integer, require_arguments
+from gidd.planning.hardware import DEVICES, Assumptions
 
 if TYPE_CHECKING:
     from gidd.planning import RunPlan
@@ -43,6 +44,9 @@ class PlanOptions(RunCommand):
 def main(arguments: Sequence[str]) -> None:
     """Parse the options, plan the run and print tables or JSON."""
     name, options, run = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
+    require_arguments(
+        ranks=(options.ranks, integer(1)), device=(options.device, choice([*DEVICES, "cpu"]))
+    )
     from gidd.planning import named_device, plan_run
     from gidd.runs.init_from import with_source
 

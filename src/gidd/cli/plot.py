@@ -55,6 +55,10 @@ def plot_command(
         raise ConfigError("a plot must have runs, results or models, not a mixture.")
     if bool(x) != bool(y) or (x and kinds != {"result"}):
         raise ConfigError("--x and --y must be given together, for results.")
+    if missing := [source for source in sources if not source.exists()]:
+        raise ConfigError(
+            f"{printable(str(missing[0]))} is not a file or a folder. Check the path."
+        )
     first, kind = sources[0], kinds.pop()
     folder = first if first.is_dir() else first.parent
     default = {"result": first.with_suffix(".png"), "model": folder / "noise.png"}
@@ -97,9 +101,10 @@ def _plot_results(
     sources: Sequence[Path], out: Path, x: str, y: str, group: tuple[str, ...]
 ) -> None:
     from gidd.evaluation.results import EvaluationResult
-    from gidd.viz.result_plot import Panel, ResultTable, plot_results
 
     results = [EvaluationResult.read(source) for source in sources]
+    from gidd.viz.result_plot import Panel, ResultTable, plot_results
+
     kinds = sorted({result.kind for result in results})
     if len(kinds) > 1:
         found = ", ".join(map(printable, kinds))

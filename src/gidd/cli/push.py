@@ -15,6 +15,8 @@ import tyro
 
 from gidd.cli.output import print_text
 from gidd.cli.parsing import parse
+from gidd.common.local_models import local_model
+from gidd.errors import ConfigError
 
 
 def push_command(
@@ -33,6 +35,8 @@ def push_command(
         private: Create a private repository; one that exists stays as it is.
         dry_run: List the files and their sizes, and upload nothing.
     """
+    if not (local_model(model) or model).is_dir():
+        raise ConfigError(f"MODEL must be a folder written by `gidd export`, got {model}.")
     from gidd.models.hub import files_to_push, push_to_hub
 
     if dry_run:

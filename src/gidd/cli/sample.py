@@ -22,7 +22,7 @@ from typing import Literal
 from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import print_text, show_samples, write_stdout
 from gidd.common.actors import ActorOptions
-from gidd.common.config.allowed import integer, optional
+from gidd.common.config.allowed import integer, optional, unused_problems
 from gidd.common.messages import print_message, show_counts
 from gidd.pipeline.options import STOP
 
@@ -75,6 +75,11 @@ class SampleOptions(TextCommandOptions):
             yield "max_tokens must be omitted with --length, which includes the prompt."
         if self.stop and self.suffix:
             yield "stop must be omitted with --suffix, which ends the text."
+        if self.executor != "ray":
+            yield from unused_problems(self.ray, "ray.", "--executor ray")
+        for name in ("samples_per_file", "batch_size", "threads") if self.out is None else ():
+            if getattr(self, name) != getattr(SampleOptions, name):
+                yield f"{name} needs --out FOLDER to write the samples to."
         if self.out is None and self.executor == "ray":
             yield "executor ray needs --out FOLDER to write the samples to."
         if self.out is not None and (output.live or output.html or output.jsonl):

@@ -30,6 +30,7 @@ from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions
 from gidd.cli.output import CliConsole, plain, print_json
 from gidd.common.messages import show_counts
 from gidd.common.terminal import printable
+from gidd.errors import DataError
 from gidd.pipeline.options import LikelihoodOptions
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str]) -> None:
     """Parse, score, show."""
     options = parse_checked(ScoreCommand, "gidd score", __doc__, arguments)
     sources = read_texts(options.files, options.text)
+    for source in sources:
+        if not source.text:
+            raise DataError(f"{source.name} must not be empty.")
     pipe = options.runtime.load(options.model)
     for source in sources:
         pipe.encode(source.text, source.name)  # an error names the file

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gidd.common.config.registry import component_names
 from gidd.common.files import CONTEXT_TOKENS, explain_damage, read_json, sha256, write_json
-from gidd.common.local_models import installed_models, local_model
+from gidd.common.local_models import HUB_NAME, local_model, require_model_name
 from gidd.common.optional import optional_package
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import MixingSchedule
@@ -49,7 +49,6 @@ from gidd.models.weights import (
 MODEL_RECORD = "gidd.json"
 SCHEDULE_TENSORS = "schedule.safetensors"
 MODEL_FORMAT = 1
-_HUB_NAME = r"[\w-][\w.-]*/[\w.-]+"
 _KEYS = {"format", "model", "schedule", "vocabulary", "files", "training"}
 _PATTERNS = ["*.safetensors", "*.json", "*.txt"]
 """Files that are downloaded and uploaded: weights, records, vocabularies; no code, no pickles."""
@@ -169,18 +168,8 @@ def _find(name: str | Path, **download: Any) -> Path:
 
 
 def _download(name: str, **settings: Any) -> Path:
+    require_model_name(name)
     missing = f"{name} is not a folder here"
-    if not re.fullmatch(_HUB_NAME, name):
-        installed = ", ".join(installed_models())
-        raise CheckpointError(
-            f"{missing}, nor an installed model ({installed or '`pip install gidd-nano` adds nano'}"
-            "), nor owner/name of a model on the Hugging Face hub."
-        )
-    if Path(name).parent.is_dir():
-        raise CheckpointError(
-            f"{missing}, although {Path(name).parent} is. Check the path; to download a model of "
-            "that name from the Hugging Face hub, run from another folder."
-        )
     try:
         hub = optional_package("huggingface_hub", "hf")
     except ConfigError as error:
@@ -218,7 +207,7 @@ def push_to_hub(name: str, folder: str | Path, *, private: bool = False) -> None
 
     The token is the one of `hf auth login` or of the environment variable HF_TOKEN.
     """
-    if not re.fullmatch(_HUB_NAME, name):
+    if not re.fullmatch(HUB_NAME, name):
         raise CheckpointError(f"{shorten(name)} must be a name on the Hugging Face hub, owner/name")
     files = list(files_to_push(folder))
     hub = optional_package("huggingface_hub", "hf")

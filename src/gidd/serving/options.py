@@ -1,8 +1,9 @@
 """Options of a service; without torch, so that the command line reports mistakes at once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gidd.common.config.allowed import integer, number, optional, require_arguments
+from gidd.common.config.allowed import field_problems, integer, number, optional, require_none
 
 _POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 
@@ -22,13 +23,14 @@ class WorkerOptions:
     """Smaller batch sizes, for when fewer sequences are sampled. Samples then depend on the load,
     by rounding, as they do on the device."""
 
+    def problems(self) -> Iterator[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        most, least = integer(1, 10_000), integer(1)
+        yield from field_problems(self, max_requests=most, max_cost=least, seconds=_POSITIVE)
+
     def check(self) -> None:
         """Raise `ConfigError` if an option is invalid."""
-        require_arguments(
-            max_requests=(self.max_requests, integer(1, 10_000)),
-            max_cost=(self.max_cost, integer(1)),
-            seconds=(self.seconds, _POSITIVE),
-        )
+        require_none(self.problems())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +49,11 @@ class ServiceOptions:
     """Names of this machine for clients, besides localhost, --host and IP addresses; * allows all.
     Web pages may give it other names (DNS rebinding)."""
 
+    def problems(self) -> Iterator[str]:
+        """Yield one message per invalid option, each starting with the name of its field."""
+        rates = dict.fromkeys(("requests_per_minute", "cost_per_minute"), optional(_POSITIVE))
+        yield from field_problems(self, **rates, max_bytes=integer(1), body_seconds=_POSITIVE)
+
     def check(self) -> None:
         """Raise `ConfigError` if an option is invalid."""
-        require_arguments(
-            requests_per_minute=(self.requests_per_minute, optional(_POSITIVE)),
-            cost_per_minute=(self.cost_per_minute, optional(_POSITIVE)),
-            max_bytes=(self.max_bytes, integer(1)),
-            body_seconds=(self.body_seconds, _POSITIVE),
-        )
+        require_none(self.problems())

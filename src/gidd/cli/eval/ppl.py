@@ -27,6 +27,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -35,7 +36,10 @@ from gidd.cli.eval.report import Column, ResultOptions, report
 from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain
 from gidd.common.actors import ActorOptions
+from gidd.common.config.allowed import unused_problems
 from gidd.common.messages import print_message, show_counts
+from gidd.data.corpora import check_sources
+from gidd.data.manifest import DATA_MANIFEST
 from gidd.errors import ConfigError
 from gidd.evaluation.options import PerplexityOptions
 
@@ -68,6 +72,8 @@ class PerplexityCommand(CheckedCommand):
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
+        if self.executor != "ray":
+            yield from unused_problems(self.ray, "ray.", "--executor ray")
         if self.executor == "ray" and self.perplexity.max_se is not None:
             yield "max_se needs --executor local: it stops at an error over all windows."
         if self.executor == "ray" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -89,6 +95,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse_checked(PerplexityCommand, "gidd eval ppl", __doc__, arguments)
     if not options.sources:
         raise ConfigError("SOURCE must be a file, folder, URL or corpus (see `gidd data list`).")
+    if texts := [name for name in options.sources if not (Path(name) / DATA_MANIFEST).is_file()]:
+        check_sources(texts)
     from gidd.evaluation.perplexity import evaluate_perplexity
     from gidd.evaluation.window_scores import ModelSource, score_on_ray
     from gidd.training.world import open_world

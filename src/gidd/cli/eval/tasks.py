@@ -19,6 +19,7 @@ Examples:
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str]) -> None:
         options = parse_checked(TasksCommand, *given, default)
     if not options.tasks:
         raise ConfigError("TASK must be at least one task, file or folder, such as paper.")
+    for task in options.tasks:
+        if task.endswith((".jsonl", ".yaml")) and not Path(task).is_file():
+            raise ConfigError(f"{task} is not a file. Check the path.")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of lm_eval and datasets, read on import
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.harness.tasks import evaluate_tasks

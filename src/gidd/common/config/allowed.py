@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
@@ -65,6 +66,13 @@ def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iter
     """Yield a message per field whose value is not allowed; `prefix` goes before its name."""
     for name, allowed in fields.items():
         yield from allowed.problems(f"{prefix}{name}", getattr(options, name))
+
+
+def unused_problems(options: Any, prefix: str, needs: str) -> Iterator[str]:
+    """Yield a message per field away from its default, for options that nothing uses."""
+    for each in fields(options):
+        if getattr(options, each.name) != each.default:
+            yield f"{prefix}{each.name} needs {needs}."
 
 
 def require_arguments(**arguments: tuple[object, Allowed]) -> None:

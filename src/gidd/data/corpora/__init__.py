@@ -135,6 +135,13 @@ def resolve(sources: CorpusSource | Sequence[CorpusSource]) -> list[Documents]:
     return [part for corpus in corpora_of(sources) for part in corpus.documents()]
 
 
+def check_sources(sources: CorpusSource | Sequence[CorpusSource]) -> None:
+    """Raise an error if a local file or folder is missing or of an unknown kind."""
+    for corpus in corpora_of(sources):
+        if isinstance(corpus, Files) and not is_url(corpus.name):
+            corpus.documents()
+
+
 def texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     """Yield the text of every document."""
     for source in resolve(sources):
