@@ -48,7 +48,8 @@ from gidd.sampling import (
 )
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, token_posterior
 from gidd.sources import MarkovSource
-from gidd.training.objective import DiffusionObjective
+from gidd.training import Corruption, StepMetrics, TrainedModel, TrainStep
+from gidd.training.metrics import NAMES, summary
 from gidd.training.objectives import Drafts, nelbo
 from gidd.vocab import Vocab
 
@@ -115,23 +116,26 @@ def speeches(length: int = 48, batch: int = size(16, 2)) -> World:
     return World("nano", tokenizer.vocab, config, size(300, 4), some, windows, held_out, log_prob)
 
 
-def objective(denoiser: Denoiser, seed: int = 0, p_uniform: float = 0.2) -> DiffusionObjective:
+def objective(denoiser: Denoiser, seed: int = 0, p_uniform: float = 0.2) -> TrainStep:
     """Return the model with hybrid noise and the NELBO."""
     schedule = HybridSchedule(denoiser.vocab, p_uniform)
-    return DiffusionObjective(denoiser, schedule, DynamicWeighting(schedule), seed=seed)
+    corrupt = Corruption(schedule=schedule, weighting=DynamicWeighting(schedule), seed=seed)
+    return TrainStep(TrainedModel(denoiser), corrupt, nelbo, StepMetrics())
 
 
-def train(model: DiffusionObjective, world: World, first: int, steps: int) -> float:
+def train(model: TrainStep, world: World, first: int, steps: int) -> float:
     """Train on batches from number `first` on, and return the CPU seconds."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(model.model.parameters(), betas=(0.9, 0.99))
     start = time.process_time()
     for step in range(steps):
         rate = min(1.0, (step + 1) / 40) * min(1.0, (steps - step) / (0.3 * steps))
         optimizer.param_groups[0]["lr"] = 2e-3 * rate
-        x = world.batch(model.seed, first + step)
+        x = world.batch(model.corrupt.seed, first + step)
         index = torch.arange(len(x)) + (first + step) * len(x)
-        model(Batch(x, x >= 0, index), first + step, len(x), 1 / x.numel()).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        noisy = model.corrupt(Batch(x, x >= 0, index), first + step, len(x), 1 / x.numel())
+        found = model.model(model.objective, noisy)
+        (found if isinstance(found, Tensor) else found.loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     return time.process_time() - start
@@ -149,13 +153,13 @@ def with_mistakes(world: World, drafter: Denoiser | None) -> Tensor:
     return torch.where(is_chosen, draw(x_theta, v[..., None]).squeeze(-1), x)
 
 
-def correct(model: DiffusionObjective, right: Tensor, z: Tensor) -> dict[str, float]:
+def correct(model: TrainStep, right: Tensor, z: Tensor) -> dict[str, float]:
     """Correct the mistakes in z by the posterior of every token, and count."""
-    is_wrong = z != right
+    is_wrong, denoiser, schedule = z != right, model.model.denoiser, model.corrupt.schedule
     rate = float(is_wrong.double().mean())
-    t = time_at_error_rate(model.schedule, rate).float().expand(len(z))
-    noise = likelihood_of(model.schedule, t, z, rate).at(z, torch.arange(z.numel()))
-    p = token_posterior(model.denoiser(z, t).flatten(0, 1), z.flatten(), *noise).view(*z.shape, -1)
+    t = time_at_error_rate(schedule, rate).float().expand(len(z))
+    noise = likelihood_of(schedule, t, z, rate).at(z, torch.arange(z.numel()))
+    p = token_posterior(denoiser(z, t).flatten(0, 1), z.flatten(), *noise).view(*z.shape, -1)
     current, (other, token) = at(p, z), p.scatter(-1, z[..., None], -1).max(-1)
     new = torch.where(is_replaced(current, other), token, z)
     order = torch.searchsorted(current[~is_wrong].sort().values, current[is_wrong])
@@ -167,14 +171,15 @@ def correct(model: DiffusionObjective, right: Tensor, z: Tensor) -> dict[str, fl
     }
 
 
-def self_correct(model: DiffusionObjective, world: World) -> dict[str, float]:
+def self_correct(model: TrainStep, world: World) -> dict[str, float]:
     """Return the log-likelihood of samples, and of the same samples after two corrections."""
-    session = Session(model.denoiser, model.schedule, batch_size=NUM_SAMPLES)
+    schedule = model.corrupt.schedule
+    session = Session(model.model.denoiser, schedule, batch_size=NUM_SAMPLES)
     own, given = SelfCorrectionStep(num_tokens=4, distance=2), PosteriorCorrection(RANDOM)
     plans = {
         "samples": sampling_plan(even_times(SAMPLING_STEPS)),
         "Algorithm 1": corrector_plan(own, 32, 1e-4),
-        "posterior": corrector_plan(given, 4, float(time_at_error_rate(model.schedule, RANDOM))),
+        "posterior": corrector_plan(given, 4, float(time_at_error_rate(schedule, RANDOM))),
     }
     states, values = [blanks(world.held_out.shape[1])] * NUM_SAMPLES, dict[str, float]()
     for name, plan in plans.items():
@@ -187,12 +192,13 @@ def self_correct(model: DiffusionObjective, world: World) -> dict[str, float]:
 
 
 @torch.no_grad()
-def measure(model: DiffusionObjective, base: Denoiser, world: World) -> dict[str, float]:
+def measure(model: TrainStep, base: Denoiser, world: World) -> dict[str, float]:
     """Return the NELBO (p_u = 0.2 for all) and the figures of all corrections."""
-    x, plain = world.held_out, objective(model.denoiser)
-    sums = plain(Batch(x, x >= 0, torch.arange(len(x))), 0, len(x), 1.0).sums.tolist()
-    values = {"NELBO": plain.summary(dict(zip(plain.names, sums, strict=True)))["nelbo"]}
-    for kind, drafter in {"random": None, "base": base, "own": model.denoiser}.items():
+    x, plain = world.held_out, objective(model.model.denoiser)
+    noisy = plain.corrupt(Batch(x, x >= 0, torch.arange(len(x))), 0, len(x), 1.0)
+    sums = plain.metrics(noisy, plain.model(plain.objective, noisy)).tolist()
+    values = {"NELBO": summary(dict(zip(NAMES, sums, strict=True)))["nelbo"]}
+    for kind, drafter in {"random": None, "base": base, "own": model.model.denoiser}.items():
         counts = correct(model, x, with_mistakes(world, drafter))
         values |= {f"{name}, {kind}": value for name, value in counts.items()}
     return values | self_correct(model, world)
@@ -211,7 +217,8 @@ def compare(world: World, seed: int, out: Path) -> dict[str, dict[str, float]]:
         (p_uniform, fraction), file = VARIANTS[variant], out / f"{world.name}-{seed}-{variant}.json"
         if not file.is_file():
             model = objective(copy.deepcopy(base), seed, p_uniform)
-            model.loss = Drafts(fraction) if fraction else nelbo
+            if fraction:
+                model = model._replace(objective=Drafts(fraction))
             steps = world.steps * 3 // 4 if fraction else world.steps
             seconds = {"CPU seconds": train(model, world, world.steps, steps)}
             file.write_text(json.dumps(seconds | measure(model, base, world)))

@@ -36,8 +36,8 @@ from gidd.common.devices import has_bf16
 from gidd.planning import Device
 from gidd.planning.run_plan import vocab_size_of
 from gidd.runs.presets import PRESETS
-from gidd.training.build import build_objective, with_precision
-from gidd.training.config import Diffusion, RunConfig
+from gidd.training.build import build_step, with_precision
+from gidd.training.config import RunConfig
 from gidd.training.parallel import DDP
 from gidd.training.reporting.speed import matmul_rate, training_flops_per_token
 from gidd.training.world import open_world
@@ -97,7 +97,7 @@ def _training(report: Report, settings: Settings, sheet: Device) -> None:
 def _steps(report: Report, settings: Settings, sheet: Device, figures: StepFigures) -> None:
     for name, seconds in figures.seconds.items():
         report.figure(f"{name}, ms", 1000 * seconds)
-    network = build_objective(settings.run, settings.vocab).network
+    network = build_step(settings.run, settings.vocab).model.network
     flops = settings.tokens * training_flops_per_token(network, settings.length)
     peak = sheet.flops if settings.run.train.autocast else sheet.float32_flops
     for name, launches in figures.launches.items():
@@ -137,9 +137,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.preset = options.preset or ("nano" if options.quick else "small")
     run = preset(options.preset)
-    if run is None or not isinstance(run.objective, Diffusion):
-        known = [name for name, known in PRESETS.items() if isinstance(known.objective, Diffusion)]
-        parser.error(f"--preset must be one of {', '.join(known)}, got {options.preset}.")
+    if run is None:
+        parser.error(f"--preset must be one of {', '.join(PRESETS)}, got {options.preset}.")
     return options
 
 

@@ -14,7 +14,7 @@ from gpu_measure import Settings
 
 from gidd.pipeline.precision import Precision
 from gidd.planning import DEVICES, Assumptions, Device, plan_run
-from gidd.training.build import build_objective
+from gidd.training.build import build_step
 from gidd.training.reporting.speed import matmul_rate, training_flops_per_token
 
 _SHEETS = (
@@ -52,7 +52,7 @@ def sheet_of(device: torch.device, name: str) -> Device:
 
 def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
     """Return predicted values by the name of the figure."""
-    network = build_objective(settings.run, settings.vocab).network
+    network = build_step(settings.run, settings.vocab).model.network
     per_token = training_flops_per_token(network, settings.length)
     of_head = 6 * settings.vocab.size * settings.width
     at_assumed = 1000 / (_peak(settings, sheet) * _ASSUMED.mfu)  # ms per FLOP

@@ -25,7 +25,7 @@ from gidd.models import DiTConfig
 from gidd.planning import DEVICES, plan_run
 from gidd.planning.run_plan import vocab_size_of
 from gidd.runs.presets import PRESETS
-from gidd.training.build import build_objective
+from gidd.training.build import build_step
 from gidd.training.config import RunConfig
 from gidd.training.parallel import FSDP
 from gidd.training.reporting.speed import training_flops_per_token
@@ -224,7 +224,7 @@ def _vocab(run: RunConfig) -> Vocab:
 
 
 def _network(run: RunConfig) -> nn.Module:
-    return build_objective(run, _vocab(run)).network
+    return build_step(run, _vocab(run)).model.network
 
 
 def _config(run: RunConfig) -> DiTConfig:

@@ -59,7 +59,7 @@ def pass_flops(model: DiTConfig, read: int, length: int, new: int) -> float:
     Of `new` of them the logits are computed.
     """
     head = model.width * model.vocab_size
-    per_token = transformer_flops_per_token(model, length, has_time=True) / 3 - 2 * head
+    per_token = transformer_flops_per_token(model, length) / 3 - 2 * head
     return per_token * read + 2 * head * new
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 import torch
 
 import gidd
+from benchmarks.reproduce.autoregressive import train_baseline
 from gidd.common.config.components import component
 from gidd.common.files import write_json
 from gidd.common.messages import print_message
@@ -44,7 +45,7 @@ from gidd.runs.export import export
 from gidd.runs.fit import fit
 from gidd.runs.presets import hybrid, laptop
 from gidd.sources import sentence_source
-from gidd.training.config import Autoregressive, DataConfig, Diffusion, RunConfig
+from gidd.training.config import DataConfig, Diffusion, RunConfig
 from gidd.training.world import open_world
 
 Json = dict[str, Any]
@@ -163,7 +164,7 @@ class LaptopPlan:
         return replace(
             base,
             backbone=base.backbone.changed(width=width, num_layers=layers, num_heads=heads),
-            objective=Autoregressive() if run.p_uniform is None else diffusion,
+            objective=diffusion,
             data=DataConfig(folder=prepared_folder(run.source, out), length=self.length),
             train=replace(base.train, seed=run.seed, **own),
             init_from=str(out / "models" / "autoregressive") if run.is_adapted else None,
@@ -245,7 +246,7 @@ def complete_run(plan: LaptopPlan, out: Path, keep_model: bool, run: LaptopRun) 
     write_json(file, plain_data(record))
     if not keep_model and run.p_uniform is not None:
         shutil.rmtree(model)
-    shutil.rmtree(out / "runs" / run.name)
+    shutil.rmtree(out / "runs" / run.name, ignore_errors=True)
     return run.name
 
 
@@ -267,8 +268,12 @@ def train_model(plan: LaptopPlan, run: LaptopRun, out: Path) -> Path:
     """Train a run, or resume it; return the folder of the model."""
     model, folder = out / "models" / run.name, out / "runs" / run.name
     if not model.exists():
+        config = plan.run_config(run, out)
+        if run.p_uniform is None:
+            train_baseline(config, model)
+            return model
         with open_world("cpu") as world:
-            if not fit(plan.run_config(run, out), folder, world, quiet=True).complete:
+            if not fit(config, folder, world, quiet=True).complete:
                 raise KeyboardInterrupt
             export(folder, model, world)
     return model

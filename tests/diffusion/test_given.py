@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.cases import few
 from support.sampling_worlds import random_denoiser
+from support.train_steps import run_step, step_of
 
 import gidd
 from gidd.data.batch import Batch
@@ -16,7 +17,7 @@ from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.weighting import TightWeighting
 from gidd.sources import MarkovSource
 from gidd.sources.enumeration import SmallWorld, exact_nodes
-from gidd.training.objective import DiffusionObjective
+from gidd.training.metrics import NAMES, summary
 
 MASKED_VOCAB, PLAIN_VOCAB = gidd.Vocab(4, mask_id=3), gidd.Vocab(3)
 SCHEDULES = {
@@ -108,17 +109,16 @@ def test_padding_outside_the_loss_changes_nothing():
 @pytest.mark.parametrize("hides_padding", [False, True])
 def test_the_sums_of_an_objective_count_what_is_scored(hides_padding):
     batch, schedule = batch_of(), NOISES["hybrid"]
-    objective = DiffusionObjective(
+    step = step_of(
         random_denoiser(WIDE), schedule, TightWeighting(schedule), hides_padding=hides_padding
     )
-    found = objective(batch, 0, len(batch.tokens), 1.0)
-    sums = dict(zip(objective.names, found.sums.tolist(), strict=True))
+    found = run_step(step, batch, 0, len(batch.tokens))
+    sums = dict(zip(NAMES, found.sums.tolist(), strict=True))
     scored = ~batch.given & batch.valid if hides_padding else ~batch.given
-    assert sums["tokens"] == int(scored.sum()) == int(objective.num_targets(batch))
+    assert sums["tokens"] == int(scored.sum()) == int(step.corrupt.num_targets(batch))
     assert sums["valid"] == int((batch.valid & ~batch.given).sum())
     assert sums["num_masked"] + sums["num_replaced"] + sums["num_kept"] == sums["valid"]
-    summary = objective.summary(sums)
-    assert summary["loss"] == pytest.approx(float(found.loss.detach()) / sums["tokens"])
+    assert summary(sums)["loss"] == pytest.approx(float(found.loss.detach()) / sums["tokens"])
 
 
 def test_a_batch_is_split_and_copied_with_its_condition():

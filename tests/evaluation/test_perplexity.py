@@ -17,8 +17,6 @@ from gidd.data.tokenizers import character_level
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.options import PerplexityOptions
-from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.backbones.llama import AutoregressiveModel
 from gidd.pipeline.score import scoring_windows
 from gidd.pipeline.text import TokenDecoder
 
@@ -313,13 +311,22 @@ def test_prepared_folders_give_their_tokens(pipe, tmp_path):
     assert again.manifest["texts_sha256"] == stored.manifest["texts_sha256"]
 
 
-def test_the_exported_baseline_is_scored_on_the_tokens_of_a_diffusion_model(pipe, tmp_path):
-    """As `gidd export` writes it: a Llama and the tokenizer of the run, with its mask token."""
-    size = DiTConfig(
-        vocab_size=pipe.tokenizer.vocab.size, width=16, num_layers=1, num_heads=2, max_length=24
-    )
+def test_a_llama_is_scored_on_the_tokens_of_a_diffusion_model(pipe, tmp_path):
+    """A Llama beside the tokenizer of a run, with its mask token."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
     torch.manual_seed(0)
-    AutoregressiveModel(size).save(tmp_path / "baseline")
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=pipe.tokenizer.vocab.size,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=24,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).save_pretrained(tmp_path / "baseline")
     pipe.tokenizer.save(tmp_path / "baseline")
     assert is_causal_model(str(tmp_path / "baseline"))
     model = load_causal_model(str(tmp_path / "baseline"), device="cpu")

@@ -133,7 +133,7 @@ def test_the_budget_of_the_paper():
     Without embeddings it would be 3.0e20.
     """
     size = DiTConfig.base(50258, 512)
-    per_token = transformer_flops_per_token(size, 512, has_time=True)
+    per_token = transformer_flops_per_token(size, 512)
     total = 131e9 * (per_token + 6 * size.width * size.vocab_size)
     assert total == pytest.approx(3.3e20, rel=0.03)
 
@@ -163,21 +163,9 @@ def test_series_by_setting(tmp_path):
         series_of(mask, "backbone.widht")
 
 
-def test_the_baseline_is_a_series_of_its_own(tmp_path):
-    pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
-    run = write_synthetic_run(
-        tmp_path / "ar", run_config(p_uniform=None), STEPS, lambda flops: {"nll": 1e9 / flops}
-    )
-    (name,) = series = series_of([run])
-    result = evaluate_scaling(series)
-    assert name == "Autoregressive"
-    assert result.measurements["exponent_Autoregressive"].value == pytest.approx(-1.0)
-    assert result.measurements["exponent_Autoregressive"].standard_error is None
-
-
 def test_what_is_missing_is_named(tmp_path):
     no_validation = write_synthetic_run(tmp_path / "a", run_config(), [10], lambda _: {"loss": 3.0})
-    with pytest.raises(DataError, match="no validation, which has nelbo or nll"):
+    with pytest.raises(DataError, match="no validation, which has nelbo"):
         read_training_run(no_validation)
     config = run_config()
     once = [

@@ -8,12 +8,12 @@ import pytest
 import torch
 from support.launches import LaunchCounts
 from support.pretended_device import move_to_pretended, pretended_cuda
+from support.train_steps import run_step, step_of
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
 from gidd.diffusion.weighting import DynamicWeighting
 from gidd.models import Denoiser, DiT, DiTConfig
-from gidd.training.objective import DiffusionObjective
 from gidd.vocab import Vocab
 
 GPT2 = 50_258
@@ -37,13 +37,13 @@ def training_forward(noise: str, vocab_size: int = 1000, layers: int = 1, sample
     """Count a micro-step of training, the head's gradients included: 8 x 512 tokens, bf16."""
     denoiser = denoiser_of(vocab_size, layers, vocab_size)
     schedule = schedule_of(noise, denoiser.vocab)
-    objective = DiffusionObjective(
+    step = step_of(
         denoiser,
         schedule,
         DynamicWeighting(schedule),
         token_bytes=torch.ones(vocab_size, dtype=torch.int64),
     )
-    move_to_pretended(objective)
+    move_to_pretended(step.model)
     with pretended_cuda() as counts:
         batch = Batch(
             torch.randint(0, vocab_size - 1, (samples, LENGTH)),
@@ -53,7 +53,7 @@ def training_forward(noise: str, vocab_size: int = 1000, layers: int = 1, sample
         for _ in range(2):  # the first fills caches
             counts.reset()
             with torch.autocast("cuda", torch.bfloat16):
-                objective(batch, 0, samples, 1.0)
+                run_step(step, batch, 0, samples)
     return counts
 
 

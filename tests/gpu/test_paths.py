@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.pretended_device import move_to_pretended, pretended_cuda
 from support.random_requests import FIXERS, SAMPLERS
+from support.train_steps import run_step, step_of
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import (
@@ -37,7 +38,6 @@ from gidd.sampling import (
     corrector_plan,
     sampling_plan,
 )
-from gidd.training.objective import DiffusionObjective
 from gidd.vocab import Vocab
 
 SIZE, LENGTH, ROWS, DEVICE = 300, 16, 2, "cuda:0"
@@ -131,12 +131,12 @@ def test_training(noise, weighting, autocast):
     tokens = torch.arange(4 * LENGTH).view(4, LENGTH) % (SIZE - 1)
     batch = Batch(tokens, tokens >= 0, torch.arange(4))
     with pretended_cuda():
-        objective = DiffusionObjective(
+        step = step_of(
             denoiser(),
             schedule,
             WEIGHTINGS[weighting](schedule),
             token_bytes=torch.ones(SIZE, dtype=torch.int64),
         )
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            outcome = objective(batch.to(DEVICE), 0, 4, 1 / tokens.numel())
+            outcome = run_step(step, batch.to(DEVICE), 0, 4, 1 / tokens.numel())
         assert outcome.loss.device.type == "cuda" and outcome.loss.isfinite().item()

@@ -26,7 +26,7 @@ from gidd.diffusion.loss import fused
 from gidd.runs import data as run_data, fit as run_fit, python_api
 from gidd.runs.fit import fit
 from gidd.training.checkpoints import Checkpoints
-from gidd.training.config import FSDP, Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
+from gidd.training.config import FSDP, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.loop import Evaluation
 from gidd.training.optim import OptimConfig
 from gidd.training.recorded import require_read
@@ -82,8 +82,6 @@ def surfaces() -> dict[str, tuple[str, str, dict[str, Any]]]:
         found[f"{name}, text"] = ("text", "", change)
         found[f"{name}, LoRA, chat"] = ("chat", "", change | LORA)
     found["nelbo, chat"], found["nelbo, LoRA, text"] = ("chat", "", {}), ("text", "", LORA)
-    for form in ("text", "chat"):
-        found[f"autoregressive, {form}"] = (form, "", {"objective": Autoregressive()})
     found["files"] = ("text", "data.", FILES)
     found["init_from"] = ("text", "backbone", MODEL)
     found["init_from, files"] = ("text", "data.", FILES | {"data.tokenizer": "gpt2"} | MODEL)
@@ -201,7 +199,6 @@ phases of the loop and the seconds after which the watchdog ends the run.
 """
 
 OWN: dict[tuple[str, str], Any] = {
-    ("autoregressive", "objective"): Diffusion(noise=HYBRID),
     ("drafts", "objective.loss"): component("objective", "nelbo"),
     ("muon", "optimizer"): component("optimizer", "adamw"),
     ("constant", "optim.lr_schedule"): "cosine",
@@ -211,7 +208,6 @@ OWN: dict[tuple[str, str], Any] = {
     ("chat", "data.format"): (FILES, "chat"),
     ("batches", "data.padding"): "ignored",
     ("batches", "data.packing"): True,
-    ("autoregressive", "data.packing"): True,
     ("wsd", "optim.lr_schedule"): "cosine",
     ("wsd", "optim.final_lr_ratio"): ({"optim.decay_ratio": 1.0}, 0.5),
     **{
@@ -329,7 +325,7 @@ def recorded(done: Any, out: Any, calls: list[Any]) -> dict[str, Any]:
         "resharded": [
             group._fsdp_param_group.post_forward_mesh_info is not None for group in groups if group
         ],
-        "context": getattr(getattr(done.state.objective.network, "config", None), "max_length", 0),
+        "context": getattr(getattr(done.state.model.network, "config", None), "max_length", 0),
         "files": sorted(str(path.relative_to(out)) for path in out.rglob("*")),
         "log": [{k: v for k, v in line.items() if k != "wall"} for line in log],
         "calls": list(calls),
@@ -422,6 +418,11 @@ def batches(seed: int) -> list[torch.Tensor]:
     return [torch.randint(0, 256, (4, 16), generator=generator) for _ in range(4)]
 
 
+def freeze(state: Any, _: Any) -> None:
+    """A callback: the head is not trained."""
+    state.model.network.head.requires_grad_(False)
+
+
 CALLS: dict[str, dict[str, Any]] = {
     "prepared": {"data": lambda at: at / "text"},
     "files": {"data": lambda at: [at / "text.jsonl"], "tokenizer": "bytes"},
@@ -446,6 +447,7 @@ GIVEN: dict[str, Any] = {
     "preset": changed(BASE, "train.seed", 3),
     "device": "cuda",
     "trackers": ("tensorboard",),
+    "callbacks": lambda _: [freeze],
     "quiet": False,
     "init_from": lambda at: at / "model",
     ("files", "data"): lambda at: at / "other.jsonl",

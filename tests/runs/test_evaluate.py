@@ -14,7 +14,6 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.runs.data import loader_config
 from gidd.runs.evaluate import build_evaluation, validation_samples
 from gidd.training.build import build_state
-from gidd.training.config import Autoregressive
 from gidd.training.parallel import FSDP
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import open_world
@@ -45,16 +44,6 @@ def test_ranks_with_fewer_samples_than_others_do_not_hang(global_batch, data, tm
     assert sharded["nelbo_se"] == pytest.approx(alone["nelbo_se"], rel=1e-3)
 
 
-def test_ranks_of_an_autoregressive_model_share_the_evaluation(data, tmp_path):
-    run = replace(tiny_run(data, steps=1, evaluate_samples=5), objective=Autoregressive())
-    for size in (1, 2):
-        run_ranks(train_here, size, run, tmp_path / str(size))
-    alone, shared = (reported(tmp_path / name)[-1] for name in ("1", "2"))
-    assert alone["kind"] == "evaluation"
-    assert shared["nll"] == pytest.approx(alone["nll"], rel=1e-4)
-    assert alone["nll_se"] > 0
-
-
 @pytest.mark.slow
 def test_dropout_is_off_in_an_evaluation(data):
     run = tiny_run(data, generate_samples=2)
@@ -62,11 +51,11 @@ def test_dropout_is_off_in_an_evaluation(data):
     tokenizer = Tokenizer.load(data)
     with open_world("cpu") as world, Watchdog(world, 60).on() as watchdog:
         state = build_state(run, tokenizer.vocab, world)
-        for parameter in state.objective.parameters():  # the head of a new model is zero
+        for parameter in state.model.parameters():  # the head of a new model is zero
             torch.nn.init.normal_(parameter, std=0.3)
         evaluate = build_evaluation(run, open_split(data, "validation"), tokenizer, world, watchdog)
         assert evaluate(state) == evaluate(state)
-        assert state.objective.training
+        assert state.model.training
 
 
 @pytest.mark.slow

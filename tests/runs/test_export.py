@@ -156,7 +156,7 @@ def rotating(run, monkeypatch):
 BETWEEN = {
     "listing and verifying": (manager, "damage"),
     "verifying and reading run.yaml": (gidd.runs.export, "read_regular"),
-    "reading run.yaml and the tensors": (gidd.runs.export, "build_objective"),
+    "reading run.yaml and the tensors": (gidd.runs.export, "build_step"),
     "comparing and reading the tensors": (manager, "read_tensors"),
 }
 
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_cannot_be_read_but_is_there_is_not_replaced_by_an_old
     def fails(*args):
         raise MemoryError("no memory left")
 
-    monkeypatch.setattr(gidd.runs.export, "build_objective", fails)
+    monkeypatch.setattr(gidd.runs.export, "build_step", fails)
     with (
         open_world("cpu") as world,
         pytest.raises(CheckpointError, match="step-000000010.*no memory left"),

@@ -65,7 +65,7 @@ SETTINGS = [
     ("data.length", 10**10, "data.length"),
     ("train.ema_decay", 0.9, "ema."),
     ("train.steps", 0, "train.steps"),
-    ("objective", {"kind": "Autoregressive"}, "another model"),
+    ("objective", {"kind": "Autoregressive"}, "no longer trained"),
     ("objective.kind", "os.system", "kind"),
 ]
 

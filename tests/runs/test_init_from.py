@@ -58,7 +58,7 @@ def initial(run, out, vocab):
         run, source = with_source(run, out)
         state = build_state(run, vocab, world)
         notes = source.initialize(state, Tokenizer.load(run.data.folder))
-        network = state.objective.network
+        network = state.model.network
         return {name: value.detach().clone() for name, value in network.named_parameters()}, notes
 
 
@@ -309,16 +309,14 @@ def test_p_uniform_grows_during_training_and_evaluations_have_all_of_it(data, so
     objective = Diffusion(noise=hybrid(0.2), p_uniform_warmup=64)
     run = replace(run, objective=objective, init_from=None)
     with open_world("cpu", 600) as world:
-        made = build_state(run, Tokenizer.load(data).vocab, world).objective
-    made.train()
+        made = build_state(run, Tokenizer.load(data).vocab, world).corrupt
     grown = [made._noise_at(step)[0].p_uniform for step in range(66)]
     assert grown[0] == 0
     assert grown == sorted(grown)
     assert grown[64:] == [0.2, 0.2]
     assert grown[32] == pytest.approx(0.1)
     assert all(made._noise_at(step)[1].schedule is made._noise_at(step)[0] for step in (0, 40))
-    made.eval()
-    assert made._noise_at(0)[0].p_uniform == 0.2
+    assert made.schedule.p_uniform == 0.2  # of evaluations
 
 
 def test_a_network_with_other_shapes_is_refused(llama, tmp_path):

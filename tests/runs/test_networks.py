@@ -88,10 +88,10 @@ def test_lora_of_a_run_trains_few_parameters_and_is_merged_on_export(steps, data
     )
     with open_world("cpu", 600) as world:
         state = build_state(run, Tokenizer.load(data).vocab, world)
-        trained = sum(p.numel() for p in state.objective.parameters() if p.requires_grad)
-        total = sum(p.numel() for p in state.objective.parameters())
+        trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
+        total = sum(p.numel() for p in state.model.parameters())
         assert 0 < trained < 0.05 * total
-        assert all(p.requires_grad is ("lora_" in n) for n, p in state.objective.named_parameters())
+        assert all(p.requires_grad is ("lora_" in n) for n, p in state.model.named_parameters())
     before, after = gidd.from_pretrained(source), gidd.from_pretrained(exported(tmp_path / "tuned"))
     ours, theirs = (dict(p.denoiser.backbone.named_parameters()) for p in (after, before))
     assert ours.keys() == theirs.keys()  # merged: no adapters are left

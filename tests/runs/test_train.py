@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -37,8 +37,6 @@ from gidd.diffusion.schedules import ConstantMixing
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models import Denoiser, DiTConfig
 from gidd.runs.export import export
-from gidd.runs.presets import PRESETS
-from gidd.training.config import Autoregressive
 from gidd.training.reporting.report import Report
 from gidd.training.world import open_world
 
@@ -400,8 +398,6 @@ def test_mistakes_are_named(data, tmp_path):
         train(tmp_path, data, preset="nnano")
     with pytest.raises(ConfigError, match=r"schedule must be one of .*got 'hybird'. Did you mean"):
         train(tmp_path, data, schedule="hybird")
-    with pytest.raises(ConfigError, match="preset must be a diffusion model"):
-        train(tmp_path, data, preset=replace(PRESETS["nano"], objective=Autoregressive()))
 
 
 def test_a_registered_part_of_this_module_is_saved_and_loaded(data, tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def main() -> None:
         (("sample", "model", "--out", "more", "--executor", "ray"), "cluster"),
         (("data", "prepare", "a.parquet", "--tokenizer", "model", "--out", "d"), "data"),
         (("data", "prepare", "tinystories", "--tokenizer", "model", "--out", "d"), "data"),
-        (("train", "small-llama-262b", *PREPARED, "--train.steps", "1", "--out", "r"), "hf"),
+        (("train", "nano", *PREPARED, "--lora.rank", "2", "--out", "r"), "hf"),
         ((*TRAIN, *PREPARED, "--out", "run2", "--tracker", "tensorboard"), "train"),
         ((*TRAIN, *PREPARED, "--out", "run3", "--tracker", "wandb"), "wandb"),
     ):

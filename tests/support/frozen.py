@@ -33,7 +33,7 @@ from gidd.pipeline import SelfCorrectionOptions
 from gidd.runs.presets import hybrid
 from gidd.sampling import Gibbs, GibbsSweep, corrector_plan, sampling_plan
 from gidd.sources import MarkovSource
-from gidd.training.config import Autoregressive, Diffusion, RunConfig
+from gidd.training.config import Diffusion, RunConfig
 from support.ancestral_reference import ancestral_reference
 from support.registrations import temporary_registrations
 from support.small_model import TEXT, write_model
@@ -44,7 +44,6 @@ PLANS = {
     "one": ["nano", "--device", "l4", "--json"],
     "replicated": ["small-gidd-plus-0.1", "--ranks", "8", "--train.accumulate", "8", "--json"],
     "sharded": ["1b", "--ranks", "64", "--device", "a100-80gb", "--mfu", "0.45", "--json"],
-    "autoregressive": ["small-llama-262b", "--ranks", "8", "--train.accumulate", "8", "--json"],
 }
 
 
@@ -90,7 +89,6 @@ def runs(folder: Path) -> dict[str, object]:
             noise=component("schedule", "uniform"),
             weighting=component("weighting", "clamp", w_max=1e4),
         ),
-        "autoregressive": Autoregressive(),
     }
     found: dict[str, object] = {"shards": shard_digests(data)}
     for name, objective in objectives.items():

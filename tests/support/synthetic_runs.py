@@ -11,7 +11,7 @@ from gidd.data.tokenizers import Tokenizer, train_tokenizer
 from gidd.runs.export import RUN_FILE
 from gidd.runs.presets import PRESETS
 from gidd.training.checkpoints.folder import folder_name
-from gidd.training.config import Autoregressive, Diffusion, RunConfig
+from gidd.training.config import Diffusion, RunConfig
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import transformer_flops_per_token
 
@@ -23,15 +23,11 @@ def small_tokenizer(vocab_size: int = 280) -> Tokenizer:
 
 
 def run_config(
-    *, p_uniform: float | None = 0.1, width: int = 32, seed: int = 0, length: int = 16
+    *, p_uniform: float = 0.1, width: int = 32, seed: int = 0, length: int = 16
 ) -> RunConfig:
-    """A run of a small DiT; without p_uniform, of the autoregressive baseline."""
+    """A run of a small DiT."""
     preset = PRESETS["nano"]
-    objective = (
-        Autoregressive()
-        if p_uniform is None
-        else Diffusion(noise=component("schedule", "hybrid", p_uniform=p_uniform))
-    )
+    objective = Diffusion(noise=component("schedule", "hybrid", p_uniform=p_uniform))
     return replace(
         preset,
         backbone=component(
@@ -57,8 +53,7 @@ def write_synthetic_run(
     (checkpoint / RUN_FILE).write_text(to_yaml(config))
     tokenizer.save(checkpoint)
     size, length = config.network_config(tokenizer.vocab.size), config.data.length
-    has_time = not isinstance(config.objective, Autoregressive)
-    per_token = transformer_flops_per_token(size, length, has_time=has_time)
+    per_token = transformer_flops_per_token(size, length)
     per_token += 6 * size.width * size.vocab_size  # embeddings
     per_step = config.train.global_batch * length * per_token
     with Report(folder, num_steps=max(steps), quiet=True) as report:

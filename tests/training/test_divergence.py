@@ -13,14 +13,13 @@ from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training import loop
 from gidd.training.build import build_state
-from gidd.training.objective import DiffusionObjective, ObjectiveOutput
+from gidd.training.objectives import nelbo
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(40, mask_id=39)
 BAD_STEP = 3
-FORWARD = DiffusionObjective.forward
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +39,17 @@ class InfiniteGradient(torch.autograd.Function):
         return gradient * torch.inf
 
 
-def forward_with(kind):
-    """The forward pass with a bad loss, or a bad gradient of a good loss, in one step."""
+def objective_with(kind):
+    """The objective with a bad loss, or a bad gradient of a good loss, in one step."""
 
-    def forward(self, batch, step, num_samples, scale):
-        loss, sums = FORWARD(self, batch, step, num_samples, scale)
-        if step != BAD_STEP or kind == "good":
-            return ObjectiveOutput(loss, sums)
-        if kind == "gradient":
-            return ObjectiveOutput(InfiniteGradient.apply(loss), sums)
-        return ObjectiveOutput(loss * torch.nan, sums * torch.nan)
+    def objective(denoiser, noisy):
+        found = nelbo(denoiser, noisy)
+        if noisy.step != BAD_STEP or kind == "good":
+            return found
+        loss = found.loss * torch.nan if kind == "loss" else InfiniteGradient.apply(found.loss)
+        return found._replace(terms=found.terms._replace(loss=loss))
 
-    return forward
+    return objective
 
 
 def contents(state):
@@ -71,9 +69,7 @@ def diverge(kind, parallel):
     run = replace(tiny_run(None, steps=10, ema_decay=0.9), parallel=parallel)
     with open_world("cpu", 600) as world:
         state = build_state(run, VOCAB, world)
-        state.objective.forward = forward_with(
-            kind if world.rank == world.size - 1 else "good"
-        ).__get__(state.objective)
+        state.objective = objective_with(kind if world.rank == world.size - 1 else "good")
         own = 8 // world.size
         numbers = torch.arange(own) + own * world.rank
         tokens = torch.arange(16).expand(own, 16) + numbers[:, None]
@@ -117,7 +113,7 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(parallel):
 def test_a_run_that_diverges_saves_nothing_after_it(save_every, saved, data, tmp_path, monkeypatch):
     """With nothing to report or save, the run has begun another step when it learns of it."""
     run = tiny_run(data, steps=8, save_every=save_every, report_every=100)
-    monkeypatch.setattr(DiffusionObjective, "forward", forward_with("loss"))
+    monkeypatch.setattr("gidd.training.objectives.nelbo", objective_with("loss"))
     with pytest.raises(TrainingDiverged, match=rf"^step {BAD_STEP}: the loss is nan"):
         train_here(run, tmp_path)
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))

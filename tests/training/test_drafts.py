@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.ranks import run_ranks
+from support.train_steps import run_step
 from support.training_runs import losses, speeches, tiny_run, train_here
 
 import gidd
@@ -17,9 +18,11 @@ from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError, DataError
 from gidd.runs.presets import hybrid
-from gidd.training.build import build_objective
+from gidd.training.build import build_step
 from gidd.training.config import Diffusion
-from gidd.training.objectives import Drafts
+from gidd.training.metrics import NAMES, summary
+from gidd.training.objective import predict
+from gidd.training.objectives import Drafts, nelbo
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(40, mask_id=39)
@@ -33,12 +36,13 @@ def run_with(loss, data=None, noise=None, **changes):
 
 
 def objective_of(loss, noise=None, vocab=VOCAB):
-    """An objective with random weights: a fresh network predicts the same everywhere."""
-    model = build_objective(run_with(loss, noise=noise), vocab).to_empty(device="cpu")
+    """A step with random weights: a fresh network predicts the same everywhere."""
+    step = build_step(run_with(loss, noise=noise), vocab)
+    step.model.to_empty(device="cpu")
     torch.manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in step.model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    return model
+    return step
 
 
 def drafts(fraction):
@@ -50,24 +54,21 @@ def batch_of(given=None):
     return Batch(tokens, tokens >= 0, torch.arange(NUM_SAMPLES), given)
 
 
-def sums_and_gradients(model, batch):
-    model.zero_grad()
-    outcome = model(batch, 3, NUM_SAMPLES, 1.0)
+def sums_and_gradients(step, batch):
+    step.model.zero_grad()
+    outcome = run_step(step, batch, 3, NUM_SAMPLES)
     outcome.loss.backward()
-    return outcome.sums, [parameter.grad.clone() for parameter in model.parameters()]
+    return outcome.sums, [parameter.grad.clone() for parameter in step.model.parameters()]
 
 
-def noisy_and_drafted(model, batch, fraction):
+def noisy_and_drafted(step, batch, fraction):
     """The noisy batch of a step, and the loss of `drafts` for it."""
-    kept = []
+    noisy = step.corrupt(batch, 3, NUM_SAMPLES, 1.0)
+    return noisy, Drafts(fraction)(step.model.denoiser, noisy)
 
-    def loss(model, noisy):
-        kept.append((noisy, Drafts(fraction)(model, noisy)))
-        return kept[0][1]
 
-    model.loss = loss
-    model(batch, 3, NUM_SAMPLES, 1.0)
-    return kept[0]
+def sums_of(step, batch):
+    return dict(zip(NAMES, run_step(step, batch, 3, NUM_SAMPLES).sums.tolist(), strict=True))
 
 
 def test_no_drafts_are_the_nelbo_bit_for_bit():
@@ -80,59 +81,57 @@ def test_no_drafts_are_the_nelbo_bit_for_bit():
 
 
 def test_only_random_tokens_of_the_chosen_samples_are_drafted_and_no_given_ones():
-    model, given = objective_of(drafts(0.5)), torch.arange(16).expand(NUM_SAMPLES, 16) % 3 == 0
+    step, given = objective_of(drafts(0.5)), torch.arange(16).expand(NUM_SAMPLES, 16) % 3 == 0
     batch = batch_of(given)
-    noisy, found = noisy_and_drafted(model, batch, 0.5)
+    noisy, found = noisy_and_drafted(step, batch, 0.5)
     drafted = ~found.reported
     assert 0 < drafted.sum() < NUM_SAMPLES
     random = (noisy.z != batch.tokens) & (noisy.z != VOCAB.mask_id) & drafted[:, None]
     assert torch.equal(found.z[~random], noisy.z[~random])
     assert torch.equal(found.z[given], batch.tokens[given])
     blank = replace(noisy, z=torch.where(random, VOCAB.mask_id, noisy.z))
-    assert torch.equal(found.z[random], model.predict(blank)[random])
+    assert torch.equal(found.z[random], predict(step.model.denoiser, blank)[random])
     assert (found.z != noisy.z).any() and not (found.z[random] == VOCAB.mask_id).any()
 
 
 def test_the_draft_has_no_gradient():
     """The gradient is that of the same tokens, given as a constant."""
-    model = objective_of(drafts(1.0))
-    noisy, found = noisy_and_drafted(model, batch_of(), 1.0)
+    step = objective_of(drafts(1.0))
+    _, found = noisy_and_drafted(step, batch_of(), 1.0)
     assert not found.z.requires_grad
-    model.loss = Drafts(1.0)
-    _, ours = sums_and_gradients(model, batch_of())
-    model.loss = lambda model, other: model.nelbo(replace(other, z=found.z))
-    _, constant = sums_and_gradients(model, batch_of())
+    _, ours = sums_and_gradients(step, batch_of())
+
+    def of_constants(denoiser, noisy):
+        return nelbo(denoiser, replace(noisy, z=found.z))
+
+    _, constant = sums_and_gradients(step._replace(objective=of_constants), batch_of())
     assert all(torch.equal(a, b) for a, b in zip(ours, constant, strict=True))
 
 
 def test_the_reported_nelbo_is_that_of_the_other_samples():
-    model, batch = objective_of(drafts(0.5)), batch_of()
-    _, found = noisy_and_drafted(model, batch, 0.5)
+    step, batch = objective_of(drafts(0.5)), batch_of()
+    _, found = noisy_and_drafted(step, batch, 0.5)
     others = batch.map(lambda part: part[found.reported])
-    model.loss = Drafts(0.5)
-    ours = dict(zip(model.names, model(batch, 3, NUM_SAMPLES, 1.0).sums.tolist(), strict=True))
-    plain = objective_of(component("objective", "nelbo"))
-    theirs = dict(zip(plain.names, plain(others, 3, NUM_SAMPLES, 1.0).sums.tolist(), strict=True))
-    for name in set(model.names) - {"loss", "tokens"}:
+    ours = sums_of(step, batch)
+    theirs = sums_of(objective_of(component("objective", "nelbo")), others)
+    for name in set(NAMES) - {"loss", "tokens"}:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
     assert ours["tokens"] == batch.tokens.numel()
-    model.loss = Drafts(1.0)
-    sums = model(batch, 3, NUM_SAMPLES, 1.0).sums.tolist()
-    assert list(model.summary(dict(zip(model.names, sums, strict=True)))) == ["loss"]
+    assert list(summary(sums_of(step._replace(objective=Drafts(1.0)), batch))) == ["loss"]
 
 
 def test_noise_without_random_tokens_and_wrong_fractions_are_refused():
     with pytest.raises(ConfigError, match=r"drafts .*p-uniform"):
-        objective_of(drafts(0.5), hybrid(0.0))(batch_of(), 3, NUM_SAMPLES, 1.0)
+        objective_of(drafts(0.5), hybrid(0.0))
     with pytest.raises(ConfigError, match=r"objective\.fraction .*got 2"):
         run_with(drafts(2.0), "data").check()
 
 
 def test_uniform_noise_is_drafted_without_masks():
-    model = objective_of(drafts(1.0), component("schedule", "uniform"), Vocab(39))
-    noisy, found = noisy_and_drafted(model, batch_of(), 1.0)
+    step = objective_of(drafts(1.0), component("schedule", "uniform"), Vocab(39))
+    noisy, found = noisy_and_drafted(step, batch_of(), 1.0)
     random = noisy.z != batch_of().tokens
-    assert torch.equal(found.z[random], model.predict(noisy)[random])
+    assert torch.equal(found.z[random], predict(step.model.denoiser, noisy)[random])
 
 
 def test_the_minimiser_times_the_noise_is_the_posterior_given_the_drafts():

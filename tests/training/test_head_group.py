@@ -16,7 +16,6 @@ from gidd.models.lora import LoraConfig
 from gidd.models.networks import Initializer
 from gidd.training import loop
 from gidd.training.build import build_state
-from gidd.training.config import Autoregressive
 from gidd.training.parallel import DDP, FSDP, unsharded
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
@@ -50,7 +49,6 @@ RUNS = {
     "llama": replace(RUN, backbone=CAUSAL),
     "tied encoder": replace(RUN, backbone=ENCODER),
     "lora": replace(RUN, backbone=CAUSAL, lora=LoraConfig(rank=2)),
-    "autoregressive": replace(RUN, backbone=DIT, objective=Autoregressive()),
 }
 
 
@@ -66,7 +64,7 @@ def build(run, world):
     state = build_state(run, VOCAB, world)
     initial = Initializer(1)
     with torch.no_grad():
-        for parameter in state.objective.parameters():
+        for parameter in state.model.parameters():
             initial.normal(parameter, 0.2)
     return state
 
@@ -78,18 +76,18 @@ def gradients_of(parallel):
     with open_world("cpu", 600) as world:
         for name, run in RUNS.items():
             state, batch = build(replace(run, parallel=parallel), world), batch_of(world)
-            head = state.objective.network.head
+            head = state.model.network.head
             assert isinstance(head, FSDPModule) == (is_sharded and "tied" not in name)
             with torch.no_grad():
-                state.objective(batch, 0, 8, 1.0)
-                with unsharded(state.objective):
+                state.model(state.objective, state.corrupt(batch, 0, 8, 1.0))
+                with unsharded(state.model):
                     assert not isinstance(head.weight, DTensor)
             assert isinstance(head.weight, DTensor) == is_sharded
             loss = loop.gradients(run, world, state, batch).read()[0]["loss"]
             assert isinstance(head.weight, DTensor) == is_sharded
             found[name] = {"loss": torch.tensor(loss)} | {
                 name: gradient.full_tensor() if is_sharded else gradient.clone()
-                for name, parameter in state.objective.named_parameters()
+                for name, parameter in state.model.named_parameters()
                 if (gradient := parameter.grad) is not None
             }
     return found
@@ -119,12 +117,12 @@ def order_of_gathers():
     run = replace(RUNS["dit"], parallel=FSDP(), train=replace(RUN.train, accumulate=1))
     with open_world("cpu", 600) as world:
         state, batch = build(run, world), batch_of(world)
-        for number, block in enumerate(state.objective.network.blocks):
+        for number, block in enumerate(state.model.network.blocks):
             block.register_forward_pre_hook(lambda *_, n=number: events.append(f"run {n}"))
         loop.gradients(run, world, state, batch)  # names the groups
         FSDPParamGroup.unshard, events = noted, []
         try:
-            outcome = state.module(batch, 1, 8, 1.0)
+            outcome = state.module(state.objective, state.corrupt(batch, 1, 8, 1.0))
         finally:
             FSDPParamGroup.unshard = unshard
         outcome.loss.backward()

@@ -128,11 +128,11 @@ def test_muon_optimizes_hidden_matrices():
         state = build_state(run_with("muon", momentum=0.8), VOCAB, world)
     muon, adamw = state.optimizers
     assert muon.param_groups[0]["momentum"] == 0.8
-    names = {id(parameter): name for name, parameter in state.objective.named_parameters()}
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     hidden = {names[id(p)] for p in muon.param_groups[0]["params"]}
     others = {names[id(p)] for p in adamw.param_groups[0]["params"]}
     assert hidden | others == set(names.values()) and not hidden & others
-    assert all(dict(state.objective.named_parameters())[name].ndim == 2 for name in hidden)
+    assert all(dict(state.model.named_parameters())[name].ndim == 2 for name in hidden)
     assert any("blocks" in name for name in hidden)
     assert {"denoiser.backbone.embedding.weight", "denoiser.backbone.head.weight"} <= others
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.ranks import run_ranks
+from support.train_steps import run_step, step_of
 from support.training_runs import losses, reported, tiny_run, train_here
 
 import gidd
@@ -24,8 +25,7 @@ from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.scaled import ScaledConfig
 from gidd.models.denoiser import Denoiser
 from gidd.runs.data import loader_config
-from gidd.training.build import GivenComponents, build_objective
-from gidd.training.objective import DiffusionObjective
+from gidd.training.build import GivenComponents, build_step
 from gidd.vocab import Vocab
 
 VOCAB, LENGTH = Vocab(13, mask_id=12), 40
@@ -131,11 +131,11 @@ def test_the_objective_and_diffusion_loss_keep_documents_apart(denoiser):
     """Another document B changes nothing in the loss of A."""
     batch = Batch(X, SEGMENTS >= 0, torch.arange(2), SEGMENTS != 1, SEGMENTS)
     changed = batch._replace(tokens=torch.where(SEGMENTS == 1, X, (X + 1) % 12))
-    objective = DiffusionObjective(denoiser, SCHEDULE, WEIGHTING, hides_padding=True)
+    step = step_of(denoiser, SCHEDULE, WEIGHTING, hides_padding=True)
     options = {"step": 0, "given": batch.given, "valid": batch.valid}
     for is_apart in (True, False):
         segments = SEGMENTS if is_apart else None
-        pair = [objective(one._replace(segments=segments), 0, 2, 1.0) for one in (batch, changed)]
+        pair = [run_step(step, one._replace(segments=segments), 0, 2) for one in (batch, changed)]
         found = [(one.loss.item(), one.sums[2].item()) for one in pair]
         assert (found[0] == found[1]) == is_apart
         found = [
@@ -184,10 +184,10 @@ def test_a_network_that_reads_other_documents_is_refused(name):
     network = REFUSED[name]()
     kind = type(network).__name__
     with pytest.raises(ConfigError, match=rf"data\.packing .*{kind}.*accepts_segments"):
-        build_objective(PACKED, VOCAB, given=GivenComponents(network=network))
+        build_step(PACKED, VOCAB, given=GivenComponents(network=network))
     with pytest.raises(ConfigError, match=rf"{kind} .*accepts_segments"):
         Denoiser(network, VOCAB).hidden(X, T, segments=SEGMENTS)
-    assert build_objective(PACKED, VOCAB).hides_padding
+    assert build_step(PACKED, VOCAB).corrupt.hides_padding
 
 
 # ---------------------------------------------------------------------------------------- trained

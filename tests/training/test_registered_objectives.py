@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.ranks import run_ranks
 from support.registrations import temporary_registrations
+from support.train_steps import run_step
 from support.training_runs import losses, speeches, tiny_run, train_here
 
 import gidd
@@ -14,8 +15,11 @@ from gidd.common.config.components import component
 from gidd.data.batch import Batch
 from gidd.diffusion.randomness import Stream
 from gidd.errors import ConfigError
-from gidd.training.build import build_objective
+from gidd.training.build import build_step
 from gidd.training.config import Diffusion
+from gidd.training.metrics import NAMES, summary
+from gidd.training.objective import predict
+from gidd.training.objectives import nelbo
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.recorded import run_from_plain
 from gidd.vocab import Vocab
@@ -35,17 +39,18 @@ class OwnDraft:
         if not 0 <= fraction <= 1:
             yield f"fraction must be in [0, 1], got {fraction}."
 
-    def __call__(self, model, noisy):
-        chosen = model.random(noisy, Stream.PLACE) < self.fraction * 2**62
+    def __call__(self, denoiser, noisy):
+        chosen = noisy.random(Stream.PLACE) < self.fraction * 2**62
         if noisy.fixed is not None:
             chosen &= ~noisy.fixed
-        return model.nelbo(replace(noisy, z=torch.where(chosen, model.predict(noisy), noisy.z)))
+        z = torch.where(chosen, predict(denoiser, noisy), noisy.z)
+        return nelbo(denoiser, replace(noisy, z=z))
 
 
-def cross_entropy(model, noisy):
+def cross_entropy(denoiser, noisy):
     """The plain cross-entropy of all tokens, of which no terms are known."""
-    weight, bias = model.head()
-    logits = model.hidden(noisy.z, noisy.t) @ weight.T + bias
+    weight, bias = denoiser.head()
+    logits = denoiser.hidden(noisy.z, noisy.t) @ weight.T + bias
     chosen = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), noisy.batch.tokens.flatten(), reduction="sum"
     )
@@ -72,12 +77,13 @@ def run_with(name, data=None, **options):
 
 
 def objective_of(run):
-    """An objective with random weights: a fresh network predicts the same everywhere."""
-    model = build_objective(run, VOCAB).to_empty(device="cpu")
+    """A step with random weights: a fresh network predicts the same everywhere."""
+    step = build_step(run, VOCAB)
+    step.model.to_empty(device="cpu")
     torch.manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in step.model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    return model
+    return step
 
 
 def batch_of(samples=4, length=16):
@@ -85,11 +91,11 @@ def batch_of(samples=4, length=16):
     return Batch(tokens, tokens >= 0, torch.arange(samples))
 
 
-def gradients_of(model, autocast=False):
+def gradients_of(step, autocast=False):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        outcome = model(batch_of(), 3, 4, 1.0)
+        outcome = run_step(step, batch_of(), 3, 4)
     outcome.loss.backward()
-    return outcome, [parameter.grad for parameter in model.parameters()]
+    return outcome, [parameter.grad for parameter in step.model.parameters()]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -104,25 +110,24 @@ def test_the_extra_pass_changes_no_gradient(autocast):
 
 def test_replaced_tokens_are_those_that_the_network_predicts():
     """A network that predicts one token; reported are the kinds of the tokens it was given."""
-    model = objective_of(run_with("own-draft", fraction=1.0))
+    step = objective_of(run_with("own-draft", fraction=1.0))
     with torch.no_grad():
-        model.denoiser.backbone.head.bias[7] = 100.0
+        step.model.denoiser.backbone.head.bias[7] = 100.0
     batch = batch_of()
-    sums = dict(zip(model.names, model(batch, 3, 4, 1.0).sums.tolist(), strict=True))
+    sums = dict(zip(NAMES, run_step(step, batch, 3, 4).sums.tolist(), strict=True))
     assert sums["num_kept"] == (batch.tokens == 7).sum()
     assert sums["num_masked"] == 0
     given = batch.tokens % 2 == 0
-    sums = model(batch._replace(given=given), 3, 4, 1.0).sums
-    sums = dict(zip(model.names, sums.tolist(), strict=True))
+    sums = run_step(step, batch._replace(given=given), 3, 4).sums
+    sums = dict(zip(NAMES, sums.tolist(), strict=True))
     assert sums["num_kept"] == ((batch.tokens == 7) & ~given).sum()
 
 
 def test_a_scalar_loss_is_reported_alone():
-    model = objective_of(run_with("cross-entropy"))
-    outcome = model(batch_of(), 3, 4, 0.5)
+    outcome = run_step(objective_of(run_with("cross-entropy")), batch_of(), 3, 4, 0.5)
     outcome.loss.backward()
-    sums = dict(zip(model.names, outcome.sums.tolist(), strict=True))
-    assert model.summary(sums) == {"loss": pytest.approx(2 * outcome.loss.item() / 64)}
+    sums = dict(zip(NAMES, outcome.sums.tolist(), strict=True))
+    assert summary(sums) == {"loss": pytest.approx(2 * outcome.loss.item() / 64)}
 
 
 def train_registered(run, out, parallel=None):
@@ -155,7 +160,7 @@ def test_options_are_checked():
     with pytest.raises(ConfigError, match=r"objective\.fraction .*got 2"):
         run_with("own-draft", "data", fraction=2.0).check()
 
-    def clashing(model, noisy, *, eps: float = 1.0): ...
+    def clashing(denoiser, noisy, *, eps: float = 1.0): ...
 
     gidd.register("objective", "clashing")(clashing)
     (problem,) = Diffusion(loss=component("objective", "clashing")).problems()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gidd.models import SIZES, AutoregressiveModel, DiT
+from gidd.models import SIZES, DiT
 from gidd.training.reporting import speed
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
 
@@ -30,15 +30,6 @@ def test_flops_of_a_token_are_those_that_torch_counts(size):
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
     expected = counted(network, tokens, torch.zeros(2))
     assert training_flops_per_token(network, LENGTH) == pytest.approx(expected, rel=0.02)
-
-
-def test_flops_of_a_token_of_the_baseline():
-    """It is not conditioned on the time: every token uses all of its weights."""
-    pytest.importorskip("transformers", reason="the baseline needs the extra `hf`")
-    network = AutoregressiveModel(SIZES["micro"](VOCAB_SIZE, LENGTH))
-    expected = counted(network, torch.zeros(2, LENGTH, dtype=torch.int64))
-    found = training_flops_per_token(network, LENGTH)
-    assert found == pytest.approx(expected, rel=0.02)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 from support.ranks import run_ranks
 from support.training_runs import losses, reported, small_run, speeches, tiny_run, train_here
 
-from gidd.training.config import Autoregressive
 from gidd.training.parallel import DDP, FSDP
 
 LAYOUTS = {
@@ -76,15 +75,3 @@ def test_recomputed_activations_change_nothing(data, tmp_path):
     run_ranks(train_here, 2, run, tmp_path / "recomputed", FSDP())
     kept, recomputed = losses(tmp_path / "kept"), losses(tmp_path / "recomputed")
     torch.testing.assert_close(recomputed, kept, rtol=1e-4, atol=0)
-
-
-@pytest.mark.slow
-def test_the_autoregressive_baseline_is_the_same_on_any_layout(data, tmp_path):
-    run = replace(tiny_run(data, steps=10), objective=Autoregressive())
-    run_ranks(train_here, 1, run, tmp_path / "alone")
-    for name, (size, parallel) in {"ddp": (2, DDP()), "fsdp": (2, FSDP())}.items():
-        run_ranks(train_here, size, run, tmp_path / name, parallel)
-        torch.testing.assert_close(
-            losses(tmp_path / name), losses(tmp_path / "alone"), rtol=1e-4, atol=0
-        )
-    assert losses(tmp_path / "alone")[-1] < losses(tmp_path / "alone")[0]

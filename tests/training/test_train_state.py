@@ -17,8 +17,11 @@ def state_of(decay):
     model = nn.Linear(3, 1, bias=False)
     model.weight.data.zero_()
     return TrainState(
-        objective=model,
+        model=model,
         module=model,
+        corrupt=None,
+        objective=None,
+        metrics=None,
         optimizers=(adamw(model, OptimConfig()),),
         ema=EMA(model.named_parameters(), decay),
     )
@@ -26,8 +29,8 @@ def state_of(decay):
 
 def advance(state, values):
     for value in values:
-        state.objective.weight.data.fill_(value)
-        state.ema.update(state.objective.named_parameters())
+        state.model.weight.data.fill_(value)
+        state.ema.update(state.model.named_parameters())
         state.step += 1
 
 

@@ -20,7 +20,7 @@ _PRESET_NAMES = """\
 presets (number of parameters without embeddings):
   nano and micro train on a laptop; 1b, 3b and 10b need a cluster; the others are rows of the paper,
   SIZE-METHOD-P_UNIFORM: gidd (ELBO), gidd-clip and gidd-dynamic (other loss weights), gidd-plus
-  (dynamic weights and weight decay), mdm (masked diffusion), llama (autoregressive)
+  (dynamic weights and weight decay), mdm (masked diffusion)
 """
 
 _HELP = {  # options that choose a component
@@ -73,13 +73,17 @@ def parse_run(
     parallel = {"ddp": DDP, "fsdp": FSDP}.get(chosen_name("parallel", words) or "")
     if parallel not in (None, type(run.parallel)):  # so that its options can be given
         run = replace(run, parallel=parallel())
-    chosen, objective = {"backbone": run.backbone, "optimizer": run.optimizer}, run.objective
-    if isinstance(objective, Diffusion):
-        chosen = {"noise": objective.noise, "weighting": objective.weighting} | chosen
-        chosen = {"objective": objective.loss} | chosen
-        if chosen_name("weighting", words) is None:
-            noise = chosen_name("noise", words) or objective.noise.name
-            chosen["weighting"] = default_weighting(objective.weighting, noise)
+    objective = run.objective
+    chosen = {
+        "objective": objective.loss,
+        "noise": objective.noise,
+        "weighting": objective.weighting,
+        "backbone": run.backbone,
+        "optimizer": run.optimizer,
+    }
+    if chosen_name("weighting", words) is None:
+        noise = chosen_name("noise", words) or objective.noise.name
+        chosen["weighting"] = default_weighting(objective.weighting, noise)
     components, names = dict[str, ComponentOptions](), list[Any]()
     for flag, each in chosen.items():
         name_now = chosen_name(flag, words) or each.name
@@ -101,9 +105,8 @@ def parse_run(
     parsed = cast(Any, options).run
     built = {flag: each.component(getattr(parsed, flag)) for flag, each in components.items()}
     networks = {name: built.pop(name) for name in ("backbone", "optimizer")}
-    if isinstance(objective, Diffusion):
-        own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
-        objective = replace(objective, loss=built.pop("objective"), **built, **own)
+    own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
+    objective = replace(objective, loss=built.pop("objective"), **built, **own)
     values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
     steps, warmup = parsed.train.steps, parsed.optim.warmup
     if steps < warmup == run.optim.warmup:  # a warmup longer than the run keeps its fraction
@@ -116,15 +119,14 @@ def parse_run(
 
 def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:
     values: dict[str, Any] = {flag: options.default for flag, options in components.items()}
-    if isinstance(run.objective, Diffusion):
-        hints, helps = get_type_hints(Diffusion), attribute_docstrings(Diffusion)
-        own = [
-            (name, Annotated[hints[name], tyro.conf.arg(help=text)], getattr(run.objective, name))
-            for name, text in helps.items()
-        ]
-        chosen = values["objective"]  # its own options, and those of all objectives
-        typed = make_dataclass("Objective", own, bases=(type(chosen),), frozen=True, kw_only=True)
-        values["objective"] = typed(**vars(chosen))
+    hints, helps = get_type_hints(Diffusion), attribute_docstrings(Diffusion)
+    own = [
+        (name, Annotated[hints[name], tyro.conf.arg(help=text)], getattr(run.objective, name))
+        for name, text in helps.items()
+    ]
+    chosen = values["objective"]  # its own options, and those of all objectives
+    typed = make_dataclass("Objective", own, bases=(type(chosen),), frozen=True, kw_only=True)
+    values["objective"] = typed(**vars(chosen))
     values |= {name: getattr(run, name) for name in _GROUPS}
     types: list[Any] = [(name, type(value), field(default=value)) for name, value in values.items()]
     source = Annotated[str | None, tyro.conf.arg(help=_INIT_FROM)]

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         from gidd.serving.replicas import serve_replicas
 
         serve_replicas(
-            partial(build_application, options),
+            build_application(options),
             host=options.host,
             port=options.port,
             seconds=options.worker.seconds,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
@@ -32,6 +32,7 @@ from gidd.errors import ConfigError
 if TYPE_CHECKING:
     from gidd.runs.fit import Trackers
     from gidd.training.config import RunConfig
+    from gidd.training.loop import OnTrainStep
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
@@ -53,6 +54,8 @@ class TrainOptions(RunCommand):
     """Trackers to log to; None is TensorBoard if installed. metrics.jsonl is always written."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print nothing."""
+    profile: Path | None = None
+    """File for a trace of steps 4 to 6 by torch.profiler, which Perfetto shows."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the size of the model and all settings, and exit."""
 
@@ -72,13 +75,20 @@ def main(arguments: Sequence[str]) -> None:
     if run.data.folder is None and not (out / "data").exists():
         check_sources(run.data.sources)
     from gidd.runs.fit import fit
+    from gidd.training.reporting.profile import profiler
     from gidd.training.watchdog import STOPPED
     from gidd.training.world import open_world
 
     with open_world(options.device, run.train.timeout + _GRACE_SECONDS) as world:
         trackers = partial(_trackers, options, run, out)
-        complete = fit(run, out, world, quiet=options.quiet, trackers=trackers).complete
         is_rank_zero = world.is_rank_zero
+        callbacks: list[OnTrainStep] = []
+        if options.profile is not None and is_rank_zero:
+            callbacks.append(profiler(options.profile, world.device, run.train.steps))
+        settings: Any = {"quiet": options.quiet, "trackers": trackers, "callbacks": callbacks}
+        complete = fit(run, out, world, **settings).complete
+    if complete and callbacks and not cast(Path, options.profile).is_file():
+        raise ConfigError(f"--profile needs steps, but {out} is complete. Give another --out.")
     if not complete:
         if is_rank_zero:
             print_text(f"gidd: interrupted and saved. Run the same command to resume {out}.")
@@ -88,14 +98,12 @@ def main(arguments: Sequence[str]) -> None:
 def _require_packages(run: RunConfig) -> None:
     """Raise one `ConfigError` that installs all that is missing, before torch is imported."""
     from gidd.data.corpora import SOTU, HubCorpus, corpora_of
-    from gidd.training.config import Autoregressive
 
     corpora = [] if run.data.folder else corpora_of(run.data.sources)
     is_hub = any(isinstance(corpus, HubCorpus) for corpus in corpora)
-    needs_hf = run.lora.rank or isinstance(run.objective, Autoregressive)
     extras = {
         "data": ("datasets",) if is_hub else ("grain",) if run.data.workers else (),
-        "hf": ("transformers", "peft") if needs_hf else (),
+        "hf": ("transformers", "peft") if run.lora.rank else (),
     }
     missing = [name for name, packages in extras.items() if not all(map(find_spec, packages))]
     commands = [f'pip install "gidd[{",".join(missing)}]"'] if missing else []
@@ -120,14 +128,14 @@ def _print_settings(run: RunConfig, out: Path) -> None:
     from gidd.models.networks import blocks_of
     from gidd.planning.run_plan import vocab_size_of
     from gidd.runs.init_from import with_source
-    from gidd.training.build import build_objective
+    from gidd.training.build import build_step
     from gidd.vocab import Vocab
 
     run, _ = with_source(run, out)  # the network of --init-from
     vocab_size = vocab_size_of(run)
-    objective = build_objective(run, Vocab(vocab_size, mask_id=vocab_size - 1))
-    blocks = sum(p.numel() for block in blocks_of(objective.network) for p in block.parameters())
-    total = sum(p.numel() for p in objective.parameters())
+    model = build_step(run, Vocab(vocab_size, mask_id=vocab_size - 1)).model
+    blocks = sum(p.numel() for block in blocks_of(model.network) for p in block.parameters())
+    total = sum(p.numel() for p in model.parameters())
     train, length = run.train, run.data.length
     tokens = train.global_batch * length
     rows = {

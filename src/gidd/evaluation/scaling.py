@@ -22,7 +22,7 @@ from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.runs.export import RUN_FILE
 from gidd.training.checkpoints.folder import folder_name, steps_in
-from gidd.training.config import Autoregressive, RunConfig
+from gidd.training.config import RunConfig
 from gidd.training.recorded import run_from_yaml
 from gidd.training.reporting.speed import transformer_flops_per_token
 from gidd.viz.run_plot import RunLog
@@ -95,11 +95,10 @@ def read_training_run(folder: Path) -> TrainingRun:
     if run.init_from is not None or not isinstance(size, DiTConfig):
         what = f"init_from {shorten(run.init_from)} with the backbone {run.backbone.name}"
         raise DataError(f"{folder}: the training FLOPs of {what} are unknown. Leave it out.")
-    has_time = not isinstance(run.objective, Autoregressive)
-    per_token = transformer_flops_per_token(size, run.data.length, has_time=has_time)
+    per_token = transformer_flops_per_token(size, run.data.length)
     per_token += 6 * size.width * size.vocab_size  # embeddings, as Hoffmann et al. count them
     log, tokens = RunLog.read(folder), run.train.global_batch * run.data.length
-    name = "nelbo" if len(log.curve("evaluation", "nelbo").values) else "nll"
+    name = "nelbo"
     curve, errors = (log.curve("evaluation", each) for each in (name, f"{name}_se"))
     error_at = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True))
     points = list[dict[str, Any]]()
@@ -108,7 +107,7 @@ def read_training_run(folder: Path) -> TrainingRun:
             seen = {"run": log.name, "flops": step * tokens * per_token, "tokens": step * tokens}
             points.append(seen | {"nelbo": value, "nelbo_se": error_at.get(step)})
     if not points:
-        raise DataError(f"{folder}: the log has no validation, which has nelbo or nll.")
+        raise DataError(f"{folder}: the log has no validation, which has nelbo.")
     return TrainingRun(folder, run, tokenizer.fingerprint, points)
 
 

@@ -11,10 +11,6 @@ from gidd.common.lazy import lazy_exports
 if TYPE_CHECKING:
     from gidd.models.backbones.dit import DiT as DiT
     from gidd.models.backbones.dit_config import SIZES as SIZES, DiTConfig as DiTConfig
-    from gidd.models.backbones.llama import (
-        AutoregressiveModel as AutoregressiveModel,
-        llama_config as llama_config,
-    )
     from gidd.models.denoiser import Backbone as Backbone, Denoiser as Denoiser, Head as Head
     from gidd.models.hub import (
         load as load,

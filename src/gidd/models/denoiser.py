@@ -156,6 +156,7 @@ class Denoiser(nn.Module):
                 f"{type(self.backbone).__name__} has logits that are not linear in its hidden "
                 "states, which training here requires. Fine-tune it with the library it is from."
             )
+        self.gather_head()
         linear, size = self.backbone.head, self.vocab.size
         bias = cast("Tensor | None", linear.bias)
         bias = linear.weight.new_zeros(size) if bias is None else bias[:size]
@@ -163,6 +164,11 @@ class Denoiser(nn.Module):
             is_mask = torch.arange(size, device=bias.device) == self.vocab.mask_id
             bias = bias.masked_fill(is_mask, -torch.inf)
         return Head(linear.weight[:size], bias)
+
+    def gather_head(self) -> None:
+        """Gather the head's parameters if FSDP2 shards them: it does so only for called modules."""
+        if (unshard := getattr(self.backbone.head, "unshard", None)) is not None:
+            unshard()  # waits if the last block has started it
 
     def logit_head(self) -> LogitHead:
         """Return the output layer with all its rows, for logits of many positions in parts."""

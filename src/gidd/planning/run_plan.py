@@ -22,8 +22,8 @@ from gidd.errors import ConfigError
 from gidd.planning.counters import Collective
 from gidd.planning.hardware import Assumptions, Device
 from gidd.planning.step_trace import RankBatch, StepTrace, trace_in_child
-from gidd.training.build import build_objective, with_precision
-from gidd.training.config import FSDP, Diffusion, RunConfig
+from gidd.training.build import build_step, with_precision
+from gidd.training.config import FSDP, RunConfig
 from gidd.training.reporting.speed import training_flops_per_token
 from gidd.vocab import Vocab
 
@@ -68,10 +68,10 @@ def plan_run(
     run.check(ranks)
     run = with_precision(run, device.kind == "cuda" or has_bf16(torch.device("cpu")))
     size = vocab_size or vocab_size_of(run)
-    vocab = Vocab(size, mask_id=size - 1 if isinstance(run.objective, Diffusion) else None)
+    vocab = Vocab(size, mask_id=size - 1)
     traced, batch = trace_in_child(run, vocab, ranks, device.kind), RankBatch.of(run, ranks)
     chunk, width = CHUNK_TOKENS, size
-    if device.kind == "cuda" and isinstance(run.objective, Diffusion):
+    if device.kind == "cuda":
         chunk, width = CHUNK_TOKENS_OF_KERNELS, -(-size // HEAD_ROWS) * HEAD_ROWS
     rows, entry = min(chunk, batch.micro * run.data.length), 2 if run.train.autocast else 4
     peak = max(sum(held.values()) for held in traced.phases.values())
@@ -130,7 +130,7 @@ def vocab_size_of(run: RunConfig) -> int:
 
 def throughput(run: RunConfig, ranks: int, device: Device, mfu: float, vocab: Vocab) -> Section:
     """Return speed and duration; HFU counts recomputed activations, and data is read once."""
-    network, length = build_objective(run, vocab).network, run.data.length
+    network, length = build_step(run, vocab).model.network, run.data.length
     flops = training_flops_per_token(network, length)
     peak = device.flops if run.train.autocast else device.float32_flops
     blocks = flops - 6 * cast(nn.Linear, network.head).weight.numel()

@@ -1,6 +1,6 @@
 """Trace one training step of the real model on one of N ranks, without its memory or other ranks.
 
-The objective is built on the meta device, sharded by the run's own `Parallel` over a fake process
+The model is built on the meta device, sharded by the run's own `Parallel` over a fake process
 group of N ranks, and run on fake tensors, which have shapes but no data. Every allocation, every
 collective and, for GPUs, every kernel launch is counted on the way. The fake process group is
 global to a process: `trace_in_child` starts another one for it.
@@ -25,7 +25,7 @@ from gidd.common.devices import acting_as, has_bf16
 from gidd.data.batch import Batch
 from gidd.models.networks import blocks_of
 from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
-from gidd.training.build import build_objective, with_precision
+from gidd.training.build import build_step, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, update
 from gidd.training.optim import build_optimizers
@@ -81,14 +81,15 @@ def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> S
 def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     """Trace one step of rank 0. The fake process group stays initialised afterwards."""
     run = with_precision(run, kind == "cuda" or has_bf16(torch.device("cpu")))
-    objective = build_objective(replace(run, train=replace(run.train, compile=False)), vocab)
+    step = build_step(replace(run, train=replace(run.train, compile=False)), vocab)
+    model = step.model
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
-    blocks = blocks_of(objective.network)
-    place(run.parallel, objective, blocks, world, precision)
+    blocks = blocks_of(model.network)
+    place(run.parallel, model, blocks, world, precision)
     if kind == "cuda" and run.train.autocast:
-        follow_cuda_autocast(objective)
+        follow_cuda_autocast(model)
     forward, backward, end = (LaunchCounter() for _ in range(3))
     if kind == "cuda" and run.train.compile is not False:  # None: on by default
         backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
@@ -105,22 +106,24 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
         batch = Batch(tokens, valid, torch.zeros_like(tokens[:, 0]), segments=segments)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
         with autocast, tracker.track("forward"), forward:
-            outcome = objective(batch, 0, run.train.global_batch, 1.0)
+            noisy = step.corrupt(batch, 0, run.train.global_batch, 1.0)
+            loss = model(step.objective, noisy)
+            sums = step.metrics(noisy, loss)
         with tracker.track("backward"), backward:
-            outcome.loss.backward()
-        return outcome.sums
+            (loss if isinstance(loss, Tensor) else loss.loss).backward()
+        return sums
 
     device = nullcontext() if kind == "cpu" else acting_as(kind)
     with device, FakeTensorMode(allow_non_fake_inputs=True):
-        objective.to_empty(device="cpu")
-        optimizers = build_optimizers(run.optimizer, objective.network, run.optim)
-        get_optimizer_state_dict(objective, optimizers)  # allocates it
+        model.to_empty(device="cpu")
+        optimizers = build_optimizers(run.optimizer, model.network, run.optim)
+        get_optimizer_state_dict(model, optimizers)  # allocates it
         decay = run.train.ema_decay
-        tracker.parameters = parameters = list(objective.parameters())
+        tracker.parameters = parameters = list(model.parameters())
         tracker.add("parameters", parameters)
         states = [state for optimizer in optimizers for state in optimizer.state.values()]
         tracker.add("optimiser", [list(state.values()) for state in states])
-        ema = None if decay is None else EMA(objective.named_parameters(), decay)
+        ema = None if decay is None else EMA(model.named_parameters(), decay)
         tracker.add("ema", [] if ema is None else ema.values)
         if is_ddp and accumulate > 1:
             # gradients of earlier micro-batches are kept outside the buckets that DDP reduces
@@ -140,10 +143,8 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
                 norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
                 total = norm.full_tensor() if isinstance(norm, DTensor) else norm
                 stats = world.reduce_step_stats(sums, total, False)
-                state = TrainState(
-                    objective=objective, module=objective, optimizers=optimizers, ema=ema
-                )
-                update(run, state, _UnknownGradients(0, objective.names, stats))
+                state = TrainState(**step._asdict(), module=model, optimizers=optimizers, ema=ema)
+                update(run, state, _UnknownGradients(0, stats))
     if is_ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
         buckets = -(-gradient // _DDP_BUCKET)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +16,10 @@ from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.diffusion.times import even_times
 from gidd.runs.data import loader_config
 from gidd.sampling import Request, Session, blanks, sampling_plan
+from gidd.training.build import TrainStep
 from gidd.training.config import RunConfig
 from gidd.training.loop import Evaluation
-from gidd.training.objective import DiffusionObjective, Metrics, Objective, per_unit
+from gidd.training.metrics import Metrics, per_unit
 from gidd.training.parallel import is_sharded, unsharded
 from gidd.training.state import TrainState
 from gidd.training.watchdog import Watchdog
@@ -48,7 +48,7 @@ def build_evaluation(
             samples, documents = validation_samples(shards, config, train.evaluate_samples)
             with state.ema_weights():
                 found = validate(
-                    state.objective,
+                    state,
                     samples,
                     world,
                     documents=documents,
@@ -64,7 +64,7 @@ def build_evaluation(
 
 @torch.no_grad()
 def validate(
-    objective: Objective,
+    state: TrainState | TrainStep,
     samples: Batch,
     world: World,
     *,
@@ -77,39 +77,36 @@ def validate(
 
     `samples` are the same on all ranks, and so is the result; ranks share the forward passes.
     `documents` has the document of each, which may repeat: only different ones are independent.
-    Times and noise are functions of the sample: two evaluations differ by the weights alone.
+    Times and noise are functions of the sample: two evaluations differ by the weights alone. The
+    NELBO is estimated with one time per sample; the times of all samples are evenly spaced.
     """
-    was_training = objective.training
-    objective.eval()
-    device = world.device
-    if is_sharded(objective):  # FSDP2 must run the whole module once before parts of it
-        objective(samples.map(lambda part: part[:1]).to(device), 0, 1, 1.0)
-    with unsharded(objective), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-        documents = torch.arange(len(samples.tokens)) if documents is None else documents
-        given = samples, documents, world, batch_size, on_batch
-        if isinstance(objective, DiffusionObjective):
-            metrics = _validate_diffusion(objective, *given)
-        else:
-            metrics = _validate_autoregressive(objective, *given)
-    objective.train(was_training)
+    model, device, was_training = state.model, world.device, state.model.training
+    model.eval()
+    if is_sharded(model):  # FSDP2 must run the whole module once before parts of it
+        first = samples.map(lambda part: part[:1]).to(device)
+        model(state.objective, state.corrupt(first, 0, 1, 1.0))
+    documents = torch.arange(len(samples.tokens)) if documents is None else documents
+    with unsharded(model), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+        metrics = _likelihood(state, samples, documents, world, batch_size, on_batch)
+    model.train(was_training)
     return metrics
 
 
-def _validate_diffusion(
-    objective: DiffusionObjective,
+def _likelihood(
+    state: TrainState | TrainStep,
     samples: Batch,
     documents: Tensor,
     world: World,
     batch_size: int,
     on_batch: Callable[[], None],
 ) -> Metrics:
-    """Estimate the NELBO with one time per sample; the times of all samples are evenly spaced."""
-    texts = [_scored_text(samples, n, objective.hides_padding) for n in range(len(samples.tokens))]
+    corrupt = state.corrupt
+    texts = [_scored_text(samples, n, corrupt.hides_padding) for n in range(len(samples.tokens))]
     estimator = NelboEstimator(
-        objective.denoiser,
-        objective.schedule,
+        state.model.denoiser,
+        corrupt.schedule,
         nodes=1,
-        seed=objective.seed,
+        seed=corrupt.seed,
         tokens_per_batch=batch_size * samples.tokens.shape[1],
         ranks=world,
         device=world.device,
@@ -121,15 +118,17 @@ def _validate_diffusion(
         on_batch()
 
     parts = [
-        _ratio(estimator.integral(texts, 0, count), sizes, documents),
-        _ratio(estimator.reconstruction(texts[some], 0, count), sizes[some], documents[some]),
-        _ratio(estimator.prior(texts[some], count), sizes[some], documents[some]),
+        ratio_of_sums(estimator.integral(texts, 0, count), sizes, documents),
+        ratio_of_sums(
+            estimator.reconstruction(texts[some], 0, count), sizes[some], documents[some]
+        ),
+        ratio_of_sums(estimator.prior(texts[some], count), sizes[some], documents[some]),
     ]
     nelbo, tokens = sum(value for value, _ in parts), float(samples.scored.sum())
     metrics = {"nelbo": nelbo, "reconstruction": parts[1][0], "prior": parts[2][0]}
     if parts[0][1] is not None:
         metrics["nelbo_se"] = math.hypot(*(error or 0.0 for _, error in parts))
-    size = float((objective.bytes_of(samples.tokens) * samples.scored).sum())
+    size = float((state.metrics.bytes_of(samples.tokens) * samples.scored).sum())
     return metrics | per_unit(nelbo * tokens, tokens, size)
 
 
@@ -144,43 +143,7 @@ def _scored_text(samples: Batch, number: int, hides_padding: bool) -> ScoredText
     return ScoredText(tokens, number, given, valid)
 
 
-def _validate_autoregressive(
-    objective: Objective,
-    samples: Batch,
-    documents: Tensor,
-    world: World,
-    batch_size: int,
-    on_batch: Callable[[], None],
-) -> Metrics:
-    """Compute the NLL; all ranks run the same number of batches, some of them twice."""
-    count, (unique, document) = len(samples.tokens), documents.unique(return_inverse=True)
-    # several batches, because the standard error comes from the differences between them; all
-    # samples of a document are in batches of one group
-    number = max(-(-count // batch_size), min(count, _MIN_BATCHES))
-    batches, groups = samples.split(number), torch.arange(number)
-    if len(unique) < count:
-        group = document * min(number, len(unique)) // len(unique)
-        members = [(group == g).nonzero().flatten() for g in group.unique()]
-        rows = [part for own in members for part in own.split(batch_size)]
-        batches = [samples.map(partial(torch.index_select, dim=0, index=own)) for own in rows]
-        groups = torch.stack([group[own[0]] for own in rows])
-    found = torch.zeros(len(batches), len(objective.names), dtype=torch.float64)
-    for start in range(0, len(batches), world.size):
-        mine = start + world.rank
-        batch = batches[min(mine, len(batches) - 1)].to(world.device)
-        sums = objective(batch, 0, count, 1.0).sums
-        if mine < len(batches):
-            found[mine] = sums.double().cpu()
-        on_batch()
-    total = world.sum(found.flatten().tolist())
-    table = torch.tensor(total, dtype=torch.float64).view_as(found)
-    column = dict(zip(objective.names, table.unbind(-1), strict=True))
-    metrics = objective.summary({name: float(values.sum()) for name, values in column.items()})
-    _, error = _ratio(column["nll"], column["valid"], groups)
-    return metrics | ({} if error is None else {"nll_se": error})
-
-
-def _ratio(values: Tensor, sizes: Tensor, documents: Tensor) -> tuple[float, float | None]:
+def ratio_of_sums(values: Tensor, sizes: Tensor, documents: Tensor) -> tuple[float, float | None]:
     """Return sum(values) / sum(sizes), and its standard error over documents by the delta method.
 
     Samples of one document are not independent: their sum is one observation.
@@ -200,9 +163,9 @@ def generate_samples(
     run: RunConfig, state: TrainState, tokenizer: Tokenizer, world: World, watchdog: Watchdog
 ) -> list[str]:
     """Generate a few samples, always from the same noise. All ranks generate the same ones."""
-    objective = state.objective
-    if not isinstance(objective, DiffusionObjective) or not run.train.generate_samples:
+    if not run.train.generate_samples:
         return []
+    model = state.model
     length = min(run.data.length, SAMPLE_LENGTH)
     plan, stop = sampling_plan(even_times(SAMPLE_STEPS)), tuple(sorted(tokenizer.terminator_ids))
     requests = [
@@ -211,18 +174,18 @@ def generate_samples(
     ]
     # a GPU computes all of them at once
     rows = 1 if world.device.type == "cpu" else run.train.generate_samples
-    objective.eval()
+    model.eval()
     with (
         state.ema_weights(),
-        unsharded(objective),
+        unsharded(model),
         torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)),
     ):
-        parts = objective.denoiser, objective.schedule
+        parts = model.denoiser, state.corrupt.schedule
         session = Session(*parts, batch_size=rows, device=world.device)
         samples = session.sample(
             requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")
         )
-    objective.train()
+    model.train()
     return [tokenizer.decode(sample.text) for sample in samples]
 
 

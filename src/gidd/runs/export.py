@@ -15,11 +15,11 @@ from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
-from gidd.training.build import build_objective
+from gidd.training.build import TrainStep, build_step
 from gidd.training.checkpoints.folder import read_manifest, read_record
 from gidd.training.checkpoints.manager import Checkpoints, ValidCheckpoint
 from gidd.training.config import RunConfig
-from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
+from gidd.training.objective import TrainedModel
 from gidd.training.recorded import run_from_yaml
 from gidd.training.world import World
 
@@ -31,7 +31,6 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
     """Write the newest valid checkpoint as safetensors, a record and the tokenizer's files.
 
     Exports the EMA of the weights if the run has one; with `bf16`, rounded to bfloat16.
-    `gidd.from_pretrained` loads a diffusion model, `transformers` an autoregressive one (a Llama).
     The world must have one process. The run may be training: if it deletes the checkpoint that is
     being read, the newest one is read instead. Returns the checkpoint, with notes on damage.
     """
@@ -40,15 +39,10 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
     if found is None:
         what = f"{checkpoints.folder} contains no checkpoint"
         raise CheckpointError(f"{what}. Use --out of a `gidd train` that has saved.")
-    checkpoint, (run, tokenizer, objective, source) = found
+    checkpoint, (run, tokenizer, step, source) = found
     summary = training_summary(run, checkpoint.step, source)
-    if bf16:
-        objective = objective.bfloat16()
-    if isinstance(objective, DiffusionObjective):
-        save(out, objective.denoiser, objective.schedule, summary)
-    else:
-        assert isinstance(objective, AutoregressiveObjective)
-        objective.model.save(out)
+    model = step.model.bfloat16() if bf16 else step.model
+    save(out, model.denoiser, step.corrupt.schedule, summary)
     tokenizer.save(out)
     return checkpoint
 
@@ -59,7 +53,7 @@ def training_summary(run: RunConfig, step: int, source: Any) -> dict[str, Any]:
     return summary if source is None else summary | {"init_from": source}
 
 
-def _read(checkpoints: Checkpoints, step: int) -> tuple[RunConfig, Tokenizer, Objective, Any]:
+def _read(checkpoints: Checkpoints, step: int) -> tuple[RunConfig, Tokenizer, TrainStep, Any]:
     """Read a checkpoint; it is not trusted, and its run may delete it meanwhile.
 
     Returns configuration, tokenizer, model, and the source of the initial weights, if any.
@@ -74,29 +68,29 @@ def _read(checkpoints: Checkpoints, step: int) -> tuple[RunConfig, Tokenizer, Ob
             tokenizer = Tokenizer.load(folder)
             run.network_config(tokenizer.vocab.size)  # raises if it is not registered
             _require_sizes(run, folder, step)
-            objective = build_objective(run, tokenizer.vocab)
+            built = build_step(run, tokenizer.vocab)
             # compared on the meta device first: nothing larger than the files is allocated
-            checkpoints.require_same_model(step, _weights(run, objective), partial=True)
-            with keep_tied(objective):
-                objective = objective.to_empty(device="cpu")
+            checkpoints.require_same_model(step, _weights(run, built.model), partial=True)
+            with keep_tied(built.model):
+                built.model.to_empty(device="cpu")
             vocab_size = tokenizer.vocab.size
-            initialize(objective.network, 0, lambda: run.network_config(vocab_size).build())
-            checkpoints.read(step, _weights(run, objective), partial=True)
+            initialize(built.model.network, 0, lambda: run.network_config(vocab_size).build())
+            checkpoints.read(step, _weights(run, built.model), partial=True)
             if run.lora.rank:
-                merge_lora(objective.network)
+                merge_lora(built.model.network)
     except CheckpointError:
         raise
     except ComponentNotInstalled as error:
         raise CheckpointError(f"{folder / RUN_FILE}: {error}") from error
     except GiddError as error:  # of run.yaml or of the tokenizer
         raise CheckpointError(f"{folder}: {error} {_REMEDY}") from error
-    return run, tokenizer, objective, source
+    return run, tokenizer, built, source
 
 
-def _weights(run: RunConfig, objective: Objective) -> Mapping[str, Tensor]:
+def _weights(run: RunConfig, model: TrainedModel) -> Mapping[str, Tensor]:
     """Return the parameters by their names in the checkpoint: of the EMA if the run has one."""
     prefix = "model." if run.train.ema_decay is None else "ema."
-    return {prefix + name: value.detach() for name, value in objective.named_parameters()}
+    return {prefix + name: value.detach() for name, value in model.named_parameters()}
 
 
 def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:

@@ -25,8 +25,8 @@ from gidd.runs.init_from import with_source
 from gidd.training.build import GivenComponents, build_state, with_precision
 from gidd.training.checkpoints.folder import RECORD
 from gidd.training.checkpoints.manager import Checkpoints
-from gidd.training.config import Diffusion, RunConfig
-from gidd.training.loop import Services, training_loop
+from gidd.training.config import RunConfig
+from gidd.training.loop import OnTrainStep, Services, training_loop
 from gidd.training.recorded import newest_run, require_same_training, run_from_plain
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed, matmul_rate, training_flops_per_token
@@ -58,12 +58,13 @@ def fit(
     trackers: Callable[[int], Trackers] = lambda start: ((), ()),
     given: GivenComponents | None = None,
     stream: TokenStream | None = None,
+    callbacks: Sequence[OnTrainStep] = (),
 ) -> FitResult:
     """Train, resuming from the newest checkpoint in `out` if there is one. All ranks call this.
 
     `out` is on a file system that all ranks share. `quiet` prints nothing; `metrics.jsonl` is still
     written. `trackers` returns more trackers, given the first step of this process. `stream` is
-    used in place of the data of the configuration.
+    used in place of the data of the configuration. `callbacks` are called after each step.
     """
     run, source = with_source(with_format(run), out)
     saved = newest_run(out / "checkpoints")
@@ -72,15 +73,13 @@ def fit(
     run = with_precision(run, sum(world.sum([has_bf16(world.device)])) == world.size)
     run.check(world.size)
     given = given or GivenComponents()
-    objective = run.objective
-    schedule = given.schedule
-    if isinstance(objective, Diffusion):  # constructors check options, before data is prepared
-        noise = objective.noise
-        is_ours = noise.name == UNREGISTERED or not find_component(noise.kind, noise.name).package
-        if schedule is None and is_ours:  # others may name tokens, which are not known yet
-            schedule = noise.build(vocab=Vocab(3, mask_id=2))
-        if schedule is not None and given.weighting is None:
-            objective.weighting.build(schedule=schedule)
+    # constructors check options, before data is prepared
+    noise, schedule = run.objective.noise, given.schedule
+    is_ours = noise.name == UNREGISTERED or not find_component(noise.kind, noise.name).package
+    if schedule is None and is_ours:  # others may name tokens, which are not known yet
+        schedule = noise.build(vocab=Vocab(3, mask_id=2))
+    if schedule is not None and given.weighting is None:
+        run.objective.weighting.build(schedule=schedule)
     if saved is not None:
         require_same_training(saved, run)
     data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
@@ -108,16 +107,14 @@ def fit(
             quiet=quiet,
             trackers=used,
         )
-        gpus = [world.device] if world.device.type == "cuda" else []
-        # dropout seeds torch's generators: a notebook finds them as they were
-        with closing(batches), report, torch.random.fork_rng(gpus, device_type="cuda"):
+        with closing(batches), report:
             warnings = (*data.warnings(), *warnings_of(run, world.device))
             for note in (*notes, *tracker_notes, *warnings):
                 report.note(note)
             speed = build_speed(run, state, world)
             files = tokenizer.files() | {RUN_FILE: to_yaml(run)}
             services = Services(checkpoints, report, watchdog, speed, files)
-            complete = training_loop(run, world, state, batches, evaluate, services)
+            complete = training_loop(run, world, state, batches, evaluate, services, callbacks)
     return FitResult(complete, run, state, tokenizer)
 
 
@@ -153,10 +150,11 @@ def restore(
             f"{checkpoint} was trained with {own.fingerprint[:12]}. Use its "
             f"{TOKENIZER_FILE}, or another --out to start a new run."
         )
-    sums, numbers = record.get("pending"), record.get("optimizer", {})
-    if record.get("step") != step or not (_are_numbers(sums) and _are_numbers(numbers)):
-        got = ", ".join(shorten(each) for each in (record.get("step"), sums, numbers))
-        what = f"step must be {step}, pending and optimizer objects of finite numbers, got {got}"
+    numbers = record.get("pending"), record.get("optimizer", {}), record.get("adamw_steps", {})
+    if record.get("step") != step or not all(map(_are_numbers, numbers)):
+        got = ", ".join(shorten(each) for each in (record.get("step"), *numbers))
+        what = f"step must be {step}, pending, optimizer and adamw_steps objects of finite numbers"
+        what = f"{what}, got {got}"
         raise CheckpointError(f"{checkpoint / RECORD}: {what}. Copy the checkpoint from a backup.")
     state.restore(record)
     if step > run.train.steps:
@@ -182,6 +180,6 @@ def build_speed(run: RunConfig, state: TrainState, world: World) -> Speed:
         peak = matmul_rate(world.device, dtype) * world.size
     return Speed(
         tokens_per_step=run.train.global_batch * run.data.length,
-        flops_per_token=training_flops_per_token(state.objective.network, run.data.length),
+        flops_per_token=training_flops_per_token(state.model.network, run.data.length),
         peak=peak,
     )

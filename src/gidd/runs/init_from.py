@@ -36,7 +36,7 @@ class InitialWeights:
         """Copy the weights into a state at step 0, which may be sharded; return notes."""
         self._require_tokenizer(tokenizer)
         tensors = {name: value.detach() for name, value in self.source.network.named_parameters()}
-        network, known, missing = state.objective.network, self.source.num_tokens, list[str]()
+        network, known, missing = state.model.network, self.source.num_tokens, list[str]()
         tables = _token_tables(network)
         new_modules: Iterable[nn.Module] = getattr(network, "added_modules", ())
         added = {id(weight) for module in new_modules for weight in module.parameters()}
@@ -58,7 +58,7 @@ class InitialWeights:
             what = f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network"
             raise CheckpointError(f"{what}. Leave out --backbone.")
         if state.ema:
-            for name, parameter in state.objective.named_parameters():
+            for name, parameter in state.model.named_parameters():
                 state.ema.values[name].copy_(parameter.detach())
         state.source = {"name": self.name, "sha256": self.source.sha256}
         notes = [f"initial weights of {self.name} (SHA-256 {self.source.sha256[:12]})"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gidd.common.config.components import Component, component
 from gidd.diffusion.constants import PAPER_CEILING
 from gidd.models.backbones.dit_config import SIZES
-from gidd.training.config import FSDP, Autoregressive, DataConfig, Diffusion, RunConfig, TrainConfig
+from gidd.training.config import FSDP, DataConfig, Diffusion, RunConfig, TrainConfig
 from gidd.training.optim import OptimConfig
 
 OPENWEBTEXT_DATA = DataConfig(sources=("openwebtext",), tokenizer="gpt2")
@@ -29,7 +29,7 @@ def hybrid(p_uniform: float) -> Component:
 
 
 def paper(
-    size: str, objective: Diffusion | Autoregressive, *, weight_decay: float = 0.0, rounds: int = 1
+    size: str, objective: Diffusion, *, weight_decay: float = 0.0, rounds: int = 1
 ) -> RunConfig:
     """Return the training of the paper (App. E): `rounds` x 131B tokens, batch 512, bf16."""
     return RunConfig(
@@ -112,7 +112,6 @@ def _paper_rows() -> dict[str, RunConfig]:
     mdm = Diffusion(noise=hybrid(0.0), weighting=PAPER_ELBO)
     rows["small-mdm"] = paper("small", mdm)
     rows["small-mdm-262b"] = paper("small", mdm, rounds=2)
-    rows["small-llama-262b"] = paper("small", Autoregressive(), rounds=2)
     return rows
 
 

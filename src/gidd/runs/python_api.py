@@ -31,9 +31,9 @@ from gidd.runs.data import TokenStream, prepare_data, prepare_on_rank_zero
 from gidd.runs.export import training_summary
 from gidd.runs.fit import FitResult, Trackers, fit
 from gidd.runs.presets import PRESETS
-from gidd.training.build import GivenComponents, build_objective
-from gidd.training.config import DDP, FSDP, Diffusion, Parallel, RunConfig, default_weighting
-from gidd.training.objective import DiffusionObjective
+from gidd.training.build import GivenComponents, build_step
+from gidd.training.config import DDP, FSDP, Parallel, RunConfig, default_weighting
+from gidd.training.loop import OnTrainStep
 from gidd.training.parallel import is_sharded, place
 from gidd.training.recorded import changed_settings, require_read
 from gidd.training.reporting.trackers import open_trackers
@@ -64,6 +64,7 @@ def train(
     preset: str | RunConfig = "nano",
     device: str | torch.device | None = None,
     trackers: Sequence[str] = (),
+    callbacks: Sequence[OnTrainStep] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> Pipeline:
@@ -92,6 +93,8 @@ def train(
         preset: Everything else: the name of a preset (`gidd train --help`), or a configuration.
         device: "cpu", "cuda", "cuda:1" or "mps"; by default the fastest available.
         trackers: "tensorboard", "wandb", "trackio".
+        callbacks: Functions on_step(state, metrics), called before the first step (metrics are {})
+            and after each; see docs/extending.md.
         quiet: Print nothing.
         **settings: Fields of `DataConfig`, `OptimConfig`, `TrainConfig` and `Diffusion`, e.g.
             `length=64, learning_rate=1e-3, global_batch=32, seed=1`; with their group if two groups
@@ -101,8 +104,6 @@ def train(
         hint = did_you_mean(preset, PRESETS, cutoff=0.3)
         raise ConfigError(f"there is no preset {preset!r}.{hint} `gidd train --help` lists all.")
     out, base = Path(out), PRESETS[preset] if isinstance(preset, str) else preset
-    if not isinstance(base.objective, Diffusion):
-        raise ConfigError("preset must be a diffusion model. Use `gidd train` for others.")
     loss = objective if isinstance(objective, str | Component) else None
     noise = _component(schedule, base.objective.noise)
     diffusion = replace(
@@ -139,7 +140,8 @@ def train(
 
     with open_world(device) as world:
         run, stream = _with_data(run, base, data, tokenizer, out, world)
-        done = fit(run, out, world, quiet=quiet, trackers=open_all, given=given, stream=stream)
+        options: Any = {"quiet": quiet, "trackers": open_all, "callbacks": callbacks}
+        done = fit(run, out, world, given=given, stream=stream, **options)
         return _pipeline(done, out, world)
 
 
@@ -279,22 +281,22 @@ def _require_unchanged(base: RunConfig, run: RunConfig, names: Iterable[str], wh
 def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
     """Return the model that `gidd export` would write: its EMA, if there is one."""
     run, state = done.run, done.state
-    objective = state.objective
-    if is_sharded(objective):
-        objective, vocab = build_objective(run, done.tokenizer.vocab), done.tokenizer.vocab
-        place(DDP(), objective, (), world, torch.float32)
-        initialize(objective.network, 0, lambda: run.network_config(vocab.size).build())
-    assert isinstance(objective, DiffusionObjective)
-    weights = dict(state.objective.named_parameters()) if state.ema is None else state.ema.values
-    for name, parameter in objective.named_parameters():
+    trained = state.model
+    if is_sharded(trained):
+        vocab = done.tokenizer.vocab
+        trained = build_step(run, vocab).model
+        place(DDP(), trained, (), world, torch.float32)
+        initialize(trained.network, 0, lambda: run.network_config(vocab.size).build())
+    weights = dict(state.model.named_parameters()) if state.ema is None else state.ema.values
+    for name, parameter in trained.named_parameters():
         weight = weights[name]
         parameter.copy_(weight.full_tensor() if isinstance(weight, DTensor) else weight)
     if run.lora.rank:
-        merge_lora(objective.network)
+        merge_lora(trained.network)
     notes = () if done.complete else (f"stopped at step {state.step}; the same call resumes it.",)
     model = Pretrained(
-        denoiser=objective.denoiser,
-        schedule=objective.schedule,
+        denoiser=trained.denoiser,
+        schedule=state.corrupt.schedule,
         summary=training_summary(run, state.step, state.source),
         sha256="",
         notes=notes,

@@ -75,17 +75,14 @@ def replica_application(
     return deployment(serve.ingress(build_app)(Replica)).bind()
 
 
-def serve_replicas(build: Callable[[], Any], *, host: str, port: int, seconds: float) -> None:
-    """Serve the application that `build` returns until SIGTERM or SIGINT.
-
-    It is built when Ray runs, which must not be imported before. A request fails after `seconds`.
-    """
+def serve_replicas(application: Any, *, host: str, port: int, seconds: float) -> None:
+    """Serve an application until SIGTERM or SIGINT; a request fails after `seconds`."""
+    serve = optional_package("ray.serve", "replicas")
     with ray_session(None):
-        serve = optional_package("ray.serve", "replicas")
         try:
             try:
                 serve.start(http_options={"host": host, "port": port, "request_timeout_s": seconds})
-                serve.run(build(), route_prefix="/")
+                serve.run(application, route_prefix="/")
             except (RuntimeError, TimeoutError) as error:
                 raise ConfigError(
                     f"Ray Serve must start in time, which failed: {error} Free memory and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import cast, final
+from typing import NamedTuple, cast, final
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.errors import ConfigError
-from gidd.models import AutoregressiveModel, Backbone, Denoiser
+from gidd.models import Backbone, Denoiser
 from gidd.models.lora import add_lora, reset_lora
 from gidd.models.networks import Initializer, blocks_of, initialize, require_no_buffers
-from gidd.training.config import Diffusion, RunConfig
-from gidd.training.objective import AutoregressiveObjective, DiffusionObjective, Objective
+from gidd.training.config import RunConfig
+from gidd.training.corruption import Corruption
+from gidd.training.metrics import StepMetrics
+from gidd.training.objective import LossFunction, TrainedModel
 from gidd.training.optim import build_optimizers
 from gidd.training.parallel import connect, place
 from gidd.training.state import EMA, TrainState
@@ -39,15 +41,21 @@ class GivenComponents:
 _NONE = GivenComponents()
 
 
-def build_objective(
+class TrainStep(NamedTuple):
+    """What a step computes: noise for a batch, the loss of the model, and what is reported."""
+
+    model: TrainedModel
+    corrupt: Corruption
+    objective: LossFunction
+    metrics: StepMetrics
+
+
+def build_step(
     run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None, given: GivenComponents = _NONE
-) -> Objective:
-    """Build model and objective on the meta device: shapes without memory."""
+) -> TrainStep:
+    """Build the model on the meta device, shapes without memory, and what is computed with it."""
     objective = run.objective
     with torch.device("meta"):
-        if not isinstance(objective, Diffusion):
-            model = AutoregressiveModel(run.network_config(vocab.size))
-            return AutoregressiveObjective(model, token_bytes=token_bytes)
         network = given.network or run.network_config(vocab.size).build()
         require_no_buffers(network)
         if run.lora.rank:
@@ -67,19 +75,21 @@ def build_objective(
     schedule = given.schedule or objective.noise.build(vocab=vocab)
     if schedule.vocab != vocab:
         raise ConfigError(f"schedule.vocab must be tokenizer.vocab, {vocab}, got {schedule.vocab}.")
-    return DiffusionObjective(
-        Denoiser(cast(Backbone, network), vocab),
-        schedule,
-        given.weighting or objective.weighting.build(schedule=schedule),
+    loss: LossFunction = objective.loss.build()
+    if (check := getattr(loss, "check", None)) is not None:
+        check(schedule)
+    corrupt = Corruption(
+        schedule=schedule,
+        weighting=given.weighting or objective.weighting.build(schedule=schedule),
         seed=run.train.seed,
         eps=objective.eps,
-        token_bytes=token_bytes,
         compiled=bool(run.train.compile),
         p_uniform_warmup=objective.p_uniform_warmup,
         time_power=objective.time_power,
         hides_padding=run.data.padding == "ignored",
-        loss=objective.loss.build(),
     )
+    model = TrainedModel(Denoiser(cast(Backbone, network), vocab))
+    return TrainStep(model, corrupt, loss, StepMetrics(token_bytes))
 
 
 def is_compiled(setting: bool | None, device: torch.device) -> bool:
@@ -110,8 +120,8 @@ def build_state(
     """
     compiled = is_compiled(run.train.compile, world.device)
     compiled_run = replace(run, train=replace(run.train, compile=compiled))
-    objective = build_objective(compiled_run, vocab, token_bytes, given)
-    network = objective.network
+    step = build_step(compiled_run, vocab, token_bytes, given)
+    model, network = step.model, step.model.network
     blocks = blocks_of(network)
     if compiled:
         for block in blocks:
@@ -122,15 +132,15 @@ def build_state(
     if given.network is not None and world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):
             dist.broadcast(tensor.detach(), 0)  # ranks may have built other weights
-    place(run.parallel, objective, blocks, world, precision)
+    place(run.parallel, model, blocks, world, precision)
     if given.network is None:
         initialize(network, run.train.seed, lambda: run.network_config(vocab.size).build())
     if run.lora.rank:
         reset_lora(network, Initializer(run.train.seed))
     decay = run.train.ema_decay
     return TrainState(
-        objective=objective,
-        module=connect(run.parallel, objective, world),
+        **step._asdict(),
+        module=connect(run.parallel, model, world),
         optimizers=build_optimizers(run.optimizer, network, run.optim),
-        ema=None if decay is None else EMA(objective.named_parameters(), decay),
+        ema=None if decay is None else EMA(model.named_parameters(), decay),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 from gidd.common.config.allowed import require_none
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
@@ -63,16 +63,6 @@ class Diffusion:
             yield f"objective.time_power must be in [1, 10], got {self.time_power}. 1 is uniform."
         if self.p_uniform_warmup < 0:
             yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Autoregressive:
-    """Train a Llama of about the same size by next-token prediction: the baseline."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield nothing: there is nothing to set."""
-        return ()
 
 
 def default_weighting(weighting: Component, noise: str) -> Component:
@@ -214,7 +204,7 @@ class RunConfig:
     """Everything that determines a run. Saved as run.yaml with every checkpoint."""
 
     backbone: Component = field(metadata={COMPONENT_KIND: "backbone"})
-    objective: Diffusion | Autoregressive = field(default_factory=Diffusion)
+    objective: Diffusion = field(default_factory=Diffusion)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     optimizer: Component = field(
@@ -285,22 +275,15 @@ class RunConfig:
     def _backbone_problems(self) -> Iterable[str]:
         if self.backbone.name == UNREGISTERED:
             return
-        if _is_autoregressive(self) and self.backbone.name != "dit":
-            what = "backbone must be dit, the sizes of the Llama, for the autoregressive objective"
-            yield f"{what}, got {self.backbone.name}."
         try:
             self.network_config(3)  # checks the sizes; any vocabulary will do
         except ConfigError as error:
             yield from (f"backbone.{line}" for line in str(error).splitlines())
 
 
-def _is_autoregressive(run: RunConfig) -> bool:
-    return isinstance(run.objective, Autoregressive)
-
-
 def _only_masks(run: RunConfig) -> bool:
-    noise = getattr(run.objective, "noise", None)
-    return noise is not None and (noise.name != "hybrid" or noise.options["p_uniform"] == 0)
+    noise = run.objective.noise
+    return noise.name != "hybrid" or noise.options["p_uniform"] == 0
 
 
 _VOID: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
@@ -308,16 +291,6 @@ _VOID: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "lora.alpha lora.dropout lora.targets lora.embeddings",
         lambda run: run.lora.rank == 0,
         "without lora.rank",
-    ),
-    (
-        "lora.rank data.padding data.packing init_from backbone.mixing_width",
-        _is_autoregressive,
-        "for the autoregressive objective",
-    ),
-    (
-        "train.generate_samples",
-        lambda run: _is_autoregressive(run) and run.train.generate_samples > 0,
-        "or 0 for the autoregressive objective",
     ),
     ("optim.decay_ratio", lambda run: run.optim.lr_schedule != "wsd", "unless lr_schedule is wsd"),
     (
@@ -337,7 +310,7 @@ _VOID: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("objective.p_uniform_warmup", _only_masks, "without hybrid noise of p_uniform above 0"),
     (
         "objective.noise.gamma",
-        lambda run: _only_masks(run) and cast(Diffusion, run.objective).noise.name == "hybrid",
+        lambda run: _only_masks(run) and run.objective.noise.name == "hybrid",
         "at p_uniform 0",
     ),
 )

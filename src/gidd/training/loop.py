@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import RunConfig, TrainConfig
-from gidd.training.objective import Metrics, ObjectiveOutput
+from gidd.training.metrics import NAMES, Metrics, summary
+from gidd.training.objective import NoisyLoss
 from gidd.training.parallel import sync_gradients_if_last
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed
@@ -35,6 +37,15 @@ class Evaluation(NamedTuple):
     metrics: Metrics
     samples: Sequence[str] = ()
     """Generated samples, if any."""
+
+
+OnTrainStep = Callable[[TrainState, Metrics], object]
+"""Called on all ranks before the first step of this process, without metrics, and after each step.
+
+What it changes in the state must be a function of `state.step`, so that a resumed run is the same;
+`state.corrupt` and `requires_grad` of parameters are not saved. Reading the metrics of each step
+makes the host wait for the device.
+"""
 
 
 class Services(NamedTuple):
@@ -55,6 +66,7 @@ def training_loop(
     batches: Iterator[Batch],
     evaluate: Callable[[TrainState], Evaluation],
     services: Services,
+    callbacks: Sequence[OnTrainStep] = (),
 ) -> bool:
     """Minimise the objective from `state.step` to `run.train.steps`. All ranks enter.
 
@@ -81,8 +93,11 @@ def training_loop(
     batch = next(batches).to(world.device)
     # discarded: out-of-memory and compile errors surface now
     scale = _scale(run, world, state, batch)
-    _forward(run, world, state, batch.split(config.accumulate)[0], scale).loss.backward()
+    with fork_rng(world.device):
+        step_loss(run, world, state, batch.split(config.accumulate)[0], scale).loss.backward()
     state.zero_grad()
+    for on_step in callbacks:
+        on_step(state, {})
 
     unread: deque[Gradients] = deque()
     while state.step < config.steps:
@@ -102,9 +117,12 @@ def training_loop(
         is_report_due = state.step % config.report_every == 0 or last
         is_save_due = state.step % config.save_every == 0 or last
         is_needed = is_report_due or is_save_due or _is_evaluation_due(config, state.step)
-        norm, stop = _read(state, unread, leave=0 if is_needed else 1)
+        sums, norm, stop = _read(state, unread, leave=0 if is_needed or callbacks else 1)
+        for on_step in callbacks:
+            metrics = {"grad_norm": norm, "learning_rate": learning_rate}
+            on_step(state, summary(sums) | metrics)
         if is_report_due:
-            metrics = state.objective.summary(state.pending)
+            metrics = summary(state.pending)
             metrics |= {"grad_norm": norm, "learning_rate": learning_rate}
             report.training(state.step, metrics | speed.wall(config.steps - state.step))
             state.pending = {}
@@ -129,37 +147,38 @@ def _is_evaluation_due(config: TrainConfig, step: int) -> bool:
     return step > 0 and (step % config.evaluate_every == 0 or step == config.steps)
 
 
-def _read(state: TrainState, unread: deque[Gradients], leave: int) -> tuple[float, bool]:
-    """Read statistics of steps, but of the last `leave`; return the last norm, and whether to stop.
+def _read(
+    state: TrainState, unread: deque[Gradients], leave: int
+) -> tuple[dict[str, float], float, bool]:
+    """Read statistics of steps, but of the last `leave`.
 
     Those of the step that the device computes would make it wait. A run that stops reads all.
+    Returns the sums and the norm of the last step that was read, and whether to stop.
     """
-    norm, stop = 0.0, False
+    sums, norm, stop = dict[str, float](), 0.0, False
     while len(unread) > (0 if stop else leave):
         sums, norm, is_requested = unread.popleft().read()
         state.add(sums)
         stop = stop or is_requested
-    return norm, stop
+    return sums, norm, stop
 
 
 class Gradients(NamedTuple):
     """Statistics of a step before its update; the gradients themselves are in the module."""
 
     step: int
-    names: tuple[str, ...]
-    """Names of the sums of the objective."""
     stats: StepStats
 
     @property
     def are_invalid(self) -> Float[Tensor, ""]:
         """1.0 if the loss or the gradient norm is not finite, else 0.0; on the device."""
-        loss = self.stats.sums[self.names.index("loss")]
+        loss = self.stats.sums[NAMES.index("loss")]
         return (loss + self.stats.norm).isfinite().logical_not().float()
 
     def read(self) -> tuple[dict[str, float], float, bool]:
         """Wait for the sums, the norm before clipping, and whether a rank got a stop signal."""
         totals, norm, stop = self.stats.read()
-        sums = dict(zip(self.names, totals, strict=True))
+        sums = dict(zip(NAMES, totals, strict=True))
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
             raise TrainingDiverged(
                 f"step {self.step}: the loss is {sums['loss']} and the gradient norm is {norm}. "
@@ -173,21 +192,21 @@ def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_requested: bool = False
 ) -> Gradients:
     """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
-    _seed_dropout(dropout_seed(run.train.seed, state.step, world.rank), world.device)
-    names = state.objective.names
-    sums = torch.zeros(len(names), device=world.device)
+    sums = torch.zeros(len(NAMES), device=world.device)
     micros, scale = batch.split(run.train.accumulate), _scale(run, world, state, batch)
-    for k, micro in enumerate(micros):
-        with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
-            outcome = _forward(run, world, state, micro, scale)
-            outcome.loss.backward()
-        sums += outcome.sums
+    with fork_rng(world.device):
+        _seed_dropout(dropout_seed(run.train.seed, state.step, world.rank), world.device)
+        for k, micro in enumerate(micros):
+            with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
+                outcome = step_loss(run, world, state, micro, scale)
+                outcome.loss.backward()
+            sums += outcome.sums
 
     grad_norm = nn.utils.clip_grad_norm_(state.module.parameters(), run.optim.max_grad_norm)
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor()
     stats = world.reduce_step_stats(sums, grad_norm, stop_requested)
-    return Gradients(state.step, names, stats)
+    return Gradients(state.step, stats)
 
 
 def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
@@ -209,7 +228,7 @@ def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
         optimizer.step()
     state.zero_grad()
     if state.ema:
-        state.ema.update(state.objective.named_parameters())
+        state.ema.update(state.model.named_parameters())
     state.step += 1
     return learning_rate
 
@@ -221,8 +240,13 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+def fork_rng(device: torch.device) -> AbstractContextManager[None]:
+    """Restore at the end of the block the states of torch's generators, which dropout seeds."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda")
+
+
 def _seed_dropout(seed: int, device: torch.device) -> None:
-    """Seed the generators that dropout draws from; `fit` restores their state at the end."""
+    """Seed the generators that dropout draws from."""
     torch.default_generator.manual_seed(seed)
     if device.type in ("cuda", "mps"):
         torch.get_device_module(device).manual_seed(seed)
@@ -234,15 +258,27 @@ def _scale(run: RunConfig, world: World, state: TrainState, batch: Batch) -> flo
     DDP and FSDP average gradients over ranks; the factor `world.size` turns that average into a
     sum. If tokens are given, the targets of all ranks are counted, without waiting for the device.
     """
-    found = state.objective.num_targets(batch)
-    if isinstance(found, Tensor):
-        return world.size / world.add(found.to(torch.float32)).clamp_min(1)
-    return world.size * len(batch.tokens) / (run.train.global_batch * found)
+    count = state.corrupt.num_targets(batch)
+    if isinstance(count, Tensor):
+        return world.size / world.add(count.to(torch.float32)).clamp_min(1)
+    return world.size * len(batch.tokens) / (run.train.global_batch * count)
 
 
-def _forward(
+class StepLoss(NamedTuple):
+    """Result of a micro-batch."""
+
+    loss: Float[Tensor, ""]
+    """Scaled; call `backward` on it."""
+    sums: Float[Tensor, " K"]
+    """Sums over this rank's tokens, detached, in the order of `gidd.training.metrics.NAMES`."""
+
+
+def step_loss(
     run: RunConfig, world: World, state: TrainState, micro: Batch, scale: float | Tensor
-) -> ObjectiveOutput:
-    """Return loss and sums of a micro-batch."""
+) -> StepLoss:
+    """Return loss and sums of a micro-batch: noise, the objective, and what is reported."""
     with torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)):
-        return state.module(micro, state.step, run.train.global_batch, scale)
+        noisy = state.corrupt(micro, state.step, run.train.global_batch, scale)
+        loss: NoisyLoss | Tensor = state.module(state.objective, noisy)
+        sums = state.metrics(noisy, loss)
+    return StepLoss(loss if isinstance(loss, Tensor) else loss.loss, sums)

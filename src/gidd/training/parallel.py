@@ -82,22 +82,16 @@ def connect(parallel: Parallel, module: nn.Module, world: World) -> nn.Module:
     return replicated
 
 
-def gather(head: nn.Module) -> None:
-    """Gather the parameters of a sharded head; FSDP2 does so only for modules that are called."""
-    if isinstance(head, FSDPModule):
-        head.unshard()  # waits if the last block has started it
+def _head_of(model: nn.Module) -> nn.Module | None:
+    return getattr(getattr(model, "network", None), "head", None)
 
 
-def _head_of(objective: nn.Module) -> nn.Module | None:
-    return getattr(getattr(objective, "network", None), "head", None)
-
-
-def _untied_head(objective: nn.Module) -> nn.Module | None:
-    head = _head_of(objective)
+def _untied_head(model: nn.Module) -> nn.Module | None:
+    head = _head_of(model)
     if head is None:
         return None
     own = {id(parameter) for parameter in head.parameters()}
-    uses = [id(parameter) for _, parameter in objective.named_parameters(remove_duplicate=False)]
+    uses = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     is_untied = sum(use in own for use in uses) == len(own)
     return head if is_untied and id(head.weight) in own else None
 

@@ -45,6 +45,11 @@ def run_from_yaml(text: str) -> RunConfig:
 
 def run_from_plain(plain: Any, where: str = "run") -> RunConfig:
     """Return the configuration in plain data, which is not trusted."""
+    if _fields(_fields(plain).get("objective")).get(KIND) == "Autoregressive":
+        raise ConfigError(
+            f"{where}.objective must be Diffusion, got Autoregressive, which is no longer trained. "
+            "Export the run with the version that trained it."
+        )
     return from_plain(RunConfig, _with_names(plain), where)
 
 

@@ -18,7 +18,9 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gidd.errors import ConfigError
-from gidd.training.objective import Objective
+from gidd.training.corruption import Corruption
+from gidd.training.metrics import StepMetrics
+from gidd.training.objective import LossFunction, TrainedModel
 
 _ADAMW = {"exp_avg": "mean.{}", "exp_avg_sq": "square.{}"}
 """Names of the tensors of AdamW in a checkpoint; its counters are the number of steps."""
@@ -29,10 +31,13 @@ _ADAMW = {"exp_avg": "mean.{}", "exp_avg_sq": "square.{}"}
 class TrainState:
     """Weights, optimiser, EMA and progress of a run. Data and noise need no state."""
 
-    objective: Objective
-    """Holds the model; its parameters may be sharded over ranks."""
+    model: TrainedModel
+    """Its parameters may be sharded over ranks."""
     module: nn.Module
-    """The callable objective: itself, or its DDP wrapper."""
+    """What is called: the model itself, or its DDP wrapper."""
+    corrupt: Corruption
+    objective: LossFunction
+    metrics: StepMetrics
     optimizers: tuple[Optimizer, ...]
     """Each with its own parameters."""
     ema: EMA | None = None
@@ -57,7 +62,7 @@ class TrainState:
             yield
             return
         with torch.no_grad():
-            weights = dict(self.objective.named_parameters())
+            weights = dict(self.model.named_parameters())
             kept = {name: weight.detach().clone() for name, weight in weights.items()}
             for name, weight in weights.items():
                 weight.copy_(self.ema.values[name])
@@ -70,7 +75,7 @@ class TrainState:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, not copied: filling them restores the run."""
         tensors, saved = dict[str, Tensor](), self._optimizer_entries()
-        for name, parameter in self.objective.named_parameters():
+        for name, parameter in self.model.named_parameters():
             tensors[f"model.{name}"] = parameter.detach()
             found = saved.get(name, {}).items()  # frozen parameters have none
             tensors |= {key: value for key, value in found if isinstance(value, Tensor)}
@@ -88,7 +93,7 @@ class TrainState:
         adamw = {p for each in self.optimizers if isinstance(each, AdamW) for p in each.state}
         entries: dict[str, dict[str, Any]] = {}
         state = self._optimizer_state()["state"]
-        for name, parameter in self.objective.named_parameters():
+        for name, parameter in self.model.named_parameters():
             entries[name] = own = {}
             for key, value in state.get(name, {}).items():
                 if parameter in adamw:
@@ -103,29 +108,50 @@ class TrainState:
         return entries
 
     def _optimizer_state(self) -> dict[str, dict[str, dict[str, Any]]]:
-        return cast(Any, get_optimizer_state_dict(self.objective, self.optimizers))
+        return cast(Any, get_optimizer_state_dict(self.model, self.optimizers))
 
     def record(self) -> dict[str, Any]:
         """Return everything else as JSON-serialisable values."""
         source = {} if self.source is None else {"init_from": self.source}
         found = [own.items() for own in self._optimizer_entries().values()]
         numbers = {k: v for own in found for k, v in own if not isinstance(v, Tensor)}
-        optimizer = {"optimizer": numbers} if numbers else {}
-        return {"step": self.step, "pending": self.pending} | optimizer | source
+        others = {"optimizer": numbers} if numbers else {}
+        # of parameters that were frozen in some steps
+        counts = {name: count for name, count in self._adamw_steps().items() if count != self.step}
+        others |= {"adamw_steps": counts} if counts else {}
+        return {"step": self.step, "pending": self.pending} | others | source
+
+    def _adamw_steps(self) -> dict[str, int]:
+        """Return the number of updates of each parameter of AdamW."""
+        moments = {
+            p: own
+            for each in self.optimizers
+            if isinstance(each, AdamW)
+            for p, own in each.state.items()
+        }
+        named = [(n, moments[p]["step"]) for n, p in self.model.named_parameters() if p in moments]
+        if not named:
+            return {}
+        names, steps = zip(*named, strict=True)
+        return dict(zip(names, map(int, torch.stack(steps).tolist()), strict=True))
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Load a record after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         self.source, self.has_diverged = record.get("init_from"), None
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
             if isinstance(optimizer, AdamW):
-                for moments in optimizer.state.values():
-                    moments["step"].fill_(self.step)
+                for parameter, moments in optimizer.state.items():
+                    count = record.get("adamw_steps", {}).get(
+                        names[cast(Any, parameter)], self.step
+                    )
+                    moments["step"].fill_(count)
         if numbers := record.get("optimizer"):
             state = self._optimizer_state()
             for name, entries in state["state"].items():
                 entries |= {k: numbers.get(f"optim.{name}.{k}", v) for k, v in entries.items()}
-            set_optimizer_state_dict(self.objective, self.optimizers, cast(Any, state))
+            set_optimizer_state_dict(self.model, self.optimizers, cast(Any, state))
         if self.ema:
             self.ema.updates = self.step
 

@@ -6,19 +6,21 @@ import torch
 
 import gidd
 from gidd.diffusion.randomness import Stream
-from gidd.training.objective import DiffusionObjective, NoisyBatch, NoisyLoss
+from gidd.models import Denoiser
+from gidd.training import NoisyBatch, NoisyLoss, nelbo, predict
 
 
 @gidd.register("objective", "guessed")
-def guessed(model: DiffusionObjective, noisy: NoisyBatch, *, fraction: float = 0.1) -> NoisyLoss:
+def guessed(denoiser: Denoiser, noisy: NoisyBatch, *, fraction: float = 0.1) -> NoisyLoss:
     """Minimise the NELBO, with some noisy tokens replaced by predictions of the network.
 
     Args:
-        model: The network with its noise.
-        noisy: The batch.
+        denoiser: The model.
+        noisy: The batch, its times and its noise.
         fraction: Fraction of replaced tokens.
     """
-    chosen = model.random(noisy, Stream.PLACE) < fraction * 2**62
+    chosen = noisy.random(Stream.PLACE) < fraction * 2**62
     if noisy.fixed is not None:
         chosen &= ~noisy.fixed
-    return model.nelbo(replace(noisy, z=torch.where(chosen, model.predict(noisy), noisy.z)))
+    z = torch.where(chosen, predict(denoiser, noisy), noisy.z)
+    return nelbo(denoiser, replace(noisy, z=z))

@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
     "corrector": Kind("gidd.sampling.correctors", "COMPONENTS", None, _STEP_PARAMETERS),
     "backbone": Kind("gidd.models.backbones", "COMPONENTS", None, ("vocab_size", "max_length")),
     "corpus": Kind("gidd.data.corpora", "CORPORA", "Corpus"),
-    "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("model", "noisy")),
+    "objective": Kind("gidd.training.objectives", "COMPONENTS", None, ("denoiser", "noisy")),
     "optimizer": Kind("gidd.training.optim", "COMPONENTS", None, ("network", "optim")),
     "importer": Kind("gidd.models.importers", "COMPONENTS", "Importer"),
     "metric": Kind("gidd.evaluation.metrics", "COMPONENTS", None, ("text", "tokens")),

@@ -69,8 +69,8 @@ def run_on_ray(preparation: Preparation, options: RayOptions) -> DataManifest:
     """Run the unfinished tasks on a Ray cluster, wait for them and write the manifest."""
     remove_leftovers(preparation.out)
     if left := preparation.unfinished():
+        executors = optional_package("datatrove.executor.ray", "cluster")
         with ray_session(options.address):
-            executors = optional_package("datatrove.executor.ray", "cluster")
             executors.RayPipelineExecutor(
                 [_Step(partial(_run_task, left, options.cpus_per_task))],
                 tasks=len(left),

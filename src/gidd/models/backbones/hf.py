@@ -18,7 +18,6 @@ from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
 from gidd.models.backbones.layers import Network, TimeEmbedding, attention_mask, require_length
-from gidd.models.backbones.llama import recompute_activations
 from gidd.models.networks import Initializer
 from gidd.models.weights import keep_tied
 
@@ -175,3 +174,11 @@ class HFNetwork(Network):
         for block in self.blocks:  # without the causal mask of their model
             x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return self.body.norm(x)
+
+
+def recompute_activations(model: Any) -> None:
+    """Let the backward pass of a `transformers` model recompute the activations of its layers."""
+    if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -10,7 +10,10 @@ from gidd.common.config.components import CheckedOptions
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gidd.training.objective import DiffusionObjective, NoisyBatch, NoisyLoss
+    from gidd.diffusion.schedule import MixingSchedule
+    from gidd.models import Denoiser
+    from gidd.training.corruption import NoisyBatch
+    from gidd.training.objective import NoisyLoss
 
 
 @final
@@ -39,26 +42,33 @@ class Drafts(CheckedOptions):
     """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
     allowed = {"fraction": number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")}
 
-    def __call__(self, model: DiffusionObjective, noisy: NoisyBatch) -> NoisyLoss:
-        """Draft random tokens of some samples, and return the loss of all samples."""
-        if self.fraction == 0:
-            return model.nelbo(noisy)
-        import torch
-
+    def check(self, schedule: MixingSchedule) -> None:
+        """Raise `ConfigError` for noise without random tokens, which a draft would replace."""
         from gidd.diffusion.error_rate import can_score_visible_tokens
-        from gidd.diffusion.randomness import UNIT_BITS, Stream
 
-        if not can_score_visible_tokens(model.schedule):
+        if self.fraction and not can_score_visible_tokens(schedule):
             raise ConfigError(
                 "the objective drafts must have noise with random tokens, which it replaces, got "
                 "masking alone. Use --noise hybrid --noise.p-uniform 0.2, or the objective nelbo."
             )
-        is_drafted = model.random(noisy, Stream.DRAFT)[:, 0] < self.fraction * 2**UNIT_BITS
+
+    def __call__(self, denoiser: Denoiser, noisy: NoisyBatch) -> NoisyLoss:
+        """Draft random tokens of some samples, and return the loss of all samples."""
+        from gidd.training.objectives import nelbo
+
+        if self.fraction == 0:
+            return nelbo(denoiser, noisy)
+        import torch
+
+        from gidd.diffusion.randomness import UNIT_BITS, Stream
+        from gidd.training.objective import predict
+
+        is_drafted = noisy.random(Stream.DRAFT)[:, 0] < self.fraction * 2**UNIT_BITS
         # visible and wrong: a random token; given tokens are never noised
         replaced = is_drafted[:, None] & (noisy.z != noisy.batch.tokens)
         mask_id, blank = noisy.schedule.vocab.mask_id, noisy
         if mask_id is not None:  # a random token would mislead the draft of its neighbours
             replaced = replaced & (noisy.z != mask_id)
             blank = replace(noisy, z=noisy.z.masked_fill(replaced, mask_id))
-        z = torch.where(replaced, model.predict(blank), noisy.z)
-        return model.nelbo(replace(noisy, z=z))._replace(reported=~is_drafted)
+        z = torch.where(replaced, predict(denoiser, blank), noisy.z)
+        return nelbo(denoiser, replace(noisy, z=z))._replace(reported=~is_drafted)

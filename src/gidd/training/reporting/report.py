@@ -202,7 +202,6 @@ def _nats(value: float) -> str:
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", _nats),
     ("nelbo", "NELBO", _nats),
-    ("nll", "NLL", _nats),
     ("ppl", "PPL", lambda ppl: f"{ppl:,.2f}" if ppl < 100_000 else f"{ppl:.2e}"),
     ("grad_norm", "|grad|", lambda norm: f"{norm:.3f}" if 1e-3 <= norm < 1000 else f"{norm:.2e}"),
     ("learning_rate", "lr", "{:.1e}".format),

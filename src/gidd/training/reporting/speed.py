@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import nn
 
-from gidd.models import DiT, DiTConfig
+from gidd.models import DiTConfig
 
 
 def training_flops_per_token(network: nn.Module, length: int) -> float:
@@ -22,7 +22,7 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
     """
     model = getattr(network, "config", None)
     if isinstance(model, DiTConfig):
-        return transformer_flops_per_token(model, length, has_time=isinstance(network, DiT))
+        return transformer_flops_per_token(model, length)
     tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
     head = getattr(network, "head", None)
     own = list(head.parameters()) if isinstance(head, nn.Module) else []
@@ -30,13 +30,12 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
     return 6.0 * sum(w.numel() for w in network.parameters() if id(w) not in looked_up)
 
 
-def transformer_flops_per_token(model: DiTConfig, length: int, *, has_time: bool) -> float:
-    """Return the training FLOPs of a token of a DiT or, without time, of the baseline."""
+def transformer_flops_per_token(model: DiTConfig, length: int) -> float:
+    """Return the training FLOPs of a token of a DiT."""
     weights = model.num_block_parameters + model.width * model.vocab_size
-    if has_time:
-        one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
-        blocks, last = 6 * model.num_layers * one, 2 * one
-        weights += (blocks + last) / length - blocks
+    one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
+    blocks, last = 6 * model.num_layers * one, 2 * one
+    weights += (blocks + last) / length - blocks
     return 6 * weights + 12 * model.num_layers * model.width * length
 
 
