@@ -7,7 +7,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.models import Denoiser
 from gidd.training import Corruption, StepMetrics, TrainedModel, TrainStep, nelbo
-from gidd.training.loop import StepLoss
+from gidd.training.loop import StepLoss, step_loss
 
 
 def step_of(
@@ -28,6 +28,4 @@ def run_step(
     step: TrainStep, batch: Batch, number: int, num_samples: int, scale: float | Tensor = 1.0
 ) -> StepLoss:
     """Return the loss of a batch, and its sums."""
-    noisy = step.corrupt(batch, number, num_samples, scale)
-    loss = step.model(step.objective, noisy)
-    return StepLoss(loss if isinstance(loss, Tensor) else loss.loss, step.metrics(noisy, loss))
+    return step_loss(step, step.model, batch, number, num_samples, scale)

@@ -27,7 +27,7 @@ from gidd.models.networks import blocks_of
 from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
 from gidd.training.build import build_step, with_precision
 from gidd.training.config import RunConfig
-from gidd.training.loop import Gradients, update
+from gidd.training.loop import Gradients, step_loss, update
 from gidd.training.optim import build_optimizers
 from gidd.training.parallel import DDP, place
 from gidd.training.state import EMA, TrainState
@@ -106,11 +106,9 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
         batch = Batch(tokens, valid, torch.zeros_like(tokens[:, 0]), segments=segments)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
         with autocast, tracker.track("forward"), forward:
-            noisy = step.corrupt(batch, 0, run.train.global_batch, 1.0)
-            loss = model(step.objective, noisy)
-            sums = step.metrics(noisy, loss)
+            loss, sums = step_loss(step, model, batch, 0, run.train.global_batch, 1.0)
         with tracker.track("backward"), backward:
-            (loss if isinstance(loss, Tensor) else loss.loss).backward()
+            loss.backward()
         return sums
 
     device = nullcontext() if kind == "cpu" else acting_as(kind)

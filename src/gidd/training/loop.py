@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from gidd.common.config.codec import to_plain
 from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
+from gidd.training.build import TrainStep
 from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import RunConfig, TrainConfig
 from gidd.training.metrics import NAMES, Metrics, summary
@@ -93,8 +94,13 @@ def training_loop(
     batch = next(batches).to(world.device)
     # discarded: out-of-memory and compile errors surface now
     scale = _scale(run, world, state, batch)
+    arguments = state.step, config.global_batch, scale
     with fork_rng(world.device):
-        step_loss(run, world, state, batch.split(config.accumulate)[0], scale).loss.backward()
+        with _autocast(run, world):
+            first = batch.split(config.accumulate)[0]
+            loss = step_loss(state, state.module, first, *arguments).loss
+        loss.backward()
+    del loss
     state.zero_grad()
     for on_step in callbacks:
         on_step(state, {})
@@ -194,11 +200,13 @@ def gradients(
     """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
     sums = torch.zeros(len(NAMES), device=world.device)
     micros, scale = batch.split(run.train.accumulate), _scale(run, world, state, batch)
+    arguments = state.step, run.train.global_batch, scale
     with fork_rng(world.device):
         _seed_dropout(dropout_seed(run.train.seed, state.step, world.rank), world.device)
         for k, micro in enumerate(micros):
             with sync_gradients_if_last(state.module, last=k == len(micros) - 1):
-                outcome = step_loss(run, world, state, micro, scale)
+                with _autocast(run, world):
+                    outcome = step_loss(state, state.module, micro, *arguments)
                 outcome.loss.backward()
             sums += outcome.sums
 
@@ -274,11 +282,21 @@ class StepLoss(NamedTuple):
 
 
 def step_loss(
-    run: RunConfig, world: World, state: TrainState, micro: Batch, scale: float | Tensor
+    parts: TrainStep | TrainState,
+    module: nn.Module,
+    batch: Batch,
+    step: int,
+    num_samples: int,
+    scale: float | Tensor,
 ) -> StepLoss:
-    """Return loss and sums of a micro-batch: noise, the objective, and what is reported."""
-    with torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)):
-        noisy = state.corrupt(micro, state.step, run.train.global_batch, scale)
-        loss: NoisyLoss | Tensor = state.module(state.objective, noisy)
-        sums = state.metrics(noisy, loss)
-    return StepLoss(loss if isinstance(loss, Tensor) else loss.loss, sums)
+    """Return loss and sums of a micro-batch of a step: noise, the objective, what is reported.
+
+    `module` is the model itself, or its DDP wrapper.
+    """
+    noisy = parts.corrupt(batch, step, num_samples, scale)
+    loss: NoisyLoss | Tensor = module(parts.objective, noisy)
+    return StepLoss(loss if isinstance(loss, Tensor) else loss.loss, parts.metrics(noisy, loss))
+
+
+def _autocast(run: RunConfig, world: World) -> torch.autocast:
+    return torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast))
