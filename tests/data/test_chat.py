@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer as Inner, decoders, models, normali
 from gidd.data import Tokenizer, chat as chat_module, prepare, train_tokenizer, verify
 from gidd.data.chat import answer_end, encode_chat, parse_chat, render
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
-from gidd.data.tokenizers import train_characters
+from gidd.data.tokenizers import byte_level, train_characters
 from gidd.errors import DataError
 
 HEADER = "'<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n'"
@@ -266,3 +266,14 @@ def test_chats_are_json_lines(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(DataError, match=r"a\.txt.*JSON lines"):
         prepare([tmp_path / "a.txt"], tokenizer, tmp_path / "out", format="chat", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("characters", "what"), [(101, "message 1 must"), (60, "an answer, or what is before it, must")]
+)
+def test_what_is_encoded_at_once_is_limited(monkeypatch, characters, what):
+    """Encoding takes more than a hundred times the memory of a text."""
+    monkeypatch.setenv("GIDD_MAX_PIECE_CHARACTERS", "100")
+    question = {"role": "user", "content": "a" * characters}
+    with pytest.raises(DataError, match=what):
+        encode_chat(byte_level(), [question, question, {"role": "assistant", "content": "b"}])

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
-from gidd.common.files import Limit
+from gidd.common.files import PIECE_CHARACTERS, Limit
 from gidd.common.terminal import shorten
 from gidd.data.corpora import CorpusSource, resolve
 from gidd.data.corpora.documents import named
@@ -140,6 +140,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages, place: str = "the chat
         _require_no_special_tokens(tokenizer, messages)
         tokens, given = list[int](), list[bool]()
         for piece, is_given in _pieces_by_turn(tokenizer, messages) or _pieces(tokenizer, messages):
+            PIECE_CHARACTERS.require(len(piece), "an answer, or what is before it,", DataError)
             ids = tokenizer.encode_with_special(piece)
             tokens += ids
             given += [is_given] * len(ids)
@@ -200,6 +201,7 @@ def _require_no_special_tokens(tokenizer: Tokenizer, messages: Messages) -> None
     """Refuse the names of special tokens in any field of a message: a template may write it."""
     for number, message in enumerate(messages, start=1):
         for text in _strings(message):
+            PIECE_CHARACTERS.require(len(text), f"message {number}", DataError)
             if name := tokenizer.special_name_in(text):
                 raise DataError(
                     f"message {number} must not contain the special token {name}, got "
