@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from noises import NOISES, NoisyText, add_noise
 from rapidfuzz.distance import Levenshtein
-from spellcheckers import METHODS, Corrector, correctors
+from spellcheckers import METHODS, OURS, Corrector, correctors
 
 RESAMPLES = 1000
 
@@ -95,7 +95,10 @@ def main() -> None:
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
     options = parser.parse_args()
+    if options.quick:
+        options.methods, options.rates, options.max_characters = [OURS], [0.0, 0.05], 400
     methods: dict[str, Corrector] = {}
     for name in options.methods:
         methods |= correctors(name, options.model)

@@ -162,7 +162,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file that keeps the rows")
     parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
     parser.add_argument("--table", action="store_true", help="print the rows that --out has")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
     options = parser.parse_args()
+    if options.quick:
+        options.methods, options.sentences = [OURS], 4
     out: Path | None = options.out
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     if out is not None and out.is_file():

@@ -27,11 +27,12 @@ def main() -> None:
     )
     parser.add_argument("--min-confidence", type=float, default=0.4)
     parser.add_argument("--model", help="folder of a model; by default the packaged one")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
     options = parser.parse_args()
     proofreader, total = gidd_proof.load(options.model, device="cpu"), Counter[str]()
     print("| document | words | mistakes | fixed | wrongly changed | beside | spoiled | seconds |")
     print("|---|---|---|---|---|---|---|---|")
-    for path in sorted((FOLDER / "clean").iterdir()):
+    for path in sorted((FOLDER / "clean").iterdir())[: 1 if options.quick else None]:
         start = time.perf_counter()
         clean, typed = path.read_text(), (FOLDER / "typo" / path.name).read_text()
         found = proofreader.correct(typed, min_confidence=options.min_confidence)

@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--set", default="wikipedia-dev")
     parser.add_argument("--first", type=int, default=0, help="sentences that are left out")
     parser.add_argument("--sentences", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
     options = parser.parse_args()
+    if options.quick:
+        options.first, options.sentences = 0, 4
     end = options.first + options.sentences
     pairs = read_set(options.folder / f"{options.set}.tsv", end)[options.first :]
     proofreader = gidd_proof.load(device="cpu")

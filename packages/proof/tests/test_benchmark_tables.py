@@ -1,6 +1,8 @@
 """Figures of the documentation are those of the file that the benchmark wrote."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,22 @@ def test_a_set_is_summarised():
     rows = [{"set": "jfleg", "method": name} | row for name in ("gidd-proof", "aspell")]
     assert correction.summary(rows)["jfleg_cut"] == 1
     assert correction.summary(rows)["best_rival_cut"] == {"jfleg": 1}
+
+
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        ("modern.py", "| all |"),
+        ("added_mistakes.py TEXT --json", '"spoiled"'),
+        ("correction.py FOLDER --sets s --json", '"ms_per_character"'),
+        ("reliability.py FOLDER --set s", "| confidence |"),
+    ],
+)
+def test_a_benchmark_runs_with_quick(script, printed, tmp_path, monkeypatch, capsys):
+    (tmp_path / "s.tsv").write_text("I liek the cat.\tI like the cat.\nA good day.\tA good day.\n")
+    (tmp_path / "text").write_text("I like the cat, and it was a good day. " * 40)
+    named = {"FOLDER": tmp_path, "TEXT": tmp_path / "text"}
+    name, *words = (str(named.get(word, word)) for word in script.split())
+    monkeypatch.setattr(sys, "argv", [name, *words, "--quick"])
+    runpy.run_path(str(PACKAGE / "benchmarks" / name), run_name="__main__")
+    assert printed in capsys.readouterr().out
