@@ -95,7 +95,7 @@ def _paper_commands() -> Iterator[str]:
         corrected = "--self-correction.forward-passes 128 --jsonl"
         yield f"gidd sample models/{name} --num-samples 256 {corrected} > {name}.jsonl"
         yield f"gidd eval judge {name}.jsonl  # table of judged samples"
-    yield "gidd eval scaling runs/*-gidd-plus-*  # figures of scaling"
+    yield "python benchmarks/scaling.py runs/*-gidd-plus-*  # figures of scaling"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -47,7 +47,6 @@ MISTAKES = [
     ["eval", "frontier", "model", "--steps", "0"],
     ["eval", "self-correction", "model", "--forward-passes", "1"],
     ["eval", "tasks", "model"],
-    ["eval", "scaling"],
     ["eval", "judge"],
     ["plan", "nnano"],
     ["data", "prepare"],

@@ -115,7 +115,7 @@ REPLACED = [
     Replaced("--train.steps (50|300)", "", "fifty steps and more"),
     Replaced("--workers 8", "--workers 2", "eight cores"),
     Replaced(
-        "(gidd eval scaling)",
+        "(python benchmarks/scaling.py)",
         f"gidd train nano{VALIDATED} --out runs/a; \\1",
         "runs of one's own",
     ),

@@ -72,7 +72,7 @@ COMMANDS = {  # module of this package: what it does
     "correct": "find and fix wrong tokens in texts",
     "score": "compute the likelihood of a text and the confidence in its tokens",
     "serve": "serve models over HTTP, with a page to try them",
-    "eval": "measure a model: likelihood, samples, correction, tasks, scaling",
+    "eval": "measure a model: likelihood, samples, correction, tasks",
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
     "plot": "plot runs, results of evaluations and noise schedules",
     "demo": "see a small model write, fill blanks and correct itself",

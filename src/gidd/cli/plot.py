@@ -79,7 +79,7 @@ def plot_command(
 
 
 def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
-    from gidd.evaluation.scaling import read_run_config
+    from gidd.runs.export import read_run_config
     from gidd.viz.run_plot import RunGroup, RunLog, plot_runs
 
     logs: dict[object, list[RunLog]] = {}
@@ -115,7 +115,7 @@ def _plot_results(
     if not all(names) or len(set(names)) < len(results):
         names = [source.stem for source in sources]
     tables = [
-        ResultTable(printable(name), result.rows, result.measurements, result.manifest)
+        ResultTable(printable(name), result.rows, result.measurements)
         for name, result in zip(names, results, strict=True)
     ]
     plot_results(kinds[0], tables, out, Panel(x, y, group) if x else None)

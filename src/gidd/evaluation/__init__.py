@@ -2,7 +2,7 @@
 
 Reading order: `results` (numbers, manifest, JSON files), `options`, `texts` (documents by name),
 `window_scores` and `perplexity`; `graders`, `samples`, `frontier` and `self_correction`; `harness/`
-(tasks of lm_eval), `judge`, `scaling`; `compare`. The commands are `gidd eval` and `gidd compare`.
+(tasks of lm_eval), `judge`; `compare`. The commands are `gidd eval` and `gidd compare`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         evaluate_model_samples as evaluate_model_samples,
         evaluate_samples as evaluate_samples,
     )
-    from gidd.evaluation.scaling import evaluate_scaling as evaluate_scaling
     from gidd.evaluation.self_correction import correction_curve as correction_curve
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,13 +10,18 @@ from gidd.common.config.codec import to_plain
 from gidd.common.files import CONTEXT_TOKENS, YAML_BYTES, explain_damage, read_regular
 from gidd.common.terminal import shorten
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import CheckpointError, ComponentNotInstalled, GiddError
+from gidd.errors import CheckpointError, ComponentNotInstalled, ConfigError, GiddError
 from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
 from gidd.training.build import TrainStep, build_step
-from gidd.training.checkpoints.folder import read_manifest, read_record
+from gidd.training.checkpoints.folder import (
+    folder_name,
+    read_manifest,
+    read_record,
+    steps_in,
+)
 from gidd.training.checkpoints.manager import Checkpoints, ValidCheckpoint
 from gidd.training.config import RunConfig
 from gidd.training.objective import TrainedModel
@@ -25,6 +30,9 @@ from gidd.training.world import World
 
 RUN_FILE = "run.yaml"  # file of a checkpoint with the configuration of its run
 _REMEDY = "Copy the checkpoint from a backup, or delete it to export an older one."
+
+
+_RUN_REMEDY = "Give the folder of a run (--out of `gidd train`) that has saved a checkpoint."
 
 
 def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> ValidCheckpoint:
@@ -102,3 +110,19 @@ def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:
         got = shorten(num_layers)
         raise CheckpointError(f"{folder / RUN_FILE}: {what}, got {got}. {_REMEDY}")
     CONTEXT_TOKENS.require(run.max_length, f"{folder / RUN_FILE}: data.length", CheckpointError)
+
+
+def read_run_config(folder: Path) -> tuple[Path, RunConfig]:
+    """Return the newest checkpoint of a run and its configuration, which is not trusted."""
+    checkpoints = folder / "checkpoints"
+    if not (steps := steps_in(checkpoints)):
+        raise CheckpointError(f"{checkpoints} contains no checkpoint. {_RUN_REMEDY}")
+    checkpoint = checkpoints / folder_name(steps[-1])
+    path = checkpoint / RUN_FILE
+    try:
+        with explain_damage(str(path), _RUN_REMEDY, CheckpointError):
+            run = run_from_yaml(read_regular(path, CheckpointError, YAML_BYTES).decode())
+            run.check(is_record=True)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error} {_RUN_REMEDY}") from error
+    return checkpoint, run

@@ -26,7 +26,6 @@ class ResultTable(NamedTuple):
     label: str
     rows: Sequence[Row]
     measurements: Mapping[str, tuple[Any, ...]] = {}  # values, standard errors, ...
-    manifest: Mapping[str, Any] = {}
 
 
 class Panel(NamedTuple):
@@ -57,7 +56,6 @@ _PANELS: dict[str, tuple[Panel, ...]] = {
     "frontier": (Panel("entropy", "gen_ppl", _SETTINGS, ("temperature", "steps", "min_p")),),
     "ppl": (Panel("tokens", "nelbo", along=()),),
     "samples": (Panel("entropy", "gen_ppl", along=()),),
-    "scaling": (Panel("flops", "nelbo", ("series",), along=()),),
     "self_correction": (
         Panel("temperature", "num_changed", ("forward_passes",)),
         Panel("num_changed", "gen_ppl", ("forward_passes",), ("temperature",)),
@@ -140,8 +138,6 @@ def _table(kind: str, result: ResultTable) -> Sequence[Row]:
             row |= {"nelbo": nelbo / per, "nelbo_se": error / per}
         elif kind == "samples":
             row |= {"gen_ppl": np.exp(min(_number(row.get("gen_nll")), 700.0))}
-        elif kind == "scaling":
-            row |= {"nelbo_se": row.get("nelbo_se", row.get("standard_error"))}
     return rows
 
 
@@ -168,12 +164,6 @@ def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict
             shift = 0.6 * (curve - 0.5)
             points = [{**p, panel.x: names.index(str(p.get(panel.x))) + shift} for p in points]
         _draw_curve(axes, points, panel, style)
-        fit = (result.manifest.get("fits") or {}).get(str(points[0].get("series")))
-        if fit and np.isfinite(flops := _column(points, "flops")).any():
-            x = np.geomspace(np.nanmin(flops), np.nanmax(flops), 50)
-            power_law = np.exp(fit["log_coefficient"] + fit["exponent"] * np.log(x))
-            axes.plot(x, power_law, color=style["color"], linewidth=1.5)
-            axes.set(xscale="log", yscale="log")
         label = ", ".join(([result.label] if len(results) > 1 else []) + ([group] if group else []))
         legend[label or result.label] = line_handle(**style)
     _choose_scale(axes.yaxis, _column(rows, panel.y))

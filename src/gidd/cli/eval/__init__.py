@@ -12,7 +12,6 @@ EVALUATIONS = {
     "self-correction": "effect of self-correction on samples: quality, diversity, changed tokens",
     "tasks": "accuracy on tasks of lm-evaluation-harness",
     "judge": "grades of samples by a language model behind an OpenAI-compatible API",
-    "scaling": "compute-efficient frontier and power law over training runs",
 }
 
 _HELP = """\

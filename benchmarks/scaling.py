@@ -1,8 +1,16 @@
 """Compute-efficient frontiers of training runs and their power laws (App. A of the paper).
 
-evaluate_scaling({"p_uniform=0.1": [read_training_run(Path("runs/tiny")), ...]})
+python benchmarks/scaling.py runs/tiny-p0 runs/small-p0 runs/tiny-p0.2 runs/small-p0.2
+python benchmarks/scaling.py runs/* --group-by objective --out scaling.json
+gidd plot scaling.json --x flops --y nelbo --group series
+
+Runs are folders of `gidd train`; runs of one value of --group-by (p_uniform, noise, objective,
+weighting or a path in run.yaml) are a series. Fewer than five runs have rough intervals.
 """
 
+from __future__ import annotations
+
+import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
@@ -11,19 +19,18 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from script import parser_of, size
 
 import gidd
 from gidd.common.config.codec import KIND, to_plain
-from gidd.common.files import YAML_BYTES, explain_damage, read_regular
+from gidd.common.files import explain_damage
 from gidd.common.terminal import printable, shorten
 from gidd.data.tokenizers import Tokenizer
-from gidd.errors import CheckpointError, ConfigError, DataError
+from gidd.errors import CheckpointError, ConfigError, DataError, GiddError
 from gidd.evaluation.results import EvaluationResult, Measurement
 from gidd.models.backbones.dit_config import DiTConfig
-from gidd.runs.export import RUN_FILE
-from gidd.training.checkpoints.folder import folder_name, steps_in
+from gidd.runs.export import RUN_FILE, read_run_config
 from gidd.training.config import RunConfig
-from gidd.training.recorded import run_from_yaml
 from gidd.training.reporting.speed import transformer_flops_per_token
 from gidd.viz.run_plot import RunLog
 
@@ -70,33 +77,17 @@ class TrainingRun(NamedTuple):
         return printable(f"{setting.rpartition('.')[2]}={value}")
 
 
-def read_run_config(folder: Path) -> tuple[Path, RunConfig]:
-    """Return the newest checkpoint of a run and its configuration, which is not trusted."""
-    checkpoints = folder / "checkpoints"
-    if not (steps := steps_in(checkpoints)):
-        raise CheckpointError(f"{checkpoints} contains no checkpoint. {_REMEDY}")
-    checkpoint = checkpoints / folder_name(steps[-1])
-    path = checkpoint / RUN_FILE
-    try:
-        with explain_damage(str(path), _REMEDY, CheckpointError):
-            run = run_from_yaml(read_regular(path, CheckpointError, YAML_BYTES).decode())
-            run.check(is_record=True)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error} {_REMEDY}") from error
-    return checkpoint, run
-
-
 def read_training_run(folder: Path) -> TrainingRun:
     """Read the configuration, the tokenizer and the validations of a run."""
     checkpoint, run = read_run_config(folder)
     with explain_damage(str(checkpoint), _REMEDY, CheckpointError):
         tokenizer = Tokenizer.load(checkpoint)
-    size = run.network_config(tokenizer.vocab.size)
-    if run.init_from is not None or not isinstance(size, DiTConfig):
+    network = run.network_config(tokenizer.vocab.size)
+    if run.init_from is not None or not isinstance(network, DiTConfig):
         what = f"init_from {shorten(run.init_from)} with the backbone {run.backbone.name}"
         raise DataError(f"{folder}: the training FLOPs of {what} are unknown. Leave it out.")
-    per_token = transformer_flops_per_token(size, run.data.length)
-    per_token += 6 * size.width * size.vocab_size  # embeddings, as Hoffmann et al. count them
+    per_token = transformer_flops_per_token(network, run.data.length)
+    per_token += 6 * network.width * network.vocab_size  # embeddings, as Hoffmann et al. count them
     log, tokens = RunLog.read(folder), run.train.global_batch * run.data.length
     name = "nelbo"
     curve, errors = (log.curve("evaluation", each) for each in (name, f"{name}_se"))
@@ -218,3 +209,43 @@ def evaluate_scaling(
         **{"fits": recorded, "crossings": crossings},
     }
     return EvaluationResult(kind="scaling", measurements=numbers, manifest=manifest, rows=rows)
+
+
+def main() -> None:
+    """Read the runs, fit, print and save."""
+    parser = parser_of(__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of `gidd train`")
+    parser.add_argument("--group-by", default="p_uniform", help="setting that makes the series")
+    parser.add_argument("--last", action="store_true", help="only the last validation of a run")
+    parser.add_argument("--min-flops", type=float, default=0.0, help="leave out earlier points")
+    parser.add_argument("--bootstrap", type=int, default=size(1000, 10), help="resamples")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the resamples")
+    parser.add_argument("--out", type=Path, help="file for the result, which `gidd plot` draws")
+    options = parser.parse_args()
+    series = dict[str, list[TrainingRun]]()
+    try:
+        for run in map(read_training_run, options.runs):
+            series.setdefault(run.label(options.group_by), []).append(run)
+        result = evaluate_scaling(
+            dict(sorted(series.items())),
+            min_flops=options.min_flops,
+            last_only=options.last,
+            bootstrap=options.bootstrap,
+            seed=options.seed,
+        )
+    except GiddError as error:
+        parser.error(str(error))
+    for name, value in result.measurements.items():
+        print(f"{name:40} {value}")
+    for found in result.manifest["crossings"]:
+        ends = found["interval"]
+        between = f" (95% interval {ends[0]:.2e} to {ends[1]:.2e})" if ends else ""
+        print(f"{found['steep']} is lower than {found['flat']} above {found['flops']:.2e}{between}")
+    if options.out:
+        result.save(options.out)
+    if options.json:
+        print(json.dumps(result.to_dict()))
+
+
+if __name__ == "__main__":
+    main()
