@@ -26,7 +26,7 @@ from script import parser_of, size
 import gidd
 from gidd.data.corpora import named_corpus, texts
 from gidd.runs.presets import PRESETS, hybrid
-from gidd.sampling import PosteriorPass, WindowTokens, run_job
+from gidd.sampling import PosteriorPass, WindowTokens, run_sync
 from gidd.training.config import Diffusion, RunConfig
 
 LENGTH = size(128, 16)
@@ -99,7 +99,7 @@ def restored_and_spoiled(pipe: gidd.Pipeline) -> dict[str, float]:
     wrong = found != right
     read = PosteriorPass(pipe.window_reader())
     windows = [WindowTokens(tuple(row), (True,) * LENGTH) for row in found.tolist()]
-    posteriors = run_job(lambda jobs: read(jobs, windows, ERROR_RATE))
+    posteriors = run_sync(read(windows, ERROR_RATE))
     new = torch.stack(
         [
             torch.where(posterior.replaced(), posterior.tokens[:, 0], row)

@@ -36,7 +36,7 @@ from gidd.runs.export import export
 from gidd.runs.fit import fit
 from gidd.runs.init_from import with_source
 from gidd.runs.presets import PRESETS, hybrid
-from gidd.sampling import PosteriorPass, TextWindows, run_job
+from gidd.sampling import PosteriorPass, TextWindows, run_sync
 from gidd.training.build import build_state, with_precision
 from gidd.training.config import Diffusion, RunConfig
 from gidd.training.watchdog import Watchdog
@@ -134,7 +134,7 @@ def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, 
     read = PosteriorPass(pipe.window_reader())
     found = written.clone()
     for part, posterior in zip(
-        cut.parts, run_job(lambda jobs: read(jobs, cut, error_rate)), strict=True
+        cut.parts, run_sync(lambda jobs: read(jobs, cut, error_rate)), strict=True
     ):
         own = slice(part.own_start, part.own_stop)
         best = torch.where(

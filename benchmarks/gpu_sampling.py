@@ -7,7 +7,9 @@ them; a self-correction call reads all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -54,57 +56,52 @@ class Sampler:
         self._network = in_precision(denoiser, precision, settings.device)
         self._schedule = HybridSchedule(vocab, 0.1)
 
-    def ancestral(self) -> Session:
-        """Return a session with sequences to sample."""
+    def ancestral(self) -> list[float]:
+        """Return the seconds of each step of sampling."""
         tokens = [blanks(self._settings.length)] * self._settings.rows
-        return self._session(tokens, sampling_plan(even_times(self._settings.num_steps)))
+        return self._seconds(tokens, sampling_plan(even_times(self._settings.num_steps)))
 
-    def correction(self) -> Session:
-        """Return a session with sequences of random tokens to correct."""
+    def correction(self) -> list[float]:
+        """Return the seconds of each step of correcting random tokens."""
         settings = self._settings
         shape = settings.rows, settings.length
         tokens = torch.randint(settings.vocab.size - 1, shape).tolist()
         plan = corrector_plan(SelfCorrectionStep(), settings.num_corrections)
-        return self._session([tuple(row) for row in tokens], plan)
+        return self._seconds([tuple(row) for row in tokens], plan)
 
-    def _session(self, tokens: Sequence[tuple[int | None, ...]], plan: Plan) -> Session:
+    def _seconds(self, tokens: Sequence[tuple[int | None, ...]], plan: Plan) -> list[float]:
+        """Return the seconds of each step; a step ends when the host has its tokens."""
+        ends: list[float] = []
+        self.sample(tokens, plan, on_step=lambda _: ends.append(time.perf_counter()))
+        return [end - start for start, end in pairwise(ends)]
+
+    def sample(
+        self,
+        tokens: Sequence[tuple[int | None, ...]],
+        plan: Plan,
+        on_step: Callable[[object], None] | None = None,
+    ) -> None:
+        """Make all steps of a plan."""
         session = Session(
             self._network,
             self._schedule,
             batch_size=self._settings.rows,
             device=self._settings.device,
         )
-        for index, row in enumerate(tokens):
-            protected = (False,) * len(row)
-            session.submit(Request(tokens=row, plan=plan, sample_index=index, protected=protected))
-        return session
-
-
-def step(session: Session) -> None:
-    """Make one step of all sequences."""
-    for event in session.step():
-        if event.error is not None:
-            raise event.error
-
-
-def _seconds(session: Session) -> list[float]:
-    """Return the seconds of each step, to the last; a step ends when the host has its tokens."""
-    seconds: list[float] = []
-    while session.pending:
-        start = time.perf_counter()
-        step(session)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        requests = [
+            Request(tokens=row, plan=plan, sample_index=index, protected=(False,) * len(row))
+            for index, row in enumerate(tokens)
+        ]
+        session.sample(requests, on_step=on_step)
 
 
 @torch.no_grad()
 def sampling_times(settings: Settings, precision: Precision) -> SamplingTimes:
     """Sample and correct once, after warm-up steps."""
     sampler = Sampler(settings, precision)
-    session = sampler.ancestral()
-    for _ in range(_WARM_UP):
-        step(session)
-    steps, corrections = _seconds(sampler.ancestral()), _seconds(sampler.correction())
+    tokens = [blanks(settings.length)] * settings.rows
+    sampler.sample(tokens, sampling_plan(even_times(_WARM_UP)))
+    steps, corrections = sampler.ancestral(), sampler.correction()
     return SamplingTimes(
         step=median(steps),
         samples_per_second=settings.rows / sum(steps),
@@ -114,8 +111,14 @@ def sampling_times(settings: Settings, precision: Precision) -> SamplingTimes:
 
 @torch.no_grad()
 def sampling_launches(settings: Settings) -> int | None:
-    """Count the launches of an ancestral step, after two others."""
-    session = Sampler(settings, "bf16").ancestral()
-    for _ in range(2):
-        step(session)
-    return count_launches(lambda: step(session), settings.device)
+    """Count the launches of an ancestral step: of three steps, less those of the first two."""
+    sampler, times = Sampler(settings, "bf16"), even_times(settings.num_steps)
+    tokens = [blanks(settings.length)] * settings.rows
+    counts: list[int] = []
+    for num_steps in (1, 2, 3):  # the first is the warm-up
+        plan = sampling_plan(times[: num_steps + 1])
+        launches = count_launches(partial(sampler.sample, tokens, plan), settings.device)
+        if launches is None:
+            return None
+        counts.append(launches)
+    return counts[2] - counts[1]

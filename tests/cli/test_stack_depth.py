@@ -12,13 +12,14 @@ import gidd
 from gidd.cli import main
 from gidd.data.batch import Batch
 from gidd.models import DiT
+from gidd.sampling import Session
 from gidd.training.build import build_state
 from gidd.training.loop import gradients
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
 SOURCE = str(Path(gidd.__file__).parent)
-MOST_FRAMES = 16
+MOST_FRAMES = 10
 
 
 def frames_of_gidd() -> list[str]:
@@ -53,16 +54,26 @@ def test_a_training_step_reaches_the_network_in_few_frames(monkeypatch, capsys):
 
 @pytest.mark.parametrize("p_uniform", [0.0, 0.2])
 def test_a_sample_reaches_the_network_in_few_frames(p_uniform, tmp_path, monkeypatch, capsys):
-    model, stacks, hidden = write_model(tmp_path / "model", p_uniform=p_uniform), [], DiT.hidden
+    """From the command to the session in its thread, from the session to the network in another."""
+    model = write_model(tmp_path / "model", p_uniform=p_uniform)
+    stacks: dict[str, list[str]] = {}
 
-    def record(self, *inputs):
-        stacks.append([*frames_of_gidd(), "models/backbones/dit.py:DiT.hidden"])
-        return hidden(self, *inputs)
+    def record(kind, name, last):
+        function = getattr(kind, name)
 
-    monkeypatch.setattr(DiT, "hidden", record)
+        def recorded(*inputs, **settings):
+            stack = [*frames_of_gidd(), last]
+            stacks[last] = max(stacks.get(last, []), stack, key=len)
+            return function(*inputs, **settings)
+
+        monkeypatch.setattr(kind, name, recorded)
+
+    record(Session, "run_all", "sampling/session.py:Session.run_all")
+    record(DiT, "hidden", "models/backbones/dit.py:DiT.hidden")
     main(["sample", str(model), "--length", "8", "--steps", "2"])
-    deepest = max(stacks, key=len)
     with capsys.disabled():
-        print("", *deepest, sep="\n  ")
-    assert deepest[0] == "cli/__init__.py:main"
-    assert len(deepest) <= MOST_FRAMES
+        for stack in stacks.values():
+            print("", *stack, sep="\n  ")
+    command, thread = stacks.values()
+    assert command[0] == "cli/__init__.py:main" and thread[0] == "sampling/session.py:Session._work"
+    assert len(command) <= MOST_FRAMES and len(thread) <= MOST_FRAMES

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.pretended_device import move_to_pretended, pretended_cuda
 from support.random_requests import FIXERS, SAMPLERS
+from support.stepped_session import SteppedSession  # in the thread that pretends
 from support.train_steps import run_step, step_of
 
 from gidd.data.batch import Batch
@@ -29,7 +30,6 @@ from gidd.sampling import (
     MinP,
     Plan,
     Request,
-    Session,
     Temperature,
     TopK,
     TopP,
@@ -99,7 +99,7 @@ def sample(schedule, plan: Plan, processors=(), *, name="", record_frames=False)
     ]
     refuses_float64 = name not in HAVE_FLOAT64_ROWS
     with torch.no_grad(), pretended_cuda(refuses_float64=refuses_float64):
-        session = Session(denoiser().eval(), schedule, batch_size=ROWS, device=DEVICE)
+        session = SteppedSession(denoiser().eval(), schedule, batch_size=ROWS, device=DEVICE)
         samples = session.sample(requests, record_frames=record_frames)
     assert [len(made.tokens) for made in samples] == [LENGTH] * (ROWS + 1)
 

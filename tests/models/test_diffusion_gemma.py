@@ -36,7 +36,7 @@ from gidd.models.importers.checkpoint import ForeignCheckpoint, Weights
 from gidd.pipeline.noise_level import estimate_noise
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.text import ban_unwritten_tokens
-from gidd.sampling import FunctionNetwork, Request, Session, WindowReader, run_job
+from gidd.sampling import FunctionNetwork, Request, Session, WindowReader, run_sync
 from gidd.sampling.predict import NetworkPredict
 from gidd.sampling.steps import Renoise
 from gidd.sampling.windows import TextWindows
@@ -376,7 +376,7 @@ def test_the_noise_level_is_the_expected_fraction_of_wrong_tokens():
     errors, variance = [], 0.0
     for k in range(8):
         cut = TextWindows(z[k].tolist(), [False] * 256, 256)
-        level = run_job(lambda jobs, cut=cut: estimate_noise(jobs, reader, cut))
+        level = run_sync(estimate_noise(reader, cut))
         own = 1 - posterior[k].gather(-1, z[k, :, None])
         assert level.error_rate == pytest.approx(float(own.mean()), abs=1e-6)
         assert level.low < level.error_rate < level.high and level.forward_passes == 1

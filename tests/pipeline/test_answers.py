@@ -65,7 +65,7 @@ def test_all_tokens_of_the_prompt_are_given(p_uniform, block_length):
 
     def require_given(events):
         for event in events:
-            assert list(event.ticket.tokens[:start]) == tokens[:start]
+            assert list(event.tokens[:start]) == tokens[:start]
             seen.append(event)
 
     answer = pipe.chat(

@@ -11,7 +11,7 @@ from gidd.data.tokenizers import byte_level, train_characters, train_tokenizer
 from gidd.data.tokenizers.tokenizer import Tokenizer
 from gidd.errors import DataError, LimitReached
 from gidd.pipeline.chat import _encode_what_fits
-from gidd.sampling import Jobs, sharing
+from gidd.sampling import Budget
 
 WORDS = ["I", " embrace", "  with", "\n", "great satisfaction ", "é", "🙂🙂", "a" * 9, ""]
 BRIEF = (
@@ -91,5 +91,5 @@ def test_the_characters_that_are_encoded_do_not_grow_with_what_is_left_out(kind,
 
 def test_the_limits_of_a_call_end_it():
     pipe = SimpleNamespace(tokenizer=tokenizer("bytes"), context=64)
-    with sharing(Jobs(seconds=0.0)), pytest.raises(LimitReached):
+    with Budget(seconds=0.0), pytest.raises(LimitReached):
         _encode_what_fits(pipe, conversation(3), 60)

@@ -16,7 +16,7 @@ from gidd.sampling import (
     TextWindows,
     WindowReader,
     WindowTokens,
-    run_job,
+    run_sync,
 )
 from gidd.vocab import Vocab
 
@@ -24,7 +24,7 @@ LOWEST = float(error_rate_at(HYBRID, torch.tensor([1e-4]).double()))
 
 
 def estimated(reader, windows, **options) -> NoiseLevel:
-    return run_job(lambda jobs: estimate_noise(jobs, reader, windows, **options))
+    return run_sync(estimate_noise(reader, windows, **options))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError, DataError
 from gidd.models.hub import MODEL_RECORD
 from gidd.pipeline.noise_level import estimate_noise
-from gidd.sampling import run_job
+from gidd.sampling import run_sync
 from gidd.sampling.windows import TextWindows
 
 pytest.importorskip("tokenizers", reason='needs `pip install "gidd[data]"`')
@@ -34,7 +34,7 @@ def test_the_noise_level_of_a_text(pipe):
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
     found = pipe.noise_level(TEXT, on_forward_passes=lambda *counts: seen.append(counts))
-    assert found == run_job(lambda jobs: estimate_noise(jobs, pipe.window_reader(), cut))
+    assert found == run_sync(estimate_noise(pipe.window_reader(), cut))
     assert found == pipe.noise_level(TEXT)
     assert len(cut) > 1
     assert seen[-1] == (found.forward_passes, found.forward_passes)

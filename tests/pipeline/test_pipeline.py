@@ -30,7 +30,7 @@ from gidd.pipeline import Pipeline, SelfCorrectionOptions, text
 from gidd.pipeline.options import LikelihoodOptions
 from gidd.pipeline.score import score_texts
 from gidd.pipeline.text import EncodedText, protected_tokens
-from gidd.sampling import Jobs, Request, Session, TopK, blanks, sampling_plan, sharing
+from gidd.sampling import Budget, Request, Session, TopK, blanks, sampling_plan
 from gidd.sampling.windows import windows
 from gidd.vocab import Vocab
 
@@ -272,8 +272,8 @@ def test_steps_of_all_windows_are_reported(pipe):
     windows_seen, numbers = set(), set()
 
     def see(events):
-        windows_seen.update(event.ticket.request.sample_index for event in events)
-        numbers.update(event.ticket.number for event in events)
+        windows_seen.update(event.request.sample_index for event in events)
+        numbers.update(event.index for event in events)
 
     correction = pipe.self_correct(TEXT * 2, forward_passes=3, on_step=see)
     assert windows_seen == numbers == set(range(len(correction.traces)))
@@ -469,7 +469,7 @@ def test_the_tokens_of_a_long_text_are_read_once(pipe):
             return super().__iter__()
 
     tokens = CountedTokens(pipe.tokenizer.encode(TEXT) * 10)
-    with sharing(Jobs(max_cost=1)), pytest.raises(ConfigError, match="cost at most 1 "):
+    with Budget(max_cost=1), pytest.raises(ConfigError, match="cost at most 1 "):
         score_texts(pipe, [TEXT * 10], [tokens], (), LikelihoodOptions(), False, None)
     assert tokens.num_reads == 1
 
@@ -505,12 +505,11 @@ def test_a_text_is_encoded_without_the_lock_of_the_interpreter(pipe, monkeypatch
 
 @pytest.mark.parametrize("end", ["late", "cancelled"])
 def test_a_long_text_waits_for_its_turn_within_the_limits_of_its_call(pipe, end):
-    jobs = Jobs(seconds=1e-9 if end == "late" else None)
-    if end == "cancelled":
-        jobs.cancel()
     error = LimitReached if end == "late" else asyncio.CancelledError
     with text._LONG_TEXTS:
-        with sharing(jobs), pytest.raises(error):
+        with Budget(seconds=1e-9 if end == "late" else None) as budget, pytest.raises(error):
+            if end == "cancelled":
+                budget.cancel()
             pipe.token_texts.encode("a " * 50_000, "the text")
         assert pipe.token_texts.encode("Peace", "the text")
 

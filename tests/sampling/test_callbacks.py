@@ -3,11 +3,12 @@
 import pytest
 import torch
 from support.sampling_worlds import random_denoiser
+from support.stepped_session import SteppedSession as Session
 
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import even_times
-from gidd.sampling import Request, Session, blanks, corrector_plan, sampling_plan
+from gidd.sampling import Request, blanks, corrector_plan, sampling_plan
 from gidd.sampling.correctors import SelfCorrectionStep
 from gidd.vocab import Vocab
 
@@ -38,21 +39,20 @@ def test_requests_end_with_the_error_of_their_callback_alone(is_first, batch_siz
     tickets = [session.submit(request(i), on_step=call) for i, call in enumerate(callbacks)]
     tickets.append(session.submit(request(9)))
     while session.pending:
-        ends += [event for event in session.step() if event.sample or event.error]
+        ends += [progress for progress in session.step() if progress.is_done]
     bad, good = tickets[not is_first], tickets[is_first]
-    errors = {event.ticket: event.error for event in ends}
-    assert len(ends) == 3 and {type(errors[bad]), errors[good], errors[tickets[2]]} == {Mine, None}
+    assert len(ends) == 3 and type(bad.error) is Mine and good.error is tickets[2].error is None
     assert good.sample is not None and tickets[2].sample is not None and bad.sample is None
     assert [event.sample is not None for event in seen] == [False, True]
-    assert bad.steps_done == 1 and type(bad.error) is Mine
+    assert bad.steps_done == 1
     assert session.counters.finished == 2 and session.counters.failed == 1
 
 
 def test_an_error_at_the_last_step_takes_the_place_of_the_sample():
     session = Session(MODEL, SCHEDULE)
     ticket = session.submit(request(0, 1), on_step=fail)
-    (event,) = session.step()
-    assert type(event.error) is Mine and event.sample is None and ticket.sample is None
+    assert session.step() == [ticket]
+    assert type(ticket.error) is Mine
     assert session.counters.finished == 0 and session.counters.failed == 1 and not session.pending
 
 
@@ -73,8 +73,7 @@ def test_sys_exit_in_a_step_ends_its_request_alone():
 
     session = Session(MODEL, SCHEDULE, batch_size=2)
     bad, good = session.submit(request(0, 2, leave)), session.submit(request(1))
-    while session.pending:
-        session.step()
+    session.finish()
     assert isinstance(bad.error, RuntimeError) and "3" in str(bad.error)
     assert good.sample == Session(MODEL, SCHEDULE, batch_size=2).sample([request(1)])[0]
 
@@ -85,13 +84,13 @@ def test_the_best_tokens_of_a_request_that_lost_its_row_are_known():
     tokens = {"tokens": (1, 2, 3, 4), "protected": (False,) * 4}
     first = session.submit(Request(plan=plan, **tokens))
     session.step()
-    best = session.best_tokens(first)
+    best = first.event.best
     short = corrector_plan(SelfCorrectionStep(), 2, 0.01)
     other = session.submit(Request(plan=short, sample_index=1, **tokens))
     while not other.steps_done:
         session.step()
-        best = best if other.steps_done else session.best_tokens(first)
-    assert not first.is_done and session.best_tokens(first) == best
+        best = best if other.steps_done else first.event.best
+    assert not first.is_done and first.event.best == best
 
 
 def test_an_error_of_a_likelihood_callback_ends_the_likelihood():

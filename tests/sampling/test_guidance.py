@@ -181,7 +181,7 @@ def test_wrong_guidance_is_refused(tokens, guidance, error, match):
         tokens=tokens, plan=sampling_plan(even_times(2)), guidance=Guidance(*guidance)
     )
     with pytest.raises(error, match=match):
-        Session(MODEL, MaskedSchedule(VOCAB)).submit(request)
+        Session(MODEL, MaskedSchedule(VOCAB)).sample([request])
 
 
 @pytest.mark.parametrize("scale", [-1, 101, float("nan"), "2"])

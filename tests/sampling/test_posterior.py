@@ -28,7 +28,7 @@ from gidd.sampling import (
     ban,
     corrector_plan,
     posterior_sampling_plan,
-    run_job,
+    run_sync,
 )
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, token_posterior
 from gidd.sources import MarkovSource, total_variation
@@ -183,7 +183,7 @@ def test_a_channel_replaces_the_noise():
     session = Session(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
     read = PosteriorPass(WindowReader(session), channel)
     text = WindowTokens((0, 1, 2), (True,) * 3)
-    (found,) = run_job(lambda jobs: read(jobs, [text], rate))
+    (found,) = run_sync(read([text], rate))
     joint = p[:, None] * (channel * rate + torch.eye(3) * (1 - rate))
     posterior = joint / joint.sum(0)
     torch.testing.assert_close(found.found, posterior.diag())

@@ -6,7 +6,7 @@ from support.sampling_worlds import random_denoiser
 
 from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedules import HybridSchedule
-from gidd.sampling import PosteriorCorrection, Request, Session, ban, corrector_plan, run_job
+from gidd.sampling import PosteriorCorrection, Request, Session, ban, corrector_plan, run_sync
 from gidd.sampling.windows import (
     PosteriorPass,
     TextWindows,
@@ -26,7 +26,7 @@ def reader(batch_size: int = 4, **options) -> WindowReader:
 
 
 def posteriors(judge: PosteriorPass, windows, error_rate: float) -> list[WindowPosterior]:
-    return run_job(lambda jobs: judge(jobs, windows, error_rate))
+    return run_sync(judge(windows, error_rate))
 
 
 def windows_of(lengths) -> list[WindowTokens]:

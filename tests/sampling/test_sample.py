@@ -304,7 +304,7 @@ def test_on_step_is_called_after_every_step():
     rounds = []
     session.sample(
         requests,
-        on_step=lambda events: rounds.append([(e.ticket.number, e.steps_done) for e in events]),
+        on_step=lambda events: rounds.append([(e.index, e.steps_done) for e in events]),
     )
     assert rounds == [[(0, 1), (1, 1)], [(2, 1), (1, 2)], [(2, 2), (1, 3)]]
 
@@ -312,11 +312,14 @@ def test_on_step_is_called_after_every_step():
 def test_times_end_where_the_plan_ends():
     session = Session(random_denoiser(VOCAB), HYBRID)
     plans = [sampling_plan(even_times(2)), sampling_plan(torch.tensor([1.0, 0.5])), Plan(())]
-    tickets = [session.submit(Request(tokens=blanks(8), plan=plan)) for plan in plans]
-    assert [ticket.time for ticket in tickets] == [1.0, 1.0, 0.0]
-    while session.pending:
-        session.step()
-    assert [ticket.time for ticket in tickets] == [0.0, 0.5, 0.0]
+    times: dict[int, list[float]] = {}
+
+    def see(events):
+        for event in events:
+            times.setdefault(event.index, []).append(event.time)
+
+    session.sample([Request(tokens=blanks(8), plan=plan) for plan in plans], on_step=see)
+    assert times == {0: [0.5, 0.0], 1: [0.5], 2: [0.0]}
 
 
 @pytest.mark.parametrize("step", STEPS)

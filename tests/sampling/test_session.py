@@ -11,6 +11,7 @@ import torch
 from support.counting_network import CountingNetwork
 from support.random_requests import random_request
 from support.sampling_worlds import random_denoiser
+from support.stepped_session import SteppedSession as Session
 from torch import Tensor
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
@@ -22,14 +23,13 @@ from gidd.sampling import (
     Request,
     Sample,
     SelfCorrectionStep,
-    Session,
     Temperature,
     Threshold,
-    Ticket,
     blanks,
     corrector_plan,
     sampling_plan,
 )
+from gidd.sampling.progress import Progress
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(17, mask_id=16)
@@ -48,15 +48,9 @@ class Clock:
         return self.now
 
 
-def finish(session: Session) -> None:
-    """Step until nothing is pending."""
-    while session.pending:
-        session.step()
-
-
-def sample_of(ticket: Ticket) -> Sample:
-    assert ticket.sample is not None, ticket.error
-    return ticket.sample
+def sample_of(progress: Progress) -> Sample:
+    assert progress.sample is not None, progress.error
+    return progress.sample
 
 
 # the promise: the same sample in any company
@@ -78,8 +72,8 @@ def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows, num, s
     rng, clock = random.Random(rows), Clock()
     options = {"batch_size": rows, "pad_to_multiple_of": 16, "max_length": 40}
     session = Session(MODEL, schedule, **options, clock=clock)
-    tickets: list[Ticket] = []
-    cancelled: dict[Ticket, int] = {}
+    tickets: list[Progress] = []
+    cancelled: dict[Progress, int] = {}
     while len(tickets) < num or session.pending:
         for _ in range(rng.choice((0, 0, 1, 5, 20))):
             if len(tickets) < num:
@@ -90,7 +84,7 @@ def test_requests_that_come_and_go_have_the_samples_they_have_alone(rows, num, s
             ticket = rng.choice(pending)
             session.cancel(ticket)
             cancelled[ticket] = ticket.steps_done
-        stepped = [event.ticket for event in session.step()]
+        stepped = session.step()
         assert not any(ticket in cancelled for ticket in stepped)
         clock.now += 1
     assert all(ticket.steps_done == cancelled[ticket] for ticket in cancelled)
@@ -118,7 +112,7 @@ def random_limits(rng: random.Random) -> Limits:
     return Limits()
 
 
-def alone(ticket: Ticket, schedule, options) -> Sample:
+def alone(ticket: Progress, schedule, options) -> Sample:
     """Sample the request of a ticket alone; a deadline ends it at the step at which it did."""
     clock = Clock()
     session = Session(MODEL, schedule, **options, clock=clock)
@@ -139,7 +133,7 @@ def passes_of(requests: list[Request], rows: int = 4) -> int:
     session = Session(network, MASKED, batch_size=rows, pad_to_multiple_of=16, max_length=40)
     for request in requests:
         session.submit(request)
-    finish(session)
+    session.finish()
     return network.forward_passes
 
 
@@ -173,7 +167,7 @@ def test_a_free_row_is_taken_at_the_next_step():
         session.submit(Request(tokens=blanks(8), plan=sampling_plan(even_times(n), Threshold(1.0))))
         for n in lengths
     ]
-    finish(session)
+    session.finish()
     assert [ticket.num_steps for ticket in tickets] == [3, 9, 6]
     assert (
         network.forward_passes == 9
@@ -203,7 +197,7 @@ def test_a_failing_request_ends_alone():
     ]
     good = sampling_plan(even_times(3))
     others = [session.submit(Request(tokens=blanks(4), plan=good)) for _ in range(2)]
-    finish(session)
+    session.finish()
     assert [ticket.error is None for ticket in tickets] == [True, True, False, True]
     assert "a step failed" in str(tickets[2].error)
     assert [sample_of(ticket).forward_passes for ticket in others] == [
@@ -222,7 +216,7 @@ def test_a_network_that_fails_on_one_sequence_fails_that_one():
     tickets = [
         session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3, 2)
     ]
-    finish(session)
+    session.finish()
     assert [str(ticket.error) for ticket in tickets if ticket.error] == [
         "a sequence must not begin with 3"
     ]
@@ -237,7 +231,7 @@ def test_predictions_that_are_not_finite_fail_their_request_alone():
     session = Session(FunctionNetwork(x_theta), MASKED, batch_size=4)
     plan = sampling_plan(even_times(3), Threshold(fill=1.0))
     good, bad = (session.submit(Request(tokens=(first, None, None), plan=plan)) for first in (1, 3))
-    finish(session)
+    session.finish()
     assert sample_of(good).is_complete
     assert isinstance(bad.error, CheckpointError)
 
@@ -248,7 +242,7 @@ def test_a_step_that_returns_unknown_tokens_fails_its_request():
 
     session = Session(MODEL, MASKED)
     ticket = session.submit(Request(tokens=blanks(3), plan=sampling_plan(even_times(2), broken)))
-    finish(session)
+    session.finish()
     assert "step broken must return ids of the vocabulary" in str(ticket.error)
 
 
@@ -300,7 +294,7 @@ def test_a_limit_of_forward_passes_finishes_with_the_most_likely_tokens():
     session = Session(MODEL, HYBRID)
     request = Request(tokens=blanks(12), plan=plan_of(32))
     full, limited = session.submit(request), session.submit(request, Limits(forward_passes=3))
-    finish(session)
+    session.finish()
     assert sample_of(full).is_complete and sample_of(full).forward_passes > 3
     sample = sample_of(limited)
     assert not sample.is_complete and sample.forward_passes == 3
@@ -312,7 +306,7 @@ def test_a_limit_that_is_not_reached_changes_nothing():
     session = Session(MODEL, HYBRID)
     request = Request(tokens=blanks(12), plan=plan_of(6))
     full, limited = session.submit(request), session.submit(request, Limits(forward_passes=6))
-    finish(session)
+    session.finish()
     assert sample_of(full) == sample_of(limited)
 
 
@@ -326,8 +320,8 @@ def test_a_request_can_be_aborted_by_its_limits():
     by_time = session.submit(request, Limits(seconds=5, on_limit="abort"))
     session.step()
     clock.now = 5
-    (event,) = session.step()
-    assert event.ticket is by_time and isinstance(event.error, LimitReached)
+    (ended,) = session.step()
+    assert ended is by_time and isinstance(ended.error, LimitReached)
     assert not session.pending
 
 
@@ -350,10 +344,10 @@ def test_a_corrector_that_is_ended_returns_its_best_state():
     plan = corrector_plan(SelfCorrectionStep(temperature=1.0, patience=50), 40, 1e-4)
     request = Request(tokens=tuple(range(12)), plan=plan, protected=(False,) * 12)
     limited = session.submit(request, Limits(forward_passes=9))
-    finish(session)
+    session.finish()
     short = replace(request, plan=corrector_plan(plan.steps[0].step, 8, 1e-4))
     expected = session.submit(short)
-    finish(session)
+    session.finish()
     assert sample_of(limited).tokens == sample_of(expected).tokens
 
 
@@ -369,8 +363,8 @@ def test_best_tokens_are_those_of_a_plan_that_ends_here():
         if forward_passes >= 2:
             other = Session(MODEL, HYBRID)
             short = other.submit(replace(request, plan=corrector_plan(step, forward_passes, 1e-4)))
-            finish(other)
-            assert session.best_tokens(ticket) == sample_of(short).tokens
+            other.finish()
+            assert ticket.event.best == sample_of(short).tokens
 
 
 def test_events_tell_every_change():
@@ -379,26 +373,25 @@ def test_events_tell_every_change():
         tokens=blanks(10),
         plan=plan_of(8) + corrector_plan(SelfCorrectionStep(temperature=1.0), 6, 1e-4),
     )
-    ticket = session.submit(request)
-    tokens, edits, last = None, [], None
-    while session.pending:
-        (event,) = session.step()
+    events = []
+    ticket = session.submit(request, on_step=events.extend)
+    session.finish()
+    tokens, edits = None, []
+    for steps, event in enumerate(events, 1):
         if tokens is None:
-            undone = list(ticket.tokens)
+            undone = list(event.tokens)
             for edit in reversed(event.edits):
                 undone[edit.position] = edit.old
             tokens = undone
         for edit in event.edits:
             assert tokens[edit.position] == edit.old
             tokens[edit.position] = edit.new
-        assert tuple(tokens) == ticket.tokens
-        assert (
-            event.forward_passes == ticket.forward_passes and event.steps_done == ticket.steps_done
-        )
+        assert tuple(tokens) == event.tokens and event.request is request
+        assert event.steps_done == steps or event.sample is not None
         edits += event.edits
-        last = event
-    assert last is not None and last.sample == ticket.sample
-    assert tuple(edits) == sample_of(ticket).edits and ticket.time == 1e-4
+    last = events[-1]
+    assert last.sample == ticket.sample and last.forward_passes == last.sample.forward_passes
+    assert tuple(edits) == sample_of(ticket).edits and last.time == 1e-4
 
 
 @pytest.mark.slow
@@ -412,18 +405,18 @@ def test_a_session_keeps_nothing_of_requests_that_are_done():
             session.cancel(ticket)
         kept.append(weakref.ref(ticket))
         del ticket, request
-        finish(session)
+        session.finish()
         clock.now += 1
     session.step()
     gc.collect()
     assert sum(ref() is not None for ref in kept) <= 66  # deadlines are dropped in bulk
-    assert not session._buckets
+    assert not session._batches
 
 
 def test_what_has_no_step_to_make_is_done_at_once():
     session = Session(MODEL, HYBRID)
     fixed = session.submit(Request(tokens=(1, 2), plan=plan_of(4)))
     empty = session.submit(Request(tokens=blanks(2), plan=corrector_plan(Threshold(), 0)))
-    finish(session)
+    session.finish()
     assert sample_of(fixed).tokens == (1, 2) and sample_of(fixed).forward_passes == 0
     assert len(sample_of(empty).tokens) == 2 and session.step() == []

@@ -1,5 +1,6 @@
 """A session that a server can trust: failures, cancelling, waiting, costs, turns, threads."""
 
+import contextlib
 import gc
 import random
 import threading
@@ -11,20 +12,21 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.sampling_worlds import random_denoiser
+from support.stepped_session import SteppedSession as Session
 
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, LimitReached, Overloaded
 from gidd.sampling import (
+    Budget,
     FunctionNetwork,
     Limits,
     Request,
-    Session,
-    Ticket,
     ancestral,
     blanks,
     sampling_plan,
 )
+from gidd.sampling.progress import Progress
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(17, mask_id=16)
@@ -42,13 +44,13 @@ def request(steps: int = 3, length: int = 4, index: int = 0, step=keep) -> Reque
     return Request(tokens=blanks(length), plan=plan, sample_index=index)
 
 
-def end_of(session: Session, tickets: list[Ticket]) -> dict[Ticket, list[object]]:
-    """Step until nothing is pending, and return the ends of each ticket."""
-    ends: dict[Ticket, list[object]] = {ticket: [] for ticket in tickets}
+def end_of(session: Session, tickets: list[Progress]) -> dict[Progress, list[object]]:
+    """Step until nothing is pending, and return the ends of each request."""
+    ends: dict[Progress, list[object]] = {ticket: [] for ticket in tickets}
     while session.pending:
-        for event in session.step():
-            if event.sample is not None or event.error is not None:
-                ends[event.ticket].append(event.error or event.sample)
+        for progress in session.step():
+            if progress.is_done:
+                ends[progress].append(progress.error or progress.sample)
     return ends
 
 
@@ -56,16 +58,16 @@ def end_of(session: Session, tickets: list[Ticket]) -> dict[Ticket, list[object]
 
 
 def test_a_failure_at_admission_ends_its_request_alone(monkeypatch):
-    from gidd.sampling import length_bucket
+    from gidd.sampling import batch
 
-    start = length_bucket.start
+    start = batch.start
 
     def fail_for_one(schedule, tokens, protected, blank, valid, seed, sample_index):
         if (sample_index == 1).any():
             raise MemoryError("no memory")
         return start(schedule, tokens, protected, blank, valid, seed, sample_index)
 
-    monkeypatch.setattr(length_bucket, "start", fail_for_one)
+    monkeypatch.setattr(batch, "start", fail_for_one)
     session = Session(MODEL, MASKED, batch_size=2)
     tickets = [session.submit(request(index=i)) for i in range(5)]
     ends = end_of(session, tickets)
@@ -79,14 +81,14 @@ def test_a_failure_at_admission_ends_its_request_alone(monkeypatch):
 def test_a_length_for_which_there_is_no_memory_fails_its_requests_alone(monkeypatch):
     from gidd.sampling import session as module
 
-    bucket = module.LengthBucket
+    made = module.Batch
 
-    def fail_for_long(network, schedule, rows, length, device, row_buckets):
-        if length > 8:
+    def fail_for_long(network, schedule, shape, device, row_buckets):
+        if shape.length > 8:
             raise MemoryError("no memory")
-        return bucket(network, schedule, rows, length, device, row_buckets)
+        return made(network, schedule, shape, device, row_buckets)
 
-    monkeypatch.setattr(module, "LengthBucket", fail_for_long)
+    monkeypatch.setattr(module, "Batch", fail_for_long)
     session = Session(MODEL, MASKED)
     short, long = session.submit(request()), session.submit(request(length=9))
     ends = end_of(session, [short, long])
@@ -94,20 +96,18 @@ def test_a_length_for_which_there_is_no_memory_fails_its_requests_alone(monkeypa
     assert short.sample is not None and isinstance(long.error, MemoryError)
 
 
-def test_events_before_an_interrupt_are_not_lost():
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, StopIteration, SystemExit])
+def test_an_error_that_ends_programs_ends_its_request_alone(error):
     def interrupt(schedule, s, t, state, predict):
-        if not interrupts:
-            return state
-        raise interrupts.pop()
+        raise error
 
-    interrupts = [KeyboardInterrupt()]
-    session = Session(MODEL, MASKED)
+    session = Session(MODEL, MASKED, batch_size=2)
     expired = session.submit(request(), Limits(seconds=0.0, on_limit="abort"))
-    other = session.submit(request(step=interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        session.step()
-    ends = end_of(session, [expired, other])
-    assert isinstance(ends[expired][0], LimitReached) and len(ends[other]) == 1
+    other, good = session.submit(request(step=interrupt)), session.submit(request())
+    ends = end_of(session, [expired, other, good])
+    assert [len(end) for end in ends.values()] == [1, 1, 1] and good.sample is not None
+    assert isinstance(expired.error, LimitReached)
+    assert isinstance(other.error, KeyboardInterrupt | RuntimeError)
 
 
 # cancelling
@@ -115,7 +115,7 @@ def test_events_before_an_interrupt_are_not_lost():
 
 def test_a_request_that_is_cancelled_during_a_step_has_no_event():
     session = Session(MODEL, MASKED, batch_size=2)
-    tickets: list[Ticket] = []
+    tickets: list[Progress] = []
 
     def cancel_first(schedule, s, t, state, predict):
         assert session.cancel(tickets[0])
@@ -123,9 +123,9 @@ def test_a_request_that_is_cancelled_during_a_step_has_no_event():
 
     tickets.append(session.submit(request(1, step=cancel_first)))
     tickets.append(session.submit(request(1, index=1)))
-    (event,) = session.step()
-    assert event.ticket is tickets[1] and event.sample is not None
-    assert tickets[0].is_cancelled and tickets[0].sample is None and tickets[0].error is None
+    (progress,) = session.step()
+    assert progress is tickets[1] and progress.sample is not None
+    assert tickets[0].is_cancelled and tickets[0].error is None
     assert session.pending == 0
     assert not session.cancel(tickets[0]) and not session.cancel(tickets[1])
     assert session.counters.cancelled == 1 and session.counters.finished == 1
@@ -162,12 +162,12 @@ def test_many_requests_expire_in_one_step():
     now[0] = 2.0
     compared = [0]
 
-    class Counted(Ticket):
+    class Counted(Progress):
         def __eq__(self, other):
             compared[0] += 1
             return self is other
 
-        __hash__ = Ticket.__hash__
+        __hash__ = Progress.__hash__
 
     for ticket in tickets:
         ticket.__class__ = Counted
@@ -191,13 +191,16 @@ def test_requests_beyond_max_waiting_are_refused_with_the_expected_wait():
 
 
 def test_the_cost_of_a_request_is_known_and_limited():
-    session = Session(
-        MODEL, MASKED, batch_size=2, pad_to_multiple_of=16, max_length=40, max_cost=80
-    )
+    session = Session(MODEL, MASKED, batch_size=2, pad_to_multiple_of=16, max_length=40)
     assert session.cost(request(5, length=9)) == 5 * 16
-    session.submit(request(5, length=9))
-    with pytest.raises(ConfigError, match="at most 80.*got 96.*fewer steps"):
-        session.submit(request(6, length=9))
+    assert session.cost(request(5, length=9), batch_size=3) == 5 * 9
+    for steps in (5, 6):
+        with Budget(max_cost=80) as budget, contextlib.ExitStack() as stack:
+            if steps == 6:
+                match = "at most 80.*got 96.*fewer steps"
+                stack.enter_context(pytest.raises(ConfigError, match=match))
+            session.submit(request(steps, length=9))
+            assert budget.cost == 80
 
 
 def test_a_higher_priority_comes_first():
@@ -206,7 +209,7 @@ def test_a_higher_priority_comes_first():
     high = session.submit(request(2), priority=1)
     ends = []
     while session.pending:
-        ends += [event.ticket for event in session.step() if event.sample is not None]
+        ends += [progress for progress in session.step() if progress.sample is not None]
     assert ends == [high, *low]
 
 
@@ -308,9 +311,9 @@ class SometimesFails:
 )
 def test_every_request_ends_exactly_once(number, monkeypatch):
     """4 threads submit, 2 cancel; admission, steps and the network fail at times."""
-    from gidd.sampling import length_bucket
+    from gidd.sampling import batch
 
-    start = length_bucket.start
+    start = batch.start
 
     def fail_at_times(schedule, tokens, protected, blank, valid, seed, sample_index):
         if (sample_index % 50 == 11).any():
@@ -322,7 +325,7 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
             raise RuntimeError("the network failed")
         return torch.zeros(*z.shape, VOCAB.size)
 
-    monkeypatch.setattr(length_bucket, "start", fail_at_times)
+    monkeypatch.setattr(batch, "start", fail_at_times)
     session = Session(FunctionNetwork(predict), MASKED, batch_size=8, max_waiting=300)
     plans = [
         sampling_plan(even_times(n), step)
@@ -330,9 +333,9 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
         for step in (keep, SometimesFails(), ancestral)
     ]
     endless = session.submit(request(100_000, length=12))
-    tickets: list[Ticket] = []
-    cancelled: set[Ticket] = set()
-    ends: Counter[Ticket] = Counter()
+    tickets: list[Progress] = []
+    cancelled: set[Progress] = set()
+    ends: Counter[Progress] = Counter()
     stop = threading.Event()
 
     def submit(thread: int) -> None:
@@ -364,9 +367,8 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
         thread.start()
     sizes: list[int] = []
     while any(thread.is_alive() for thread in submitters) or session.pending > 1:
-        for event in session.step():
-            if event.ticket.is_done:
-                ends[event.ticket] += 1
+        for progress in session.step():
+            ends[progress] += progress.is_done
         if session.counters.steps % 200 == 0:
             sizes.append(session.waiting)
     stop.set()
@@ -383,4 +385,4 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
     assert max(sizes, default=0) <= 300
     assert session.pending == 1 and session.cancel(endless)
     session.step()
-    assert session.waiting == 0 and not session._buckets
+    assert session.waiting == 0 and not session._batches

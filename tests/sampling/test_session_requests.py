@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.random_requests import random_request
 from support.sampling_worlds import random_denoiser
+from support.stepped_session import SteppedSession as Session
 
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_times
@@ -22,7 +23,6 @@ from gidd.sampling import (
     Request,
     Require,
     SelfCorrectionStep,
-    Session,
     Temperature,
     Threshold,
     ancestral,
@@ -70,7 +70,7 @@ def test_random_requests_are_refused_or_run():
             assert any(field in str(error) for field in NAMED), error
     for session in sessions:
         while session.pending:
-            errors += sum(event.error is not None for event in session.step())
+            errors += sum(progress.error is not None for progress in session.step())
     assert errors == 0
     assert 700 < refused < 1700
 
@@ -120,16 +120,14 @@ def test_an_error_names_the_field_and_the_fix(changes, message):
     kept = session.submit(GOOD)
     with pytest.raises((ConfigError, DataError), match=message):
         session.submit(replace(GOOD, **changes))
-    while session.pending:
-        session.step()
+    session.finish()
     assert kept.sample is not None
 
 
 def test_numbers_of_numpy_are_token_ids():
     session = Session(MODEL, SCHEDULES[1])
     ticket = session.submit(replace(GOOD, tokens=(np.int64(3), None, None)))
-    while session.pending:
-        session.step()
+    session.finish()
     assert ticket.tokens[0] == 3
 
 

@@ -117,11 +117,9 @@ def test_a_corrector_that_replaces_one_token_keeps_an_option():
 def test_a_request_that_ends_early_has_an_option(noise):
     session, num_early = Session(MODEL, NOISES[noise]), 0
     for request in requests_of(sampling_plan(even_times(8))):
-        ticket = session.submit(request, Limits(forward_passes=3))
-        while session.pending:
-            session.step()
-        num_early += not ticket.sample.is_complete
-        assert_chosen(ticket.sample)
+        (sample,) = session.sample([request], limits=Limits(forward_passes=3))
+        num_early += not sample.is_complete
+        assert_chosen(sample)
     assert num_early > 2
 
 
@@ -254,10 +252,10 @@ def test_wrong_choices_are_refused(choices, error, match):
     plan = sampling_plan(even_times(2))
     request = Request(tokens=TOKENS, plan=plan, choices=tuple(choices))
     with pytest.raises(error, match=match):
-        Session(MODEL, NOISES["masked"]).submit(request)
+        Session(MODEL, NOISES["masked"]).sample([request])
 
 
 def test_a_plan_with_choices_ends_at_time_0():
     request = Request(tokens=TOKENS, plan=sampling_plan(torch.tensor([1, 0.5])), choices=(SLOT,))
     with pytest.raises(ConfigError, match="request.plan must reach time 0"):
-        Session(MODEL, NOISES["masked"]).submit(request)
+        Session(MODEL, NOISES["masked"]).sample([request])

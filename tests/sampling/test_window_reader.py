@@ -9,7 +9,7 @@ from support.sampling_worlds import random_denoiser
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.errors import CheckpointError, DataError
 from gidd.pipeline.noise_level import estimate_noise
-from gidd.sampling import Jobs, Session, ban, run_job, run_jobs
+from gidd.sampling import Session, ban, gather, run_sync
 from gidd.sampling.windows import PASSES_AT_ONCE, PosteriorPass, WindowReader, WindowTokens
 from gidd.vocab import Vocab
 
@@ -48,7 +48,7 @@ def x_theta(rows, t):
 
 
 def read(windows: WindowReader, items, t: float = 0.1) -> list:
-    return run_job(lambda jobs: windows.read(jobs, [(item, t) for item in items], x_theta))
+    return run_sync(windows.read([(item, t) for item in items], x_theta))
 
 
 def are_equal(one, other) -> bool:
@@ -68,26 +68,26 @@ def test_values_are_those_of_the_network(rows):
         assert torch.equal(found, dense.gather(-1, z[0, :, None])[:, 0])
 
 
-def test_jobs_share_forward_passes_and_get_the_same_values():
-    """Three jobs with different times and functions: 12 windows, 4 in a forward pass."""
+def test_texts_share_forward_passes_and_get_the_same_values():
+    """Three texts with different times and functions: 12 windows, 4 in a forward pass."""
     texts = [[window(16, 20 * job + k) for k in range(4)] for job in range(3)]
     times = (0.1, 0.2, 0.1)
 
-    def jobs_of(windows):
+    def reads(windows):
         posteriors = PosteriorPass(windows)
         return (
-            lambda jobs: windows.read(jobs, [(w, times[0]) for w in texts[0]], x_theta),
-            lambda jobs: windows.read(jobs, [(w, times[1]) for w in texts[1]], x_theta),
-            lambda jobs: posteriors(jobs, texts[2], 0.3),
+            windows.read([(w, times[0]) for w in texts[0]], x_theta),
+            windows.read([(w, times[1]) for w in texts[1]], x_theta),
+            posteriors(texts[2], 0.3),
         )
 
     together, apart = reader(4), reader(4)
-    for own, other in zip(run_jobs(jobs_of(together)), jobs_of(apart), strict=True):
-        assert all(map(are_equal, own, run_job(other)))
+    for own, other in zip(run_sync(gather(reads(together))), reads(apart), strict=True):
+        assert all(map(are_equal, own, run_sync(other)))
     assert together.session.network.shapes == [(4, 16)] * 3
-    few = [lambda jobs, k=k: together.read(jobs, [(texts[0][k], 0.1)], x_theta) for k in range(4)]
+    few = [together.read([(texts[0][k], 0.1)], x_theta) for k in range(4)]
     together.session.network.shapes.clear()
-    run_jobs(few)
+    run_sync(gather(few))
     assert together.session.network.shapes == [(4, 16)]  # one by one, four
 
 
@@ -109,7 +109,7 @@ def test_few_windows_are_pending_and_forward_passes_are_full(rows):
         done += 1
 
     windows = reader(rows)
-    found = run_job(lambda jobs: windows.read(jobs, stream(), x_theta, count))
+    found = run_sync(windows.read(stream(), x_theta, count))
     assert [len(values[0]) for values in found] == lengths
     assert done == taken == len(lengths)
     assert most <= PASSES_AT_ONCE * rows
@@ -118,19 +118,19 @@ def test_few_windows_are_pending_and_forward_passes_are_full(rows):
     assert [sum(length == n for _, length in shapes) for n in (6, 7, 8)] == passes
 
 
-def test_tickets_that_are_pending_are_bounded():
+def test_requests_that_are_pending_are_bounded():
     windows, most = reader(2), 0
     items = ((window(8, k), 0.1) for k in range(100))
 
-    async def job(jobs: Jobs) -> list:
+    async def watch() -> list:
         nonlocal most
-        task = asyncio.ensure_future(windows.read(jobs, items, x_theta))
+        task = asyncio.ensure_future(windows.read(items, x_theta))
         while not task.done():
             await asyncio.sleep(0)
-            most = max(most, *(one.pending for one in jobs.pool.sessions), 0)
+            most = max(most, windows.session.pending)
         return await task
 
-    assert len(run_job(job)) == 100
+    assert len(run_sync(watch())) == 100
     assert most == 2 * PASSES_AT_ONCE
 
 
@@ -147,15 +147,15 @@ def test_windows_without_judged_positions_are_zero_and_cost_nothing(rows):
     assert len(windows.session.network.shapes) == (2 if rows == 1 else 1)
     windows.session.network.shapes.clear()
     posteriors = PosteriorPass(windows, num_alternatives=2)
-    (empty,) = run_job(lambda jobs: posteriors(jobs, [window(8, editable=False)], 0.2))
+    (empty,) = run_sync(posteriors([window(8, editable=False)], 0.2))
     assert empty.tokens.shape == empty.probabilities.shape == (8, 2)
     assert not any(value.any() for value in empty)
     assert windows.session.network.shapes == []
-    assert run_job(lambda jobs: windows.read(jobs, [], x_theta)) == []
+    assert run_sync(windows.read([], x_theta)) == []
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_job_that_fails_does_not_disturb_others(rows):
+def test_a_text_that_fails_does_not_disturb_others(rows):
     """Damaged predictions, a token that does not exist, and a function that raises."""
     windows = reader(rows)
     good = [window(16, k) for k in range(6)]
@@ -168,12 +168,12 @@ def test_a_job_that_fails_does_not_disturb_others(rows):
     items = ([(w, 0.1) for w in each] for each in (good, damaged, good, unknown, good))
     functions = (x_theta, x_theta, fail, x_theta, x_theta)
 
-    async def read_all(jobs: Jobs) -> list:
+    async def read_all() -> list:
         pairs = zip(items, functions, strict=True)
-        reads = [windows.read(jobs, own, function) for own, function in pairs]
+        reads = [windows.read(own, function) for own, function in pairs]
         return await asyncio.gather(*reads, return_exceptions=True)
 
-    first, nan, raises, refused, last = run_job(read_all)
+    first, nan, raises, refused, last = run_sync(read_all())
     expected = read(reader(rows), good)
     assert all(map(are_equal, first, expected)) and all(map(are_equal, last, expected))
     assert isinstance(nan, CheckpointError) and "not finite" in str(nan)
@@ -186,10 +186,10 @@ def test_noise_levels_are_estimated_together():
     documents = [[window(16, 40 * k + 16 * i) for i in range(2)] for k in range(4)]
 
     def estimates(windows):
-        return [lambda jobs, cut=cut: estimate_noise(jobs, windows, cut) for cut in documents]
+        return [estimate_noise(windows, cut) for cut in documents]
 
     together, apart = reader(8), reader(8)
-    found = run_jobs(estimates(together))
-    assert found == [run_job(estimate) for estimate in estimates(apart)]
+    found = run_sync(gather(estimates(together)))
+    assert found == [run_sync(estimate) for estimate in estimates(apart)]
     ideal = -(-sum(level.forward_passes for level in found) // 8)
     assert len(together.session.network.shapes) <= ideal + 4 < len(apart.session.network.shapes)

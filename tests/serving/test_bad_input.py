@@ -69,7 +69,7 @@ def test_no_body_makes_it_fail(service, number):
                 assert message and not OF_PYDANTIC.search(message), (path, body, message)
     assert statuses[200] > number / 20 and statuses[400] > number / 4
     assert httpx.get(f"{service.url}/readyz").status_code == 200
-    assert all(not worker.pool.pending for worker in service.workers.values())
+    assert all(not worker.session.pending for worker in service.workers.values())
 
 
 def answer_to(error: ValidationError) -> ServiceError:

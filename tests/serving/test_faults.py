@@ -41,7 +41,7 @@ def test_clients_that_vanish_leave_nothing(pipelines, times):
                     assert client.recv(20).startswith(b"HTTP/1.1 200")
                 elif index % 5:
                     wait_until(lambda: worker.num_open)
-            wait_until(lambda: not worker.num_open and not worker.pool.pending)
+            wait_until(lambda: not worker.num_open and not worker.session.pending)
         response = httpx.post(f"{service.url}/v1/completions", json=BODY)
         expected = pipelines["hybrid"].generate(prompt="I", max_tokens=8, steps=8, seed=1)
         assert response.json()["choices"][0]["text"] == expected[0].filled[0]

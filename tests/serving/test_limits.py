@@ -200,8 +200,8 @@ def max_requests(world: World, path: str, body: dict[str, Any]) -> None:
         wait_until(lambda: world.passes == 1)
         status, error = post(service, path, body)
         assert status == 429 and "requests are open" in error, (body, error)
-    jobs = [jobs for jobs, _ in list(worker._open)]
-    wait_until(lambda: all(one._is_cancelled for one in jobs) and not worker.pool.pending)
+    budgets = [budget for budget, _ in list(worker._open)]
+    wait_until(lambda: all(one._is_over for one in budgets) and not worker.session.pending)
     world.goes_on.set()
     wait_until(lambda: not worker.num_open)
     wait_until(lambda: spent(service) - before == world.tokens)
@@ -237,7 +237,7 @@ def test_every_limit_and_every_route_is_tried(world):
 def test_limit(world, limit, path):
     for body in FORMS[path][: 1 if limit is body_seconds else None]:
         limit(world, path, body)
-    assert world.threads <= {"gidd-steps"}
+    assert world.threads <= {"gidd-session"}
 
 
 def unlimited(schema: Any, name: str = "") -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-import time
+import threading
 from functools import partial
 
 import pytest
@@ -47,9 +47,8 @@ def test_calls_at_once_have_the_results_of_the_pipeline(pipe, worker):
         return await asyncio.gather(*(worker.call(lambda i=i: results(pipe, i)) for i in range(8)))
 
     assert asyncio.run(all_calls()) == [results(pipe, i) for i in range(8)]
-    (session,) = worker.pool.sessions
-    assert session.counters.used_rows and worker.num_open == 0
-    assert worker.expected_wait == 0
+    assert pipe.session.counters.used_rows and worker.num_open == 0
+    assert pipe.session.expected_wait == 0
 
 
 def test_pieces_of_a_stream_are_the_text_of_the_pipeline(pipe, worker):
@@ -101,7 +100,7 @@ def test_one_key_leaves_places_for_others(pipe, worker):
             asyncio.ensure_future(worker.call(lambda: endless(pipe), key="a", max_cost=None))
             for _ in range(6)
         ]
-        while worker.num_open < 4 or not worker.pool.pending:
+        while worker.num_open < 4 or not worker.session.pending:
             await asyncio.sleep(0.001)
         refused = [call.exception() for call in calls if call.done()]
         assert len(refused) == 2 and all(isinstance(error, Overloaded) for error in refused)
@@ -121,7 +120,7 @@ def test_the_wait_of_a_refused_call_is_at_most_the_time_that_is_left(pipe):
     async def refused():
         await worker.call(generate)  # so that the speed is known
         running = asyncio.ensure_future(worker.call(lambda: endless(pipe)))
-        while not worker.pool.pending:
+        while not worker.session.pending:
             await asyncio.sleep(0.001)
         with pytest.raises(Overloaded) as caught:
             await worker.call(generate)
@@ -141,7 +140,7 @@ def endless(pipe):
 def test_a_call_that_is_cancelled_leaves_nothing(pipe, worker):
     async def cancelled():
         running = asyncio.ensure_future(worker.call(lambda: endless(pipe)))
-        while not worker.pool.pending:
+        while not worker.session.pending:
             await asyncio.sleep(0.001)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,7 +150,7 @@ def test_a_call_that_is_cancelled_leaves_nothing(pipe, worker):
         return await worker.call(lambda: results(pipe, 1))
 
     assert asyncio.run(cancelled()) == results(pipe, 1)
-    assert not worker.pool.pending
+    assert not worker.session.pending
 
 
 def test_a_thread_whose_call_was_cancelled_ends_with_an_error(pipe, worker):
@@ -166,7 +165,7 @@ def test_a_thread_whose_call_was_cancelled_ends_with_an_error(pipe, worker):
 
     async def cancelled():
         running = asyncio.ensure_future(worker.call(watched))
-        while not worker.pool.pending:
+        while not worker.session.pending:
             await asyncio.sleep(0.001)
         running.cancel()
         while worker.num_open:
@@ -240,20 +239,20 @@ def test_a_callback_that_raises_ends_its_own_call(pipe, worker, method, position
 
     before, error, after = asyncio.run(calls())
     assert type(error) is Mine and before == after == results(pipe, 0)
-    assert worker.is_alive and not worker.pool.pending and not worker.pool.passes.pending
+    assert worker.is_alive and not worker.session.pending
 
 
-@pytest.mark.skipif(
-    not hasattr(time, "pthread_getcpuclockid"), reason="the system has no clock of a thread"
-)
-def test_an_idle_worker_uses_no_time(worker):
-    clock = time.pthread_getcpuclockid(worker._steps.ident)  # of its thread alone
-    before = time.clock_gettime(clock)
-    time.sleep(0.5)
-    assert time.clock_gettime(clock) - before < 0.05
+def test_an_idle_worker_has_no_thread_that_steps(pipe, worker):
+    asyncio.run(worker.call(lambda: results(pipe, 0)))
+    threads = [one for one in threading.enumerate() if one.name == "gidd-session"]
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert worker.is_alive
 
 
 def test_options_are_checked(pipe):
     with pytest.raises(ConfigError, match="max_requests"):
         Worker(pipe, WorkerOptions(max_requests=0))
+    with pytest.raises(ConfigError, match="row_buckets"):
+        Worker(pipe, WorkerOptions(row_buckets=(64,)))

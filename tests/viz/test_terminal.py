@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gidd.common.terminal import printable
 from gidd.diffusion.times import even_times
-from gidd.sampling import Edit, Frame, Limits, Request, Ticket, blanks, sampling_plan
+from gidd.sampling import Edit, Event, Frame, Request, blanks, sampling_plan
 from gidd.viz.terminal import CanvasView
 
 
@@ -28,17 +28,17 @@ def test_line_ends_of_other_systems_are_line_ends():
 
 def drawn(width: int, height: int) -> list[str]:
     """Return the lines drawn for a long text on a terminal of that size."""
-    ticket = Ticket(0, Request(tokens=blanks(1000), plan=sampling_plan(even_times(64))), Limits())
+    request = Request(tokens=blanks(1000), plan=sampling_plan(even_times(64)))
     before = torch.full((1000,), 3)
     tokens = before.clone()
     tokens[::2] = 1
     frame = Frame(0, "ancestral", 1.0, before, *(torch.ones(1000) for _ in range(4)))
     edits = [Edit(0, "ancestral", 1.0, position, 3, 1, 0.5) for position in range(0, 1000, 2)]
-    ticket.row = tokens.numpy()
+    now = {"tokens": tuple(tokens.tolist()), "time": 1.0, "num_steps": 64}
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     view = CanvasView(console, lambda tokens: [f" word{t}" for t in tokens], 3, 1)
     with view:
-        view([ticket.event(edits, frame)])
+        view([Event(request, edits=tuple(edits), frame=frame, **now)])
         lines = console.render_lines(view.render(), pad=False)
     return ["".join(segment.text for segment in line) for line in lines]
 

@@ -12,7 +12,7 @@ from gidd_proof.words import MODEL_FOLDER, WordList
 
 import gidd
 from gidd.diffusion import HybridSchedule
-from gidd.sampling import FunctionNetwork, Session, WindowReader, run_job
+from gidd.sampling import FunctionNetwork, Session, WindowReader, run_sync
 
 TOKENIZER = gidd.from_pretrained(MODEL_FOLDER, device="cpu").tokenizer
 VOCAB = TOKENIZER.vocab
@@ -38,21 +38,21 @@ def test_the_likelihood_of_a_crop_is_the_sum_of_its_counted_characters(scorer):
     total = sum(range(1, VOCAB.size + 1)) - (VOCAB.mask_id + 1)
     a, b, c = (math.log((v + 1) / total) for v in TOKENIZER.encode("abc"))
     crops = [Crop("abcd", 1, 3), Crop("ab", 0, 1)]
-    found = run_job(lambda jobs: scorer(jobs, crops, 0.01))
+    found = run_sync(scorer(crops, 0.01))
     assert found == pytest.approx([b + c, a], rel=1e-5)
 
 
 def test_scores_are_kept(scorer):
-    first = run_job(lambda jobs: scorer(jobs, [Crop("abc", 0, 3)], 0.01))
+    first = run_sync(scorer([Crop("abc", 0, 3)], 0.01))
     PASSES.clear()
-    assert run_job(lambda jobs: scorer(jobs, [Crop("abc", 0, 3)], 0.01)) == first
+    assert run_sync(scorer([Crop("abc", 0, 3)], 0.01)) == first
     assert PASSES == []
 
 
 @pytest.mark.parametrize(("text", "read"), [("a’b", "a'b"), ("ácä", "aca"), ("a🙂東b", "a--b")])
 def test_unknown_characters_are_replaced_one_by_one(scorer, text, read):
     same = [Crop(text, 0, len(text)), Crop(read, 0, len(read))]
-    first, second = run_job(lambda jobs: scorer(jobs, same, 0.01))
+    first, second = run_sync(scorer(same, 0.01))
     assert first == second
 
 

@@ -25,7 +25,7 @@ from gidd.evaluation.sample_files import TextSample
 from gidd.evaluation.texts import texts_digest
 from gidd.pipeline import Generation, Pipeline, SamplingOptions
 from gidd.pipeline.generate import predict_frames, scoring_request
-from gidd.sampling import Event, Frame, run_job
+from gidd.sampling import Event, Frame, run_sync
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of it is done and in total."""
@@ -247,7 +247,7 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
 def clean_frames(pipe: Pipeline, sequences: Iterable[Sequence[int]]) -> Sequence[Frame]:
     """Return the model's predictions of finished sequences, by one forward pass each."""
     requests = [scoring_request(tokens) for tokens in sequences]
-    return run_job(lambda jobs: predict_frames(jobs, pipe.session, requests))
+    return run_sync(predict_frames(pipe.session, requests))
 
 
 def count_steps(
@@ -261,7 +261,7 @@ def count_steps(
 
     def count(events: Sequence[Event]) -> None:
         for event in events:
-            request = event.ticket.request
+            request = event.request
             done[request.seed, request.sample_index] = event.steps_done
         most = max((event.num_steps for event in events), default=0)
         report(start * most + sum(done.values()), num_samples * most)

@@ -20,7 +20,7 @@ from gidd.evaluation.samples import clean_frames, mean_of_defined
 from gidd.pipeline import Pipeline
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 from gidd.pipeline.results import describe_plan, describe_processors
-from gidd.sampling import Request
+from gidd.sampling import Event, Request
 
 OnSamples = Callable[[int, int], None]
 """Called with the number of samples that are corrected and measured, and of all samples."""
@@ -141,26 +141,23 @@ def correct_samples(
     start_index: int = 0,
 ) -> dict[int, list[CorrectedState]]:
     """Correct sequences of one length, and return the results of every budget."""
-    plan, session = options.plan(), pipe.session.new()
-    free = (False,) * len(samples[0])
-    tickets = [
-        session.submit(
-            Request(tokens=tokens, plan=plan, seed=seed, sample_index=number, protected=free)
-        )
-        for number, tokens in enumerate(samples, start_index)
+    plan, free = options.plan(), (False,) * len(samples[0])
+    requests = [
+        Request(tokens=tokens, plan=plan, seed=seed, sample_index=index, protected=free)
+        for index, tokens in enumerate(samples, start_index)
     ]
-    found: dict[tuple[int, int], CorrectedState] = {}
-    while session.pending:
-        for event in session.step():
-            if event.error is not None:
-                raise event.error
-            if event.sample is None and event.forward_passes in budgets:
-                # what a plan of that many steps would have returned
-                best = CorrectedState(session.best_tokens(event.ticket), event.forward_passes)
-                found[event.ticket.number, event.forward_passes] = best
-    last = [CorrectedState(t.sample.tokens, t.sample.forward_passes) for t in tickets if t.sample]
+    states: dict[tuple[int, int], CorrectedState] = {}
+
+    def keep_best(events: Sequence[Event]) -> None:
+        for event in events:
+            if event.forward_passes in budgets:  # what a plan of that many steps would return
+                best = CorrectedState(event.best, event.forward_passes)
+                states.setdefault((event.index, event.forward_passes), best)
+
+    corrected = pipe.session.sample(requests, on_step=keep_best)
+    last = [CorrectedState(sample.tokens, sample.forward_passes) for sample in corrected]
     return {
-        budget: [found.get((k, budget), state) for k, state in enumerate(last)]
+        budget: [states.get((k, budget), state) for k, state in enumerate(last)]
         for budget in budgets
     }
 

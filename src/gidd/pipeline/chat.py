@@ -13,7 +13,7 @@ from gidd.errors import DataError
 from gidd.pipeline.generate import build_requests
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation
-from gidd.sampling import Processor, Request, ban, shared_jobs
+from gidd.sampling import Budget, Processor, Request, ban
 from gidd.sampling.request import prompt as with_blanks
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ def _encode_what_fits(
     """
     first, longest = int(messages[0]["role"] == "system"), pipe.tokenizer.longest_token
     later = [i for i, one in enumerate(messages) if i > first and one["role"] == "user"]
-    starts, jobs = [first, *later], shared_jobs()
+    starts, budget = [first, *later], Budget.current()
 
     def encode(index: int) -> list[int] | None:
         """Return the tokens from a turn on, None if they do not fit; the last turn always does."""
-        jobs.check()
+        budget.check()
         text = render_prompt(pipe.tokenizer, [*messages[:first], *messages[starts[index] :]])
         is_last = index == len(starts) - 1
         if is_last and longest and len(text) > pipe.context * longest:

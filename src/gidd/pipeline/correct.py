@@ -33,7 +33,7 @@ from gidd.pipeline.results import (
     is_doubtful,
 )
 from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
-from gidd.sampling import Jobs, OnStep, Plan, Request, run_jobs
+from gidd.sampling import Budget, OnStep, Plan, Request, gather, run_sync
 from gidd.sampling.windows import PosteriorPass, TextWindows
 
 if TYPE_CHECKING:
@@ -99,15 +99,14 @@ def correct_texts(
         if on_progress is not None:
             on_progress(sum(done), total)
 
-    async def correct(jobs: Jobs, index: int) -> Correction:
+    async def correct(index: int) -> Correction:
         settings = error_rate, min_confidence, partial(report, index)
-        return await _correct(jobs, pipe, *parts[index], protected[index], *settings)
+        return await _correct(pipe, *parts[index], protected[index], *settings)
 
-    return run_jobs(partial(correct, index=index) for index in range(len(texts)))
+    return run_sync(gather([correct(index) for index in range(len(texts))]))
 
 
 async def _correct(
-    jobs: Jobs,
     pipe: Pipeline,
     given: EncodedText,
     cut: TextWindows,
@@ -120,16 +119,16 @@ async def _correct(
     ends, text = [0, *accumulate(map(len, given.texts))], "".join(given.texts)
     noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
     if not all(cut.fixed):
-        jobs.reserve(reading_cost(pipe.window_reader(), cut))
+        Budget.current().reserve(reading_cost(pipe.window_reader(), cut))
         if error_rate is None:
-            noise = await estimate_noise(jobs, pipe.window_reader(), cut)
+            noise = await estimate_noise(pipe.window_reader(), cut)
             rate, forward_passes = noise.error_rate, noise.forward_passes
         own_ends = iter([ends[part.own_stop] for part in cut.parts])
         banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)
         reader = replace(pipe.window_reader(), processors=(banned,))
         read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
         posteriors = await read(
-            jobs, cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
+            cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
         )
         forward_passes += len(cut)
         text_of = pipe.token_texts.decode_one
@@ -161,7 +160,6 @@ async def _correct(
 
 
 async def self_correct(
-    jobs: Jobs,
     pipe: Pipeline,
     text: str | Generation,
     protected: Sequence[Span],
@@ -175,10 +173,10 @@ async def self_correct(
     processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts),)
     base = Request(tokens=(), plan=plan, seed=seed, processors=processors)
     passes = len(cut) * (len(plan) + 2)  # and two to score the tokens
-    jobs.reserve(passes * pipe.session.padded_length(cut.parts[0].stop))
-    new, traces = await _correct_windows(jobs, pipe, base, cut, on_step, record_frames)
-    before = await score_tokens(jobs, pipe, given.tokens, processors)
-    after = await score_tokens(jobs, pipe, new, processors)
+    Budget.current().reserve(passes * pipe.session.padded_length(cut.parts[0].stop))
+    new, traces = await _correct_windows(pipe, base, cut, on_step, record_frames)
+    before = await score_tokens(pipe, given.tokens, processors)
+    after = await score_tokens(pipe, new, processors)
     free = ~torch.tensor(cut.fixed, device=pipe.device)
     texts = pipe.token_texts.decode_like(new, given)
     starts = accumulate(map(len, given.texts), initial=0)
@@ -209,7 +207,6 @@ async def self_correct(
 
 
 async def _correct_windows(
-    jobs: Jobs,
     pipe: Pipeline,
     base: Request,
     cut: TextWindows,
@@ -230,8 +227,8 @@ async def _correct_windows(
             replace(base, tokens=own, sample_index=i, protected=protected[i])
             for i, own in zip(indices, tokens, strict=True)
         ]
-        samples = await jobs.sample(
-            pipe.session, requests, on_step=on_step, record_frames=record_frames
+        samples = await pipe.session.run_all(
+            requests, on_step=on_step, record_frames=record_frames, first_index=len(traces)
         )
         for index, sample in zip(indices, samples, strict=True):
             part = parts[index]
@@ -240,7 +237,7 @@ async def _correct_windows(
     ordered = [traces[index] for index in range(len(parts))]
     if record_frames:
         read = [scoring_request(trace.tokens, base.processors) for trace in ordered]
-        last = await predict_frames(jobs, pipe.session, read)
+        last = await predict_frames(pipe.session, read)
         pairs = zip(ordered, last, strict=True)
         ordered = [trace.with_last_frame(frame) for trace, frame in pairs]
     return current, ordered

@@ -24,10 +24,10 @@ from gidd.pipeline.text import (
     without_partial_stop,
 )
 from gidd.sampling import (
+    Budget,
     Choices,
     Frame,
     Guidance,
-    Jobs,
     OnStep,
     Plan,
     Processor,
@@ -37,11 +37,11 @@ from gidd.sampling import (
     Tokens,
     ban,
     corrector_plan,
+    gather,
     no_op,
-    run_job,
-    shared_jobs,
+    run_sync,
 )
-from gidd.sampling.jobs import cost_of_blocks, gather, next_block, sample_blocks
+from gidd.sampling.blocks import cost_of_blocks, next_block, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -183,7 +183,6 @@ def require_no_blocks(block_length: int | None, what: str) -> None:
 
 
 async def run_requests(
-    jobs: Jobs,
     pipe: Pipeline,
     requests: Sequence[Request],
     block_length: int | None,
@@ -199,26 +198,35 @@ async def run_requests(
     session = pipe.session
     recorded: dict[str, Any] = {"stop_strings": list(stop)} if stop else {}
     if block_length is None:
-        samples = await jobs.sample(session, requests, on_step=on_step, record_frames=record_frames)
+        samples = await session.run_all(requests, on_step=on_step, record_frames=record_frames)
     elif record_frames:
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
         recorded["block_length"] = block_length
-        jobs.reserve(sum(cost_of_blocks(session, one, block_length) for one in requests))
+        Budget.current().reserve(
+            sum(cost_of_blocks(session, one, block_length) for one in requests)
+        )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
             text = "".join(pipe.token_texts(tokens)[first_blank:])
             return any(string in text for string in stop)
 
         samples = await gather(
-            sample_blocks(
-                jobs, session, one, block_length, on_step, partial(has_stop, one.first_blank)
-            )
-            for one in requests
+            [
+                sample_blocks(
+                    session,
+                    request,
+                    block_length,
+                    index=index,
+                    on_step=on_step,
+                    is_end=partial(has_stop, request.first_blank),
+                )
+                for index, request in enumerate(requests)
+            ]
         )
         pairs = zip(requests, samples, strict=True)
         requests = [request.first(len(sample.tokens)) for request, sample in pairs]
-    found = await build_generations(jobs, pipe, requests, samples, confidence)
+    found = await build_generations(pipe, requests, samples, confidence)
     pairs = zip(requests, found, strict=True)
     found = [
         cut_at_stop(one, pipe.token_texts, request.first_blank, stop) for request, one in pairs
@@ -227,7 +235,6 @@ async def run_requests(
 
 
 async def build_generations(
-    jobs: Jobs,
     pipe: Pipeline,
     requests: Sequence[Request],
     samples: Sequence[Sample],
@@ -248,7 +255,7 @@ async def build_generations(
             for k in traced
         ]
         read += [scoring_request(sample.tokens) for sample in samples if confidence]
-        frames = await predict_frames(jobs, session, read)
+        frames = await predict_frames(session, read)
         scored = frames[len(traced) :]
         for k, last in zip(traced, frames, strict=False):
             traces[k] = traces[k].with_last_frame(last._replace(time=0.0))
@@ -301,7 +308,7 @@ def stream_text(
     character whose bytes end in the next block is held back until then, and so is what may be the
     beginning of a stop string. The cost of all blocks is reserved before the first.
     """
-    shared_jobs().reserve(cost_of_blocks(pipe.session, request, block_length))
+    Budget.current().reserve(cost_of_blocks(pipe.session, request, block_length))
     return _stream_blocks(pipe, request, block_length, stop, is_answer)
 
 
@@ -311,7 +318,7 @@ def _stream_blocks(
     first, tokens, shown = request.first_blank, (), ""
     end = StreamEnd(first, 0, is_stopped=False)
     while not end.is_stopped and (block := next_block(request, tokens, block_length)) is not None:
-        (sample,) = run_job(partial(Jobs.sample, session=pipe.session, requests=[block]))
+        sample = run_sync(pipe.session.run(block))
         tokens, texts = sample.tokens, pipe.token_texts(sample.text)
         whole = "".join(texts[first:])
         text = whole[: end_of_text(whole, stop)]
@@ -327,12 +334,12 @@ def _stream_blocks(
 
 
 async def score_tokens(
-    jobs: Jobs, pipe: Pipeline, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
+    pipe: Pipeline, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
     parts = windows(len(tokens), pipe.context)
     read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
-    frames = await predict_frames(jobs, pipe.session, read)
+    frames = await predict_frames(pipe.session, read)
     # a frame is an index, a step, a time and then tensors over positions
     own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
     return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
@@ -351,9 +358,9 @@ def scoring_request(
     )
 
 
-async def predict_frames(jobs: Jobs, session: Session, requests: Sequence[Request]) -> list[Frame]:
+async def predict_frames(session: Session, requests: Sequence[Request]) -> list[Frame]:
     """Return the prediction before the first step of each request, here of `scoring_request`s."""
-    samples = await jobs.sample(session, requests, record_frames=True)
+    samples = await session.run_all(requests, record_frames=True)
     return [sample.frames[0] for sample in samples]
 
 

@@ -27,7 +27,6 @@ from gidd.diffusion.error_rate import error_rate_at, time_at_error_rate, visible
 from gidd.diffusion.schedule import TINY
 from gidd.errors import DataError
 from gidd.pipeline.results import NoiseLevel
-from gidd.sampling.jobs import Jobs
 from gidd.sampling.windows import (
     PosteriorPass,
     TextWindows,
@@ -64,7 +63,6 @@ OnForwardPassesDone = Callable[[int, int], None]
 
 
 async def estimate_noise(
-    jobs: Jobs,
     reader: WindowReader,
     windows: Iterable[WindowTokens],
     *,
@@ -92,14 +90,14 @@ async def estimate_noise(
             on_forward_passes(forward_passes, max(forward_passes, expected))
 
     if reader.predicts_posterior:
-        return await _expected_errors(jobs, reader, read, count)
+        return await _expected_errors(reader, read, count)
     levels = noise_levels(reader)
-    x_theta = await _read_levels(jobs, reader, read, levels[:_FIRST_LEVELS], count)
+    x_theta = await _read_levels(reader, read, levels[:_FIRST_LEVELS], count)
     curve = _NoiseCurve(reader, levels[:_FIRST_LEVELS], x_theta, read)
     for level in levels[_FIRST_LEVELS:]:
         if curve.best_rate() < curve.levels[-2]:
             break
-        more = await _read_levels(jobs, reader, read, level[None], count)
+        more = await _read_levels(reader, read, level[None], count)
         x_theta = torch.cat([x_theta, more])
         curve = _NoiseCurve(reader, levels[: len(x_theta)], x_theta, read)
     rate, low, high = curve.fit()
@@ -124,15 +122,15 @@ def reading_cost(
     passes = len(windows)
     if has_noise_level:
         passes += expected_forward_passes(reader, len(windows))
-    return passes * reader.session.padded_length(windows.parts[0].stop)
+    return passes * reader.session.padded_length(windows.parts[0].stop, reader.batch_size)
 
 
 async def _expected_errors(
-    jobs: Jobs, reader: WindowReader, windows: Sequence[WindowTokens], on_window: Callable[[], None]
+    reader: WindowReader, windows: Sequence[WindowTokens], on_window: Callable[[], None]
 ) -> NoiseLevel:
     """Estimate the noise level from posteriors; the interval takes tokens as independent."""
     read = PosteriorPass(reader)
-    found = await read(jobs, windows, _RATE_OF_POSTERIORS, on_window)
+    found = await read(windows, _RATE_OF_POSTERIORS, on_window)
     pairs = zip(found, windows, strict=True)
     wrong = torch.cat([1 - each.found[torch.tensor(w.editable)] for each, w in pairs]).double()
     rate, error = float(wrong.mean()), float((wrong * (1 - wrong)).sum().sqrt()) / len(wrong)
@@ -152,7 +150,6 @@ def noise_levels(reader: WindowReader) -> Float[Tensor, " T"]:
 
 
 async def _read_levels(
-    jobs: Jobs,
     reader: WindowReader,
     windows: Sequence[WindowTokens],
     levels: Float[Tensor, " T"],
@@ -161,7 +158,7 @@ async def _read_levels(
     times = time_at_error_rate(reader.session.schedule, levels, reader.min_time, reader.max_time)
     # all levels of a window in a row: networks without a time need a single forward pass
     items = [(window, float(t)) for window in windows for t in times]
-    values = await reader.read(jobs, items, read_own_probability, on_window)
+    values = await reader.read(items, read_own_probability, on_window)
     found = [
         value[torch.tensor(window.editable)].double()
         for (value,), (window, _) in zip(values, items, strict=True)

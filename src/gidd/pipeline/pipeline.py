@@ -73,10 +73,8 @@ from gidd.sampling import (
     Session,
     Tokens,
     WindowReader,
-    compute,
     parse_template,
-    run_job,
-    run_jobs,
+    run_sync,
 )
 from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 from gidd.sampling.request import prompt as with_blanks
@@ -473,8 +471,7 @@ class Pipeline:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
         start = time.perf_counter()
         settings = requests, block_length, on_step, record_frames, confidence, stop
-        (found,) = run_jobs([lambda jobs: run_requests(jobs, self, *settings)])
-        return self._complete(start, found)
+        return self._complete(start, run_sync(run_requests(self, *settings)))
 
     @overload
     def correct(
@@ -558,8 +555,7 @@ class Pipeline:
         start, plan = time.perf_counter(), with_changes(options, changes, self.self_correct).plan()
         self.require_visible_scores("self-correction")
         settings = text, protected, plan, seed, on_step, record_frames
-        found = run_job(lambda jobs: self_correct(jobs, self, *settings))
-        return self._complete(start, [found])[0]
+        return self._complete(start, [run_sync(self_correct(self, *settings))])[0]
 
     def noise_level(
         self,
@@ -575,9 +571,7 @@ class Pipeline:
         """
         self.require_visible_scores("the noise level")
         reader, (_, cut) = self.window_reader(), windows_to_correct(self, text, protected)
-        return run_job(
-            lambda jobs: estimate_noise(jobs, reader, cut, on_forward_passes=on_forward_passes)
-        )
+        return run_sync(estimate_noise(reader, cut, on_forward_passes=on_forward_passes))
 
     @overload
     def score(self, text: str, **settings: Any) -> Scores: ...
@@ -629,11 +623,14 @@ class Pipeline:
 
         `batch_size` is the smallest batch size of a forward pass, e.g. for many short texts.
         """
-        session = self.session
-        if batch_size is not None and batch_size > session.batch_size:
-            session = session.new(batch_size=batch_size, pad_to_multiple_of=1)
+        is_larger = batch_size is not None and batch_size > self.session.batch_size
         is_posterior = bool(getattr(self.denoiser.backbone, "predicts_posterior", False))
-        return WindowReader(session, *self.times, predicts_posterior=is_posterior)
+        return WindowReader(
+            self.session,
+            *self.times,
+            predicts_posterior=is_posterior,
+            batch_size=batch_size if is_larger else None,
+        )
 
     def nelbo_estimator(
         self,
@@ -652,7 +649,10 @@ class Pipeline:
             tokens_per_batch = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_BATCH
         network, noise = with_float32_head(self._network), self.schedule
         settings = grid, nodes, seed, tokens_per_batch, ranks, self.device
-        return NelboEstimator(network, noise, *settings, run=compute)
+        return NelboEstimator(network, noise, *settings, run=self._compute)
+
+    def _compute(self, function: Callable[[], torch.Tensor], cost: int) -> torch.Tensor:
+        return run_sync(self.session.compute(function, cost))
 
     def require_visible_scores(self, what: str) -> None:
         """Raise `ConfigError` if the network was trained with masking alone."""

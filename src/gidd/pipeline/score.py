@@ -30,8 +30,9 @@ from gidd.pipeline.noise_level import (
 )
 from gidd.pipeline.options import CLEAN_TIME, LikelihoodOptions
 from gidd.pipeline.results import NoiseLevel, ResultManifest, Scores
-from gidd.sampling.jobs import Jobs, run_job, run_jobs, shared_jobs
+from gidd.sampling.limits import Budget
 from gidd.sampling.network import require_finite_predictions
+from gidd.sampling.tasks import gather, run_sync
 from gidd.sampling.windows import TextWindows
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def token_probabilities(pipe: Pipeline, tokens: Sequence[int], top: int) -> list
     windows = [(window, CLEAN_TIME) for window in cut]
     reader, function = pipe.window_reader(), _ReadTop(max(1, top))
     found: list[TokenProbability] = []
-    values = run_job(lambda jobs: reader.read(jobs, windows, function))
+    values = run_sync(reader.read(windows, function))
     for part, (own, probabilities, others) in zip(cut.parts, values, strict=True):
         for i in range(part.own.start, part.own.stop):
             pairs = zip(others[i, :top].tolist(), probabilities[i, :top].tolist(), strict=True)
@@ -151,7 +152,7 @@ def estimate_likelihood(
         grid=options.grid, nodes=options.nodes, seed=options.seed, ranks=ranks
     )
     passes = estimator.has_ends + options.repeats * estimator.forward_passes_per_repeat(1)
-    shared_jobs().reserve(passes * sum(len(text.tokens) for text in texts))
+    Budget.current().reserve(passes * sum(len(text.tokens) for text in texts))
     found = estimate_nelbo(
         estimator,
         texts,
@@ -221,7 +222,7 @@ def score_texts(
         if on_forward_passes is not None:
             on_forward_passes(*map(sum, zip(*passes, strict=True)))
 
-    shared_jobs().reserve(sum(reading_cost(pipe.window_reader(), cut) for cut in cuts))
+    Budget.current().reserve(sum(reading_cost(pipe.window_reader(), cut) for cut in cuts))
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
     found, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])
@@ -234,9 +235,8 @@ def score_texts(
     reconstruction, prior = totals(found.draws[..., 1].mean(0)), totals(found.prior)
     forward_passes = totals(torch.full(owners.shape, found.forward_passes / len(parts)))
     task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
-    readings = run_jobs(
-        partial(_read, pipe=pipe, cut=cut, on_forward_passes=partial(report, i))
-        for i, cut in enumerate(cuts, start=1)
+    readings = run_sync(
+        gather([_read(pipe, cut, partial(report, i)) for i, cut in enumerate(cuts, start=1)])
     ) or [(None, None)] * len(texts)
     return [
         Scores(
@@ -256,11 +256,11 @@ def score_texts(
 
 
 async def _read(
-    jobs: Jobs, pipe: Pipeline, cut: TextWindows, on_forward_passes: OnForwardPassesDone
+    pipe: Pipeline, cut: TextWindows, on_forward_passes: OnForwardPassesDone
 ) -> tuple[tuple[float, ...], NoiseLevel | None]:
     """Return x_theta of each token, and the noise level unless all tokens are line breaks etc."""
-    frame = await score_tokens(jobs, pipe, cut.tokens)
+    frame = await score_tokens(pipe, cut.tokens)
     confidence, reader = tuple(frame.probability.tolist()), pipe.window_reader()
     if all(cut.fixed):
         return confidence, None
-    return confidence, await estimate_noise(jobs, reader, cut, on_forward_passes=on_forward_passes)
+    return confidence, await estimate_noise(reader, cut, on_forward_passes=on_forward_passes)

@@ -18,7 +18,7 @@ from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.options import STOP
 from gidd.pipeline.results import Generation
-from gidd.sampling import Ban, Require, ban, shared_jobs
+from gidd.sampling import Ban, Budget, Require, ban
 from gidd.vocab import Vocab
 
 Span = tuple[int, int]
@@ -172,9 +172,9 @@ class TokenDecoder:
         """Encode a long text in pieces: limits hold between them, and other threads run."""
         if len(text) <= _PIECE:
             return self.tokenizer.encode(text)
-        tokens, jobs = list[int](), shared_jobs()
+        tokens, budget = list[int](), Budget.current()
         for piece in cut(text, _PIECE) if self.tokenizer.encodes_pieces else [text]:
-            jobs.check()
+            budget.check()
             (part,) = self.tokenizer.encode_batch([piece])  # releases the interpreter's lock
             tokens += part
         return tokens
@@ -220,9 +220,9 @@ def _turn(text: str) -> Generator[None]:
     if len(text) < _LONG:
         yield
         return
-    jobs = shared_jobs()
+    budget = Budget.current()
     while not _LONG_TEXTS.acquire(timeout=_PATIENCE):
-        jobs.check()
+        budget.check()
     try:
         yield
     finally:

@@ -2,9 +2,9 @@
 
 Reading order: `state`, `network`, `predict` (x_theta where it is asked for) and its wrappers
 `guidance` and `choices`, `steps/` and `correctors/` (functions of a state), `plan`, `loop` (the
-whole sampling); then `request` (what to sample, and the result), `ticket` (a request in progress),
-`length_bucket` (requests that share forward passes), `session`, `pool` (several sessions), `jobs`
-(several rounds), `windows` (long texts).
+whole sampling); then `request` (what to sample, and the result), `limits` and `tasks` (of calls),
+`progress` (of a request), `scheduler` (who is next), `batch` (one step of several requests),
+`session` (the thread that makes all steps); `blocks` and `windows` (long texts).
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from gidd.sampling.blocks import sample_blocks as sample_blocks
     from gidd.sampling.choices import Choices as Choices, Constrained as Constrained
     from gidd.sampling.correctors import (
         Gibbs as Gibbs,
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
         likelihood as likelihood,
     )
     from gidd.sampling.guidance import Guidance as Guidance, guided as guided
-    from gidd.sampling.jobs import (
-        Jobs as Jobs,
-        compute as compute,
-        run_job as run_job,
-        run_jobs as run_jobs,
-        shared_jobs as shared_jobs,
-        sharing as sharing,
-    )
+    from gidd.sampling.limits import Budget as Budget
     from gidd.sampling.loop import sample as sample
     from gidd.sampling.network import (
         CachedFeatures as CachedFeatures,
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
         posterior_sampling_plan as posterior_sampling_plan,
         sampling_plan as sampling_plan,
     )
-    from gidd.sampling.pool import SessionPool as SessionPool
     from gidd.sampling.predict import (
         NetworkPredict as NetworkPredict,
         Predict as Predict,
@@ -65,6 +58,7 @@ if TYPE_CHECKING:
         TopP as TopP,
         ban as ban,
     )
+    from gidd.sampling.progress import Event as Event, OnStep as OnStep
     from gidd.sampling.request import (
         Edit as Edit,
         Frame as Frame,
@@ -76,7 +70,7 @@ if TYPE_CHECKING:
         parse_template as parse_template,
         prompt as prompt,
     )
-    from gidd.sampling.session import OnStep as OnStep, Session as Session
+    from gidd.sampling.session import Session as Session
     from gidd.sampling.state import State as State, start as start
     from gidd.sampling.steps import (
         Confidence as Confidence,
@@ -88,7 +82,7 @@ if TYPE_CHECKING:
         Threshold as Threshold,
         ancestral as ancestral,
     )
-    from gidd.sampling.ticket import Event as Event, Ticket as Ticket
+    from gidd.sampling.tasks import gather as gather, run_sync as run_sync
     from gidd.sampling.windows import (
         PosteriorPass as PosteriorPass,
         TextWindows as TextWindows,

@@ -1,14 +1,21 @@
-"""Sessions: requests join and leave at every denoising step, and share forward passes."""
+"""A session: requests join and leave at every denoising step, and share forward passes."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
+import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from threading import Lock
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,29 +23,42 @@ import torch
 from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, Overloaded
-from gidd.sampling.length_bucket import LengthBucket
+from gidd.sampling.batch import Batch
+from gidd.sampling.limits import Budget
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan
+from gidd.sampling.progress import OnStep, Progress, Shape, as_failure
 from gidd.sampling.request import Limits, Request, Sample
-from gidd.sampling.ticket import Event, OnStep, Ticket, limit_reached
+from gidd.sampling.scheduler import Pass, Scheduler, Turn
+from gidd.sampling.tasks import run_sync
 
+_T = TypeVar("_T")
+_log = logging.getLogger("gidd.sampling")
 _NO_LIMITS = Limits()
+
+_TURNS: Final = 8
+"""Turns of an event loop before what it has submitted begins: coroutines that go on at the same
+time submit their next requests together, and these share forward passes."""
+
+_LINGER_SECONDS: Final = 0.02
+"""Time that the thread waits for further work before it ends: a new one would start torch's
+threads again."""
 
 
 @dataclass
-class SessionCounters:
+class Counters:
     """What a session has done since it was made."""
 
     steps: int = 0
-    """Calls of `Session.step` that had something to do."""
+    """Denoising steps and other forward passes."""
     seconds: float = 0.0
-    """Time in these calls."""
+    """Time in them."""
     rows: int = 0
-    """Sequences in forward passes, copies included."""
+    """Sequences in forward passes of steps, copies included."""
     used_rows: int = 0
-    """Sequences in forward passes that made a step."""
+    """Sequences in these forward passes that made a step."""
     work: int = 0
-    """Tokens in these forward passes, padding and copies included."""
+    """Tokens in all forward passes, padding and copies included."""
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -46,27 +66,80 @@ class SessionCounters:
     """Requests that were refused because too many waited."""
 
 
+class _ThreadSettings(NamedTuple):
+    """Settings of torch that a thread has, and on which the bits of a prediction depend."""
+
+    num_threads: int
+    autocast: torch.dtype | None
+
+    @classmethod
+    def current(cls, device: str) -> _ThreadSettings:
+        is_enabled = torch.is_autocast_enabled(device)
+        return cls(
+            torch.get_num_threads(), torch.get_autocast_dtype(device) if is_enabled else None
+        )
+
+    @contextmanager
+    def applied(self, device: str) -> Generator[None]:
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+        if self.autocast is None:
+            yield
+        else:
+            with torch.autocast(device, self.autocast):
+                yield
+
+
+class _Call:
+    """What a coroutine awaits: requests, or one other forward pass."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, device: str, on_step: OnStep | None = None
+    ) -> None:
+        self.loop, self.on_step = loop, on_step
+        self.budget, self.context = Budget.current(), contextvars.copy_context()
+        self.settings = _ThreadSettings.current(device)
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.members: list[Progress | Pass] = []
+        self.num_done = 0
+        self.error: BaseException | None = None
+
+    def notify(self, members: Sequence[Progress | Pass]) -> BaseException | None:
+        """Call `on_step`; return what it raises."""
+        live = [one for one in members if isinstance(one, Progress) and not one.is_cancelled]
+        if self.on_step is not None and live:
+            try:
+                self.context.run(self.on_step, [progress.event for progress in live])
+            except BaseException as error:
+                return as_failure(error)
+        return None
+
+    def resolve(self) -> None:
+        """Let the coroutine go on; called by its event loop."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(self.error)
+            self.future.exception()  # nobody may be left to read it
+
+
 class Session:
-    """Samples requests one step at a time.
+    """Samples requests of one model, and makes its other forward passes.
 
         session = Session(network, schedule, batch_size=16, pad_to_multiple_of=64)
-        ticket = session.submit(request)
-        while session.pending:
-            for event in session.step():
-                ...
+        sample = await session.run(request)          # in a coroutine
+        samples = session.sample([request, other])   # elsewhere
 
-    Each call of `step` makes at most one forward pass, of at most `batch_size` requests of one
-    padded length; further ones wait. Half of the work is for the request with the least work left,
-    half for the one that was submitted first: short requests do not wait for long ones, and none
-    starves. A higher priority comes before both. Plans, times and processors may differ.
+    Its thread starts when there is work, and ends when there is none. It makes one forward pass
+    after the other, each for at most `batch_size` requests of one shape (`scheduler` says whose).
+    Plans, times and processors of these may differ.
 
     Samples are bit-identical regardless of which other requests share the batch: shapes depend on
     the request, `batch_size` and `pad_to_multiple_of` alone, and random numbers on its seed. (With
-    `row_buckets` shapes also depend on the number of active requests.) A request that fails ends
-    with `Event.error` and affects no other.
-
-    `submit` and `cancel` may be called from any thread, `step` from one at a time. Every request
-    that is not cancelled has exactly one event with a sample or an error.
+    `row_buckets` shapes also depend on the number of active requests.) A request that fails
+    affects no other. Every request that is not cancelled has exactly one sample or error.
     """
 
     def __init__(
@@ -79,7 +152,6 @@ class Session:
         pad_to_multiple_of: int = 1,
         max_length: int | None = None,
         max_waiting: int | None = None,
-        max_cost: int | None = None,
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +166,6 @@ class Session:
             pad_to_multiple_of: Sequences are padded to a multiple of this many tokens; 1 pads none.
             max_length: The context of the network: the longest sequence, padding included.
             max_waiting: Requests that may wait for their first step; others raise `Overloaded`.
-            max_cost: The largest `cost` of a request; a larger one raises `ConfigError`.
             device: Where the network is.
             clock: Returns the time in seconds, for `Limits.seconds`.
         """
@@ -102,8 +173,6 @@ class Session:
             batch_size=(batch_size, integer(1, fix="It counts sequences in a forward pass.")),
             pad_to_multiple_of=(pad_to_multiple_of, integer(1, fix="64 is common; 1 pads none.")),
             max_waiting=(max_waiting, optional(integer(1, fix="None is no limit."))),
-            max_cost=(max_cost, optional(integer(1, fix="None is no limit."))),
-            **{f"row_buckets[{i}]": (n, integer(1, batch_size)) for i, n in enumerate(row_buckets)},
         )
         if pad_to_multiple_of > 1 and not getattr(network, "accepts_padding", False):
             raise ConfigError(
@@ -112,296 +181,417 @@ class Session:
             )
         self.network, self.schedule = network, schedule
         self.batch_size, self.max_length = batch_size, max_length
-        self.row_buckets = tuple(row_buckets)
+        self.use_row_buckets(row_buckets)
         self.pad_to_multiple_of = pad_to_multiple_of if batch_size > 1 else 1
-        self.max_waiting, self.max_cost = max_waiting, max_cost
+        self.max_waiting = max_waiting
         self.device = torch.device(device)
-        self.counters = SessionCounters()
+        self.counters = Counters()
         self.clock = clock
-        self._numbers = count()
-        self._lock = Lock()  # held while a request is opened or ended, by any thread
-        self._inbox: deque[Ticket] = deque()
-        self._cancelled: deque[Ticket] = deque()
-        self._buckets: dict[tuple[int, bool, bool, bool], LengthBucket] = {}
-        self._work_of_rules = [0, 0]
-        """Work for the shortest, and for the oldest request, where they were different ones."""
-        self._open: set[Ticket] = set()
-        self._open_cost = 0
-        self._events: list[Event] = []
-        """Events of this step; those that it did not return are returned by the next."""
-        self._timed: list[tuple[float, Ticket]] = []  # deadlines of the requests that have one
         self._checked: WeakValueDictionary[int, Plan] = WeakValueDictionary()
         """Plans that were checked and are still in use."""
+        self._clear()
 
-    def new(self, **changes: Any) -> Session:
-        """Return a session of the same network and shapes, without requests or their limits.
+    def use_row_buckets(self, row_buckets: Sequence[int]) -> None:
+        """Set smaller batch sizes for batches that begin from now on."""
+        buckets = {f"row_buckets[{i}]": n for i, n in enumerate(row_buckets)}
+        require_arguments(**{name: (n, integer(1, self.batch_size)) for name, n in buckets.items()})
+        self.row_buckets = tuple(row_buckets)
 
-        `changes` are arguments of a session, e.g. `max_cost=10**6`.
-        """
-        return Session(self.network, self.schedule, **(self.settings | changes))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments that determine the shapes of forward passes, device and clock."""
-        return {
-            "batch_size": self.batch_size,
-            "row_buckets": self.row_buckets,
-            "pad_to_multiple_of": self.pad_to_multiple_of,
-            "max_length": self.max_length,
-            "device": self.device,
-            "clock": self.clock,
-        }
+    def _clear(self) -> None:
+        """Forget all work; of a process that was forked, another one does it."""
+        self._process = os.getpid()
+        self._lock = threading.Condition()  # held while calls begin and end, by any thread
+        self._thread: threading.Thread | None = None
+        self._numbers = count()
+        self._outboxes: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+        """Calls that begin after some turns of their event loop."""
+        self._inbox = list[_Call]()
+        self._ended = deque[Progress | Pass]()
+        """What was cancelled, and may have a row."""
+        self._open: set[Progress | Pass] = set()
+        self._open_cost = 0
+        self._scheduler = Scheduler()
+        self._batches: dict[Shape, Batch] = {}
 
     @property
     def pending(self) -> int:
-        """Number of requests that are not done."""
+        """Number of requests and other forward passes that are not done."""
         return len(self._open)
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for their first step."""
-        return len(self._inbox) + sum(one.num_waiting for one in list(self._buckets.values()))
+        """Number of requests that wait for a row, and of other forward passes."""
+        return max(0, len(self._open) - self._scheduler.num_active)
 
     @property
     def expected_wait(self) -> float:
-        """Seconds until all open requests are done, at the speed of this session so far."""
-        done = self.counters
-        return self._open_cost * done.seconds / done.work if done.work else 0.0
+        """Seconds until everything that waits is done, at the speed of this session so far."""
+        work = self._open_cost + self._scheduler.reserved
+        return work * self.counters.seconds / self.counters.work if self.counters.work else 0.0
 
-    def cost(self, request: Request) -> int:
+    def cost(self, request: Request, batch_size: int | None = None) -> int:
         """Return the largest number of tokens that go through the network for a request."""
         passes = 2 if request.is_guided else 1
-        return passes * len(request.plan) * self.padded_length(len(request.tokens))
+        return passes * len(request.plan) * self.padded_length(len(request.tokens), batch_size)
 
-    def submit(self, request: Request, limits: Limits = _NO_LIMITS, **options: Any) -> Ticket:
-        """Validate and enqueue a request; raise if it is invalid or too many wait.
+    def padded_length(self, num_tokens: int, batch_size: int | None = None) -> int:
+        """Return the length to which a sequence is padded: a rule that depends on it alone.
 
-        For the options see `prepare`.
+        With a `batch_size` of its own it is not padded.
         """
-        ticket = self.prepare(request, limits, **options)
-        self.enqueue(ticket)
-        return ticket
+        multiple = self.pad_to_multiple_of if batch_size is None else 1
+        padded = -(-num_tokens // multiple) * multiple
+        return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
 
-    def prepare(
+    async def run(self, request: Request, limits: Limits = _NO_LIMITS, **settings: Any) -> Sample:
+        """Sample a request; for the settings see `run_all`."""
+        (sample,) = await self.run_all([request], limits, **settings)
+        return sample
+
+    async def run_all(
         self,
-        request: Request,
+        requests: Sequence[Request],
         limits: Limits = _NO_LIMITS,
         *,
-        priority: int = 0,
+        on_step: OnStep | None = None,
         record_frames: bool = False,
         record_edits: bool = True,
-        on_step: OnStep | None = None,
-    ) -> Ticket:
-        """Validate a request; return its ticket, with its cost, for `enqueue`.
+        priority: int = 0,
+        batch_size: int | None = None,
+        first_index: int = 0,
+    ) -> list[Sample]:
+        """Sample requests; the first that fails raises its error, and ends the others.
 
-        Requests of a higher `priority` come first. `record_frames` records state and prediction
-        before every step. It costs a pass of the head per step, and a forward pass where the step
-        would have needed none. Without `record_edits`, events and sample have no edits. `on_step`
-        is called after each step with the events of all requests that were submitted with it; if
-        it raises, these requests end with its error.
+        A coroutine that is cancelled ends its requests, and so does the end of its `Budget`.
+
+        Args:
+            requests: What to sample. All are checked, and their cost is reserved, before the first.
+            limits: When each of them ends early.
+            on_step: Called after each step, in the session's thread. If it raises, the call ends
+                with its error.
+            record_frames: Record state and prediction before every step. It costs a pass of the
+                head per step, and a forward pass where the step would have needed none.
+            record_edits: Whether events and samples have edits.
+            priority: Requests of a higher priority come first.
+            batch_size: Sequences in a forward pass, in place of the session's, without padding.
+            first_index: Index of the first request in events.
         """
-        request.check(self.schedule, self.max_length)
-        if self._checked.get(id(request.plan)) is not request.plan:
-            request.plan.check(self.schedule)
-            self._checked[id(request.plan)] = request.plan
-        limits.check()
-        cost = self.cost(request)
-        if self.max_cost is not None and cost > self.max_cost:
-            raise ConfigError(
-                f"a request must cost at most {self.max_cost:,} (steps times tokens), got "
-                f"{cost:,}. Use fewer steps or a shorter sequence."
-            )
-        options = priority, record_frames, record_edits, on_step
-        return Ticket(next(self._numbers), request, limits, cost, *options)
+        if not requests:
+            return []
+        session = self._for_this_thread()
+        call = session._call(
+            asyncio.get_running_loop(),
+            requests,
+            limits,
+            on_step=on_step,
+            record_frames=record_frames,
+            record_edits=record_edits,
+            priority=priority,
+            batch_size=batch_size,
+            first_index=first_index,
+        )
+        await session._await(call)
+        samples = [cast(Sample, member.result) for member in call.members]
+        call.members.clear()  # what refers to itself is freed late
+        return samples
 
-    def enqueue(self, ticket: Ticket) -> None:
-        """Let a request begin; raise if too many wait."""
+    async def compute(self, function: Callable[[], _T], cost: int) -> _T:
+        """Return the result of a function that makes one forward pass, of `cost` tokens."""
+        session = self._for_this_thread()
+        call = _Call(asyncio.get_running_loop(), self.device.type)
+        call.members.append(forward_pass := Pass(function, cost, call.budget, call))
+        await session._await(call)
+        return forward_pass.result
+
+    def sample(self, requests: Sequence[Request], **settings: Any) -> list[Sample]:
+        """Sample requests and wait for them: `run_all` for code that is no coroutine."""
+        return run_sync(self.run_all(requests, **settings))
+
+    async def _await(self, call: _Call) -> None:
+        """Let a call begin, and wait for its end."""
+        call.budget.check()
+        call.budget.use(sum(member.cost for member in call.members))
+        self._begin(call)
+        with call.budget.covers(partial(self._cancel, call)):
+            try:
+                await call.future
+            finally:
+                self._end(call)
+                call.budget.add_computed(sum(member.computed for member in call.members))
+
+    # calls, from any thread
+
+    def _for_this_thread(self) -> Session:
+        """Return this session, or a copy for a callback or step, for which its thread waits."""
+        if threading.current_thread() is not self._thread:
+            return self
+        session = copy(self)
+        session._clear()
+        return session
+
+    def _call(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        requests: Sequence[Request],
+        limits: Limits,
+        *,
+        on_step: OnStep | None = None,
+        first_index: int = 0,
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> _Call:
+        """Check requests; return the call of `run_all`, which has not begun."""
+        call = _Call(loop, self.device.type, on_step)
+        limits.check()
+        for index, request in enumerate(requests, first_index):
+            request.check(self.schedule, self.max_length)
+            if self._checked.get(id(request.plan)) is not request.plan:
+                request.plan.check(self.schedule)
+                self._checked[id(request.plan)] = request.plan
+            shape = self._shape(request, batch_size, call.settings)
+            cost, settings["is_watched"] = self.cost(request, batch_size), on_step is not None
+            numbers = next(self._numbers), index
+            progress = Progress(request, limits, shape, cost, *numbers, call, **settings)
+            call.members.append(progress)
+        return call
+
+    def _shape(self, request: Request, batch_size: int | None, settings: _ThreadSettings) -> Shape:
+        """Return the shape of the forward passes of a request.
+
+        Attention without a mask may have other bits than attention with one, except on a CPU: on
+        other devices, sequences that fill their padded length have a shape of their own.
+        """
+        num_tokens = len(request.tokens)
+        length = self.padded_length(num_tokens, batch_size)
+        is_full = self.device.type == "cpu" or num_tokens == length
+        kind = is_full, request.is_guided, bool(request.choices)
+        return Shape(batch_size or self.batch_size, length, *kind, settings)
+
+    def _begin(self, call: _Call) -> None:
+        """Open what a call awaits, or raise if too much waits."""
+        if self._process != os.getpid():
+            self._clear()
         with self._lock:
-            if self.max_waiting is not None and self.waiting >= self.max_waiting:
+            waiting = self.waiting
+            if self.max_waiting is not None and waiting + len(call.members) > self.max_waiting:
                 self.counters.refused += 1
                 seconds = self.expected_wait
                 raise Overloaded(
-                    f"{self.waiting} requests wait, at most {self.max_waiting} may. Try again in "
+                    f"{waiting} requests wait, at most {self.max_waiting} may. Try again in "
                     f"{seconds:.0f} seconds.",
                     seconds,
                 )
-            if ticket.limits.seconds is not None:
-                ticket.deadline = self.clock() + ticket.limits.seconds
-            self._open.add(ticket)
-            self._open_cost += ticket.cost
-            self._inbox.append(ticket)
+            now = self.clock()
+            for member in call.members:
+                self._open.add(member)
+                self._open_cost += member.cost
+                if isinstance(member, Progress):
+                    member.set_deadlines(now)
+            outbox = self._outboxes.setdefault(call.loop, [])
+            outbox.append(call)
+        if len(outbox) == 1:
+            call.loop.call_soon(self._release, call.loop, _TURNS)
 
-    def cancel(self, ticket: Ticket) -> bool:
-        """End a request, without an event; return False if it had ended before."""
+    def _release(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
+        """Let the calls of an event loop begin after some turns."""
+        if turns:
+            loop.call_soon(self._release, loop, turns - 1)
+            return
         with self._lock:
-            if ticket not in self._open:
-                return False
-            ticket.is_cancelled = True
-            self._close(ticket)
-            self.counters.cancelled += 1
-            self._cancelled.append(ticket)
-        return True
-
-    def step(self) -> list[Event]:
-        """Make one step of the next requests; return what happened to each of them."""
-        start = time.perf_counter()
-        self._receive()
-        self._expire()
-        if (chosen := self._choose()) is not None:
-            (ticket, rule), bucket = chosen, self._bucket(chosen[0])
-            self._events += bucket.admit(ticket)
-            if active := bucket.active:
-                self._events += bucket.advance(active)
-                rows = bucket.num_rows(len(active))
-                self.counters.steps += 1
-                self.counters.rows += rows
-                self.counters.used_rows += len(active)
-                self.counters.work += bucket.length * rows
-                if rule is not None:
-                    self._work_of_rules[rule] += bucket.length * rows
-        self.counters.seconds += time.perf_counter() - start
-        with self._lock:
-            events, self._events = self._events, []
-            for event in events:
-                if event.ticket.is_cancelled:
-                    event.ticket.discard_result()
-                elif event.ticket.is_done:
-                    self._close(event.ticket)
-                    self.counters.finished += event.error is None
-                    self.counters.failed += event.error is not None
-        events = {event.ticket: event for event in events if not event.ticket.is_cancelled}
-        for on_step in {ticket.on_step: None for ticket in events}:
-            own = [event for ticket, event in events.items() if ticket.on_step == on_step]
+            self._inbox += self._outboxes.pop(loop, [])
             try:
-                if on_step is not None:
-                    on_step(own)
-            except Exception as error:
-                for event in own:
-                    del events[event.ticket]
-                events |= {event.ticket: event for event in self._fail(own, error)}
-        return list(events.values())
+                self._start()
+            except RuntimeError as error:  # the system has no other thread
+                self._thread = None
+                self._fail_all(error)
 
-    def _fail(self, events: Sequence[Event], error: Exception) -> list[Event]:
-        """End the requests whose callback raised an error; return their events, with the error."""
-        failed: list[Event] = []
+    def _start(self) -> None:
+        """Let the thread work; with the lock."""
+        self._lock.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="gidd-session")
+            self._thread.start()
+
+    def _cancel(self, call: _Call) -> None:
+        """End a call with `CancelledError`."""
+        self._end(call)
+        with suppress(RuntimeError):  # its loop is closed
+            call.loop.call_soon_threadsafe(call.future.cancel)
+
+    def _end(self, call: _Call) -> None:
+        """Cancel what is open of a call."""
         with self._lock:
-            for event in events:
-                ticket = event.ticket
-                if event.error is not None:
-                    failed.append(event)
-                elif not ticket.is_cancelled:
-                    if ticket in self._open:
-                        self._close(ticket)
-                    self.counters.finished -= event.sample is not None
-                    self.counters.failed += 1
-                    ticket.sample = None
-                    failed.append(ticket.fail(error))
-        return failed
+            for member in call.members:
+                if member in self._open:
+                    member.is_cancelled = True
+                    self._close(member)
+                    self.counters.cancelled += 1
+                    if self._is_busy:
+                        self._ended.append(member)
+            outbox = self._outboxes.get(call.loop, [])
+            if call in outbox:
+                outbox.remove(call)
+            if not outbox:
+                self._outboxes.pop(call.loop, None)
 
-    def sample(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_step: OnStep | None = None,
-        record_frames: bool = False,
-    ) -> list[Sample]:
-        """Sample all requests, in a session of their own: several threads may do so at once.
+    def _close(self, member: Progress | Pass) -> None:
+        """Count something as done; with the lock."""
+        self._open.remove(member)
+        self._open_cost -= member.cost
 
-        The first request that fails raises its error. Use `submit` to continue with the others.
-        `on_step` is called after each step of the session; for `record_frames` see `submit`.
-        """
-        session = self.new()
-        tickets = [
-            session.submit(request, record_frames=record_frames, on_step=on_step)
-            for request in requests
-        ]
-        while session.pending:
-            for event in session.step():
-                if event.error is not None:
-                    raise event.error
-        return [ticket.sample for ticket in tickets if ticket.sample is not None]
+    # steps, in the thread of the session
 
-    def best_tokens(self, ticket: Ticket) -> tuple[int, ...]:
-        """Return how an active request would end, were this the last step of its phase.
+    def _work(self) -> None:
+        """Make steps until nothing is left."""
+        while self._has_work():
+            try:
+                self._step()
+            except BaseException as error:  # a defect: nobody may wait for ever
+                _log.exception("a step failed")
+                self._fail_all(error)
 
-        This differs from `Ticket.tokens` for a corrector that scores states, such as Algorithm 1.
-        """
-        return self._bucket(ticket).best_tokens(ticket)
+    def _has_work(self) -> bool:
+        """Wait for work; return False, and forget this thread, if there is none."""
+        with self._lock:
+            if not self._is_busy:
+                self._lock.wait(_LINGER_SECONDS)
+            if not self._is_busy:
+                self._thread = None
+            return self._thread is not None
 
-    def padded_length(self, num_tokens: int) -> int:
-        """Return the length to which a sequence is padded: a rule that depends on it alone."""
-        padded = -(-num_tokens // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._inbox or self._ended or self._scheduler)
 
-    def _close(self, ticket: Ticket) -> None:
-        """Count a request as done; with the lock."""
-        self._open.remove(ticket)
-        self._open_cost -= ticket.cost
+    def _step(self) -> None:
+        """Make one step of a batch, or another forward pass, and tell its callers."""
+        start, device = time.perf_counter(), self.device.type
+        self._receive()
+        stepped = self._scheduler.late(self.clock())
+        for member in stepped:
+            self._forget(member)
+        turn = self._scheduler.next()
+        if isinstance(turn, Pass):
+            with turn.call.settings.applied(device):
+                self._make(turn)
+            stepped.append(turn)
+        elif turn is not None:
+            with turn.shape.settings.applied(device):
+                batch = self._join(turn)
+                stepped += [*turn.failed, *(one for one in turn.joining if one.is_done)]
+                if batch is not None and (num_active := batch.num_active):
+                    stepped += batch.step()
+                    self._count(turn, num_active, batch.num_rows(num_active))
+        self.counters.seconds += time.perf_counter() - start
+        self._report(stepped)
+
+    def _join(self, turn: Turn) -> Batch | None:
+        """Let requests join their batch, if there is memory for it."""
+        try:
+            if (batch := self._batches.get(turn.shape)) is None:
+                parts = self.network, self.schedule, turn.shape, self.device, self.row_buckets
+                batch = self._batches[turn.shape] = Batch(*parts)
+        except Exception as error:
+            for progress in turn.joining:
+                progress.fail(error)
+            return None
+        if turn.parked is not None:
+            batch.park(turn.parked)
+        for progress in turn.failed:
+            batch.leave(progress)
+        batch.join(turn.joining)
+        return batch
+
+    def _count(self, turn: Turn, num_active: int, num_rows: int) -> None:
+        work = turn.shape.length * num_rows
+        self.counters.steps += 1
+        self.counters.rows += num_rows
+        self.counters.used_rows += num_active
+        self.counters.work += work
+        self._scheduler.count_step(work, turn.rule)
 
     def _receive(self) -> None:
-        """Move submitted requests to their buckets, and remove cancelled ones."""
-        while self._inbox:
-            ticket = self._inbox.popleft()
-            if ticket.is_done:
-                continue
-            try:
-                self._bucket(ticket).add(ticket)
-            except Exception as error:  # no memory for the bucket
-                self._events.append(ticket.fail(error))
-                continue
-            if ticket.deadline is not None:
-                self._timed.append((ticket.deadline, ticket))
-        while self._cancelled:
-            ticket = self._cancelled.popleft()
-            if (bucket := self._buckets.get(self._key(ticket))) is not None:
-                bucket.remove(ticket)
+        """Take what was submitted, and forget what was cancelled."""
+        with self._lock:
+            calls, self._inbox = self._inbox, []
+            ended = list(self._ended)
+            self._ended.clear()
+        for member in (member for call in calls for member in call.members):
+            if not member.is_done:
+                self._scheduler.add(member)
+        for member in ended:
+            self._forget(member)
 
-    def _expire(self) -> None:
-        """End the requests whose time is over, or let their next step be the last."""
-        if not self._timed:
+    def _forget(self, member: Progress | Pass) -> None:
+        """Remove something that is done."""
+        self._scheduler.remove(member)
+        if isinstance(member, Pass) or (batch := self._batches.get(member.shape)) is None:
             return
-        now, timed = self.clock(), [entry for entry in self._timed if not entry[1].is_done]
-        self._timed = [entry for entry in timed if entry[0] > now]
-        for ticket in (ticket for deadline, ticket in timed if deadline <= now):
-            if ticket.limits.on_limit == "finish":
-                ticket.expire()
-                self._bucket(ticket).move_to_front(ticket)
-            else:
-                self._bucket(ticket).remove(ticket)
-                self._events.append(ticket.fail(limit_reached(ticket)))
+        batch.leave(member)
+        if not self._scheduler.has(member.shape):
+            del self._batches[member.shape]
 
-    def _choose(self) -> tuple[Ticket, int | None] | None:
-        """Return the request that makes the next step, and the rule that chose it.
+    @torch.no_grad()
+    def _make(self, forward_pass: Pass) -> None:
+        """Make a forward pass that is no denoising step."""
+        with self._lock:
+            if forward_pass.is_cancelled:
+                return
+            forward_pass.is_made = True
+        self.counters.steps += 1
+        self.counters.work += forward_pass.cost
+        try:
+            forward_pass.result = forward_pass.function()
+        except BaseException as error:
+            forward_pass.error = as_failure(error)
 
-        The rule is None if both rules choose it. Forgets buckets without requests.
-        """
-        places = {key: bucket.first_places() for key, bucket in self._buckets.items()}
-        self._buckets = {key: one for key, one in self._buckets.items() if places[key] is not None}
-        found = [place for place in places.values() if place is not None]
-        if not found:
-            return None
-        shortest, oldest = (min(rule)[-1] for rule in zip(*found, strict=True))
-        if shortest is oldest:
-            return shortest, None
-        rule = int(self._work_of_rules[0] > self._work_of_rules[1])
-        return (shortest, oldest)[rule], rule
+    def _report(self, stepped: Sequence[Progress | Pass]) -> None:
+        """Tell callers what has happened, and let those go on whose call is done."""
+        calls: dict[_Call, list[Progress | Pass]] = {}
+        for member in stepped:
+            calls.setdefault(member.call, []).append(member)
+        for call, members in calls.items():
+            error = call.notify(members)
+            with self._lock:
+                for member in filter(self._open.__contains__, members):
+                    member.error = member.error or error
+                    if member.is_done:
+                        self._close(member)
+                        call.num_done += 1
+                        call.error = call.error or member.error
+                        if isinstance(member, Progress):
+                            self.counters.finished += member.error is None
+                            self.counters.failed += member.error is not None
+            if call.error is not None or call.loop.is_closed():
+                self._end(call)
+            for member in members:
+                if member.is_done:
+                    self._forget(member)
+        _resolve(call for call in calls if call.error or call.num_done == len(call.members))
 
-    def _key(self, ticket: Ticket) -> tuple[int, bool, bool, bool]:
-        """Return the key of the bucket of a request.
+    def _fail_all(self, error: BaseException) -> None:
+        """End everything with an error."""
+        with self._lock:
+            calls: set[_Call] = {member.call for member in self._open}
+            for call in calls:
+                call.error = error
+                self._end(call)
+            self._inbox.clear()
+            self._ended.clear()
+            self._scheduler, self._batches = Scheduler(), {}
+        _resolve(calls)
 
-        Attention without a mask may have other bits than attention with one, except on a CPU: on
-        other devices, sequences that fill their padded length have a bucket of their own. So have
-        guided sequences, whose forward passes have twice as many rows, and sequences with choices.
-        """
-        num_tokens = len(ticket.request.tokens)
-        length = self.padded_length(num_tokens)
-        is_full = self.device.type == "cpu" or num_tokens == length
-        return length, is_full, ticket.request.is_guided, bool(ticket.request.choices)
 
-    def _bucket(self, ticket: Ticket) -> LengthBucket:
-        """Return the bucket of a request."""
-        key = self._key(ticket)
-        if key not in self._buckets:
-            shape = self.batch_size, key[0], self.device, self.row_buckets
-            self._buckets[key] = LengthBucket(self.network, self.schedule, *shape)
-        return self._buckets[key]
+def _resolve(calls: Iterable[_Call]) -> None:
+    """Let coroutines go on, those of an event loop together."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+    for call in calls:
+        by_loop.setdefault(call.loop, []).append(call)
+
+    def resolve(calls: list[_Call]) -> None:
+        for call in calls:
+            call.resolve()
+
+    for loop, of_loop in by_loop.items():
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(resolve, of_loop)

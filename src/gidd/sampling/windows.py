@@ -1,9 +1,9 @@
 """Overlapping windows over long texts, and predictions and posteriors of the tokens in them.
 
     cut = TextWindows(tokens, fixed, context)
-    posteriors = run_job(lambda jobs: PosteriorPass(reader)(jobs, cut, error_rate=0.05))
+    posteriors = await PosteriorPass(reader)(cut, error_rate=0.05)
 
-Each window is a request of one step, so windows of different jobs share forward passes.
+Each window is a request of one step, so windows of different texts share forward passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.error_rate import time_at_error_rate
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, read_posterior
-from gidd.sampling.jobs import Jobs
 from gidd.sampling.plan import Plan, corrector_plan
 from gidd.sampling.predict import Predict, Rows
 from gidd.sampling.processors import Processor
@@ -136,6 +135,8 @@ class WindowReader:
     """Processors of x_theta, e.g. a ban on tokens that are never written."""
     predicts_posterior: bool = False
     """Whether x_theta is converted from p(x_i | z), see `gidd.models.denoiser.Backbone`."""
+    batch_size: int | None = None
+    """Windows in a forward pass, in place of the session's batch size, without padding."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -144,7 +145,6 @@ class WindowReader:
 
     async def read(
         self,
-        jobs: Jobs,
         windows: Iterable[tuple[WindowTokens, float]],
         function: ReadFunction,
         on_window: Callable[[], None] | None = None,
@@ -169,7 +169,7 @@ class WindowReader:
                 for window, t in chunk
                 if any(window.editable)
             ]
-            samples = iter(await jobs.sample(self.session, requests))
+            samples = iter(await self.session.run_all(requests, batch_size=self.batch_size))
             for window, t in chunk:
                 is_read = any(window.editable)
                 found.append(next(samples).values if is_read else self._empty(window, t, function))
@@ -181,7 +181,8 @@ class WindowReader:
         self, windows: Iterable[tuple[WindowTokens, float]]
     ) -> Iterator[list[tuple[WindowTokens, float]]]:
         """Yield windows to submit together; windows of the last length fill complete passes."""
-        rows, chunk = self.session.batch_size, list[tuple[WindowTokens, float]]()
+        rows = self.batch_size or self.session.batch_size
+        chunk = list[tuple[WindowTokens, float]]()
         for item in windows:
             chunk.append(item)
             if len(chunk) >= PASSES_AT_ONCE * rows:
@@ -243,7 +244,6 @@ class PosteriorPass:
 
     async def __call__(
         self,
-        jobs: Jobs,
         windows: Iterable[WindowTokens],
         error_rate: float,
         on_window: Callable[[], None] | None = None,
@@ -251,7 +251,7 @@ class PosteriorPass:
         """Return the posterior of each window, in order."""
         time = self.time(error_rate)
         items = ((window, time) for window in windows)
-        values = await self.reader.read(jobs, items, _ReadPosteriors(self, error_rate), on_window)
+        values = await self.reader.read(items, _ReadPosteriors(self, error_rate), on_window)
         return [WindowPosterior(*each) for each in values]
 
 

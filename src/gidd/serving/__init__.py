@@ -3,7 +3,7 @@
     worker = Worker(gidd.from_pretrained("models/nano"))
     app = create_app({"nano": worker})  # for uvicorn, or any other ASGI server
 
-Reading order: `worker` (threads that share forward passes), `protocol` (bodies of requests),
+Reading order: `worker` (how many calls may be open), `protocol` (bodies of requests),
 `texts` (what they ask of a pipeline), `access` (keys and limits), `errors`, `metrics`, `app` (the
 routes), `replicas` (Ray Serve). `pip install 'gidd[serve]'`.
 """

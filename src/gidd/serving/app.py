@@ -107,7 +107,7 @@ class Service:
     @property
     def expected_wait(self) -> float:
         """Seconds until the open requests to all models are done."""
-        return sum(worker.expected_wait for worker in self.workers.values())
+        return sum(worker.session.expected_wait for worker in self.workers.values())
 
     async def measure(
         self, request: Request, call: Callable[[Request], Coroutine[Any, Any, Response]]

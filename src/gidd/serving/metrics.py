@@ -40,23 +40,22 @@ class Metrics(Collector):
             yield family
 
 
-def _sum(attribute: str) -> Callable[[Worker], float]:
-    """Return the sum of a number over all that makes forward passes for a worker."""
-    number = attrgetter(attribute)
-    return lambda worker: sum(map(number, worker.pool.sources))
+def _of(attribute: str) -> Callable[[Worker], float]:
+    """Return a number of the session of a worker."""
+    return attrgetter(f"session.{attribute}")
 
 
 _COUNT, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 _METRICS = (
     (_GAUGE, "requests_open", attrgetter("num_open"), "Requests that have begun and not ended."),
     (_COUNT, "requests_refused", attrgetter("num_refused"), "Requests beyond those allowed open."),
-    (_GAUGE, "sequences_waiting", _sum("waiting"), "Sequences that wait for their first step."),
-    (_GAUGE, "expected_wait_seconds", _sum("expected_wait"), "Time until all requests are done."),
-    (_COUNT, "forward_passes", _sum("counters.steps"), "Steps, each at most one forward pass."),
-    (_COUNT, "step_seconds", _sum("counters.seconds"), "Time in these steps."),
-    (_COUNT, "rows", _sum("counters.rows"), "Sequences in forward passes, copies included."),
-    (_COUNT, "rows_used", _sum("counters.used_rows"), "Sequences of these that made a step."),
-    (_COUNT, "tokens", _sum("counters.work"), "Tokens in these rows, padding and copies included."),
-    (_COUNT, "sequences_finished", _sum("counters.finished"), "Sequences that were sampled."),
-    (_COUNT, "sequences_failed", _sum("counters.failed"), "Sequences that failed."),
+    (_GAUGE, "sequences_waiting", _of("waiting"), "Sequences that wait for their first step."),
+    (_GAUGE, "expected_wait_seconds", _of("expected_wait"), "Time until all requests are done."),
+    (_COUNT, "forward_passes", _of("counters.steps"), "Steps, each at most one forward pass."),
+    (_COUNT, "step_seconds", _of("counters.seconds"), "Time in these steps."),
+    (_COUNT, "rows", _of("counters.rows"), "Sequences in forward passes, copies included."),
+    (_COUNT, "rows_used", _of("counters.used_rows"), "Sequences of these that made a step."),
+    (_COUNT, "tokens", _of("counters.work"), "Tokens in these rows, padding and copies included."),
+    (_COUNT, "sequences_finished", _of("counters.finished"), "Sequences that were sampled."),
+    (_COUNT, "sequences_failed", _of("counters.failed"), "Sequences that failed."),
 )

@@ -15,6 +15,7 @@ from gidd.pipeline.generate import StreamEnd
 from gidd.pipeline.noise_level import reading_cost
 from gidd.pipeline.score import TokenProbability
 from gidd.sampling import (
+    Budget,
     Edit,
     Event,
     LogitBias,
@@ -22,7 +23,6 @@ from gidd.sampling import (
     Processor,
     Request,
     TextWindows,
-    shared_jobs,
 )
 from gidd.serving.errors import ServiceError
 from gidd.serving.protocol import (
@@ -280,7 +280,7 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
     if pipe.can_score_visible_tokens:
         cut = TextWindows([*given, *tokens], [False] * (len(given) + len(tokens)), pipe.context)
         cost = reading_cost(pipe.window_reader(), cut, has_noise_level=body.likelihood)
-        shared_jobs().reserve(cost)
+        Budget.current().reserve(cost)
     if body.likelihood:
         scores = pipe.score(body.text, prompt=body.prompt, confidence=False, seed=body.seed)
         found |= {
@@ -367,7 +367,7 @@ def frame_emitter(emit: Emit | None) -> OnStep | None:
 
     def on_step(events: Sequence[Event]) -> None:
         for event in events:
-            request, tokens = event.ticket.request, event.ticket.tokens
+            request, tokens = event.request, event.tokens
             start = starts.setdefault(request.sample_index, request.first_blank)
             if tokens:
                 steps = event.steps_done, event.num_steps

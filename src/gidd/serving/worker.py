@@ -1,20 +1,18 @@
-"""A worker: calls of one model, each in a thread of its own, that share forward passes."""
+"""A worker: calls of one model, each in a thread of its own, and how many may be open."""
 
 import asyncio
-import logging
-import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 from gidd.errors import GiddError, Overloaded
 from gidd.pipeline import Pipeline
-from gidd.sampling import Jobs, SessionPool, sharing
+from gidd.sampling import Budget, Session
 from gidd.serving.options import WorkerOptions
 
 _T = TypeVar("_T")
-_log = logging.getLogger("gidd.serving")
 
 
 class Cancelled(GiddError):
@@ -22,7 +20,7 @@ class Cancelled(GiddError):
 
 
 class Worker:
-    """Runs calls of a pipeline; one thread makes the forward passes of all of them.
+    """Runs calls of a pipeline within limits; its session makes the forward passes of all of them.
 
         worker = Worker(pipe)
         generations = await worker.call(lambda: pipe.generate(prompt="Peace", seed=1))
@@ -33,16 +31,19 @@ class Worker:
     def __init__(self, pipe: Pipeline, options: WorkerOptions | None = None) -> None:
         self.pipe, self.options = pipe, options or WorkerOptions()
         self.options.check()
-        row_buckets = self.options.row_buckets or pipe.session.row_buckets
-        self.pool = SessionPool(row_buckets=row_buckets, clock=pipe.session.clock)
-        self.pool.session_like(pipe.session)
-        self._open: list[tuple[Jobs, str | None]] = []
-        """The jobs of each function that runs, and the key that it runs for."""
+        if self.options.row_buckets:
+            self.session.use_row_buckets(self.options.row_buckets)
+        self._open: list[tuple[Budget, str | None]] = []
+        """The budget of each function that runs, and the key that it runs for."""
         self.num_refused = 0
         self._threads = ThreadPoolExecutor(self.options.max_requests, "gidd-call")
-        self._is_closed = False
-        self._steps = threading.Thread(target=self._step_forever, name="gidd-steps", daemon=True)
-        self._steps.start()
+        self.is_alive = True
+        """Whether it takes calls."""
+
+    @property
+    def session(self) -> Session:
+        """The session of the pipeline."""
+        return self.pipe.session
 
     @property
     def num_open(self) -> int:
@@ -50,19 +51,9 @@ class Worker:
         return len(self._open)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its thread runs."""
-        return self._steps.is_alive()
-
-    @property
     def is_full(self) -> bool:
         """Whether a further call would be refused."""
         return self.num_open >= self.options.max_requests
-
-    @property
-    def expected_wait(self) -> float:
-        """Seconds until all open calls are done, at the speed so far."""
-        return sum(source.expected_wait for source in self.pool.sources)
 
     def require_room(self, number: int = 1, key: str | None = None) -> None:
         """Raise `Overloaded` if this many further functions are too many.
@@ -70,15 +61,15 @@ class Worker:
         Those of one key may be as many as there are free places left: one key alone holds half of
         all, and leaves room for others. Without a key all places may be used.
         """
-        of_key = [jobs for jobs, name in self._open if name == key]
+        of_key = [budget for budget, name in self._open if name == key]
         free = self.options.max_requests - self.num_open
         if number <= free - (0 if key is None else len(of_key)):
             return
         self.num_refused += 1
-        blocking = of_key if number <= free else [jobs for jobs, _ in self._open]
+        blocking = of_key if number <= free else [budget for budget, _ in self._open]
         # a place is free when one of these is done, or its time is over
-        wait = self.expected_wait / max(1, len(blocking))
-        seconds = min([max(1.0, wait), *(jobs.seconds_left for jobs in blocking)])
+        wait = self.session.expected_wait / max(1, len(blocking))
+        seconds = min([max(1.0, wait), *(budget.seconds_left for budget in blocking)])
         is_full = f"{self.num_open} requests are open, at most {self.options.max_requests} may be."
         if number <= free:
             is_full = f"{len(of_key)} requests of this key are open, as many as others may yet be."
@@ -96,24 +87,20 @@ class Worker:
 
         Together they have one limit of time and of cost. The first that fails ends the others, and
         if this is cancelled, what they wait for is. `key` is whose they are, and `settings` are
-        arguments of `Jobs`.
+        arguments of `Budget`.
         """
         self.require_room(len(functions), key)
-        limits: dict[str, Any] = {"seconds": self.options.seconds}
+        limits: dict[str, Any] = {"seconds": self.options.seconds, "clock": self.session.clock}
         limits["max_cost"] = self.options.max_cost
-        jobs = Jobs(self.pool, **(limits | settings))
         loop, running = asyncio.get_running_loop(), list[asyncio.Future[_T]]()
-        try:
+        with Budget(**(limits | settings)) as budget:
             for function in functions:
-                call = loop.run_in_executor(self._threads, partial(_run, jobs, function))
-                self._open.append((jobs, key))
-                call.add_done_callback(lambda _: self._open.remove((jobs, key)))
+                run = partial(_run, budget, function)
+                call = loop.run_in_executor(self._threads, partial(copy_context().run, run))
+                self._open.append((budget, key))
+                call.add_done_callback(lambda _: self._open.remove((budget, key)))
                 running.append(call)
-            ended = asyncio.gather(*running, return_exceptions=True)
-            ended.add_done_callback(lambda _: jobs.settle())
-            results = await asyncio.shield(ended)
-        finally:
-            jobs.cancel()
+            results = await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
             raise error  # the first that failed by itself
@@ -154,33 +141,21 @@ class Worker:
             running.cancel()
 
     def close(self) -> None:
-        """End the thread; calls that are open fail."""
-        self._is_closed = True
-        for jobs, _ in list(self._open):
-            jobs.cancel()
-        self.pool.has_work.set()
-        self._steps.join(timeout=10)
+        """Take no further calls; those that are open fail."""
+        self.is_alive = False
+        for budget, _ in list(self._open):
+            budget.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _step_forever(self) -> None:
-        while not self._is_closed:
-            self.pool.has_work.clear()
-            sources = self.pool.next_steps()
-            for source in sources:
-                try:
-                    source.step()
-                except Exception:  # a source ends its requests itself, so this is a defect
-                    _log.exception("a step failed")
-            if not sources:
-                self.pool.has_work.wait()
 
-
-def _run(jobs: Jobs, function: Callable[[], _T]) -> _T:
-    with sharing(jobs):
-        try:
-            return function()
-        except asyncio.CancelledError as error:
-            raise Cancelled("the request was cancelled.") from error
-        except BaseException:
-            jobs.cancel()
-            raise
+def _run(budget: Budget, function: Callable[[], _T]) -> _T:
+    try:
+        return function()
+    except asyncio.CancelledError as error:
+        raise Cancelled("the request was cancelled.") from error
+    except KeyboardInterrupt as error:  # of a step: it would end the service
+        budget.cancel()
+        raise RuntimeError("a step was interrupted.") from error
+    except BaseException:
+        budget.cancel()  # the other functions of the call
+        raise

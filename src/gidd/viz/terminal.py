@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.common.terminal import printable
-from gidd.sampling import Event
+from gidd.sampling import Event, Request
 
 _FRAMES_PER_SECOND = 15
 _FRESH_STEPS = 4  # number of steps for which a new token is marked: one step is too short to see
@@ -46,7 +46,8 @@ class CanvasView:
         self._num_sequences = num_sequences
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
-        self._member = -1
+        self._request: Request | None = None
+        self._index = 0
         self._tokens: list[int] = []
         self._given: list[bool] = []
         self._start = 0  # first position that is shown
@@ -65,24 +66,23 @@ class CanvasView:
         """Record a step, and draw it if the last drawing is old enough."""
         if not events:
             return
-        self._update(min(events, key=lambda event: event.ticket.number))
+        self._update(min(events, key=lambda event: event.index))
         now = time.monotonic()
         if now - self._drawn >= 1 / _FRAMES_PER_SECOND:
             self._drawn = now
             self._live.update(self.render(), refresh=True)
 
     def _update(self, event: Event) -> None:
-        ticket = event.ticket
-        if ticket.number != self._member:
-            self._member, self._since = ticket.number, {}
-            self._given = list(ticket.request.are_protected)
-        self._tokens = list(ticket.tokens)
-        self._step_index, self._num_steps = ticket.steps_done, ticket.num_steps
+        if event.request is not self._request:
+            self._request, self._index, self._since = event.request, event.index, {}
+            self._given = list(event.request.are_protected)
+        self._tokens = list(event.tokens)
+        self._step_index, self._num_steps = event.steps_done, event.num_steps
         for edit in event.edits:
             how = "fresh" if edit.old == self._mask_id else "changed"
             self._since[edit.position] = (self._step_index, how)
         blanks = sum(token == self._mask_id for token in self._tokens)
-        self._status = f"t = {ticket.time:.3f}   {blanks} blanks"
+        self._status = f"t = {event.time:.3f}   {blanks} blanks"
         if event.frame is not None:
             free = ~torch.tensor(self._given, device=event.frame.tokens.device)
             self._status += f"   self-accuracy {event.frame.self_accuracy(free):.0%}"
@@ -101,7 +101,7 @@ class CanvasView:
         for line in below:  # wrapped, they would exceed _FRAME_LINES
             line.no_wrap, line.overflow = True, "ellipsis"
         body = Group(self._visible_lines(), "", bar, *below)
-        title = f"sequence {self._member + 1} of {self._num_sequences}"
+        title = f"sequence {self._index + 1} of {self._num_sequences}"
         return Panel(body, title=title, title_align="left", border_style="dim")
 
     def _visible_lines(self) -> Text:
@@ -136,10 +136,10 @@ class AnswerView(CanvasView):
 
     def _update(self, event: Event) -> None:
         super()._update(event)
-        request = event.ticket.request
+        request = event.request
         if self._is_first:  # blocks that are finished are given in the requests of later ones
             self._is_first, self._start = False, request.first_blank
-        self._tokens = list(request.truncate_at_stop(event.ticket.tokens))
+        self._tokens = list(request.truncate_at_stop(event.tokens))
         self._given = [False] * len(self._tokens)
 
     def render(self) -> RenderableType:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol, final
 
 import gidd
 from gidd.sampling import (
-    Jobs,
     PosteriorPass,
     WindowReader,
     WindowTokens,
     read_own_probability,
-    run_job,
+    run_sync,
 )
 from gidd_proof.confidence import Crop
 
@@ -46,7 +44,7 @@ def likelihood_scorer(
     characters = frozenset(text for text in known if len(text) == 1)
     score = CandidateScorer(pipe.window_reader(_CROPS_PER_PASS), pipe.tokenizer, characters)
     time = PosteriorPass(pipe.window_reader()).time(noise_rate)
-    return lambda crops: run_job(partial(score, crops=crops, time=time))
+    return lambda crops: run_sync(score(crops, time))
 
 
 class CharacterEncoder(Protocol):
@@ -73,12 +71,12 @@ class CandidateScorer:
 
     _scores: dict[Crop, float] = field(default_factory=dict[Crop, float], repr=False)
 
-    async def __call__(self, jobs: Jobs, crops: Sequence[Crop], time: float) -> list[float]:
+    async def __call__(self, crops: Sequence[Crop], time: float) -> list[float]:
         """Return the pseudo-log-likelihood of each crop, in nats."""
         missing = list(dict.fromkeys(crop for crop in crops if crop not in self._scores))
         missing.sort(key=lambda crop: len(crop.text))  # crops of one length share forward passes
         windows = ((self._window(crop), time) for crop in missing)
-        values = await self.reader.read(jobs, windows, read_own_probability)
+        values = await self.reader.read(windows, read_own_probability)
         if len(self._scores) + len(missing) > CACHED_SCORES:
             self._scores.clear()
         for crop, (probability,) in zip(missing, values, strict=True):
