@@ -15,6 +15,7 @@ from gidd.common.config.allowed import (
     integer,
     number,
     optional,
+    unused_problems,
 )
 from gidd.common.config.registry import component_names
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
@@ -68,7 +69,9 @@ class GraderOptions:
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
-        return field_problems(self, max_length=integer(2), grader_batch_size=integer(1))
+        if self.grader is None:
+            yield from unused_problems(self, "", "--grader")
+        yield from field_problems(self, max_length=integer(2), grader_batch_size=integer(1))
 
     def load(self, device: str | None) -> CausalScorer | None:
         """Load the grader; None if none was named."""
@@ -151,6 +154,8 @@ class FrontierGrid:
         }.items():
             for value in getattr(self, name):
                 found += allowed.problems(name, value)
+        if set(self.corrector) == {NO_CORRECTOR} and self.corrector_steps != (32,):
+            found.append("corrector_steps needs --corrector, whose forward passes they are.")
         if not found:
             each = (setting.options(base).problems() for setting in self.settings())
             found = list(dict.fromkeys(problem for problems in each for problem in problems))
@@ -244,6 +249,9 @@ class TaskOptions(EstimatorOptions):
             confidence=number(lambda value: 0.5 < value < 1, "in (0.5, 1)", "0.99 is common."),
             min_repeats=integer(2, 1_000_000, "The spread between repeats decides."),
         )
+        for name in ("confidence", "min_repeats") if not self.early_stop else ():
+            if getattr(self, name) != getattr(TaskOptions, name):
+                yield f"{name} needs early_stop, which it is for."
 
     def describe(self) -> dict[str, Any]:
         """Return the options, and the rules in words."""

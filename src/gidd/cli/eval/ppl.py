@@ -72,6 +72,8 @@ class PerplexityCommand(CheckedCommand):
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the name of its field."""
         yield from super().problems()
+        if self.by == "document" and self.result.json:
+            yield "by must be omitted with --json, which has every document."
         if self.executor != "ray":
             yield from unused_problems(self.ray, "ray.", "--executor ray")
         if self.executor == "ray" and self.perplexity.max_se is not None:

@@ -25,7 +25,7 @@ import tyro
 
 from gidd.cli.eval.report import ResultOptions, report
 from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
-from gidd.common.config.allowed import SEED, integer, optional
+from gidd.common.config.allowed import SEED, integer, optional, unused_problems
 from gidd.common.config.components import Component, component
 from gidd.common.messages import print_message, show_actions
 from gidd.evaluation.options import GraderOptions
@@ -72,6 +72,13 @@ class SamplesCommand(CheckedCommand):
         yield from super().problems()
         if self.reference is not None and self.grading.grader is None:
             yield "reference needs --grader, whose features MAUVE compares."
+        if has_samples(Path(self.source)):
+            yield from unused_problems(
+                self.sampling, "", "a model as SOURCE, not samples of a file"
+            )
+            for name in ("length", "seed"):
+                if getattr(self, name) != getattr(SamplesCommand, name):
+                    yield f"{name} needs a model as SOURCE, not samples of a file."
         if (metric := self.chosen_metric) is not None:
             yield from (f"metric.{problem}" for problem in metric.problems())
 

@@ -70,8 +70,9 @@ def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iter
 
 def unused_problems(options: Any, prefix: str, needs: str) -> Iterator[str]:
     """Yield a message per field away from its default, for options that nothing uses."""
+    default = type(options)()
     for each in fields(options):
-        if getattr(options, each.name) != each.default:
+        if getattr(options, each.name) != getattr(default, each.name):
             yield f"{prefix}{each.name} needs {needs}."
 
 
