@@ -133,9 +133,7 @@ def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, 
     cut = TextWindows(written.tolist(), [False] * len(written), pipe.context)
     read = PosteriorPass(pipe.window_reader())
     found = written.clone()
-    for part, posterior in zip(
-        cut.parts, run_sync(lambda jobs: read(jobs, cut, error_rate)), strict=True
-    ):
+    for part, posterior in zip(cut.parts, run_sync(read(cut, error_rate)), strict=True):
         own = slice(part.own_start, part.own_stop)
         best = torch.where(
             posterior.replaced(), posterior.tokens[:, 0], written[part.start : part.stop]

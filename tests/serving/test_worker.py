@@ -242,6 +242,19 @@ def test_a_callback_that_raises_ends_its_own_call(pipe, worker, method, position
     assert worker.is_alive and not worker.session.pending
 
 
+def test_an_interrupt_in_a_step_ends_its_own_call(pipe, worker):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def calls():
+        bad = worker.call(lambda: pipe.generate(prompt="I", steps=4, processors=[interrupt]))
+        good = worker.call(lambda: results(pipe, 0))
+        return await asyncio.gather(bad, good, return_exceptions=True)
+
+    error, good = asyncio.run(calls())
+    assert type(error) is RuntimeError and good == results(pipe, 0)
+
+
 def test_an_idle_worker_has_no_thread_that_steps(pipe, worker):
     asyncio.run(worker.call(lambda: results(pipe, 0)))
     threads = [one for one in threading.enumerate() if one.name == "gidd-session"]

@@ -20,12 +20,18 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
     An interrupt of this thread ends the coroutine.
     """
+    if not _is_in_event_loop():
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread, Budget():  # whose end, at an interrupt, ends the other
+        return thread.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
+
+
+def _is_in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread, Budget():  # at an interrupt, its end is that of the other
-        return thread.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
+        return False
+    return True
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, _T]], at_once: int = AT_ONCE) -> list[_T]:
