@@ -89,6 +89,21 @@ def test_every_sample_has_one_of_the_options(case):
         assert len({sample.tokens[2:5] for sample in samples}) > 1
 
 
+def test_a_step_reads_the_slots_of_its_own_requests_only():
+    """Requests of other steps share the pass: forward passes are those of each request alone."""
+    session, rng = Session(MODEL, NOISES["hybrid"], batch_size=4), random.Random(7)
+    steps = [step for step in STEPS.values() if is_defined(step, NOISES["hybrid"])]
+    slot, requests = Choices(2, ((1,), (5,), (9,))), list[Request]()
+    for seed in range(60):
+        step = rng.choice(steps)
+        plan = sampling_plan(even_times(rng.randint(1, 8)), step)
+        requests.append(Request(tokens=(5, 6, None), plan=plan, seed=seed, choices=(slot,)))
+    alone = [session.sample([request])[0] for request in requests]
+    together = session.sample(requests)
+    assert [(one.tokens, one.edits) for one in together] == [(o.tokens, o.edits) for o in alone]
+    assert [one.forward_passes for one in together] == [one.forward_passes for one in alone]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "noise"), few(FIXERS, ["hybrid", "uniform"], every=2))
 def test_correctors_keep_an_option(noise, name):

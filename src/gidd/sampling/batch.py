@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gidd.common.devices import upload
-from gidd.diffusion.schedule import MixingSchedule
+from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import CheckpointError, ConfigError
 from gidd.sampling.choices import Constrained
 from gidd.sampling.guidance import guided
 from gidd.sampling.network import UNUSABLE_PREDICTIONS, DenoisingNetwork
 from gidd.sampling.plan import Step
-from gidd.sampling.predict import NetworkPredict, Predict, processed
+from gidd.sampling.predict import NetworkPredict, Predict, Rows, processed
 from gidd.sampling.progress import Progress, Shape
 from gidd.sampling.request import Edit, Frame
 from gidd.sampling.state import State, start, time_dtype
@@ -311,12 +311,6 @@ class _Rows:
             self._constrained = Constrained(self._predict, schedule, self._s, choices)
             self._predict = self._constrained
 
-    def _of(self, indices: list[int]) -> Predict:
-        """Return a function that reads some sequences only."""
-        index = upload(indices, torch.int64, self._t.device)
-        is_member = torch.zeros_like(self._state.is_converged).index_fill(0, index, value=True)
-        return lambda state, t, where: self._predict(state, t, where & is_member[:, None])
-
     def call(self, step: Step, indices: list[int]) -> _Result:
         """Call a step with the sequences that make it.
 
@@ -324,12 +318,17 @@ class _Rows:
         """
         state, t, s, num = self._state, self._t, self._s, len(indices)
         members = [self._members[k] for k in indices]
-        predict = self._predict if num == len(state.seed) else self._of(indices)
+        index = upload(indices, torch.int64, t.device)
+        is_member = torch.zeros_like(state.is_converged).index_fill(0, index, value=True)
+
+        def predict(state: State, t: Times, where: Tensor) -> Rows:
+            return self._predict(state, t, where & is_member[:, None])
+
         output = step(self._schedule, s, t, state, predict)
         output.check(state, members[0].next_step.name)
         tokens = torch.where(state.protected, state.tokens, output.tokens)
         if self._constrained is not None and any(one.next_step.s == 0 for one in members):
-            tokens = self._constrained.finish(state, t, tokens)
+            tokens = self._constrained.finish(state, t, tokens, is_member)
         was_read = self._network.was_read.clone()
         frames = _frames(members, indices, state, t, predict)  # may read more
         is_last = torch.zeros_like(was_read)

@@ -121,13 +121,19 @@ class Constrained:
             chosen[k, each.slot] = options[index].squeeze(0)
         return chosen
 
-    def finish(self, state: State, t: Times, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        """Return the tokens after the step, at s = 0 with an option in every slot.
+    def finish(
+        self,
+        state: State,
+        t: Times,
+        tokens: Int[Tensor, "B L"],
+        is_member: Bool[Tensor, " B"],
+    ) -> Int[Tensor, "B L"]:
+        """Return the tokens after the step, at s = 0 with an option in every slot of its members.
 
         Steps that never replace a token, such as `Confidence`, may leave other tokens.
         """
         table = self._table(state)
-        is_open = (table[..., 0] >= 0) & (self._s == 0)[:, None]
+        is_open = (table[..., 0] >= 0) & (is_member & (self._s == 0))[:, None]
         for k, each in self._slots:
             is_there = (tokens[k, each.slot] == _options(table, k, each)).all(-1)
             is_open[k, each.slot] &= ~is_there.any()
