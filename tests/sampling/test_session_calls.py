@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -328,6 +330,19 @@ def test_an_interrupt_of_the_caller_ends_its_requests():
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(interrupted())
+    assert not session.pending
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals reach the process otherwise")
+def test_ctrl_c_ends_the_requests_of_the_main_thread():
+    session, presses = Session(MODEL, SCHEDULE), iter([True])
+
+    def press(events) -> None:  # in the session's thread
+        if next(presses, False):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        session.sample([replace(request(0), plan=ENDLESS)], on_step=press)
     assert not session.pending
 
 
