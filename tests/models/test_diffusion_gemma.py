@@ -424,7 +424,7 @@ def test_generate_samples_one_canvas_after_the_other(pipe, sampler):
     [sample] = pipe.generate(prompt="To be or", max_tokens=2 * CANVAS, **options)
     assert sample.text.startswith("To be or") and sample.manifest["block_length"] == CANVAS
     assert "".join(
-        pipe.stream(prompt="To be or", max_tokens=16, block_length=CANVAS, **options)
+        pipe.stream(prompt="To be or", max_tokens=16, block_length=CANVAS, **options).pieces()
     ) == (sample.text)
 
 

@@ -25,7 +25,7 @@ CALLS = {
     "frames": lambda pipe: pipe.generate(**SAMPLE, record_frames=True),
     "suffix": lambda pipe: pipe.generate(**SAMPLE, suffix="be"),
     "blocks": lambda pipe: pipe.generate(**SAMPLE, block_length=3),
-    "stream": lambda pipe: "".join(pipe.stream(**SAMPLE)),
+    "stream": lambda pipe: "".join(pipe.stream(**SAMPLE).pieces()),
     "guidance": lambda pipe: pipe.generate(**PHRASE),
     "negative prompt": lambda pipe: pipe.generate(**PHRASE, negative_prompt="or to"),
     "infill": lambda pipe: pipe.infill("To [MASK:2] or", steps=3),

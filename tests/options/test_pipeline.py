@@ -156,8 +156,8 @@ def run(tmp_path_factory):
 def plain(result: Any) -> Any:
     if isinstance(result, list):
         return [plain(each) for each in result]
-    if hasattr(result, "send"):
-        return list(result)
+    if hasattr(result, "pieces"):
+        return list(result.pieces())
     if hasattr(result, "generation"):
         return plain(result.generation)
     if isinstance(result, Generation):

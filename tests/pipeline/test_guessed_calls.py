@@ -36,7 +36,7 @@ CALLS = {
     "several prompts": lambda pipe: [texts(one) for one in pipe(["Peace", "all"], **FEW)],
     "options": lambda pipe: texts(pipe("Peace", temperature=0.7, top_k=5, top_p=0.9, **FEW)),
     "stop": lambda pipe: texts(pipe("Peace", stop=["."], **FEW)),
-    "stream": lambda pipe: list(pipe.stream("Peace", **FEW)),
+    "stream": lambda pipe: [state.text for state in pipe.stream("Peace", **FEW)],
     "infill": lambda pipe: texts(pipe.infill("Peace[MASK:2] all", n=2, steps=2)),
     "chat": lambda pipe: pipe.chat([{"role": "user", "content": "Peace?"}], **FEW).text,
     "score": lambda pipe: pipe.score("Peace", nodes=2, repeats=2).nelbo,

@@ -43,7 +43,7 @@ def test_blocks_are_guided_by_the_prompt_alone(pipe):
     """A block sees those before it in both rows."""
     how = HOW | {"prompt": "Peace", "block_length": 4, "guidance_scale": 3.0}
     (whole,) = pipe.generate(**how)
-    assert "".join(pipe.stream(**how)) == whole.text
+    assert "".join(pipe.stream(**how).pieces()) == whole.text
     assert whole.text != pipe.generate(**how | {"guidance_scale": 1.0})[0].text
 
 

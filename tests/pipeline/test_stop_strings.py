@@ -26,7 +26,7 @@ def test_max_tokens_counts_new_tokens(pipe):
     (new,) = pipe.generate(prompt=PROMPT, max_tokens=9, steps=2)
     (same,) = pipe.generate(prompt=PROMPT, length=given + 9, steps=2)
     assert len(new.trace.tokens) == given + 9 and new.text == same.text
-    pieces = pipe.stream(prompt=PROMPT, max_tokens=9, steps=2, block_length=4)
+    pieces = pipe.stream(PROMPT, max_tokens=9, steps=2, block_length=4).pieces()
     (whole,) = pipe.generate(prompt=PROMPT, max_tokens=9, steps=2, block_length=4)
     assert "".join(pieces) == whole.text
     most = CONTEXT - given
@@ -79,7 +79,7 @@ def test_no_block_is_sampled_after_a_stop_string(pipe, seed):
         assert cut.text == PROMPT + generated[:end]
         assert cut.forward_passes < whole.forward_passes
         assert len(cut.trace.tokens) < len(whole.trace.tokens)
-        pieces = list(pipe.stream(stop=stop, **settings))
+        pieces = list(pipe.stream(stop=stop, **settings).pieces())
         assert "".join(pieces) == cut.text and all(pieces)
 
 

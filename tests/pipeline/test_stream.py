@@ -27,7 +27,7 @@ OPTIONS = {"length": 24, "block_length": 7, "steps": 3}
 @pytest.mark.parametrize("seed", range(4))
 def test_the_pieces_are_the_generated_text(pipe, seed):
     (whole,) = pipe.generate(prompt="Peace", seed=seed, confidence=True, **OPTIONS)
-    pieces = list(pipe.stream(prompt="Peace", seed=seed, **OPTIONS))
+    pieces = list(pipe.stream(prompt="Peace", seed=seed, **OPTIONS).pieces())
     assert "".join(pieces) == whole.text and whole.text.startswith("Peace")
     assert all(pieces) and len(pieces) in (3, 4)
     assert whole.manifest["block_length"] == 7
@@ -42,11 +42,36 @@ def test_samples_in_blocks_are_the_same_alone_and_together(pipe):
     assert together[0].text != together[1].text
 
 
-def test_a_stream_can_be_left(pipe):
-    stream = pipe.stream(length=24, block_length=4, steps=2)
+@pytest.mark.parametrize("seed", range(4))
+def test_states_are_the_text_after_every_step(pipe, seed):
+    """Until a block is finished any of its tokens may change; what is new stays."""
+    (whole,) = pipe.generate("Peace", seed=seed, **OPTIONS)
+    states = list(pipe.stream("Peace", seed=seed, **OPTIONS))
+    assert "".join(state.new for state in states) == states[-1].text == whole.text
+    steps = [state for state in states if not state.new]
+    assert [state.steps_done for state in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) <= steps[0].num_steps == 12 and "[MASK]" in steps[0].text
+    finished = "Peace"
+    for state in states:
+        finished = state.text if state.new else finished
+        assert state.text.startswith(finished.rstrip("\N{REPLACEMENT CHARACTER}"))
+
+
+@pytest.mark.parametrize("take", [iter, lambda stream: stream.pieces()])
+def test_a_stream_can_be_left(pipe, take):
+    stream = take(pipe.stream(length=24, block_length=4, steps=2))
     first = next(stream)
     stream.close()
     assert first and next(stream, None) is None
+    assert not pipe.session.pending
+
+
+def test_an_error_of_a_step_is_raised_by_the_stream(pipe):
+    def fail(rows, positions, request):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        list(pipe.stream("Peace", processors=[fail], **OPTIONS))
 
 
 def test_an_invalid_stream_is_refused_before_its_first_piece(pipe):

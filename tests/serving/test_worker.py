@@ -55,7 +55,7 @@ def test_pieces_of_a_stream_are_the_text_of_the_pipeline(pipe, worker):
     settings = {"prompt": "I", "length": 24, "seed": 3, "steps": 4, "block_length": 6}
 
     def emit_pieces(emit):
-        for piece in pipe.stream(**settings):
+        for piece in pipe.stream(**settings).pieces():
             emit(piece)
 
     async def all_pieces():

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
     pipe = options.runtime.load(options.model)
     is_plain = not (options.output.live or options.output.html or options.output.jsonl)
     if options.sampling.block_length is not None and options.num_samples == 1 and is_plain:
-        for piece in pipe.stream(
+        stream = pipe.stream(
             prompt=options.prompt,
             length=options.length,
             max_tokens=options.max_tokens,
@@ -105,7 +105,8 @@ def main(arguments: Sequence[str]) -> None:
             seed=options.seed,
             sample_index=options.start_index,
             options=options.sampling,
-        ):
+        )
+        for piece in stream.pieces():
             write_stdout(piece)
         print_text("")
         return

@@ -18,6 +18,7 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.pipeline.chat import ChatAnswer as ChatAnswer
+    from gidd.pipeline.generate import TextState as TextState, TextStream as TextStream
     from gidd.pipeline.load import from_pretrained as from_pretrained
     from gidd.pipeline.noise_level import estimate_noise as estimate_noise
     from gidd.pipeline.options import (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -26,6 +29,7 @@ from gidd.pipeline.text import (
 from gidd.sampling import (
     Budget,
     Choices,
+    Event,
     Frame,
     Guidance,
     OnStep,
@@ -41,7 +45,7 @@ from gidd.sampling import (
     no_op,
     run_sync,
 )
-from gidd.sampling.blocks import cost_of_blocks, next_block, sample_blocks
+from gidd.sampling.blocks import blocks_of, cost_of_blocks, next_block, sample_blocks
 from gidd.sampling.windows import windows
 
 if TYPE_CHECKING:
@@ -299,38 +303,110 @@ class StreamEnd(NamedTuple):
     """Whether it ended at end-of-text or a stop string."""
 
 
-def stream_text(
-    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str], *, is_answer: bool
-) -> Generator[str, None, StreamEnd]:
-    """Sample one request in blocks; yield the text of each when it is finished.
+class TextState(NamedTuple):
+    """A text while it is sampled."""
 
-    The first piece begins with the prompt; an answer has no prompt, and no white space around it. A
-    character whose bytes end in the next block is held back until then, and so is what may be the
-    beginning of a stop string. The cost of all blocks is reserved before the first.
+    text: str
+    """The text as it is now, to the end of the block that is sampled; masks are "[MASK]"."""
+    new: str = ""
+    """What is finished since the state before, and changes no more."""
+    steps_done: int = 0
+    num_steps: int = 0
+    """Steps of all blocks."""
+
+
+class TextStream(Iterator[TextState]):
+    """The states of a text after every step, or (`pieces`) the text of each block when it is done.
+
+    The cost of all blocks is reserved at once. The first piece begins with the prompt; an answer
+    has no prompt, and no white space around it. A character whose bytes end in the next block is
+    held back until then, and so is what may be the beginning of a stop string.
     """
-    Budget.current().reserve(cost_of_blocks(pipe.session, request, block_length))
-    return _stream_blocks(pipe, request, block_length, stop, is_answer)
 
+    def __init__(
+        self,
+        pipe: Pipeline,
+        request: Request,
+        block_length: int,
+        stop: Sequence[str],
+        *,
+        is_answer: bool = False,
+    ) -> None:
+        Budget.current().reserve(cost_of_blocks(pipe.session, request, block_length))
+        self._pipe, self._request, self._block_length = pipe, request, block_length
+        self._stop, self._is_answer = stop, is_answer
+        self._states = self._all_states()
 
-def _stream_blocks(
-    pipe: Pipeline, request: Request, block_length: int, stop: Sequence[str], is_answer: bool
-) -> Generator[str, None, StreamEnd]:
-    first, tokens, shown = request.first_blank, (), ""
-    end = StreamEnd(first, 0, is_stopped=False)
-    while not end.is_stopped and (block := next_block(request, tokens, block_length)) is not None:
-        sample = run_sync(pipe.session.run(block))
-        tokens, texts = sample.tokens, pipe.token_texts(sample.text)
-        whole = "".join(texts[first:])
-        text = whole[: end_of_text(whole, stop)]
-        is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
-        end = StreamEnd(first, max(0, len(sample.text) - first), is_stopped)
-        if not is_stopped and len(tokens) < len(request.tokens):
-            text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
-        complete = text.strip() if is_answer else "".join(texts[:first]) + text
-        if len(complete) > len(shown):
-            yield complete[len(shown) :]
-            shown = complete
-    return end
+    def __next__(self) -> TextState:
+        return next(self._states)
+
+    def close(self) -> None:
+        """End the sampling of states."""
+        self._states.close()
+
+    def pieces(self, on_step: OnStep | None = None) -> Generator[str, None, StreamEnd]:
+        """Sample, and yield the text of each block; return how the text ended."""
+        pipe, request, stop = self._pipe, self._request, self._stop
+        first, tokens, shown = request.first_blank, (), ""
+        end = StreamEnd(first, 0, is_stopped=False)
+        while not end.is_stopped:
+            block = next_block(request, tokens, self._block_length)
+            if block is None:
+                break
+            sample = run_sync(pipe.session.run(block, on_step=on_step))
+            tokens, texts = sample.tokens, pipe.token_texts(sample.text)
+            whole = "".join(texts[first:])
+            text = whole[: end_of_text(whole, stop)]
+            is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
+            end = StreamEnd(first, max(0, len(sample.text) - first), is_stopped)
+            if not is_stopped and len(tokens) < len(request.tokens):
+                text = without_partial_stop(text.rstrip("\N{REPLACEMENT CHARACTER}"), stop)
+            complete = text.strip() if self._is_answer else "".join(texts[:first]) + text
+            if len(complete) > len(shown):
+                yield complete[len(shown) :]
+                shown = complete
+        return end
+
+    def _all_states(self) -> Generator[TextState]:
+        """Sample in a thread, which ends with this generator."""
+        items, budget, context = SimpleQueue[Any](), Budget(), copy_context()
+
+        def sample() -> None:
+            with budget:
+                for piece in self.pieces(items.put):
+                    items.put(piece)
+
+        def run() -> None:
+            try:
+                context.run(sample)
+            except BaseException as error:  # raised by the generator
+                items.put(error)
+            else:
+                items.put(None)
+
+        thread, finished, done = Thread(target=run), "", 0
+        total = len(self._request.plan) * len(blocks_of(self._request, self._block_length))
+        thread.start()
+        try:
+            while (item := items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                if isinstance(item, str):
+                    finished += item
+                    yield TextState(finished, item, done, total)
+                    continue
+                for event in cast("Sequence[Event]", item):
+                    done += 1
+                    yield TextState(self._text_of(event.tokens), "", done, total)
+        finally:
+            budget.cancel()
+            thread.join()
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        mask_id = self._pipe.schedule.vocab.mask_id
+        first = self._request.first_blank if self._is_answer else 0
+        pairs = list(zip(self._pipe.token_texts(tokens), tokens, strict=True))[first:]
+        return "".join("[MASK]" if token == mask_id else text for text, token in pairs)
 
 
 async def score_tokens(

@@ -1,7 +1,7 @@
 """The pipeline: generate, chat, infill, correct and score text with a trained model."""
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,12 +30,11 @@ from gidd.pipeline.correct import (
     windows_to_correct,
 )
 from gidd.pipeline.generate import (
-    StreamEnd,
+    TextStream,
     build_choices,
     build_requests,
     require_no_blocks,
     run_requests,
-    stream_text,
 )
 from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
 from gidd.pipeline.options import (
@@ -292,12 +291,13 @@ class Pipeline:
         processors: Sequence[Processor] = (),
         options: SamplingOptions = _STREAMED,
         **changes: Any,
-    ) -> Generator[str, None, StreamEnd]:
-        """Sample one text in blocks, and yield it block by block, beginning with the prompt.
+    ) -> TextStream:
+        """Sample one text in blocks, and return an iterator of its states after every step.
 
-        The pieces are the text of `generate` with the same arguments, and final: without blocks
-        any token may change until the last step. The generator returns how the text ended.
-        `block_length` is 32 unless it is given, or the canvas of a network that has one.
+        `state.text` is the text as it is now, of which any token of the block may still change;
+        `state.new` is what is finished since the state before. Together these are the text of
+        `generate` with the same arguments, and so are the `pieces()` of the stream, one for each
+        block. `block_length` is 32 unless it is given, or the canvas of a network that has one.
         """
         require_stop(stop)
         tokens = self._with_blanks(length, max_tokens, prompt)
@@ -306,7 +306,7 @@ class Pipeline:
         settings = options, None, 1, seed, sample_index, (), processors
         (request,) = build_requests(self, tokens, ends, *settings)
         block_length = options.block_length or len(tokens)
-        return stream_text(self, request, block_length, stop, is_answer=False)
+        return TextStream(self, request, block_length, stop)
 
     def chat(
         self,
@@ -363,11 +363,11 @@ class Pipeline:
         processors: Sequence[Processor] = (),
         options: SamplingOptions = _STREAMED,
         **changes: Any,
-    ) -> Generator[str, None, StreamEnd]:
-        """Answer the last of some messages in blocks, and yield the answer block by block.
+    ) -> TextStream:
+        """Answer the last of some messages in blocks, and return an iterator of the states.
 
-        The pieces are the answer of `chat` with the same arguments, without the white space around
-        it. For `block_length` see `stream`.
+        Together its `pieces()` are the answer of `chat` with the same arguments, without the white
+        space around it. For `block_length` see `stream`.
         """
         require_stop(stop)
         options = self._stream_options(options, changes, self.stream_chat)
@@ -375,7 +375,7 @@ class Pipeline:
             self, messages, max_tokens, seed, stop, options, processors
         )
         block_length = options.block_length or len(request.tokens)
-        return stream_text(self, request, block_length, stop, is_answer=True)
+        return TextStream(self, request, block_length, stop, is_answer=True)
 
     def _stream_options(
         self, options: SamplingOptions, changes: dict[str, Any], method: Callable[..., object]

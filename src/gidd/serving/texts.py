@@ -161,7 +161,7 @@ def _pieces(
     settings: Json = sampling_settings(pipe, body) | {"prompt": prompt, "seed": seed}
     settings["max_tokens"] = body.max_tokens or 16
     if not body.suffix:  # here, so that the cost of all streams is reserved before the first
-        return pipe.stream(stop=_stop(body), sample_index=number, **settings)
+        return pipe.stream(stop=_stop(body), sample_index=number, **settings).pieces()
     settings |= {"suffix": body.suffix, "stop": _stop(body)}
     return _piece_between(pipe, prompt, number, settings)
 
@@ -196,8 +196,8 @@ def answer(pipe: Pipeline, body: ChatBody, index: int, seed: int, emit: Emit | N
 def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
     settings = [_chat_settings(pipe, body, seed + index) for index in range(body.n)]
-    for index, pieces in enumerate([pipe.stream_chat(**each) for each in settings]):
-        _emit_pieces(pieces, index, emit)
+    for index, stream in enumerate([pipe.stream_chat(**each) for each in settings]):
+        _emit_pieces(stream.pieces(), index, emit)
 
 
 def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Json:
