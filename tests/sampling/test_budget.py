@@ -144,7 +144,7 @@ def test_an_error_of_a_pass_reaches_its_own_caller(world, error):
 def test_passes_are_made_in_the_thread_of_the_session():
     session = Session(MODEL, MaskedSchedule(VOCAB))
     assert run_sync(session.compute(lambda: 3, 1)) == 3
-    with Budget(seconds=0.0), pytest.raises(LimitReached):
+    with Budget(seconds=0.0), pytest.raises(LimitReached, match="within 0 seconds"):
         run_sync(session.compute(lambda: 3, 1))
 
 

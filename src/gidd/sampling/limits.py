@@ -93,9 +93,9 @@ class Budget:
     @property
     def late_error(self) -> LimitReached:
         """The error of what is not done in time."""
-        if self._outer is not None and (self._own_seconds_left or self._seconds is None):
+        if self._outer is not None and self._own_seconds_left:
             return self._outer.late_error
-        return LimitReached(f"the call must be finished within {self._seconds} seconds.")
+        return LimitReached(f"the call must be finished within {self._seconds or 0:g} seconds.")
 
     def check(self) -> None:
         """Raise if it was cancelled or has ended, or if the time is over."""
