@@ -90,7 +90,8 @@ def _paper_commands() -> Iterator[str]:
         if "plus" not in name:
             continue
         yield f"gidd eval tasks models/{name} --rule paper  # tables of downstream accuracy"
-        yield f"gidd eval frontier models/{name} --steps 32 64 128 256 512 {grader}  # steps, min-p"
+        steps = "--steps 32 64 128 256 512"
+        yield f"python benchmarks/frontier.py models/{name} {steps} {grader}  # steps, min-p"
         yield f"gidd eval self-correction models/{name} {grader}  # figures of self-correction"
         corrected = "--self-correction.forward-passes 128 --jsonl"
         yield f"gidd sample models/{name} --num-samples 256 {corrected} > {name}.jsonl"

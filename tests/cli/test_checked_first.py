@@ -70,7 +70,6 @@ eval ppl m a.txt --repeats 0 | --repeats
 eval samples nothing | installed
 eval tasks nothing piqa | installed
 eval samples m --num-samples 0 | --num-samples
-eval frontier m --steps 0 | --steps
 eval self-correction m --temperatures -1 | --temperatures
 eval tasks m missing.jsonl | missing.jsonl
 eval judge missing.jsonl missing.jsonl | missing.jsonl

@@ -1,4 +1,4 @@
-"""`gidd eval samples` and `gidd eval frontier` as a user types them."""
+"""`gidd eval samples` as a user types it."""
 
 import json
 import os
@@ -70,40 +70,12 @@ def test_texts_of_other_systems_need_a_tokenizer_or_a_grader(capsys, model, grad
     assert "--reference needs --grader" in mistake(capsys, "eval", "samples", *both)
 
 
-@pytest.mark.slow
-def test_frontier_writes_a_table_and_continues(capsys, model, grader, tmp_path):
-    out = tmp_path / "frontier.json"
-    sweep = ["eval", "frontier", model, "--steps", "2,3", "--temperature", "0.5", "1.0"]
-    sweep += ["--length", "10", "--num-samples", "2", "--grader", grader, "--device", "cpu"]
-    table, _ = gidd(capsys, *sweep, "--out", str(out))
-    rows = json.loads(out.read_text())["rows"]
-    assert [(row["steps"], row["temperature"]) for row in rows] == [
-        (2, 0.5),
-        (2, 1.0),
-        (3, 0.5),
-        (3, 1.0),
-    ]
-    assert sum("*" in line for line in table.splitlines()) == sum(r["on_frontier"] for r in rows)
-    assert "steps=2" in table
-    written, settings = out.read_bytes(), sorted((tmp_path / "frontier.settings").iterdir())
-    assert len(settings) == 4
-    assert gidd(capsys, *sweep, "--out", str(out))[0] == table
-    assert out.read_bytes() == written
-    gidd(capsys, *sweep, "--num-samples", "3", "--out", str(out))  # other numbers, other files
-    assert len(list((tmp_path / "frontier.settings").iterdir())) == 8
-    assert all(row["num_samples"] == 3 for row in json.loads(out.read_text())["rows"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["samples", "m", "--num-samples", "0"], "--num-samples must be"),
         (["samples", "m", "--max-length", "1"], "--max-length must be"),
         (["samples", "m", "--steps", "-1"], "--steps must be"),
-        (["frontier", "m", "--steps", "1,x"], "--steps"),
-        (["frontier", "m", "--min-p", "2"], "--min-p must be"),
-        (["frontier", "m", "--corrector", "magic"], "--corrector must be one of none"),
-        (["frontier", "m", "--steps", ""], "--steps"),
     ],
 )
 def test_mistakes_are_explained(capsys, words, message):
@@ -111,7 +83,7 @@ def test_mistakes_are_explained(capsys, words, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["samples", "frontier"])
+@pytest.mark.parametrize("name", ["samples"])
 def test_help_and_mistakes_need_no_torch(name):
     """Nor transformers, which is slow to import."""
     code = """

@@ -44,7 +44,6 @@ MISTAKES = [
     ["eval", "pll"],
     ["eval", "ppl", "model"],
     ["eval", "samples", "model", "--num-samples", "0"],
-    ["eval", "frontier", "model", "--steps", "0"],
     ["eval", "self-correction", "model", "--forward-passes", "1"],
     ["eval", "tasks", "model"],
     ["eval", "judge"],

@@ -85,7 +85,7 @@ REPLACED = [
     Replaced("(cli train .*--parallel.shard-size) 8", r"\1 2", "eight GPUs"),
     Replaced(r"(--steps) (64|128|256)\b", r"\1 8", "many steps"),
     Replaced(
-        r"(gidd eval (samples|frontier|self-correction))",
+        r"(gidd eval (samples|self-correction))",
         r"\1 --steps 4 --length 16 --num-samples 2",
         "minutes of sampling",
     ),

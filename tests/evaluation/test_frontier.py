@@ -1,4 +1,8 @@
-"""Sweeps of sampling options: rows, Pareto points, and resuming."""
+"""`benchmarks/frontier.py`: rows, Pareto points, and resuming."""
+
+import json
+import sys
+from pathlib import Path
 
 import pytest
 from support.small_grader import small_llama, small_tokenizer
@@ -6,14 +10,18 @@ from support.small_model import write_model
 
 import gidd
 from gidd.errors import ConfigError
-from gidd.evaluation.options import FrontierGrid, FrontierSetting
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 
 pytest.importorskip("transformers", reason='needs `pip install "gidd[eval]"`')
 
-from gidd.evaluation.frontier import evaluate_frontier, mark_frontier
 from gidd.evaluation.graders import CausalScorer
 from gidd.evaluation.samples import evaluate_model_samples
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+try:
+    from frontier import FrontierGrid, FrontierSetting, evaluate_frontier, main, mark_frontier
+finally:
+    del sys.path[0]
 
 GRID = FrontierGrid(
     steps=(2, 3),
@@ -151,3 +159,35 @@ def test_invalid_values_are_refused_before_sampling(pipe, grader, tmp_path):
     plain = FrontierGrid(steps=(2,), temperature=(1.0,))
     result = evaluate_frontier(masked, plain, grader=grader, **SWEEP)
     assert result.rows[0]["self_accuracy"] is None
+
+
+@pytest.mark.slow
+def test_the_script_writes_a_table_and_continues(tmp_path, monkeypatch, capsys):
+    model, grader = str(write_model(tmp_path / "model")), str(tmp_path / "grader")
+    small_llama().save_pretrained(grader)
+    small_tokenizer().save_pretrained(grader)
+    out = tmp_path / "frontier.json"
+    words = [model, "--steps", "2", "3", "--temperature", "0.5", "1.0", "--min-p", "none"]
+    words += ["--length", "10", "--num-samples", "2", "--grader", grader, "--out", str(out)]
+
+    def run(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["frontier.py", *words, *more])
+        main()
+        return capsys.readouterr().out
+
+    table, rows = run(), json.loads(out.read_text())["rows"]
+    assert [(row["steps"], row["temperature"]) for row in rows] == [
+        (2, 0.5),
+        (2, 1.0),
+        (3, 0.5),
+        (3, 1.0),
+    ]
+    assert sum("*" in line for line in table.splitlines()) == sum(r["on_frontier"] for r in rows)
+    written = out.read_bytes()
+    assert len(list((tmp_path / "frontier.settings").iterdir())) == 4
+    assert run() == table and out.read_bytes() == written
+    run("--num-samples", "3")  # other numbers, other files
+    assert len(list((tmp_path / "frontier.settings").iterdir())) == 8
+    with pytest.raises(SystemExit):
+        run("--corrector", "magic")
+    assert "corrector must be one of none" in capsys.readouterr().err

@@ -315,7 +315,7 @@ USER = {"role": "user", "content": "a"}
 @pytest.mark.parametrize(
     "path, fields, param",
     [
-        ("completions", {"temprature": 1}, "temprature"),
+        ("completions", {"temperatur_": 1}, "temperatur_"),
         ("completions", {"best_of": 3}, "best_of"),
         ("completions", {"diffusing": True}, "diffusing"),
         ("completions", {"stream_options": {"include_usage": True}}, "stream_options"),

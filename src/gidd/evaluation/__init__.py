@@ -1,7 +1,7 @@
 """Evaluation: every number with its standard error and the settings that produced it.
 
 Reading order: `results` (numbers, manifest, JSON files), `options`, `texts` (documents by name),
-`window_scores` and `perplexity`; `graders`, `samples`, `frontier` and `self_correction`; `harness/`
+`window_scores` and `perplexity`; `graders`, `samples` and `self_correction`; `harness/`
 (tasks of lm_eval), `judge`; `compare`. The commands are `gidd eval` and `gidd compare`.
 """
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gidd.evaluation.frontier import evaluate_frontier as evaluate_frontier
     from gidd.evaluation.graders import load_grader as load_grader
     from gidd.evaluation.harness.tasks import evaluate_tasks as evaluate_tasks
     from gidd.evaluation.perplexity import evaluate_perplexity as evaluate_perplexity

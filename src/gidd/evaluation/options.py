@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from gidd.common.config.allowed import (
     SEED,
@@ -17,15 +16,12 @@ from gidd.common.config.allowed import (
     optional,
     unused_problems,
 )
-from gidd.common.config.registry import component_names
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
 from gidd.sampling.ranges import TEMPERATURE
 
 if TYPE_CHECKING:
     from gidd.evaluation.graders import CausalScorer
 
-NO_CORRECTOR: Final = "none"
-SELF_CORRECTION: Final = "self_correction"
 
 _COUNT = optional(integer(1))
 
@@ -81,85 +77,6 @@ class GraderOptions:
             return None
         limits = {"max_length": self.max_length, "batch_size": self.grader_batch_size}
         return load_grader(self.grader, device=device, precision=self.grader_precision, **limits)
-
-
-class FrontierSetting(NamedTuple):
-    """One point of a sweep."""
-
-    steps: int
-    temperature: float
-    min_p: float | None
-    corrector: str
-    corrector_steps: int
-
-    def options(self, base: SamplingOptions) -> SamplingOptions:
-        """Return `base` with this setting."""
-        steps, temperature, min_p, corrector, passes = self
-        is_self = corrector == SELF_CORRECTION
-        is_final = not is_self and corrector != NO_CORRECTOR
-        return replace(
-            base,
-            steps=steps,
-            temperature=temperature,
-            min_p=min_p,
-            final_corrector=corrector if is_final else base.final_corrector,
-            final_corrector_steps=passes if is_final else 0,
-            self_correction=replace(base.self_correction, forward_passes=passes)
-            if is_self
-            else SamplingOptions().self_correction,
-        )
-
-    def __str__(self) -> str:
-        parts = [f"steps={self.steps}", f"temperature={self.temperature:g}"]
-        if self.min_p is not None:
-            parts.append(f"min_p={self.min_p:g}")
-        if self.corrector != NO_CORRECTOR:
-            parts.append(f"{self.corrector}={self.corrector_steps}")
-        return " ".join(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontierGrid:
-    """Values to combine."""
-
-    steps: tuple[int, ...] = (16, 64)
-    """Numbers of denoising steps."""
-    temperature: tuple[float, ...] = (0.7, 0.9, 1.0)
-    """Softmax temperatures."""
-    min_p: tuple[float | Literal["none"], ...] = ("none",)
-    """Min-p cut-offs; none keeps all tokens."""
-    corrector: tuple[str, ...] = (NO_CORRECTOR,)
-    """Correctors of the finished sample: none, self_correction (App. C), gibbs, gibbs_sweep."""
-    corrector_steps: tuple[int, ...] = (32,)
-    """Forward passes of each corrector."""
-
-    def settings(self) -> list[FrontierSetting]:
-        """Return every combination once; without a corrector, its forward passes are 0."""
-        min_p = [None if value == "none" else value for value in self.min_p]
-        swept = product(self.steps, self.temperature, min_p, self.corrector, self.corrector_steps)
-        found = [FrontierSetting(*values) for values in swept]
-        none = (s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in found)
-        return list(dict.fromkeys(none))
-
-    def sampling_problems(self, base: SamplingOptions) -> Iterable[str]:
-        """Yield one message per invalid value, each starting with the name of its option."""
-        found = [
-            f"{name} must have at least one value, got none."
-            for name in FrontierSetting._fields
-            if not getattr(self, name)
-        ]
-        for name, allowed in {
-            "corrector": choice((NO_CORRECTOR, *component_names("corrector"))),
-            "corrector_steps": integer(1, 1_000_000, "Use corrector none for 0."),
-        }.items():
-            for value in getattr(self, name):
-                found += allowed.problems(name, value)
-        if set(self.corrector) == {NO_CORRECTOR} and self.corrector_steps != (32,):
-            found.append("corrector_steps needs --corrector, whose forward passes they are.")
-        if not found:
-            each = (setting.options(base).problems() for setting in self.settings())
-            found = list(dict.fromkeys(problem for problems in each for problem in problems))
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,11 @@ from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.diffusion.times import even_times
 from gidd.runs.data import loader_config
 from gidd.sampling import Request, Session, blanks, sampling_plan
-from gidd.training.build import TrainStep
 from gidd.training.config import RunConfig
 from gidd.training.loop import Evaluation
 from gidd.training.metrics import Metrics, per_unit
 from gidd.training.parallel import is_sharded, unsharded
-from gidd.training.state import TrainState
+from gidd.training.state import TrainState, TrainStep
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import World
 
@@ -182,9 +181,11 @@ def generate_samples(
     ):
         parts = model.denoiser, state.corrupt.schedule
         session = Session(*parts, batch_size=rows, device=world.device)
-        samples = session.sample(
-            requests, on_step=lambda events: watchdog.phase(state.step, "evaluation")
-        )
+
+        def report(_: object) -> None:
+            watchdog.phase(state.step, "evaluation")
+
+        samples = session.sample(requests, on_step=report)
     model.train()
     return [tokenizer.decode(sample.text) for sample in samples]
 

@@ -15,7 +15,7 @@ from gidd.models import save
 from gidd.models.lora import merge_lora
 from gidd.models.networks import initialize
 from gidd.models.weights import keep_tied
-from gidd.training.build import TrainStep, build_step
+from gidd.training.build import build_step
 from gidd.training.checkpoints.folder import (
     folder_name,
     read_manifest,
@@ -26,6 +26,7 @@ from gidd.training.checkpoints.manager import Checkpoints, ValidCheckpoint
 from gidd.training.config import RunConfig
 from gidd.training.objective import TrainedModel
 from gidd.training.recorded import run_from_yaml
+from gidd.training.state import TrainStep
 from gidd.training.world import World
 
 RUN_FILE = "run.yaml"  # file of a checkpoint with the configuration of its run

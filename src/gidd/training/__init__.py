@@ -12,7 +12,6 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.training.build import (
-        TrainStep as TrainStep,
         build_state as build_state,
         build_step as build_step,
     )
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     )
     from gidd.training.objectives import nelbo as nelbo
     from gidd.training.optim import OptimConfig as OptimConfig
-    from gidd.training.state import EMA as EMA, TrainState as TrainState
+    from gidd.training.state import EMA as EMA, TrainState as TrainState, TrainStep as TrainStep
     from gidd.training.world import World as World, open_world as open_world
 
 __getattr__, __dir__ = lazy_exports(__name__)

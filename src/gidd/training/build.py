@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import NamedTuple, cast, final
+from typing import cast, final
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from gidd.training.metrics import StepMetrics
 from gidd.training.objective import LossFunction, TrainedModel
 from gidd.training.optim import build_optimizers
 from gidd.training.parallel import connect, place
-from gidd.training.state import EMA, TrainState
+from gidd.training.state import EMA, TrainState, TrainStep
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
@@ -39,15 +39,6 @@ class GivenComponents:
 
 
 _NONE = GivenComponents()
-
-
-class TrainStep(NamedTuple):
-    """What a step computes: noise for a batch, the loss of the model, and what is reported."""
-
-    model: TrainedModel
-    corrupt: Corruption
-    objective: LossFunction
-    metrics: StepMetrics
 
 
 def build_step(

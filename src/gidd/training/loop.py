@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from gidd.common.config.codec import to_plain
 from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
-from gidd.training.build import TrainStep
 from gidd.training.checkpoints import Checkpoints
 from gidd.training.config import RunConfig, TrainConfig
 from gidd.training.metrics import NAMES, Metrics, summary
@@ -24,7 +23,7 @@ from gidd.training.objective import NoisyLoss
 from gidd.training.parallel import sync_gradients_if_last
 from gidd.training.reporting.report import Report
 from gidd.training.reporting.speed import Speed
-from gidd.training.state import TrainState
+from gidd.training.state import TrainState, TrainStep
 from gidd.training.watchdog import Watchdog
 from gidd.training.world import StepStats, World
 

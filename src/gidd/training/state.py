@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,15 @@ from gidd.training.objective import LossFunction, TrainedModel
 
 _ADAMW = {"exp_avg": "mean.{}", "exp_avg_sq": "square.{}"}
 """Names of the tensors of AdamW in a checkpoint; its counters are the number of steps."""
+
+
+class TrainStep(NamedTuple):
+    """What a step computes: noise for a batch, the loss of the model, and what is reported."""
+
+    model: TrainedModel
+    corrupt: Corruption
+    objective: LossFunction
+    metrics: StepMetrics
 
 
 @final

@@ -8,7 +8,6 @@ from gidd.cli import choose_command
 EVALUATIONS = {
     "ppl": "likelihood, perplexity and bits per byte of texts",
     "samples": "quality and diversity of samples: generative perplexity, entropy, self-accuracy",
-    "frontier": "quality against diversity of samples over steps, temperatures and correctors",
     "self-correction": "effect of self-correction on samples: quality, diversity, changed tokens",
     "tasks": "accuracy on tasks of lm-evaluation-harness",
     "judge": "grades of samples by a language model behind an OpenAI-compatible API",

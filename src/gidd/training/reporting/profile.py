@@ -9,10 +9,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from gidd.errors import ConfigError
-from gidd.training.metrics import Metrics
 
 if TYPE_CHECKING:
     from gidd.training.loop import OnTrainStep
+    from gidd.training.metrics import Metrics
     from gidd.training.state import TrainState
 
 WAIT: Final = 3
