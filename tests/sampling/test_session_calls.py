@@ -420,7 +420,7 @@ def test_settings_of_torch_are_those_of_the_caller():
 # many at once
 
 
-@pytest.mark.parametrize("num", [400, pytest.param(8_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num", [400, pytest.param(2_000, marks=pytest.mark.long)])
 def test_every_call_ends_exactly_once(num):
     """Threads with event loops of their own; steps, callbacks and passes fail, calls are left."""
 
