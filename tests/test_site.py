@@ -105,3 +105,16 @@ def test_the_site_builds_without_a_warning(tmp_path):
         for package in re.findall(r"^::: (gidd[\w.]*)$", page.read_text(), flags=re.M):
             missing = {name for name in public(package) if f'id="{package}.{name}"' not in html}
             assert not missing - {"ancestral"}, f"{page} lacks {missing}"  # on a line of its own
+
+
+def test_lines_of_prose_have_at_most_120_characters():
+    """Outside of tables, code and pages that commands write."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        if page.name == "results.md" or "figures" in page.parts:
+            continue
+        is_code = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            is_prose = not is_code and not line.startswith(("|", "`", "<", "$$", "    "))
+            assert not is_prose or len(line) <= 120, f"{page}:{number}"
