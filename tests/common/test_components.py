@@ -88,7 +88,7 @@ def test_steps_are_called_later():
     assert gidd.component("step", "ancestral").build() is ancestral
     assert gidd.component("step", "threshold", fill=0.5).build() == Threshold(fill=0.5)
 
-    def own(schedule, s, t, canvas, prediction, *, width: int = 3): ...
+    def own(schedule, s, t, state, predict, *, width: int = 3): ...
 
     register("step", "own")(own)
     built = gidd.component("step", "own", width=5).build()

@@ -40,7 +40,7 @@ class Child(Parent):
     mode: Literal["a", "b"] | None = None
 
 
-def step(schedule, s, t, canvas, prediction, *, first, second: "int | None" = 2, **more: int):
+def step(schedule, s, t, state, predict, *, first, second: "int | None" = 2, **more: int):
     """A step.
 
     Args:
@@ -82,7 +82,7 @@ def test_options_of_a_class_that_builds_a_step_are_those_of_its_constructor():
 
         def __init__(self, width: int = 3) -> None: ...
 
-        def __call__(self, schedule, s, t, canvas, prediction): ...
+        def __call__(self, schedule, s, t, state, predict): ...
 
     register("step", "mine")(Step)
     assert options_of("step", "mine") == {"width": ("width", int, 3, "Of something.")}
@@ -99,7 +99,7 @@ def test_a_part_may_be_defined_where_there_is_no_source(header):
         "class Typed(Weighting):\n"
         "    power: float = 2.0\n"
         "    def __call__(self, t, x, z): ...\n"
-        "def step(schedule, s, t, canvas, prediction, *, file: Path = Path('a')): ...\n"
+        "def step(schedule, s, t, state, predict, *, file: Path = Path('a')): ...\n"
     )
     namespace: dict[str, Any] = {}  # its functions are of the module builtins
     exec(code, namespace)
@@ -121,7 +121,7 @@ def test_default_factories_are_called_for_every_use():
 @pytest.mark.parametrize("name", ["kind", "package"])
 def test_an_option_has_no_name_that_saved_parts_use(name):
     namespace: dict[str, Any] = {}
-    exec(f"def step(schedule, s, t, canvas, prediction, {name}=1): ...", namespace)
+    exec(f"def step(schedule, s, t, state, predict, {name}=1): ...", namespace)
     register("step", "mine")(namespace["step"])
     with pytest.raises(ConfigError, match=f"step 'mine' has an option '{name}'"):
         options_of("step", "mine")

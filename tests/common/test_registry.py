@@ -31,7 +31,7 @@ def forgotten():
         yield
 
 
-def step(schedule, s, t, canvas, prediction):
+def step(schedule, s, t, state, predict):
     """A function that is good enough for a step."""
 
 

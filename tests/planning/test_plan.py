@@ -34,6 +34,7 @@ from gidd.planning.step_trace import StepTrace, follow_cuda_autocast, trace_in_c
 from gidd.runs.presets import PRESETS, hybrid
 from gidd.training.build import build_state
 from gidd.training.config import DataConfig, Diffusion, RunConfig, TrainConfig
+from gidd.training.loop import step_loss
 from gidd.training.parallel import DDP, FSDP, sync_gradients_if_last
 from gidd.training.world import World, open_world
 from gidd.vocab import Vocab
@@ -330,7 +331,7 @@ def test_predicted_memory_is_what_the_allocator_hands_out(autocast):
 
         def forward() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                output.append(state.module(batch, 0, run.train.global_batch, 1.0))
+                output.append(step_loss(state, state.module, batch, 0, run.train.global_batch, 1.0))
 
         forward_sizes = allocations(forward)
         backward_sizes = allocations(output[0].loss.backward)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.pretended_device import pretended_cuda
+from support.registrations import temporary_registrations
 from support.training_runs import speeches
 from torch import nn
 
@@ -235,7 +236,6 @@ def test_a_corpus_object_is_prepared_once_under_torchrun(parallel, tmp_path):
     assert first == second and first.startswith("steps 2 ")
 
 
-@gidd.register("schedule", "vowels-of-a-test")
 @dataclass(frozen=True)
 class Vowels(ConstantMixing):
     def pi(self, like):
@@ -245,7 +245,9 @@ class Vowels(ConstantMixing):
 
 
 def test_own_noise_that_names_tokens_trains_by_its_name_with_weights_that_fit(data, tmp_path):
-    pipe = train(tmp_path, data, schedule="vowels-of-a-test", steps=1)
+    with temporary_registrations():
+        gidd.register("schedule", "vowels-of-a-test")(Vowels)
+        pipe = train(tmp_path, data, schedule="vowels-of-a-test", steps=1)
     assert isinstance(pipe.schedule, Vowels)
     assert recorded_run(tmp_path, 1)["objective"]["weighting"] == {"kind": "tight", "w_max": 1.0}
     _, _, run = parse_run(TrainOptions, ["nano", "--noise", "uniform"], "gidd train", "")

@@ -336,13 +336,17 @@ def test_an_interrupt_of_the_caller_ends_its_requests():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals reach the process otherwise")
 def test_ctrl_c_ends_the_requests_of_the_main_thread():
     session, presses = Session(MODEL, SCHEDULE), iter([True])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of pytest ignore it
 
     def press(events) -> None:  # in the session's thread
         if next(presses, False):
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        session.sample([replace(request(0), plan=ENDLESS)], on_step=press)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            session.sample([replace(request(0), plan=ENDLESS)], on_step=press)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not session.pending
 
 
