@@ -116,8 +116,16 @@ def define_kernel(
     `definition` computes it on the CPU, `launch` on CUDA, by default the definition compiled by
     torch; `shapes` returns empty tensors.
     """
+
+    @cache
+    def compiled() -> Callable[..., Any]:
+        return torch.compile(definition, dynamic=True)
+
+    def launch_compiled(*arguments: Any) -> Any:  # at a call: the compiler takes a second to load
+        return compiled()(*arguments)
+
     name = _LIBRARY.define(schema)
     _LIBRARY.impl(name, definition, "CPU")
-    _LIBRARY.impl(name, launch or torch.compile(definition, dynamic=True), "CUDA")
+    _LIBRARY.impl(name, launch or launch_compiled, "CUDA")
     torch.library.register_fake(f"gidd::{name}", shapes, lib=_LIBRARY)
     return getattr(torch.ops.gidd, name).default
