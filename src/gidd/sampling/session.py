@@ -40,6 +40,10 @@ _TURNS: Final = 8
 """Turns of an event loop before what it has submitted begins: coroutines that go on at the same
 time submit their next requests together, and these share forward passes."""
 
+_RESUME_SECONDS: Final = 1.0
+"""Longest time that the thread waits for coroutines that go on, which share their next passes with
+those that are open; it waits if all are of one event loop, so for nobody else."""
+
 _LINGER_SECONDS: Final = 0.02
 """Time that the thread waits for further work before it ends: a new one would start torch's
 threads again."""
@@ -206,6 +210,8 @@ class Session:
         self._outboxes: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         """Calls that begin after some turns of their event loop."""
         self._inbox = list[_Call]()
+        self._resuming: asyncio.AbstractEventLoop | None = None
+        """The event loop of all that is open, if its coroutines may submit their next requests."""
         self._ended = deque[Progress | Pass]()
         """What was cancelled, and may have a row."""
         self._open: set[Progress | Pass] = set()
@@ -393,12 +399,14 @@ class Session:
             call.loop.call_soon(self._release, call.loop, _TURNS)
 
     def _release(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
-        """Let the calls of an event loop begin after some turns."""
+        """Let the calls of an event loop begin after some turns, and the thread wait no longer."""
         if turns:
             loop.call_soon(self._release, loop, turns - 1)
             return
         with self._lock:
             self._inbox += self._outboxes.pop(loop, [])
+            if self._resuming is loop:
+                self._resuming = None
             try:
                 self._start()
             except RuntimeError as error:  # the system has no other thread
@@ -406,9 +414,9 @@ class Session:
                 self._fail_all(error)
 
     def _start(self) -> None:
-        """Let the thread work; with the lock."""
+        """Let the thread work, if there is something to do; with the lock."""
         self._lock.notify()
-        if self._thread is None:
+        if self._thread is None and self._is_busy:
             self._thread = threading.Thread(target=self._work, name="gidd-session")
             self._thread.start()
 
@@ -428,6 +436,7 @@ class Session:
                     self.counters.cancelled += 1
                     if self._is_busy:
                         self._ended.append(member)
+            self._lock.notify()
             outbox = self._outboxes.get(call.loop, [])
             if call in outbox:
                 outbox.remove(call)
@@ -453,9 +462,10 @@ class Session:
     def _has_work(self) -> bool:
         """Wait for work; return False, and forget this thread, if there is none."""
         with self._lock:
-            if not self._is_busy:
-                self._lock.wait(_LINGER_SECONDS)
-            if not self._is_busy:
+            if self._resuming is not None:
+                self._lock.wait_for(self._has_resumed, _RESUME_SECONDS)
+                self._resuming = None
+            if not self._lock.wait_for(lambda: self._is_busy, _LINGER_SECONDS):
                 self._thread = None
             return self._thread is not None
 
@@ -567,7 +577,20 @@ class Session:
             for member in members:
                 if member.is_done:
                     self._forget(member)
-        _resolve(call for call in calls if call.error or call.num_done == len(call.members))
+        done = [call for call in calls if call.error or call.num_done == len(call.members)]
+        loops = {call.loop for call in done}
+        with self._lock:
+            if len(loops) == 1 and {member.call.loop for member in self._open} == loops:
+                (self._resuming,) = loops  # nobody else waits
+        _resolve(done)
+        for loop in loops:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self._release, loop, _TURNS)
+
+    def _has_resumed(self) -> bool:
+        """Whether the thread need not wait for coroutines: they went on, ended, or others came."""
+        others = (call for call in self._inbox if call.loop is not self._resuming)
+        return self._resuming is None or not self._open or any(others)
 
     def _fail_all(self, error: BaseException) -> None:
         """End everything with an error."""
