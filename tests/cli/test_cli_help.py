@@ -111,5 +111,5 @@ def test_help_and_mistakes_take_less_than_half_the_time_of_importing_torch(start
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["nano", "proof", "small-mdm", "10b"])
 def test_the_command_line_keeps_every_setting_of_a_preset(preset):
-    _, _, run = parse_run(TrainOptions, [preset], "gidd train", "")
+    run = parse_run(TrainOptions, [preset], "gidd train", "")[1].run
     assert run == PRESETS[preset]

@@ -250,7 +250,7 @@ def test_own_noise_that_names_tokens_trains_by_its_name_with_weights_that_fit(da
         pipe = train(tmp_path, data, schedule="vowels-of-a-test", steps=1)
     assert isinstance(pipe.schedule, Vowels)
     assert recorded_run(tmp_path, 1)["objective"]["weighting"] == {"kind": "tight", "w_max": 1.0}
-    _, _, run = parse_run(TrainOptions, ["nano", "--noise", "uniform"], "gidd train", "")
+    run = parse_run(TrainOptions, ["nano", "--noise", "uniform"], "gidd train", "")[1].run
     assert run.objective.weighting == gidd.component("weighting", "tight")
 
 

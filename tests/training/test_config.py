@@ -116,7 +116,7 @@ def test_settings_without_effect_in_the_record_of_a_run_stop_neither_its_export_
 @pytest.mark.parametrize(("word", "expected"), [("300", 300), ("gpt2", "gpt2")])
 def test_a_number_for_a_tokenizer_is_a_number(word, expected):
     words = ["nano", "--data.tokenizer", word]
-    _, _, run = parse_run(TrainOptions, words, "gidd train", "")
+    run = parse_run(TrainOptions, words, "gidd train", "")[1].run
     assert run.data.tokenizer == expected
     assert run_from_yaml(to_yaml(run)).data.tokenizer == expected
 
@@ -214,7 +214,7 @@ def test_learning_rate_is_the_papers():
     ],
 )
 def test_a_run_shorter_than_its_warmup_has_a_shorter_warmup(words, warmup):
-    _, _, run = parse_run(RunCommand, ["nano", *words], "gidd train", "")
+    run = parse_run(RunCommand, ["nano", *words], "gidd train", "")[1].run
     assert run.optim.warmup == warmup
 
 

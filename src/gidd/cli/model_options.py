@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 from rich.console import Console
+from tyro.constructors import StructConstructorSpec, StructFieldSpec
 
 from gidd.cli.output import OutputOptions
-from gidd.cli.parsing import chosen_name, component_options, parse
+from gidd.cli.parsing import (
+    ComponentOptions,
+    chosen_name,
+    component_options,
+    declared_fields,
+    parse,
+)
 from gidd.common.config.allowed import (
     SEED,
     Allowed,
@@ -20,6 +27,7 @@ from gidd.common.config.allowed import (
     optional,
     require_arguments,
 )
+from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
 from gidd.common.local_models import require_model_name
 from gidd.common.messages import print_message, show_counts
@@ -46,8 +54,8 @@ DeviceName = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda,cuda:N,mps}"
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""
 
-# options of `SamplingOptions` that name a component, and its kind
-_COMPONENTS = {"sampler": "step", "final_corrector": "corrector"}
+# fields that name a component, and its kind
+_COMPONENTS = {"sampler": "step", "final_corrector": "corrector", "metric": "metric"}
 
 
 def require_device(name: str | None) -> None:
@@ -169,27 +177,22 @@ def parse_checked(
     A command with a field `sampling` has the options of a step and a corrector, and with `metric`
     those of a metric. `default` has the values of options that are not given.
     """
-    arguments, names = _split_commas(arguments, kind.lists), [part.name for part in fields(kind)]
-    has_sampling = "sampling" in names
+    arguments = _split_commas(arguments, kind.lists)
+    structures: dict[Any, StructConstructorSpec] = {
+        kind: _with_components(kind, default, arguments),
+        SamplingOptions: _with_components(
+            SamplingOptions, getattr(default, "sampling", None), arguments
+        ),
+    }
     options = parse(
-        _with_chosen_components(kind, arguments) if has_sampling else kind,
+        kind,
         arguments,
+        structures,
         prog=prog,
         description=doc,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
         **({} if default is None else {"default": default}),
     )
-    if has_sampling:
-        values = {name: getattr(options, name) for name in names}
-        parsed: Any = values["sampling"]
-        sampling = {each.name: getattr(parsed, each.name) for each in fields(SamplingOptions)}
-        for flag in _COMPONENTS:
-            chosen = sampling[f"{flag}_options"]
-            sampling[f"{flag}_options"] = {} if chosen is None else asdict(chosen)
-        values["sampling"] = SamplingOptions(**sampling)
-        if chosen := values.get("metric_options"):
-            values["metric_options"] = asdict(chosen)
-        options = kind(**values)
     if found := [problem.partition(" ") for problem in options.problems()]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     return options
@@ -209,30 +212,34 @@ def _split_commas(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
     return words
 
 
-def _with_chosen_components(command: type[_C], arguments: Sequence[str]) -> type[_C]:
-    """Return the command with the options of the step, corrector and metric that are named."""
-    typed: list[Any] = []
-    for flag, kind in _COMPONENTS.items():
-        typed += _component_fields(flag, kind, getattr(SamplingOptions, flag), arguments)
-    frozen: dict[str, Any] = {"frozen": True, "kw_only": True}
-    sampling = make_dataclass(SamplingOptions.__name__, typed, bases=(SamplingOptions,), **frozen)
-    changed: list[Any] = [("sampling", Flat[sampling], field(default_factory=sampling))]
-    if hasattr(command, "metric"):
-        changed += _component_fields("metric", "metric", None, arguments)
-    return make_dataclass(command.__name__, changed, bases=(command,), **frozen)
+def _with_components(
+    declared: type, default: Any, arguments: Sequence[str]
+) -> StructConstructorSpec:
+    """Return the options of a dataclass with fields that name components.
 
-
-def _component_fields(
-    flag: str, kind: str, default: str | None, arguments: Sequence[str]
-) -> Iterable[Any]:
-    """Yield the fields of a name and of its options.
-
-    Modules of steps import torch, so options of a component that is not named are left out.
+    Such a field may have the registered names, and the field beside it the options of the
+    component. Modules of steps import torch, so options are read only of a component that is
+    named in the arguments.
     """
-    names = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
-    yield flag, names if default else names | None, field(default=default)
-    hint, options = tyro.conf.Suppress[tyro.conf.Fixed[Any]], None
-    if name := chosen_name(flag, arguments):
-        options = component_options(flag, kind, name, {}).default
-        hint = Annotated[type(options), tyro.conf.arg(name=flag, help=f"Options of {name}.")]
-    yield f"{flag}_options", hint, field(default=options)
+
+    def build(**values: Any) -> Any:
+        parsed = {k: v.options if isinstance(v, Component) else v for k, v in values.items()}
+        return declared(**parsed)
+
+    options = declared_fields(declared, default)
+    return StructConstructorSpec(
+        build, tuple(_with_component(option, arguments) for option in options)
+    )
+
+
+def _with_component(option: StructFieldSpec, arguments: Sequence[str]) -> StructFieldSpec:
+    flag = option.name.removesuffix("_options")
+    if (kind := _COMPONENTS.get(flag)) is None:
+        return option
+    if flag == option.name:
+        names: Any = Literal.__getitem__(tuple(component_names(kind)))  # pyright: ignore
+        return replace(option, type=names if option.default else names | None)
+    if (name := chosen_name(flag, arguments)) is None:
+        return replace(option, type=tyro.conf.Suppress[tyro.conf.Fixed[Any]])
+    hint: Any = Annotated[ComponentOptions, tyro.conf.arg(name=flag, help=f"Options of {name}.")]
+    return replace(option, type=hint, default=component_options(flag, kind, name, {}))

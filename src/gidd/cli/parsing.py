@@ -4,17 +4,33 @@ Messages about mistakes are safe to print.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, make_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from gidd.common.config.components import Component
-from gidd.common.config.options import REQUIRED, options_of
+from gidd.common.config.options import REQUIRED, attribute_docstrings, options_of
 from gidd.common.config.registry import component_names
 from gidd.common.terminal import printable
 from gidd.common.urls import redacted_argument
@@ -26,13 +42,28 @@ _T = TypeVar("_T")
 def parse(
     command: Callable[..., _T] | dict[str, Callable[..., _T]],
     arguments: Sequence[str],
+    structures: Mapping[Any, StructConstructorSpec] = types.MappingProxyType({}),
     **settings: Any,
 ) -> _T:
     """Call a function, or build a dataclass, with the options in `arguments`.
 
-    Of several functions, the first argument names one. tyro's messages repeat arguments, so these
-    are first parsed without credentials of URLs and control characters: mistakes are printed then.
+    Of several functions, the first argument names one. `structures` has the options of classes that
+    follow from other arguments. tyro's messages repeat arguments, so these are first parsed without
+    credentials of URLs and control characters: mistakes are printed then.
     """
+    registry = ConstructorRegistry()
+
+    @registry.struct_rule
+    def structure(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if isinstance(info.default, ComponentOptions):
+            return info.default.structure
+        return structures.get(info.type)
+
+    with registry:
+        return _parse(command, arguments, settings)
+
+
+def _parse(command: Any, arguments: Sequence[str], settings: dict[str, Any]) -> Any:
     of_several = tyro.extras.subcommand_cli_from_dict
     run: Any = of_several if isinstance(command, dict) else tyro.cli
     words = [printable(redacted_argument(word)) for word in arguments]
@@ -58,18 +89,50 @@ def _without_effect(command: Any) -> Any:
 _PLAIN = (int, float, str, bool, Path, type(None))  # types of values that can be typed
 
 
-class ComponentOptions(NamedTuple):
-    """A component chosen by name, and a dataclass of its options that can be typed."""
+@dataclass(frozen=True)
+class ComponentOptions:
+    """A component chosen by name, before its options are parsed."""
 
     kind: str
     name: str
-    default: Any  # an instance of the dataclass: the values before any option is parsed
-    kept: Mapping[str, Any]  # values of the other options
+    values: Mapping[str, Any]
+    """A value of each option, or `REQUIRED`."""
 
-    def component(self, parsed: Any) -> Component:
-        """Return the component with the parsed options."""
-        typed = {option.name: getattr(parsed, option.name) for option in fields(self.default)}
-        return Component(self.kind, self.name, {**self.kept, **typed})
+    @property
+    def structure(self) -> StructConstructorSpec:
+        """Return how the component is built from its parsed options."""
+
+        def build(**parsed: Any) -> Component:
+            return Component(self.kind, self.name, {**self.values, **parsed})
+
+        options = tuple(
+            StructFieldSpec(
+                key,
+                option.hint,
+                tyro.MISSING if self.values[key] is REQUIRED else self.values[key],
+                option.help or None,
+            )
+            for key, option in options_of(self.kind, self.name).items()
+            if _can_be_typed(option.hint)
+        )
+        return StructConstructorSpec(build, options)
+
+
+def declared_fields(declared: type, values: Any = None) -> Iterator[StructFieldSpec]:
+    """Yield the fields of a dataclass as options, with the values of an instance if that is one."""
+    hints = get_type_hints(declared, include_extras=True)
+    helps = dict[str, str]()
+    for base in reversed(declared.__mro__[:-1]):
+        helps |= attribute_docstrings(base)
+    for option in fields(declared):
+        default = tyro.MISSING
+        if isinstance(values, declared):
+            default = getattr(values, option.name)
+        elif option.default is not MISSING:
+            default = option.default
+        elif option.default_factory is not MISSING:
+            default = option.default_factory()
+        yield StructFieldSpec(option.name, hints[option.name], default, helps.get(option.name))
 
 
 def chosen_name(flag: str, words: Sequence[str]) -> str | None:
@@ -94,20 +157,16 @@ def component_options(
     except ConfigError as error:
         raise ConfigError(f"--{flag}: {error} Is its package installed?") from error
     values = {key: before.get(key, option.default) for key, option in declared.items()}
-    typed = {key: option for key, option in declared.items() if _can_be_typed(option.hint)}
-    if missing := [k for k in declared.keys() - typed.keys() if values[k] is REQUIRED]:
+    if missing := [
+        key
+        for key, option in declared.items()
+        if values[key] is REQUIRED and not _can_be_typed(option.hint)
+    ]:
         raise ConfigError(
             f"--{flag} {name} needs {', '.join(missing)}, which cannot be typed. Use it from "
             f"Python: gidd.train({kind}=...)."
         )
-    hints = [
-        (key, Annotated[option.hint, tyro.conf.arg(help=option.help or None)], field(default=None))
-        for key, option in typed.items()
-    ]
-    options = make_dataclass(f"{name} options", hints, frozen=True, kw_only=True)
-    given = {k: tyro.MISSING if values[k] is REQUIRED else values[k] for k in typed}
-    kept = {key: values[key] for key in declared.keys() - typed.keys()}
-    return ComponentOptions(kind, name, options(**given), kept)
+    return ComponentOptions(kind, name, values)
 
 
 def _can_be_typed(hint: Any) -> bool:

@@ -43,7 +43,8 @@ class PlanOptions(RunCommand):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse the options, plan the run and print tables or JSON."""
-    name, options, run = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
+    name, options = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
+    run = options.run
     require_arguments(
         ranks=(options.ranks, integer(1)), device=(options.device, choice([*DEVICES, "cpu"]))
     )

@@ -1,14 +1,23 @@
 """Options that `gidd train` and `gidd plan` share: a preset, then options that change it."""
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
+from tyro.constructors import StructConstructorSpec, StructFieldSpec
 
-from gidd.cli.parsing import ComponentOptions, chosen_name, component_options, name_option, parse
+from gidd.cli.parsing import (
+    ComponentOptions,
+    chosen_name,
+    component_options,
+    declared_fields,
+    name_option,
+    parse,
+)
+from gidd.common.config.components import Component
 from gidd.common.config.options import attribute_docstrings
 from gidd.common.files import YAML_BYTES, read_regular
 from gidd.errors import ConfigError
@@ -46,16 +55,17 @@ _T = TypeVar("_T", bound="RunCommand")
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
-    """Options of `gidd train` and `gidd plan`: those of the run are added by `parse_run`."""
+    """Options of `gidd train` and `gidd plan`."""
 
     parallel_kind: Annotated[Literal["ddp", "fsdp"] | None, tyro.conf.arg(name="parallel")] = None
     """Replicate the model on every rank (ddp) or shard it (fsdp, FSDP2); None is the preset's."""
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
 def parse_run(
     command: type[_T], words: Sequence[str], prog: str, description: str
-) -> tuple[str, _T, RunConfig]:
-    """Return the name of the run, the options of the command and the run as changed by options.
+) -> tuple[str, _T]:
+    """Return the name of the run, and the options of the command with the run that they change.
 
     The first argument is a preset or the run.yaml of a run. --help lists presets or options.
     """
@@ -84,54 +94,65 @@ def parse_run(
     if chosen_name("weighting", words) is None:
         noise = chosen_name("noise", words) or objective.noise.name
         chosen["weighting"] = default_weighting(objective.weighting, noise)
-    components, names = dict[str, ComponentOptions](), list[Any]()
-    for flag, each in chosen.items():
-        name_now = chosen_name(flag, words) or each.name
-        components[flag] = component_options(flag, each.kind, name_now, each.options)
-        hint = name_option(each.kind, flag, _HELP[flag])
-        names.append((f"{flag}_kind", hint, field(default=None)))
-    settings = _settings(run, components)
-    all_settings = Annotated[type(settings), tyro.conf.arg(name="")]
-    names.append(("run", all_settings, field(default=settings)))
-    frozen: Any = {"frozen": True, "kw_only": True}
-    typed = make_dataclass(command.__name__, names, bases=(command,), **frozen)
+    components = {
+        flag: component_options(flag, now.kind, chosen_name(flag, words) or now.name, now.options)
+        for flag, now in chosen.items()
+    }
+    loss = components.pop("objective")
+    structures = {
+        RunConfig: _run_structure(run, chosen, components),
+        Diffusion: _objective_structure(objective, loss),
+    }
     options = parse(
-        cast(Callable[..., _T], typed),
+        command,
         words[1:],
+        structures,
         prog=f"{prog} {words[0]}",
         description=description,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.DisallowNone),
     )
-    parsed = cast(Any, options).run
-    built = {flag: each.component(getattr(parsed, flag)) for flag, each in components.items()}
-    networks = {name: built.pop(name) for name in ("backbone", "optimizer")}
-    own = {name: getattr(parsed.objective, name) for name in attribute_docstrings(Diffusion)}
-    objective = replace(objective, loss=built.pop("objective"), **built, **own)
-    values = {name: getattr(parsed, name) for name in (*_GROUPS, "init_from")}
-    steps, warmup = parsed.train.steps, parsed.optim.warmup
-    if steps < warmup == run.optim.warmup:  # a warmup longer than the run keeps its fraction
-        short = round(warmup * steps / max(run.train.steps, 1))
-        values["optim"] = replace(parsed.optim, warmup=short)
-    changed = replace(run, objective=objective, **networks, **values)
+    changed, warmup = options.run, options.run.optim.warmup
+    if changed.train.steps < warmup == run.optim.warmup:  # warmup longer than the run: its fraction
+        short = round(warmup * changed.train.steps / max(run.train.steps, 1))
+        changed = replace(changed, optim=replace(changed.optim, warmup=short))
     require_read(run, changed)
-    return name, options, changed
+    return name, replace(options, run=changed)
 
 
-def _settings(run: RunConfig, components: dict[str, ComponentOptions]) -> Any:
-    values: dict[str, Any] = {flag: options.default for flag, options in components.items()}
-    hints, helps = get_type_hints(Diffusion), attribute_docstrings(Diffusion)
-    own = [
-        (name, Annotated[hints[name], tyro.conf.arg(help=text)], getattr(run.objective, name))
-        for name, text in helps.items()
+def _run_structure(
+    run: RunConfig, chosen: Mapping[str, Component], components: Mapping[str, ComponentOptions]
+) -> StructConstructorSpec:
+    """Return the options of a run: names of components, their options, and all settings."""
+
+    def build(**values: Any) -> RunConfig:
+        noise = {flag: values.pop(flag) for flag in ("noise", "weighting")}
+        names = {f"{flag}_kind" for flag in chosen}
+        settings = {name: value for name, value in values.items() if name not in names}
+        return replace(run, **settings | {"objective": replace(values["objective"], **noise)})
+
+    options = [
+        StructFieldSpec(f"{flag}_kind", name_option(now.kind, flag, _HELP[flag]), None)
+        for flag, now in chosen.items()
     ]
-    chosen = values["objective"]  # its own options, and those of all objectives
-    typed = make_dataclass("Objective", own, bases=(type(chosen),), frozen=True, kw_only=True)
-    values["objective"] = typed(**vars(chosen))
-    values |= {name: getattr(run, name) for name in _GROUPS}
-    types: list[Any] = [(name, type(value), field(default=value)) for name, value in values.items()]
-    source = Annotated[str | None, tyro.conf.arg(help=_INIT_FROM)]
-    types.append(("init_from", source, field(default=run.init_from)))
-    return make_dataclass("Run", types, frozen=True, kw_only=True)()
+    options.append(StructFieldSpec("objective", Diffusion, run.objective))
+    options += [StructFieldSpec(k, ComponentOptions, of_one) for k, of_one in components.items()]
+    groups = {name: getattr(run, name) for name in _GROUPS}
+    options += [StructFieldSpec(name, type(group), group) for name, group in groups.items()]
+    source: Any = str | None
+    options.append(StructFieldSpec("init_from", source, run.init_from, _INIT_FROM))
+    return StructConstructorSpec(build, tuple(options))
+
+
+def _objective_structure(objective: Diffusion, loss: ComponentOptions) -> StructConstructorSpec:
+    """Return the options of an objective, and those of all."""
+    options, helps = loss.structure.fields, attribute_docstrings(Diffusion)
+    shared = [option for option in declared_fields(Diffusion, objective) if option.name in helps]
+
+    def build(**values: Any) -> Diffusion:
+        of_loss = {option.name: values.pop(option.name) for option in options}
+        return replace(objective, loss=loss.structure.instantiate(**of_loss), **values)
+
+    return StructConstructorSpec(build, (*options, *shared))
 
 
 def _named_run(name: str, prog: str) -> tuple[str, RunConfig]:

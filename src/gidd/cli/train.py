@@ -62,7 +62,8 @@ class TrainOptions(RunCommand):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, build, train."""
-    name, options, run = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
+    name, options = parse_run(TrainOptions, arguments, "gidd train", __doc__ or "")
+    run = options.run
     out = options.out or Path("runs") / name
     run.check(int(os.environ.get("WORLD_SIZE", "1")))
     if options.dry_run:
