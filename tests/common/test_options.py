@@ -58,8 +58,8 @@ def test_options_of_a_dataclass_are_its_fields():
     register("schedule", "mine")(Child)
     options = options_of("schedule", "mine")
     assert list(options) == ["rate", "places", "mode"]
-    assert options["rate"] == ("rate", float, 0.5, "Of the child.")
-    assert options["places"] == ("places", tuple[int, ...], (1, 2), "Where,\nin two lines.")
+    assert options["rate"][:4] == ("rate", float, 0.5, "Of the child.")
+    assert options["places"][:4] == ("places", tuple[int, ...], (1, 2), "Where,\nin two lines.")
     assert options["mode"].hint == Literal["a", "b"] | None
     assert options["mode"].help == ""
 
@@ -68,8 +68,8 @@ def test_options_of_a_function_are_its_parameters():
     register("step", "mine")(step)
     options = options_of("step", "mine")
     assert list(options) == ["first", "second"]
-    assert options["first"] == ("first", Any, REQUIRED, "Has no type and a help of two lines.")
-    assert options["second"] == ("second", int | None, 2, "Has a type.")
+    assert options["first"][:4] == ("first", Any, REQUIRED, "Has no type and a help of two lines.")
+    assert options["second"][:4] == ("second", int | None, 2, "Has a type.")
 
 
 def test_options_of_a_class_that_builds_a_step_are_those_of_its_constructor():
@@ -85,7 +85,8 @@ def test_options_of_a_class_that_builds_a_step_are_those_of_its_constructor():
         def __call__(self, schedule, s, t, state, predict): ...
 
     register("step", "mine")(Step)
-    assert options_of("step", "mine") == {"width": ("width", int, 3, "Of something.")}
+    (option,) = options_of("step", "mine").values()
+    assert option[:4] == ("width", int, 3, "Of something.")
 
 
 @pytest.mark.parametrize("header", ["", "from __future__ import annotations\n"])
@@ -107,8 +108,8 @@ def test_a_part_may_be_defined_where_there_is_no_source(header):
     register("weighting", "mine")(namespace["Typed"])
     from pathlib import Path
 
-    assert options_of("step", "mine")["file"] == ("file", Path, Path("a"), "")
-    assert options_of("weighting", "mine")["power"] == ("power", float, 2.0, "")
+    assert options_of("step", "mine")["file"][:4] == ("file", Path, Path("a"), "")
+    assert options_of("weighting", "mine")["power"][:4] == ("power", float, 2.0, "")
 
 
 def test_default_factories_are_called_for_every_use():

@@ -10,6 +10,7 @@ from support.cases import few
 from support.small_networks import MARKOV_VOCAB, markov_losses
 from torch import nn
 
+from gidd.common.config.allowed import problems_of
 from gidd.errors import ConfigError
 from gidd.models import DiT, DiTConfig
 from gidd.models.backbones.hf_config import FAMILIES, BidirectionalLMConfig
@@ -197,7 +198,8 @@ def test_rank_0_changes_nothing():
 
 
 def test_all_problems_of_a_config_are_reported():
-    problems = list(LoraConfig(rank=-1, alpha=0.0, dropout=1.0, targets="a,,b").problems())
+    wrong = LoraConfig(rank=-1, alpha=0.0, dropout=1.0, targets="a,,b")
+    problems = list(problems_of(wrong, "lora."))
     fields = ("lora.rank", "lora.alpha", "lora.dropout", "lora.targets")
     assert len(problems) == 4
     assert all(field in problem for field, problem in zip(fields, problems, strict=True))

@@ -10,6 +10,7 @@ import torch
 from gidd.cli import main
 from gidd.cli.run_options import RunCommand, parse_run
 from gidd.cli.train import TrainOptions
+from gidd.common.config.allowed import problems_of
 from gidd.common.config.codec import to_plain, to_yaml
 from gidd.common.config.components import component
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
@@ -101,9 +102,9 @@ def test_settings_are_valid_if_and_only_if_they_can_be_built(p_uniform, gamma):
     try:
         objective.weighting.build(schedule=objective.noise.build(vocab=Vocab(3, mask_id=2)))
     except ScheduleError:
-        assert list(objective.problems())
+        assert list(problems_of(objective))
     else:
-        assert not list(objective.problems())
+        assert not list(problems_of(objective))
 
 
 def test_settings_without_effect_in_the_record_of_a_run_stop_neither_its_export_nor_its_end():

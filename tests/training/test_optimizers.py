@@ -9,6 +9,7 @@ from support.registrations import temporary_registrations
 from support.training_runs import final_tensors, losses, reported, speeches, tiny_run, train_here
 
 import gidd
+from gidd.common.config.allowed import problems_of
 from gidd.common.config.codec import to_plain
 from gidd.common.config.components import component
 from gidd.data.batch import Batch
@@ -178,7 +179,7 @@ def test_learning_rates_of_warmup_stable_decay():
     assert rates[13:] == pytest.approx([0.8, 0.6, 0.4, 0.2])
     constant = replace(optim, lr_schedule="constant")
     assert [constant.learning_rate_at(step, 16) for step in (4, 15)] == [1.0, 1.0]
-    (problem,) = replace(optim, decay_ratio=1.5).problems()
+    (problem,) = problems_of(replace(optim, decay_ratio=1.5), "optim.")
     assert "optim.decay_ratio" in problem and "1.5" in problem
 
 

@@ -1,6 +1,7 @@
 """Registered objectives: a loss of a noisy batch, with one more forward pass if it needs one."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from support.train_steps import run_step
 from support.training_runs import losses, speeches, tiny_run, train_here
 
 import gidd
+from gidd.common.config.allowed import problems_of, within
 from gidd.common.config.codec import to_plain
 from gidd.common.config.components import component
 from gidd.data.batch import Batch
@@ -31,13 +33,8 @@ VOCAB = Vocab(40, mask_id=39)
 class OwnDraft:
     """Replaces a fraction of the noisy tokens by tokens that the network predicts."""
 
-    fraction: float = 0.5
+    fraction: Annotated[float, within(lambda x: 0 <= x <= 1, "in [0, 1]")] = 0.5
     """Fraction of replaced tokens."""
-
-    @staticmethod
-    def problems(fraction):
-        if not 0 <= fraction <= 1:
-            yield f"fraction must be in [0, 1], got {fraction}."
 
     def __call__(self, denoiser, noisy):
         chosen = noisy.random(Stream.PLACE) < self.fraction * 2**62
@@ -163,5 +160,5 @@ def test_options_are_checked():
     def clashing(denoiser, noisy, *, eps: float = 1.0): ...
 
     gidd.register("objective", "clashing")(clashing)
-    (problem,) = Diffusion(loss=component("objective", "clashing")).problems()
+    (problem,) = problems_of(Diffusion(loss=component("objective", "clashing")))
     assert "clashing" in problem and "eps" in problem

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
+from gidd.common.config.allowed import require_allowed, within
 from gidd.diffusion.schedule import TINY, MixingSchedule, Sequences, Times
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule
-from gidd.errors import ConfigError, ScheduleError
+from gidd.errors import ScheduleError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -46,17 +46,8 @@ class Weighting(ABC):
 
 @dataclass(frozen=True)
 class _ScaledWeighting(Weighting):
-    w_max: float = 1.0
-
-    @staticmethod
-    def problems(w_max: float) -> Iterable[str]:
-        """Yield one message per invalid option, without torch."""
-        if not w_max > 0:
-            yield f"w_max must be positive, got {w_max}. The paper uses 1."
-
-    def __post_init__(self) -> None:
-        for problem in self.problems(self.w_max):
-            raise ConfigError(problem)
+    w_max: Annotated[float, within(lambda w: w > 0, "positive", "The paper uses 1.")] = 1.0
+    __post_init__ = require_allowed
 
 
 @final

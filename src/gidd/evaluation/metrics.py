@@ -8,6 +8,9 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Annotated
+
+from gidd.common.config.allowed import at_least
 
 COMPONENTS: dict[str, str] = {"compression": "compression", "repetition": "ngram_repetition"}
 """Function of each metric by its name."""
@@ -20,7 +23,9 @@ def compression(text: str, tokens: Sequence[int]) -> float:
     return len(zlib.compress(data, 9)) / len(data) if data else math.nan
 
 
-def ngram_repetition(text: str, tokens: Sequence[int], *, n: int = 2) -> float:
+def ngram_repetition(
+    text: str, tokens: Sequence[int], *, n: Annotated[int, at_least(1)] = 2
+) -> float:
     """Return the fraction of n-grams that repeat an earlier one of the sample.
 
     Args:
@@ -30,14 +35,6 @@ def ngram_repetition(text: str, tokens: Sequence[int], *, n: int = 2) -> float:
     """
     del text
     return repetition(tokens, n)
-
-
-def _ngram_problems(n: int) -> Iterable[str]:
-    if n < 1:
-        yield f"n must be at least 1, got {n}."
-
-
-ngram_repetition.problems = _ngram_problems  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def sequence_entropy(tokens: Sequence[Hashable]) -> float:

@@ -5,11 +5,11 @@ torch and peft are imported by the functions that need them: configurations name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, cast, final
 
-from gidd.common.config.allowed import field_problems, integer, number
+from gidd.common.config.allowed import Allowed, integer, number
 from gidd.common.config.codec import ADDED_LATER
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from gidd.models.networks import Initializer
 
 _ALL = "all-linear"
+
+
+def _are_names(targets: str) -> bool:
+    return all(name.strip() for name in targets.split(","))
+
+
+_TARGETS = Allowed(_are_names, f"{_ALL} or names of layers")
 _ADAPTER = "default"
 """Name that peft gives to the matrices."""
 
@@ -29,26 +36,18 @@ _ADAPTER = "default"
 class LoraConfig:
     """Low-rank adapters of linear layers: in the blocks, or in all of a network without blocks."""
 
-    rank: int = 0
+    rank: Annotated[int, integer(0)] = 0
     """Rank of the trained matrices; 0: no LoRA, all weights are trained."""
-    alpha: float = 16.0
+    alpha: Annotated[float, number(lambda x: 0 < x < float("inf"), "above 0")] = 16.0
     """Scale: the product of the matrices is multiplied by alpha / rank."""
-    dropout: float = 0.0
+    dropout: Annotated[float, number(lambda x: 0 <= x < 1, "in [0, 1)")] = 0.0
     """Dropout rate of the inputs of the trained matrices."""
-    targets: str = _ALL
+    targets: Annotated[str, _TARGETS] = _ALL
     """Layers to adapt: all-linear for all linear layers of the blocks, or their names, separated
     by commas, for example q_proj,v_proj."""
     embeddings: bool = field(default=False, metadata={ADDED_LATER: True})
     """Train embeddings and head too: for tokens that the model has never seen, such as end-of-text
     in a model of texts without it."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield one message per invalid setting."""
-        positive = number(lambda x: 0 < x < float("inf"), "above 0")
-        rate = number(lambda x: 0 <= x < 1, "in [0, 1)")
-        yield from field_problems(self, "lora.", rank=integer(0), alpha=positive, dropout=rate)
-        if not all(name.strip() for name in self.targets.split(",")):
-            yield f"lora.targets must be {_ALL} or names of layers, got {self.targets!r}."
 
 
 def add_lora(network: nn.Module, config: LoraConfig) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
-from gidd.common.config.allowed import require_none
+from gidd.common.config.allowed import at_least, problems_of, require_none, within
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.options import options_of
@@ -22,6 +22,12 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.models.lora import LoraConfig
 from gidd.training.optim import OptimConfig
+
+_EPS = within(lambda eps: 0 <= eps < 0.5, "in [0, 0.5)", "The paper uses 1e-4.")
+_POWER = within(lambda power: 1 <= power <= 10, "in [1, 10]", "1 is uniform.")
+_SEED = within(lambda seed: 0 <= seed < 2**31, "in [0, 2**31)")
+_DECAY = within(lambda decay: 0 < decay < 1, "in (0, 1)", "0.9999 is common.")
+_SECONDS = within(lambda seconds: seconds > 0, "positive", "The default is 600 seconds.")
 
 
 @final
@@ -41,28 +47,22 @@ class Diffusion:
         default_factory=lambda: component("weighting", "dynamic"),
         metadata={COMPONENT_KIND: "weighting"},
     )
-    eps: float = TRAINING_EPS
+    eps: Annotated[float, _EPS] = TRAINING_EPS
     """Training times are sampled from [eps, 1 - eps]; the paper uses 1e-4."""
-    time_power: float = field(default=1.0, metadata={ADDED_LATER: True})
+    time_power: Annotated[float, _POWER] = field(default=1.0, metadata={ADDED_LATER: True})
     """Density of training times: uniform numbers raised to this power. Above 1, more times have
     little noise, which is what correction of texts needs; the paper uses 1."""
-    p_uniform_warmup: int = field(default=0, metadata={ADDED_LATER: True})
+    p_uniform_warmup: Annotated[int, at_least(0)] = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid setting."""
+        """Yield one message per invalid option of a component."""
         chosen = {"objective": self.loss, "noise": self.noise, "weighting": self.weighting}
         for name, each in chosen.items():
             yield from (f"{name}.{problem}" for problem in each.problems())
         if taken := [name for name in self.loss.options if hasattr(self, name)]:
             names = ", ".join(taken)
             yield f"objective {self.loss.name} must not have options {names}. Rename them."
-        if not 0 <= self.eps < 0.5:
-            yield f"objective.eps must be in [0, 0.5), got {self.eps}. The paper uses 1e-4."
-        if not 1 <= self.time_power <= 10:
-            yield f"objective.time_power must be in [1, 10], got {self.time_power}. 1 is uniform."
-        if self.p_uniform_warmup < 0:
-            yield f"objective.p_uniform_warmup must be at least 0, got {self.p_uniform_warmup}."
 
 
 def default_weighting(weighting: Component, noise: str) -> Component:
@@ -95,7 +95,7 @@ class DataConfig:
     validation: int | float | None = None
     """Validation split: the last N documents, or a fraction of them. By default as the corpus
     defines, otherwise a tenth of the documents, spaced evenly."""
-    length: int = 512
+    length: Annotated[int, at_least(2)] = 512
     """Context length in tokens."""
     padding: Literal["learned", "ignored"] = field(default="learned", metadata={ADDED_LATER: True})
     """After the end of a text: learned (part of the loss, so that a model learns to end texts that
@@ -103,16 +103,13 @@ class DataConfig:
     packing: bool = field(default=False, metadata={ADDED_LATER: True})
     """Pack short documents into one row; attention stays inside each document. Padding must be
     ignored, and the network must accept segments."""
-    workers: int = 0
+    workers: Annotated[int, at_least(0)] = 0
     """Number of data loading processes, besides one thread."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid setting."""
+        """Yield a message without data, and if padding and packing exclude each other."""
         if self.folder is None and not self.sources:
             yield "data needs a folder (--data.folder DIR) or sources (--data.sources NAME...)."
-        for name, minimum in (("length", 2), ("workers", 0)):
-            if getattr(self, name) < minimum:
-                yield f"data.{name} must be at least {minimum}, got {getattr(self, name)}."
         if self.packing and self.padding != "ignored":
             yield (
                 f"data.padding must be ignored with data.packing, got {self.padding}: other "
@@ -125,13 +122,13 @@ class DataConfig:
 class TrainConfig:
     """Length, batch size, precision, evaluation and checkpoints."""
 
-    steps: int
+    steps: Annotated[int, at_least(1)]
     """Number of optimiser steps."""
-    global_batch: int = 512
+    global_batch: Annotated[int, at_least(1)] = 512
     """Samples per optimiser step, over all ranks and micro-batches."""
-    accumulate: int = 1
+    accumulate: Annotated[int, at_least(1)] = 1
     """Gradient accumulation: micro-batches per step; more use less memory, with the same result."""
-    seed: int = 0
+    seed: Annotated[int, _SEED] = 0
     """Seed of the initial weights, data order, crops, times, noise and dropout."""
     autocast: bool | None = None
     """bfloat16 autocast, as in the paper; weights and optimiser state stay float32. On by default
@@ -139,42 +136,26 @@ class TrainConfig:
     compile: bool | None = None
     """Compile the blocks and the loss with torch.compile; the first steps take a minute or two. On
     by default on CUDA with Triton, off elsewhere."""
-    ema_decay: float | None = None
+    ema_decay: Annotated[float, _DECAY] | None = None
     """EMA decay of the weights, e.g. 0.9999; off by default."""
-    report_every: int = 10
+    report_every: Annotated[int, at_least(1)] = 10
     """Steps between reports of the training metrics."""
-    evaluate_every: int = 1000
+    evaluate_every: Annotated[int, at_least(1)] = 1000
     """Steps between evaluations on the validation split; the last step is always evaluated."""
-    evaluate_samples: int = 512
+    evaluate_samples: Annotated[int, at_least(1)] = 512
     """Validation samples per evaluation, the same each time; at least one per rank."""
     generate_samples: int = 2
     """Samples to generate and report at each evaluation."""
-    save_every: int = 1000
+    save_every: Annotated[int, at_least(1)] = 1000
     """Steps between checkpoints; the last step is always saved."""
-    max_steps_ahead_of_save: int = 0
+    max_steps_ahead_of_save: Annotated[int, at_least(0)] = 0
     """Steps that training may advance while a checkpoint is written in the background."""
-    keep: int = 2
+    keep: Annotated[int, at_least(1)] = 2
     """Number of most recent checkpoints to keep."""
-    keep_every: int | None = None
+    keep_every: Annotated[int, at_least(1, "Or omit it.")] | None = None
     """Also keep every checkpoint whose step is a multiple of this."""
-    timeout: float = 600.0
+    timeout: Annotated[float, _SECONDS] = 600.0
     """Stop, and report the stuck rank, if no step finishes within this many seconds."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid setting."""
-        counts = ("steps", "global_batch", "accumulate", "report_every", "evaluate_every")
-        counts += ("evaluate_samples", "save_every", "keep")
-        for name, minimum in (*((name, 1) for name in counts), ("max_steps_ahead_of_save", 0)):
-            if getattr(self, name) < minimum:
-                yield f"train.{name} must be at least {minimum}, got {getattr(self, name)}."
-        if not 0 <= self.seed < 2**31:
-            yield f"train.seed must be in [0, 2**31), got {self.seed}."
-        if self.keep_every is not None and self.keep_every < 1:
-            yield f"train.keep_every must be at least 1, got {self.keep_every}, or omitted."
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            yield f"train.ema_decay must be in (0, 1), got {self.ema_decay}. 0.9999 is common."
-        if not self.timeout > 0:
-            yield f"train.timeout must be positive, got {self.timeout}. The default is 600 seconds."
 
 
 @final
@@ -225,8 +206,8 @@ class RunConfig:
 
         The record of an older run may have settings without effect.
         """
-        groups = (self.data, self.optim, self.train, self.objective, self.lora)
-        problems = [problem for group in groups for problem in group.problems()]
+        groups = ("data", "optim", "train", "objective", "lora")
+        problems = [p for name in groups for p in problems_of(getattr(self, name), f"{name}.")]
         problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()
         problems += () if is_record else self.without_effect().values()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
+from gidd.common.config.allowed import at_least, within
 from gidd.common.config.codec import ADDED_LATER
 from gidd.common.config.components import Component
 from gidd.errors import ConfigError
@@ -21,49 +22,39 @@ if TYPE_CHECKING:
     from torch.optim import AdamW, Optimizer
 
 
+_FRACTION = within(lambda x: 0 <= x <= 1, "in [0, 1]")
+_BELOW_ONE = within(lambda x: 0 <= x < 1, "in [0, 1)")
+_POSITIVE = within(lambda x: x > 0, "positive")
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """Linear warmup and cosine decay, AdamW; the defaults are the paper's (App. E)."""
 
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, at_least(0)] = 5e-4
     """Peak learning rate, reached at the end of the warmup."""
-    warmup: int = 10_000
+    warmup: Annotated[int, at_least(0)] = 10_000
     """Steps of linear warmup from 0."""
     lr_schedule: Literal["cosine", "constant", "wsd"] = field(
         default="cosine", metadata={ADDED_LATER: True}
     )
     """After the warmup: cosine decay over all steps, constant, or wsd (warmup-stable-decay, arXiv
     2404.06395): constant, then linear decay over the last steps."""
-    decay_ratio: float = field(default=0.2, metadata={ADDED_LATER: True})
+    decay_ratio: Annotated[float, _FRACTION] = field(default=0.2, metadata={ADDED_LATER: True})
     """Fraction of all steps in which wsd decays."""
-    final_lr_ratio: float = 0.1
+    final_lr_ratio: Annotated[float, _FRACTION] = 0.1
     """Final learning rate as a fraction of the peak (cosine and wsd)."""
-    beta1: float = 0.9
+    beta1: Annotated[float, _BELOW_ONE] = 0.9
     """Adam beta1: decay of the first moment."""
-    beta2: float = 0.99
+    beta2: Annotated[float, _BELOW_ONE] = 0.99
     """Adam beta2: decay of the second moment."""
-    eps: float = 1e-9
+    eps: Annotated[float, _POSITIVE] = 1e-9
     """Adam epsilon, added to the denominator of the update."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled weight decay (AdamW), on all parameters; the paper's GIDD+ uses 0.02."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, _POSITIVE] = 1.0
     """Maximum gradient norm; larger gradients are clipped to it."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid setting."""
-        for name in ("learning_rate", "warmup", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                yield f"optim.{name} must be at least 0, got {getattr(self, name)}."
-        for name in ("final_lr_ratio", "decay_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                yield f"optim.{name} must be in [0, 1], got {getattr(self, name)}."
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                yield f"optim.{name} must be in [0, 1), got {getattr(self, name)}."
-        for name in ("max_grad_norm", "eps"):
-            if not getattr(self, name) > 0:
-                yield f"optim.{name} must be positive, got {getattr(self, name)}."
 
     def learning_rate_at(self, step: int, num_steps: int) -> float:
         """Return the learning rate of the update from `step` to `step + 1`."""
@@ -88,7 +79,11 @@ def adamw(network: nn.Module, optim: OptimConfig) -> AdamW:
 
 
 def muon(
-    network: nn.Module, optim: OptimConfig, *, momentum: float = 0.95, ns_steps: int = 5
+    network: nn.Module,
+    optim: OptimConfig,
+    *,
+    momentum: Annotated[float, _BELOW_ONE] = 0.95,
+    ns_steps: Annotated[int, within(lambda n: 1 <= n < 100, "in [1, 99]")] = 5,
 ) -> list[Optimizer]:
     """Optimize hidden matrices with Muon, and embeddings, head, norms and biases with AdamW.
 
@@ -123,16 +118,6 @@ def muon(
         zeros = torch.zeros_like(parameter, requires_grad=False)
         matrices.state[parameter] = {"momentum_buffer": zeros}
     return [matrices, _adamw(others, optim)] if others else [matrices]
-
-
-def _muon_problems(momentum: float, ns_steps: int) -> Iterable[str]:
-    if not 0 <= momentum < 1:
-        yield f"momentum must be in [0, 1), got {momentum}."
-    if not 1 <= ns_steps < 100:
-        yield f"ns_steps must be in [1, 99], got {ns_steps}."
-
-
-muon.problems = _muon_problems  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _adamw(parameters: Iterable[nn.Parameter], optim: OptimConfig) -> AdamW:

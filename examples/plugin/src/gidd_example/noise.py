@@ -1,11 +1,12 @@
 """A noise schedule: alpha, beta pi and the inflow as functions of time."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 import gidd
+from gidd.common.config.allowed import number
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules import mask_noise, uniform_noise
 from gidd.vocab import Vocab
@@ -20,14 +21,8 @@ class DriftingSchedule(MixingSchedule):
     """
 
     vocab: Vocab
-    random_fraction: float = 0.5
+    random_fraction: Annotated[float, number(lambda r: 0 <= r <= 1, "in [0, 1]")] = 0.5
     """Fraction r of random tokens in the noise at t = 0; the others are masks."""
-
-    @staticmethod
-    def problems(random_fraction: float) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        if not 0 <= random_fraction <= 1:
-            yield f"random_fraction must be in [0, 1], got {random_fraction}."
 
     def __post_init__(self) -> None:
         check(self)  # raises if no Markov chain has this noise

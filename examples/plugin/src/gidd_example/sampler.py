@@ -1,12 +1,12 @@
 """A sampler step: new tokens of a batch, from time t to an earlier time s."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 import gidd
-from gidd.common.config.components import require_options
+from gidd.common.config.allowed import integer, require_allowed
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.sampling import Predict, State
@@ -21,17 +21,10 @@ class LeftToRight:
     The number of masks left is the one expected at time s.
     """
 
-    at_least: int = 0
+    at_least: Annotated[int, integer(0)] = 0
     """Fill at least this many masks per step; 1 leaves no step without effect."""
 
-    @staticmethod
-    def problems(at_least: int) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        if at_least < 0:
-            yield f"at_least must be at least 0, got {at_least}."
-
-    def __post_init__(self) -> None:
-        require_options(self)  # raises if `problems` yields one
+    __post_init__ = require_allowed  # raises if an option is not what its annotation allows
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise if this step cannot begin at time t; called before a request is admitted."""

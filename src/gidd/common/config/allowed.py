@@ -1,14 +1,29 @@
-"""Checks of options and arguments: the type first, then the range, in one message."""
+"""Checks of options and arguments: the type first, then the range, in one message.
+
+What a field may be stands in its annotation: `steps: Annotated[int, integer(1, 4096)] = 128`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple, cast
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from gidd.common.terminal import shorten
-from gidd.errors import ConfigError
+from gidd.errors import ConfigError, GiddError
 
 
 class Allowed(NamedTuple):
@@ -39,18 +54,28 @@ def integer(least: int, most: int | None = None, fix: str = "") -> Allowed:
 SEED = integer(0)._replace(text="an integer in [0, 2**63)")
 
 
-def number(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allowed:
-    """Allow numbers for which a condition holds; not True and False."""
+def within(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allowed:
+    """Allow numbers for which a condition holds; not True and False. `text` is the range."""
 
     def contains(value: object) -> bool:
         return _is_a(Real, value) and is_inside(cast(float, value))
 
-    return Allowed(contains, f"a number {text}", fix)
+    return Allowed(contains, text, fix)
+
+
+def number(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allowed:
+    """Allow numbers for which a condition holds; the message names the type as well."""
+    return within(is_inside, f"a number {text}", fix)
+
+
+def at_least(least: int, fix: str = "") -> Allowed:
+    """Allow numbers from `least` on."""
+    return within(lambda value: value >= least, f"at least {least}", fix)
 
 
 def choice(names: Sequence[str], fix: str = "") -> Allowed:
     """Allow some strings."""
-    return Allowed(names.__contains__, f"one of {', '.join(names)}", fix)
+    return Allowed(names.__contains__, f"one of {', '.join(map(str, names))}", fix)
 
 
 def optional(allowed: Allowed) -> Allowed:
@@ -66,6 +91,52 @@ def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iter
     """Yield a message per field whose value is not allowed; `prefix` goes before its name."""
     for name, allowed in fields.items():
         yield from allowed.problems(f"{prefix}{name}", getattr(options, name))
+
+
+def allowed_by(hint: Any) -> Allowed | None:
+    """Return what an annotation allows: the `Allowed` of an `Annotated`, or names of a `Literal`.
+
+    A union with None allows None as well. Other annotations say nothing about values: None.
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return next((extra for extra in parts[1:] if isinstance(extra, Allowed)), None)
+    if origin is Literal:
+        return choice(parts)
+    if origin in (Union, UnionType) and len(parts) == 2 and NoneType in parts:
+        inside = allowed_by(parts[parts[0] is NoneType])
+        return inside and optional(inside)
+    return None
+
+
+@cache
+def allowed_in(kind: type) -> dict[str, Allowed]:
+    """Return what the fields of a class may be, by name.
+
+    A subclass that declares a field again without a range, for another default, keeps its range.
+    """
+    ranges: dict[str, Allowed] = {}
+    for base in reversed(kind.__mro__):
+        hints = get_type_hints(base, include_extras=True)
+        ranges |= {name: allowed for name, hint in hints.items() if (allowed := allowed_by(hint))}
+    return ranges
+
+
+def problems_of(options: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a message per field whose value its annotation does not allow, then across fields.
+
+    `prefix` goes before the name of a field. Those across fields are what an optional method
+    `problems` of the dataclass yields.
+    """
+    for name, allowed in allowed_in(type(options)).items():
+        yield from allowed.problems(f"{prefix}{name}", getattr(options, name))
+    if (across := getattr(options, "problems", None)) is not None:
+        yield from across()
+
+
+def require_allowed(options: Any, error: type[GiddError] = ConfigError) -> None:
+    """Raise an error with a line for each of `problems_of`; of use as `__post_init__`."""
+    require_none(problems_of(options), error)
 
 
 def unused_problems(options: Any, prefix: str, needs: str) -> Iterator[str]:
@@ -85,10 +156,10 @@ def require_arguments(**arguments: tuple[object, Allowed]) -> None:
     )
 
 
-def require_none(problems: Iterable[str]) -> None:
-    """Raise one `ConfigError` with a line for each problem, if there are any."""
+def require_none(problems: Iterable[str], error: type[GiddError] = ConfigError) -> None:
+    """Raise one error with a line for each problem, if there are any."""
     if found := list(problems):
-        raise ConfigError("\n".join(found))
+        raise error("\n".join(found))
 
 
 def _is_a(kind: type, value: object) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from gidd.common.config.allowed import Allowed, require_none
 from gidd.common.config.options import REQUIRED, options_of
 from gidd.common.config.registry import UNREGISTERED, find_component, name_of
 from gidd.common.terminal import did_you_mean, shorten
@@ -70,32 +69,11 @@ class Component:
         return partial(make, **self.options) if self.options else make
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option: what the component's own `problems` reports."""
-        if self.name != UNREGISTERED:
-            check = getattr(find_component(self.kind, self.name).make, "problems", None)
-            yield from check(**self.options) if check else ()
-
-
-def require_options(component: Any) -> None:
-    """Raise `ConfigError` if the `problems` of a dataclass report any; for its `__post_init__`."""
-    options = {option.name: getattr(component, option.name) for option in fields(component)}
-    require_none(component.problems(**options))
-
-
-class CheckedOptions:
-    """Base of a component with options, a dataclass: values that are not allowed raise."""
-
-    allowed: ClassVar[Mapping[str, Allowed]] = {}
-    """What the options may be."""
-
-    @classmethod
-    def problems(cls, **options: Any) -> Iterable[str]:
-        """Yield one message per invalid option."""
-        for name, allowed in cls.allowed.items():
-            yield from allowed.problems(name, options[name])
-
-    def __post_init__(self) -> None:
-        require_options(self)
+        """Yield one message per option whose value is not allowed."""
+        declared = {} if self.name == UNREGISTERED else options_of(self.kind, self.name)
+        for name, option in declared.items():
+            if option.allowed is not None:
+                yield from option.allowed.problems(name, self.options[name])
 
 
 def component(kind: str, name: str, /, **options: Any) -> Component:

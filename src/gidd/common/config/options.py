@@ -13,8 +13,10 @@ import re
 import textwrap
 import threading
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast, get_type_hints
 
+from gidd.common.config.allowed import Allowed, allowed_by, allowed_in
 from gidd.common.config.registry import KINDS, RESERVED_OPTIONS, find_component
 from gidd.errors import ConfigError
 
@@ -35,6 +37,8 @@ class Option(NamedTuple):
     """Its default value, or `REQUIRED`."""
     help: str
     """What it is, in a line or a few."""
+    allowed: Allowed | None
+    """What its annotation allows; None: anything of its type."""
 
 
 def options_of(kind: str, name: str, package: str = "") -> dict[str, Option]:
@@ -48,6 +52,7 @@ def options_of(kind: str, name: str, package: str = "") -> dict[str, Option]:
         for field in fields
         if field.default_factory is not dataclasses.MISSING
     }
+    ranges = allowed_in(cast(type, make)) if fields else {}
     helps = _arguments_section(inspect.getdoc(make) or "")
     for component in reversed(make.__mro__[:-1]) if isinstance(make, type) else ():
         helps |= attribute_docstrings(component)
@@ -61,22 +66,28 @@ def options_of(kind: str, name: str, package: str = "") -> dict[str, Option]:
                 f"the {kind} {name!r} has an option {key!r}, a key of saved components. Rename it."
             )
         default = factories[key]() if key in factories else parameter.default
-        options[key] = Option(key, _hint(make, parameter), default, helps.get(key, ""))
+        hint, annotation = (_hint(make, parameter, extras) for extras in (False, True))
+        allowed = ranges.get(key) or allowed_by(annotation)
+        options[key] = Option(key, hint, default, helps.get(key, ""), allowed)
     return options
 
 
-def _hint(make: Any, parameter: inspect.Parameter) -> Any:
+def _hint(make: Any, parameter: inspect.Parameter, extras: bool) -> Any:
+    """Return the type of a parameter; with `extras`, as it is annotated."""
     if isinstance(make, type):
-        return _class_hints(make).get(parameter.name, Any)
-    annotation = parameter.annotation
-    if isinstance(annotation, str):  # other parameters may have types for type checkers only
-        return eval(annotation, getattr(inspect.unwrap(make), "__globals__", {}))
-    return Any if annotation is REQUIRED else annotation
+        return _class_hints(make, extras).get(parameter.name, Any)
+    if parameter.annotation is REQUIRED:
+        return Any
+    # other parameters may have types for type checkers only
+    alone: Any = SimpleNamespace(__annotations__={"hint": parameter.annotation})
+    names = getattr(inspect.unwrap(make), "__globals__", {})
+    return get_type_hints(alone, names, include_extras=extras)["hint"]
 
 
 @cache  # takes a millisecond, and presets have many components
-def _class_hints(make: type) -> dict[str, Any]:
-    return get_type_hints(make if dataclasses.is_dataclass(make) else make.__init__)
+def _class_hints(make: type, extras: bool) -> dict[str, Any]:
+    annotated: Any = make if dataclasses.is_dataclass(make) else make.__init__
+    return get_type_hints(annotated, include_extras=extras)
 
 
 @cache  # reads the source, which takes milliseconds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.schedule import FlatNoise, MixingSchedule, check
 from gidd.diffusion.schedules.curves import require_mask
-from gidd.diffusion.schedules.mixture import PeakedAmount, peak_problems
+from gidd.diffusion.schedules.mixture import GAMMA, PEAK, PeakedAmount
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
 
@@ -25,13 +26,13 @@ class HybridSchedule(MixingSchedule):
     """
 
     vocab: Vocab
-    p_uniform: float = 0.1
+    p_uniform: Annotated[float, PEAK] = 0.1
     """Fraction of uniformly random tokens at t = 1/2 (p_u); the paper uses 0.0, 0.1 and 0.2."""
-    gamma: float = 1.0
+    gamma: Annotated[float, GAMMA] = 1.0
     """Shape exponent of c_t, at most 2; the paper uses 1."""
-    problems = staticmethod(peak_problems)
 
     def __post_init__(self) -> None:
+        require_allowed(self, ScheduleError)
         require_mask(self.vocab)
         check(self)
 
@@ -82,12 +83,11 @@ class FirstReleaseSchedule(MixingSchedule):
     """
 
     vocab: Vocab
-    p_uniform: float
+    p_uniform: Annotated[float, PEAK]
     """Approximate fraction of random tokens at t = 1/2; published are 0.0, 0.1 and 0.2."""
 
     def __post_init__(self) -> None:
-        for problem in peak_problems(self.p_uniform):
-            raise ScheduleError(problem)
+        require_allowed(self, ScheduleError)
         require_mask(self.vocab)
         check(self)
 

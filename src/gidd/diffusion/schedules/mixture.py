@@ -13,10 +13,11 @@ case a = t on the mask and a = c_t on the uniform distribution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, NamedTuple, final
 
+from gidd.common.config.allowed import require_allowed, within
 from gidd.diffusion.schedule import MixingSchedule, Times, check
 from gidd.diffusion.schedules.curves import value_and_slope
 from gidd.errors import ConfigError, GiddError, ScheduleError
@@ -63,6 +64,19 @@ class LinearAmount(NoiseAmount):
         return t.new_full(t.shape, self.weight)
 
 
+PEAK = within(
+    lambda p: 0 <= p < 1,
+    "in [0, 1)",
+    "The paper uses 0.0, 0.1 and 0.2; for noise without a mask use UniformSchedule.",
+)
+GAMMA = within(
+    lambda gamma: 0 < gamma <= 2,
+    "in (0, 2]",
+    "Above 2 no Markov chain has these marginals; at 0 the noise at t = 0 would not be zero. The "
+    "paper uses 1.",
+)
+
+
 @final
 @dataclass(frozen=True)
 class PeakedAmount(NoiseAmount):
@@ -71,14 +85,13 @@ class PeakedAmount(NoiseAmount):
     With B = 2^gamma p/(1 - p), `peak` p is the fraction of this noise at t = 1/2 (App. H.7).
     """
 
-    peak: float
+    peak: Annotated[float, PEAK]
     """Fraction of tokens with this noise at t = 1/2, if one linear amount has weight 1."""
-    gamma: float = 1.0
+    gamma: Annotated[float, GAMMA] = 1.0
     """Shape exponent; a smaller one is flatter, with more of this noise near t = 0 and t = 1."""
 
     def __post_init__(self) -> None:
-        for problem in peak_problems(self.peak, self.gamma):
-            raise ScheduleError(problem)
+        require_allowed(self, ScheduleError)
 
     @property
     def B(self) -> float:
@@ -93,20 +106,6 @@ class PeakedAmount(NoiseAmount):
         """c + (1 - t) c' = c ((gamma/2)(1 - t) + (1 - gamma/2) t) / t, without cancellation."""
         half = self.gamma / 2
         return self.value(t) * (half * (1 - t) + (1 - half) * t) / t
-
-
-def peak_problems(p_uniform: float, gamma: float = 1.0) -> Iterator[str]:
-    """Yield one message per invalid option, without torch."""
-    if not 0 <= p_uniform < 1:
-        yield (
-            f"p_uniform must be in [0, 1), got {p_uniform}. The paper uses 0.0, 0.1 and 0.2; for "
-            "noise without a mask use UniformSchedule."
-        )
-    if not 0 < gamma <= 2:
-        yield (
-            f"gamma must be in (0, 2], got {gamma}. Above 2 no Markov chain has these marginals; "
-            "at 0 the noise at t = 0 would not be zero. The paper uses 1."
-        )
 
 
 @final

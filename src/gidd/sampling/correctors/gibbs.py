@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import integer, optional
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import integer, require_allowed
 from gidd.common.devices import kind_of, positions
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 DISTANCE = integer(1, fix="1 allows to change all positions in one step, 2 every other one.")
 """Allowed distances between positions that are changed together."""
 
-_POSITIONS = optional(integer(1, fix="Leave it out to redraw every distance-th position."))
+_POSITIONS = integer(1, fix="Leave it out to redraw every distance-th position.")
 
 
 @final
 @dataclass(frozen=True)
-class Gibbs(CheckedOptions):
+class Gibbs:
     """Redraw random positions, at least `distance` apart, from alpha x_theta + beta pi (s = t).
 
     x_theta does not depend on the position's own token, so this marginal is the conditional
@@ -40,12 +39,12 @@ class Gibbs(CheckedOptions):
     they are assumed to be (2 is exact for first-order Markov text).
     """
 
-    distance: int = 2
+    distance: Annotated[int, DISTANCE] = 2
     """Least distance in tokens between positions that are redrawn together."""
-    num_positions: int | None = None
+    num_positions: Annotated[int, _POSITIONS] | None = None
     """Number of positions to redraw; None is every `distance`-th one, from a random offset."""
 
-    allowed = {"distance": DISTANCE, "num_positions": _POSITIONS}
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict
@@ -61,17 +60,17 @@ class Gibbs(CheckedOptions):
 
 @final
 @dataclass(frozen=True)
-class GibbsSweep(CheckedOptions):
+class GibbsSweep:
     """Redraw every `distance`-th free position from alpha x_theta + beta pi (s = t).
 
     The next call starts one position later, so `distance` calls are one sweep. Like `Gibbs`, it
     leaves the distribution of Z_t invariant, but visits all positions before any is visited twice.
     """
 
-    distance: int = 2
+    distance: Annotated[int, DISTANCE] = 2
     """Distance in tokens between positions that are redrawn together."""
 
-    allowed = {"distance": DISTANCE}
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict

@@ -11,13 +11,12 @@ is the ordinary posterior. The most likely token minimises the expected number o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import optional
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.categorical import at
 from gidd.diffusion.error_rate import error_rate_at, visible_noise
 from gidd.diffusion.schedule import MixingSchedule, Times
@@ -129,7 +128,7 @@ def is_replaced(
 
 @final
 @dataclass(frozen=True)
-class PosteriorCorrection(CheckedOptions):
+class PosteriorCorrection:
     """Replace every token for which another one has a higher posterior probability (s = t).
 
     One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, t being `time_at_error_rate`
@@ -139,13 +138,13 @@ class PosteriorCorrection(CheckedOptions):
 
     log_name: ClassVar[str] = "posterior_correction"
     """Name in edit logs and manifests; the registered name is `posterior`."""
-    error_rate: float | None = None
+    error_rate: Annotated[float, ERROR_RATE] | None = None
     """Expected fraction of wrong tokens; by default the error rate at t."""
-    min_confidence: float | None = None
+    min_confidence: Annotated[float, MIN_CONFIDENCE] | None = None
     """Least posterior probability of a replacement; by default, tokens are replaced so that the
     expected number of wrong ones is smallest."""
 
-    allowed = {"error_rate": optional(ERROR_RATE), "min_confidence": optional(MIN_CONFIDENCE)}
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import Allowed, integer
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import Allowed, integer, require_allowed
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.sampling.correctors.gibbs import DISTANCE, top_spaced
@@ -52,7 +51,7 @@ def gain(proposal: Proposal) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class SelfCorrectionStep(CheckedOptions):
+class SelfCorrectionStep:
     """Run one iteration of Algorithm 1, App. C (s = t): draw tokens, commit the best change.
 
     A sequence has converged when no token would change. It also stops after `patience` steps
@@ -64,24 +63,18 @@ class SelfCorrectionStep(CheckedOptions):
 
     min_steps: ClassVar[int] = 2
     """Calls that a phase needs: each one scores the change made by the call before."""
-    temperature: float = 0.1
+    temperature: Annotated[float, TEMPERATURE] = 0.1
     """Softmax temperature of the tokens that are drawn."""
-    patience: int = 32
+    patience: Annotated[int, _COUNT] = 32
     """Calls without a higher self-accuracy after which to stop."""
-    num_tokens: int = 1
+    num_tokens: Annotated[int, _COUNT] = 1
     """Changes to commit per call; the paper commits 1."""
-    distance: int = 1
+    distance: Annotated[int, DISTANCE] = 1
     """Least distance in tokens between changes of one call."""
-    score: Score = likelihood
+    score: Annotated[Score, _SCORE] = likelihood
     """Ranks the changes: `likelihood` or `gain`."""
 
-    allowed = {
-        "temperature": TEMPERATURE,
-        "patience": _COUNT,
-        "num_tokens": _COUNT,
-        "distance": DISTANCE,
-        "score": _SCORE,
-    }
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict

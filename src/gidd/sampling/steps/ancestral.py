@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.categorical import happens
 from gidd.diffusion.process import noise, noise_at, transition_noise_at
 from gidd.diffusion.randomness import Stream
@@ -20,6 +20,7 @@ from gidd.sampling.state import State
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+_RENOISE = PROBABILITY._replace(fix="0 is the ancestral sampler.")
 FROM_X_THETA = -1
 """Placeholder for a token that is still to be drawn from x_theta."""
 
@@ -81,7 +82,7 @@ def reverse_step(
 
 @final
 @dataclass(frozen=True)
-class Psi(CheckedOptions):
+class Psi:
     """Draw z_s from the Psi-posterior of Deschenaux et al. (arXiv 2602.21185), for every noise.
 
         (1 - renoise) p_theta(z_s | z_t) + renoise sum_x p(x | z_t) q_s(z_s | x)
@@ -92,10 +93,10 @@ class Psi(CheckedOptions):
     near t = 0, so samples converge to the data with more steps. With s = t it is a corrector.
     """
 
-    renoise: float = 0.1
+    renoise: Annotated[float, _RENOISE] = 0.1
     """Probability to redraw a token from the data and renew its noise."""
 
-    allowed = {"renoise": PROBABILITY._replace(fix="0 is the ancestral sampler.")}
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
@@ -81,7 +81,7 @@ class Greedy(_FillByConfidence):
 
 @final
 @dataclass(frozen=True)
-class Threshold(CheckedOptions):
+class Threshold:
     """Fill masks as `Confidence` does, and also all with max x_theta >= `fill`.
 
     At least one mask is filled per step, each with a token drawn from its x_theta. A visible token
@@ -90,12 +90,12 @@ class Threshold(CheckedOptions):
     `Confidence`; a smaller `fill` treats confident masks as independent and needs fewer steps.
     """
 
-    fill: float = 0.7
+    fill: Annotated[float, _LEAST] = 0.7
     """Fill masks whose most likely token has at least this probability."""
-    replace: float = 0.9
+    replace: Annotated[float, _LEAST] = 0.9
     """Replace a token if another has at least this probability."""
 
-    allowed = {"fill": _LEAST, "replace": _LEAST}
+    __post_init__ = require_allowed
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` if sampling from noise, t = 1, does not start with masks only.

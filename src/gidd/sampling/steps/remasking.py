@@ -1,11 +1,11 @@
 """Steps that remask: at random (ReMDM), or tokens that the network doubts."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.categorical import happens
 from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.diffusion.process import noise_at
@@ -23,7 +23,7 @@ _SUSPECTS = PROBABILITY._replace(fix="0 never remasks a token.")
 
 @final
 @dataclass(frozen=True)
-class ReMDM(CheckedOptions):
+class ReMDM:
     """Fill masks, and remask visible tokens with probability sigma (Wang et al., 2503.00307).
 
     sigma = min(cap, rescale sigma_max), sigma_max = min(1, beta_s / alpha_t). A mask stays with
@@ -33,12 +33,12 @@ class ReMDM(CheckedOptions):
     is its generalisation to every noise.
     """
 
-    cap: float = 0.04
+    cap: Annotated[float, _FRACTION] = 0.04
     """Maximum probability to remask a token in one step."""
-    rescale: float = 1.0
+    rescale: Annotated[float, _FRACTION] = 1.0
     """Fraction of the largest possible probability to remask a token."""
 
-    allowed = {"cap": _FRACTION, "rescale": _FRACTION}
+    __post_init__ = require_allowed
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` unless the noise is masking only."""
@@ -73,7 +73,7 @@ class ReMDM(CheckedOptions):
 
 @final
 @dataclass(frozen=True)
-class RemaskSuspects(CheckedOptions):
+class RemaskSuspects:
     """Fill masks as `Confidence` does, and put suspect tokens back to masks.
 
     The token-to-mask rule LowProb of Yao (arXiv 2604.18738): a visible token with x_theta below
@@ -83,12 +83,12 @@ class RemaskSuspects(CheckedOptions):
     the data are remasked as well, so samples do not follow the data distribution.
     """
 
-    suspect: float = 0.1
+    suspect: Annotated[float, _SUSPECTS] = 0.1
     """Remask tokens with a lower x_theta."""
-    max_fraction: float = 0.25
+    max_fraction: Annotated[float, _SUSPECTS] = 0.25
     """Maximum fraction of the free positions to remask in one step."""
 
-    allowed = {"suspect": _SUSPECTS, "max_fraction": _SUSPECTS}
+    __post_init__ = require_allowed
 
     def check(self, schedule: MixingSchedule, t: float) -> None:
         """Raise `ConfigError` unless the noise has masks and random tokens."""

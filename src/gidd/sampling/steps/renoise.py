@@ -1,13 +1,12 @@
 """The sampler of DiffusionGemma: accept tokens up to an entropy bound, renoise all others."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import number
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import number, require_allowed
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.process import posterior, sample_prior
 from gidd.diffusion.randomness import Stream
@@ -20,7 +19,7 @@ _POSITIVE = number(lambda value: 0 < value <= 1e6, "in (0, 1e6]")
 
 @final
 @dataclass(frozen=True)
-class Renoise(CheckedOptions):
+class Renoise:
     """Draw all tokens, accept those of least entropy, and replace all others by noise.
 
     The k tokens of least entropy are accepted for which the sum of the entropies without the
@@ -32,18 +31,16 @@ class Renoise(CheckedOptions):
     does not sample the data distribution.
     """
 
-    entropy_bound: float = 0.1
+    entropy_bound: Annotated[float, _POSITIVE] = 0.1
     """Bound on the entropies, in nats; a larger one accepts more tokens per step."""
-    min_temperature: float = 0.4
+    min_temperature: Annotated[float, _POSITIVE] = 0.4
     """Temperature at t = 0."""
-    max_temperature: float = 0.8
+    max_temperature: Annotated[float, _POSITIVE] = 0.8
     """Temperature at t = 1; it decreases linearly with t."""
-    stop_entropy: float = 0.005
+    stop_entropy: Annotated[float, _POSITIVE] = 0.005
     """Stop if the result repeats and the mean entropy is below this, in nats."""
 
-    allowed = dict.fromkeys(
-        ("entropy_bound", "min_temperature", "max_temperature", "stop_entropy"), _POSITIVE
-    )
+    __post_init__ = require_allowed
 
     def __call__(
         self, schedule: MixingSchedule, s: Times, t: Times, state: State, predict: Predict

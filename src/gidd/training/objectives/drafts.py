@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
-from gidd.common.config.allowed import number
-from gidd.common.config.components import CheckedOptions
+from gidd.common.config.allowed import number, require_allowed
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,9 +15,12 @@ if TYPE_CHECKING:
     from gidd.training.objective import NoisyLoss
 
 
+_FRACTION = number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")
+
+
 @final
 @dataclass(frozen=True)
-class Drafts(CheckedOptions):
+class Drafts:
     """The NELBO, with the model's own mistakes in place of random tokens in some samples.
 
     In a `fraction` of the samples, every random token of z_t is masked and then drawn from
@@ -38,9 +40,9 @@ class Drafts(CheckedOptions):
     reported NELBO is the bound on the other samples, and validation has no drafts.
     """
 
-    fraction: float = 0.5
+    fraction: Annotated[float, _FRACTION] = 0.5
     """Fraction of the samples whose random tokens are drafted; 0 is the objective `nelbo`."""
-    allowed = {"fraction": number(lambda p: 0 <= p <= 1, "in [0, 1]", "0 is the objective nelbo.")}
+    __post_init__ = require_allowed
 
     def check(self, schedule: MixingSchedule) -> None:
         """Raise `ConfigError` for noise without random tokens, which a draft would replace."""
