@@ -118,3 +118,16 @@ def test_lines_of_prose_have_at_most_120_characters():
             is_code ^= line.lstrip().startswith("```")
             is_prose = not is_code and not line.startswith(("|", "`", "<", "$$", "    "))
             assert not is_prose or len(line) <= 120, f"{page}:{number}"
+
+
+def test_names_in_the_map_of_the_code_exist():
+    """Such as `training/loop.py: update`; a path may omit its package."""
+    text = " ".join((ROOT / "docs/architecture.md").read_text(encoding="utf-8").split())
+    references = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
+    assert len(references) > 20
+    for path, name in references:
+        (source,) = (ROOT / "src/gidd").rglob(path)
+        kind, _, last = name.rpartition(".")
+        code = source.read_text(encoding="utf-8")
+        assert re.search(rf"(def|class) {last}\b", code), (path, name)
+        assert not kind or re.search(rf"class {kind}\b", code), (path, name)
