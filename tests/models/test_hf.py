@@ -319,6 +319,31 @@ def test_network_saved_by_transformers_gives_the_same_logits(family, tmp_path):
         torch.testing.assert_close(shorter(z, T), their_logits(model, z), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", CAUSAL)
+def test_shifted_network_that_reads_nothing_later_is_the_causal_model(family, tmp_path):
+    model, z = saved_network(family, tmp_path), tokens(length=8)
+    network = loaded_network(tmp_path, shifted=True).train()
+    network.visible_future = 0.0
+    with torch.no_grad():
+        causal, closed = model(input_ids=z).logits, network(z, T)
+        torch.testing.assert_close(closed[:, 1:], causal[:, :-1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(closed[:, 0], causal[:, 0], rtol=0, atol=1e-5)
+        open_ = network.eval()(z, T)  # evaluations read all
+        their_open = their_logits(model, z)
+    torch.testing.assert_close(open_[:, 1:], their_open[:, :-1], rtol=0, atol=1e-5)
+
+
+def test_visible_future_is_how_far_a_layer_reads(tmp_path):
+    saved_network("llama", tmp_path, num_hidden_layers=1)
+    network, z = loaded_network(tmp_path).train(), tokens(num=1, length=8)
+    network.visible_future = 0.25  # 2 of 8 tokens
+    with torch.no_grad():
+        before = network(z, T[:1])
+        z[0, 5] = (z[0, 5] + 1) % ROWS
+        changed = (network(z, T[:1]) != before).any(-1)[0]
+    assert changed.tolist() == [False, False, False, True, True, True, True, True]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tied_and_untied_heads_are_read(family, tmp_path):
     for tied in (False, True):

@@ -102,6 +102,7 @@ def surfaces() -> dict[str, tuple[str, str, dict[str, Any]]]:
             "backbone.",
             {"backbone": component("backbone", name, **BACKBONES[name])},
         )
+    found["attention"] = ("text", "objective.attention", found["llama-bidirectional"][2])
     return found
 
 
@@ -128,6 +129,7 @@ AWAY: dict[str, Any] = {
     "backbone.head_scale": 2.0,
     "backbone.soft_cap": 1.0,
     "backbone.family": "mistral",
+    "backbone.shifted": True,
     "backbone.hf": '{"intermediate_size": 32}',
     "backbone.time_embedding": True,
     "objective": Diffusion(noise=HYBRID, eps=0.01),
@@ -142,6 +144,7 @@ AWAY: dict[str, Any] = {
     "objective.eps": 0.1,
     "objective.time_power": 3.0,
     "objective.p_uniform_warmup": 2,
+    "objective.attention_warmup": 2,
     "data.folder": lambda at: at / "other",
     "data.sources": lambda at: (str(at / "other.jsonl"),),
     "data.format": "chat",

@@ -18,6 +18,7 @@ from gidd.data.tokenizers import Tokenizer, character_level
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.hub import load_network
 from gidd.runs.export import export
+from gidd.runs.fit import fit
 from gidd.runs.init_from import with_source
 from gidd.runs.presets import hybrid
 from gidd.training.build import build_state
@@ -209,6 +210,34 @@ def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
     run, _ = with_source(tuned(data, folder), tmp_path)
     assert run.backbone.name == "llama-bidirectional"
     assert run.backbone.options["width"] == 32
+    assert run.backbone.options["shifted"]  # outputs go on predicting the next token
+
+
+def test_attention_of_a_causal_network_opens_in_some_steps(llama, tmp_path):
+    """As a function of the step: a resumed run has the same weights. It is kept by the model."""
+    folder, data, _, _ = llama
+    run = tuned(data, folder)
+    run = replace(run, objective=replace(run.objective, attention_warmup=4))
+    fractions = []
+
+    def note(state, metrics):
+        fractions.append(state.model.network.visible_future)
+
+    with open_world("cpu", 600) as world:
+        fit(run, tmp_path / "whole", world, quiet=True, callbacks=[note])
+    assert fractions == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]  # the first is the dry run
+    stopped = replace(run, train=replace(run.train, steps=3))
+    train_here(stopped, tmp_path / "resumed")
+    train_here(run, tmp_path / "resumed")
+    causal, _ = with_source(run, tmp_path / "whole")
+    whole, resumed = (final_tensors(causal, tmp_path / name) for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    with open_world("cpu", 600) as world:
+        export(tmp_path / "whole", tmp_path / "model", world)
+    again, _ = with_source(tuned(data, tmp_path / "model"), tmp_path / "again")
+    assert again.backbone.options["shifted"]
+    with pytest.raises(ConfigError, match="attention_warmup must be 0"):
+        train_here(replace(run, init_from=None), tmp_path / "dit")
 
 
 @pytest.mark.slow

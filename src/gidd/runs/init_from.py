@@ -111,6 +111,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     }
     if "predicts_first" in options:
         options["predicts_first"] = True  # training includes the first token
+    if "shifted" in options and not source.is_denoiser:
+        options["shifted"] = True  # the output at a position goes on predicting the next token
     backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
     if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(source.folder))

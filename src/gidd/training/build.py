@@ -63,6 +63,11 @@ def build_step(
             "keep the documents of a row apart. Use a dit without mixing_width, or see "
             "accepts_segments in docs/extending.md."
         )
+    if objective.attention_warmup and not hasattr(network, "visible_future"):
+        raise ConfigError(
+            "objective.attention_warmup must be 0 for a network that is not a causal model of "
+            f"transformers, got {objective.attention_warmup}. Use --init-from a causal model."
+        )
     schedule = given.schedule or objective.noise.build(vocab=vocab)
     if schedule.vocab != vocab:
         raise ConfigError(f"schedule.vocab must be tokenizer.vocab, {vocab}, got {schedule.vocab}.")
@@ -79,7 +84,8 @@ def build_step(
         time_power=objective.time_power,
         hides_padding=run.data.padding == "ignored",
     )
-    model = TrainedModel(Denoiser(cast(Backbone, network), vocab))
+    denoiser = Denoiser(cast(Backbone, network), vocab)
+    model = TrainedModel(denoiser, objective.attention_warmup)
     return TrainStep(model, corrupt, loss, StepMetrics(token_bytes))
 
 

@@ -54,6 +54,9 @@ class Diffusion:
     little noise, which is what correction of texts needs; the paper uses 1."""
     p_uniform_warmup: Annotated[int, at_least(0)] = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
+    attention_warmup: Annotated[int, at_least(0)] = field(default=0, metadata={ADDED_LATER: True})
+    """Steps in which the attention of a causal model opens: from the tokens before a position
+    alone to the whole row. Evaluations read the whole row."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option of a component."""

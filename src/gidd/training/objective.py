@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,10 @@ tensor.
 class TrainedModel(nn.Module):
     """The denoiser as DDP and FSDP2 wrap it: they see the forward pass of an objective as one."""
 
-    def __init__(self, denoiser: Denoiser) -> None:
+    def __init__(self, denoiser: Denoiser, attention_warmup: int = 0) -> None:
         super().__init__()
         self.denoiser = denoiser
+        self.attention_warmup = attention_warmup
 
     @property
     def network(self) -> nn.Module:
@@ -60,6 +61,9 @@ class TrainedModel(nn.Module):
 
     def forward(self, objective: LossFunction, noisy: NoisyBatch) -> NoisyLoss | Tensor:
         """Return the loss of a noisy batch."""
+        if self.attention_warmup:
+            network: Any = self.network
+            network.visible_future = min(noisy.step / self.attention_warmup, 1.0)
         return objective(self.denoiser, noisy)
 
 

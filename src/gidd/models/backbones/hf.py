@@ -100,6 +100,9 @@ class HFNetwork(Network):
         self.head = cast(nn.Linear, model.get_output_embeddings())
         self.names_in_files = {name: names[id(p)] for name, p in self.named_parameters()}
         self.added_modules: tuple[nn.Module, ...] = ()  # not pretrained: always trained
+        if is_causal:
+            self.visible_future = 1.0
+            """In training, a layer reads so many tokens after a position: a fraction of the row."""
         if config.time_embedding:
             self.time, self.time_projection = TimeEmbedding(128), nn.Linear(128, config.width)
             self.added_modules = (self.time, self.time_projection)
@@ -171,9 +174,15 @@ class HFNetwork(Network):
             return self.transform(encoded.last_hidden_state)
         positions = torch.arange(length, device=x.device)[None]
         angles, mask = self.body.rotary_emb(x, positions), attention_mask(valid)
+        if self.training and self.visible_future < 1:
+            reach = positions + round(self.visible_future * length)
+            is_near = (positions <= reach.T)[None, None]
+            mask = is_near if mask is None else mask & is_near
         for block in self.blocks:  # without the causal mask of their model
             x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
-        return self.body.norm(x)
+        x = self.body.norm(x)
+        is_shifted = getattr(self.config, "shifted", False)
+        return torch.cat([x[:, :1], x[:, :-1]], dim=1) if is_shifted else x
 
 
 def recompute_activations(model: Any) -> None:

@@ -64,6 +64,9 @@ class BidirectionalLMConfig(HFConfig):
 
     family: str = "llama"
     """Architecture: llama, mistral, qwen2 or qwen3."""
+    shifted: bool = False
+    """The output at a position predicts the next token, as in the causal model; the first output
+    predicts the first token too."""
     families = ("llama", "mistral", "qwen2", "qwen3")
 
 
