@@ -138,7 +138,7 @@ def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, 
         best = torch.where(
             posterior.replaced(), posterior.tokens[:, 0], written[part.start : part.stop]
         )
-        found[own] = best[part.own]
+        found[own] = best[part.own_slice]
     return {
         "found": float((found != written)[is_wrong].double().mean()),
         "restored": float((found == right)[is_wrong].double().mean()),

@@ -128,7 +128,7 @@ def train_plain(data, out, steps, parallel):
         network = Plain(Tokenizer.load(data).vocab.size)
         unregistered = Component("backbone", "unregistered", {"class": "Plain"})
         run = replace(run_of(data, unregistered, steps), parallel=parallel)
-        fit(run, out, world, quiet=True, given=GivenComponents(network=network))
+        fit(run, out, world, quiet=True, components=GivenComponents(network=network))
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_a_channel_replaces_the_noise():
     (found,) = run_sync(read([text], rate))
     joint = p[:, None] * (channel * rate + torch.eye(3) * (1 - rate))
     posterior = joint / joint.sum(0)
-    torch.testing.assert_close(found.found, posterior.diag())
+    torch.testing.assert_close(found.current, posterior.diag())
     assert found.replaced().tolist() == [False, True, False] and found.tokens[1].tolist() == [0]
     assert float(found.probabilities[1]) == pytest.approx(float(posterior[0, 1]))
     times = torch.tensor([0.3]).double()

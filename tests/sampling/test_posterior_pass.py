@@ -49,7 +49,7 @@ def test_it_is_the_corrector():
         for edit in sample.edits:
             assert float(posterior.probabilities[edit.position, 0].float()) == edit.probability
         assert (posterior.probabilities.diff(dim=-1) <= 0).all()
-        total = posterior.found + posterior.probabilities.sum(-1)
+        total = posterior.current + posterior.probabilities.sum(-1)
         assert (total <= 1 + 1e-12).all() and (total > 0.2).all()
         assert (posterior.tokens != torch.tensor(window.tokens)[:, None]).all()
     assert any(sample.edits for sample in samples)
@@ -60,7 +60,7 @@ def test_windows_come_back_in_order_and_alike_in_any_company():
     lengths = [8, 8, 8, 8, 8, 12, 8, 12, 12]
     texts = windows_of(lengths)
     found = posteriors(judge, iter(texts), 0.3)
-    assert [len(posterior.found) for posterior in found] == lengths
+    assert [len(posterior.current) for posterior in found] == lengths
     for window, posterior in zip(texts, found, strict=True):
         (alone,) = posteriors(judge, [window], 0.3)
         assert all(torch.equal(a, b) for a, b in zip(alone, posterior, strict=True))

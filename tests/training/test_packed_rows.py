@@ -184,7 +184,7 @@ def test_a_network_that_reads_other_documents_is_refused(name):
     network = REFUSED[name]()
     kind = type(network).__name__
     with pytest.raises(ConfigError, match=rf"data\.packing .*{kind}.*accepts_segments"):
-        build_step(PACKED, VOCAB, given=GivenComponents(network=network))
+        build_step(PACKED, VOCAB, components=GivenComponents(network=network))
     with pytest.raises(ConfigError, match=rf"{kind} .*accepts_segments"):
         Denoiser(network, VOCAB).hidden(X, T, segments=SEGMENTS)
     assert build_step(PACKED, VOCAB).corrupt.hides_padding

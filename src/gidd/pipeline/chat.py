@@ -94,7 +94,7 @@ def _encode_what_fits(
     end: what is encoded is proportional to what fits.
     """
     first, longest = int(messages[0]["role"] == "system"), pipe.tokenizer.longest_token
-    later = [i for i, one in enumerate(messages) if i > first and one["role"] == "user"]
+    later = [i for i, message in enumerate(messages) if i > first and message["role"] == "user"]
     starts, budget = [first, *later], Budget.current()
 
     def encode(index: int) -> list[int] | None:

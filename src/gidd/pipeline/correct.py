@@ -63,18 +63,18 @@ def windows_to_correct(
 
     So are the tokens that a sample was given: its prompt, its suffix, the text around its blanks.
     """
-    given = (
+    encoded = (
         pipe.token_texts.encode_sample(text)
         if isinstance(text, Generation)
         else pipe.token_texts.encode_with_offsets(text, "the text to correct")
     )
-    if not given.tokens:
+    if not encoded.tokens:
         raise DataError(f"the text to correct must not be empty, got {text!r}.")
-    fixed = protected_tokens(given, protected)
+    fixed = protected_tokens(encoded, protected)
     if isinstance(text, Generation):
         kept = text.trace.protected[: len(text.tokens)]
         fixed = [*map(or_, fixed, kept), *fixed[len(kept) :]]
-    return given, TextWindows(given.tokens, fixed, pipe.context)
+    return encoded, TextWindows(encoded.tokens, fixed, pipe.context)
 
 
 def correct_texts(
@@ -92,7 +92,7 @@ def correct_texts(
         must = f"have a list of spans (start, stop) for each of the {len(texts)} texts"
         raise ConfigError(f"protected must {must}, got {shorten(protected)}.")
     parts = [windows_to_correct(pipe, *pair) for pair in zip(texts, spans, strict=True)]
-    done, total = [0] * len(texts), sum(len("".join(given.texts)) for given, _ in parts)
+    done, total = [0] * len(texts), sum(len("".join(encoded.texts)) for encoded, _ in parts)
 
     def report(index: int, characters: int) -> None:
         done[index] = characters
@@ -108,7 +108,7 @@ def correct_texts(
 
 async def _correct(
     pipe: Pipeline,
-    given: EncodedText,
+    encoded: EncodedText,
     cut: TextWindows,
     protected: Sequence[Span],
     error_rate: float | None,
@@ -116,7 +116,7 @@ async def _correct(
     on_progress: Callable[[int], None],
 ) -> Correction:
     """Correct a text; one forward pass over each window gives the posterior of every token."""
-    ends, text = [0, *accumulate(map(len, given.texts))], "".join(given.texts)
+    ends, text = [0, *accumulate(map(len, encoded.texts))], "".join(encoded.texts)
     noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
     if not all(cut.fixed):
         Budget.current().reserve(reading_cost(pipe.window_reader(), cut))
@@ -133,11 +133,11 @@ async def _correct(
         forward_passes += len(cut)
         text_of = pipe.token_texts.decode_one
         for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
-            found, others = posterior.found.tolist(), posterior.tokens.tolist()
+            current, others = posterior.current.tolist(), posterior.tokens.tolist()
             probabilities = posterior.probabilities.tolist()
-            for i in compress(range(len(found)), window.editable):
+            for i in compress(range(len(current)), window.editable):
                 place = part.start + i
-                old = Alternative(given.texts[place], found[i])
+                old = Alternative(encoded.texts[place], current[i])
                 listed = map(Alternative, map(text_of, others[i]), probabilities[i])
                 edit = decide(ends[place], old.text, [old, *listed], min_confidence)
                 if is_doubtful(edit):
@@ -169,29 +169,29 @@ async def self_correct(
     record_frames: bool,
 ) -> SelfCorrection:
     """Correct a text by a plan of Algorithm 1, App. C, and score its tokens before and after."""
-    given, cut = windows_to_correct(pipe, text, protected)
+    encoded, cut = windows_to_correct(pipe, text, protected)
     processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts),)
     base = Request(tokens=(), plan=plan, seed=seed, processors=processors)
     passes = len(cut) * (len(plan) + 2)  # and two to score the tokens
     Budget.current().reserve(passes * pipe.session.padded_length(cut.parts[0].stop))
     new, traces = await _correct_windows(pipe, base, cut, on_step, record_frames)
-    before = await score_tokens(pipe, given.tokens, processors)
+    before = await score_tokens(pipe, encoded.tokens, processors)
     after = await score_tokens(pipe, new, processors)
     free = ~torch.tensor(cut.fixed, device=pipe.device)
-    texts = pipe.token_texts.decode_like(new, given)
-    starts = accumulate(map(len, given.texts), initial=0)
+    texts = pipe.token_texts.decode_like(new, encoded)
+    starts = accumulate(map(len, encoded.texts), initial=0)
     p, q = before.probability.tolist(), after.probability.tolist()
     replacements = tuple(
-        Replacement(i, start, given.texts[i], texts[i], p[i], q[i])
+        Replacement(i, start, encoded.texts[i], texts[i], p[i], q[i])
         for i, start in zip(range(len(new)), starts, strict=False)
-        if given.tokens[i] != new[i]
+        if encoded.tokens[i] != new[i]
     )
     return SelfCorrection(
         text="".join(texts),
-        original="".join(given.texts),
+        original="".join(encoded.texts),
         tokens=tuple(new),
         replacements=replacements,
-        confidence=tuple(1.0 if given.fixed[i] else q[i] for i in range(len(q))),
+        confidence=tuple(1.0 if encoded.fixed[i] else q[i] for i in range(len(q))),
         self_accuracy=(before.self_accuracy(free), after.self_accuracy(free)),
         forward_passes=sum(trace.forward_passes for trace in traces),
         traces=tuple(traces),
@@ -224,15 +224,15 @@ async def _correct_windows(
         indices = range(parity, len(parts), 2)
         tokens = [tuple(current[parts[i].start : parts[i].stop]) for i in indices]
         requests = [
-            replace(base, tokens=own, sample_index=i, protected=protected[i])
-            for i, own in zip(indices, tokens, strict=True)
+            replace(base, tokens=own_tokens, sample_index=i, protected=protected[i])
+            for i, own_tokens in zip(indices, tokens, strict=True)
         ]
         samples = await pipe.session.run_all(
             requests, on_step=on_step, record_frames=record_frames, first_index=len(traces)
         )
         for index, sample in zip(indices, samples, strict=True):
             part = parts[index]
-            current[part.own_start : part.own_stop] = sample.tokens[part.own]
+            current[part.own_start : part.own_stop] = sample.tokens[part.own_slice]
             traces[index] = Trace.of(sample, offset=part.start)
     ordered = [traces[index] for index in range(len(parts))]
     if record_frames:

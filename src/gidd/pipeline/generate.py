@@ -159,7 +159,7 @@ def build_choices(
             "choices must be a list for a template of one blank, or lists by the index of a blank, "
             f"{{0: [...]}}, got {shorten(choices)} for {len(blanks)} blanks."
         )
-    found: list[Choices] = []
+    slots: list[Choices] = []
     for index, texts in by_blank.items():
         for text in texts:
             require_text(text, "a choice")
@@ -176,14 +176,14 @@ def build_choices(
                 f"choices must have the number of tokens of their blank, {size}, got {counts}. "
                 f"{fix}, or compare complete texts with score()."
             )
-        found.append(Choices(blanks[index][0], tuple(options)))
-    return tuple(found)
+        slots.append(Choices(blanks[index][0], tuple(options)))
+    return tuple(slots)
 
 
-def require_no_blocks(block_length: int | None, what: str) -> None:
+def require_no_blocks(block_length: int | None, feature: str) -> None:
     """Raise `ConfigError` if a text is to be sampled in blocks that has something to its right."""
     if block_length is not None:
-        raise ConfigError(f"block_length must be None with {what}, got {block_length}.")
+        raise ConfigError(f"block_length must be None with {feature}, got {block_length}.")
 
 
 async def run_requests(
@@ -208,7 +208,7 @@ async def run_requests(
     else:
         recorded["block_length"] = block_length
         Budget.current().reserve(
-            sum(cost_of_blocks(session, one, block_length) for one in requests)
+            sum(cost_of_blocks(session, request, block_length) for request in requests)
         )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
@@ -230,12 +230,15 @@ async def run_requests(
         )
         pairs = zip(requests, samples, strict=True)
         requests = [request.first(len(sample.tokens)) for request, sample in pairs]
-    found = await build_generations(pipe, requests, samples, confidence)
-    pairs = zip(requests, found, strict=True)
-    found = [
-        cut_at_stop(one, pipe.token_texts, request.first_blank, stop) for request, one in pairs
+    generations = await build_generations(pipe, requests, samples, confidence)
+    pairs = zip(requests, generations, strict=True)
+    generations = [
+        cut_at_stop(generation, pipe.token_texts, request.first_blank, stop)
+        for request, generation in pairs
     ]
-    return [replace(one, manifest=one.manifest | recorded) for one in found]
+    return [
+        replace(generation, manifest=generation.manifest | recorded) for generation in generations
+    ]
 
 
 async def build_generations(
@@ -268,18 +271,20 @@ async def build_generations(
         scored = [frames[-1] for frames in masked if confidence]
         for k in traced:
             traces[k] = replace(traces[k], frames=masked[k])
-    found = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
+    confidences = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
     return [
         Generation(
             text="".join(token_texts(sample.text)),
             tokens=sample.text,
             filled=tuple(_filled(token_texts, request.tokens, sample.text)),
-            confidence=own and own[: len(sample.text)],
+            confidence=scores and scores[: len(sample.text)],
             forward_passes=sample.forward_passes,
             trace=trace,
             manifest=describe_request(request),
         )
-        for request, sample, trace, own in zip(requests, samples, traces, found, strict=True)
+        for request, sample, trace, scores in zip(
+            requests, samples, traces, confidences, strict=True
+        )
     ]
 
 
@@ -417,8 +422,10 @@ async def score_tokens(
     read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
     frames = await predict_frames(pipe.session, read)
     # a frame is an index, a step, a time and then tensors over positions
-    own = [[x[part.own] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)]
-    return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*own, strict=True)))
+    columns = [
+        [x[part.own_slice] for x in frame[3:]] for frame, part in zip(frames, parts, strict=True)
+    ]
+    return Frame(0, "end", CLEAN_TIME, *map(torch.cat, zip(*columns, strict=True)))
 
 
 def scoring_request(

@@ -123,15 +123,15 @@ def pipeline_of(
 
 def _tokenizer(
     name: str | Path,
-    given: str | Path | Tokenizer | FastTokenizer | None,
+    tokenizer: str | Path | Tokenizer | FastTokenizer | None,
     loaded: Pretrained,
     download: dict[str, Any],
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     vocab, folder, notes = loaded.denoiser.vocab, Path(name), ()
-    if isinstance(given, str | Path):
-        chosen = Tokenizer.load(str(given), model=vocab)
-    elif given is not None:
-        chosen = as_tokenizer(given, vocab)
+    if isinstance(tokenizer, str | Path):
+        chosen = Tokenizer.load(str(tokenizer), model=vocab)
+    elif tokenizer is not None:
+        chosen = as_tokenizer(tokenizer, vocab)
     else:
         try:
             if folder.is_dir() and not (folder / TOKENIZER_FILE).exists():

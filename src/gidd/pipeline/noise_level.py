@@ -111,8 +111,8 @@ def expected_forward_passes(
     reader: WindowReader, num_windows: int, max_windows: int = MAX_WINDOWS
 ) -> int:
     """Return the largest number of forward passes of an estimate."""
-    number = 1 if reader.predicts_posterior else len(noise_levels(reader))
-    return min(num_windows, max_windows) * number
+    passes_per_window = 1 if reader.predicts_posterior else len(noise_levels(reader))
+    return min(num_windows, max_windows) * passes_per_window
 
 
 def reading_cost(
@@ -130,9 +130,11 @@ async def _expected_errors(
 ) -> NoiseLevel:
     """Estimate the noise level from posteriors; the interval takes tokens as independent."""
     read = PosteriorPass(reader)
-    found = await read(windows, _RATE_OF_POSTERIORS, on_window)
-    pairs = zip(found, windows, strict=True)
-    wrong = torch.cat([1 - each.found[torch.tensor(w.editable)] for each, w in pairs]).double()
+    posteriors = await read(windows, _RATE_OF_POSTERIORS, on_window)
+    pairs = zip(posteriors, windows, strict=True)
+    wrong = torch.cat(
+        [1 - posterior.current[torch.tensor(w.editable)] for posterior, w in pairs]
+    ).double()
     rate, error = float(wrong.mean()), float((wrong * (1 - wrong)).sum().sqrt()) / len(wrong)
     low, high = rate - _NORMAL_QUANTILE * error, rate + _NORMAL_QUANTILE * error
     return NoiseLevel(rate, max(0.0, low), min(1.0, high), read.time(rate), len(windows))
@@ -145,8 +147,8 @@ def noise_levels(reader: WindowReader) -> Float[Tensor, " T"]:
     lowest = min(max(lowest, _LOWEST_LEVEL), _HIGHEST_LEVEL / 2)
     highest = max(min(highest, _HIGHEST_LEVEL), 2 * lowest)
     start, stop = torch.tensor([lowest, highest], dtype=torch.float64).logit().tolist()
-    number = min(max(3, math.ceil((stop - start) / _LOG_ODDS) + 1), _MAX_LEVELS)
-    return torch.linspace(start, stop, number, dtype=torch.float64).sigmoid()
+    num_levels = min(max(3, math.ceil((stop - start) / _LOG_ODDS) + 1), _MAX_LEVELS)
+    return torch.linspace(start, stop, num_levels, dtype=torch.float64).sigmoid()
 
 
 async def _read_levels(
@@ -159,11 +161,11 @@ async def _read_levels(
     # all levels of a window in a row: networks without a time need a single forward pass
     items = [(window, float(t)) for window in windows for t in times]
     values = await reader.read(items, read_own_probability, on_window)
-    found = [
+    probabilities = [
         value[torch.tensor(window.editable)].double()
         for (value,), (window, _) in zip(values, items, strict=True)
     ]
-    return torch.stack([torch.cat(found[k :: len(times)]) for k in range(len(times))])
+    return torch.stack([torch.cat(probabilities[k :: len(times)]) for k in range(len(times))])
 
 
 class _NoiseCurve:

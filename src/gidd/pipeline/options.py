@@ -159,13 +159,13 @@ class SamplingOptions:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option, each starting with the option's name."""
         cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", "Omit it to keep all tokens."))
-        own = "Register your own with @gidd.register({!r}, NAME)."
+        register = "Register your own with @gidd.register({!r}, NAME)."
         yield from field_problems(
             self,
             steps=integer(1, _MAX_STEPS, "16 to 512 are common."),
             timestep_spacing=choice(get_args(TimestepSpacing)),
-            sampler=choice(component_names("step"), own.format("step")),
-            final_corrector=choice(component_names("corrector"), own.format("corrector")),
+            sampler=choice(component_names("step"), register.format("step")),
+            final_corrector=choice(component_names("corrector"), register.format("corrector")),
             block_length=optional(integer(1, fix="Omit it to generate all tokens together.")),
             temperature=TEMPERATURE,
             top_k=optional(TOP_K),
@@ -207,14 +207,14 @@ class SamplingOptions:
         """Return the processors of x_theta: temperature first, then the cut-offs."""
         from gidd.sampling import EpsilonCutoff, MinP, Temperature, TopK, TopP
 
-        found: list[Processor | None] = [
+        processors: list[Processor | None] = [
             None if self.temperature == 1 else Temperature(self.temperature),
             None if self.top_k is None else TopK(self.top_k),
             None if self.top_p is None else TopP(self.top_p),
             None if self.min_p is None else MinP(self.min_p),
             None if self.epsilon_cutoff is None else EpsilonCutoff(self.epsilon_cutoff),
         ]
-        return tuple(processor for processor in found if processor)
+        return tuple(processor for processor in processors if processor)
 
 
 def _component_problems(flag: str, kind: str, name: object, options: object) -> Iterable[str]:

@@ -529,8 +529,8 @@ class Pipeline:
         start, texts = time.perf_counter(), text if isinstance(text, list | tuple) else [text]
         spans = protected or [()] * len(texts) if texts is text else [protected]
         settings = error_rate, min_confidence, on_progress
-        found = self._complete(start, correct_texts(self, texts, spans, *settings))
-        return found if texts is text else found[0]
+        corrections = self._complete(start, correct_texts(self, texts, spans, *settings))
+        return corrections if texts is text else corrections[0]
 
     def self_correct(
         self,
@@ -604,11 +604,11 @@ class Pipeline:
         """
         start, options = time.perf_counter(), with_changes(options, changes, self.score)
         texts = text if isinstance(text, list | tuple) else [text]
-        tokens = [self.encode(each, "the text to score") for each in texts]
-        given = self.token_texts.encode(prompt, "the prompt")
+        tokens = [self.encode(scored, "the text to score") for scored in texts]
+        prompt_tokens = self.token_texts.encode(prompt, "the prompt")
         settings = options, confidence, on_forward_passes
-        found = self._complete(start, score_texts(self, texts, tokens, given, *settings))
-        return found if texts is text else found[0]
+        scores = self._complete(start, score_texts(self, texts, tokens, prompt_tokens, *settings))
+        return scores if texts is text else scores[0]
 
     def token_probabilities(self, tokens: Sequence[int], top: int = 5) -> list[TokenProbability]:
         """Return x_theta at each position of a text, and its most likely tokens there.
@@ -654,19 +654,20 @@ class Pipeline:
     def _compute(self, function: Callable[[], torch.Tensor], cost: int) -> torch.Tensor:
         return run_sync(self.session.compute(function, cost))
 
-    def require_visible_scores(self, what: str) -> None:
+    def require_visible_scores(self, feature: str) -> None:
         """Raise `ConfigError` if the network was trained with masking alone."""
         if not self.can_score_visible_tokens:
             raise ConfigError(
-                f"{what} needs a model trained with uniform noise (p_uniform > 0), got one trained "
-                "with masking alone, which cannot score visible tokens. Infill [MASK] instead."
+                f"{feature} needs a model trained with uniform noise (p_uniform > 0), got one "
+                "trained with masking alone, which cannot score visible tokens. Infill [MASK] "
+                "instead."
             )
 
-    def encode(self, text: str, what: str = "the text") -> list[int]:
-        """Return the tokens of a text, which must not be empty; `what` names it in errors."""
-        tokens = self.token_texts.encode(text, what)
+    def encode(self, text: str, name: str = "the text") -> list[int]:
+        """Return the tokens of a text, which must not be empty; errors call it `name`."""
+        tokens = self.token_texts.encode(text, name)
         if not tokens:
-            raise DataError(f"{what} must not be empty, got {text!r}.")
+            raise DataError(f"{name} must not be empty, got {text!r}.")
         return tokens
 
     def describe(self) -> dict[str, Any]:
@@ -696,6 +697,6 @@ class Pipeline:
     def _complete(self, start: float, results: Sequence[_Result]) -> list[_Result]:
         """Return results whose manifests, the settings of their tasks, are completed."""
         return [
-            replace(one, manifest=self.manifest(start, one.manifest, one.forward_passes))
-            for one in results
+            replace(result, manifest=self.manifest(start, result.manifest, result.forward_passes))
+            for result in results
         ]

@@ -246,7 +246,11 @@ def describe_request(request: Request) -> dict[str, Any]:
         "plan": describe_plan(request.plan),
         "processors": describe_processors(request.processors),
         "stop": list(request.stop),
-        **({"choices": [len(each.options) for each in request.choices]} if request.choices else {}),
+        **(
+            {"choices": [len(choice.options) for choice in request.choices]}
+            if request.choices
+            else {}
+        ),
         **({"guidance_scale": request.guidance.scale} if request.guidance else {}),
     }
 

@@ -58,11 +58,11 @@ class TokenProbability(NamedTuple):
 class _ReadTop:
     """Reads x_theta of the token at each position, and the most likely tokens."""
 
-    number: int
+    k: int
 
     def __call__(self, rows: Rows, t: Times) -> tuple[Tensor, ...]:
         def most_likely(p: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-            return tuple(p.topk(min(self.number, p.shape[-1])))
+            return tuple(p.topk(min(self.k, p.shape[-1])))
 
         return rows.current, *rows.read(most_likely)
 
@@ -72,13 +72,13 @@ def token_probabilities(pipe: Pipeline, tokens: Sequence[int], top: int) -> list
     cut = TextWindows(tokens, [False] * len(tokens), pipe.context)
     windows = [(window, CLEAN_TIME) for window in cut]
     reader, function = pipe.window_reader(), _ReadTop(max(1, top))
-    found: list[TokenProbability] = []
+    results: list[TokenProbability] = []
     values = run_sync(reader.read(windows, function))
-    for part, (own, probabilities, others) in zip(cut.parts, values, strict=True):
-        for i in range(part.own.start, part.own.stop):
+    for part, (written, probabilities, others) in zip(cut.parts, values, strict=True):
+        for i in range(part.own_slice.start, part.own_slice.stop):
             pairs = zip(others[i, :top].tolist(), probabilities[i, :top].tolist(), strict=True)
-            found.append(TokenProbability(float(own[i]), tuple(pairs)))
-    return found
+            results.append(TokenProbability(float(written[i]), tuple(pairs)))
+    return results
 
 
 class ScoringWindow(NamedTuple):
@@ -134,10 +134,10 @@ def _parts(pipe: Pipeline, num_tokens: int, first: int) -> Iterator[ScoringWindo
             num_tokens, pipe.context, pipe.context, first=first, fill=bool(first)
         )
         return
-    for own in range(first, num_tokens, pipe.canvas_length):
-        stop = min(own + pipe.canvas_length, num_tokens)
+    for own_start in range(first, num_tokens, pipe.canvas_length):
+        stop = min(own_start + pipe.canvas_length, num_tokens)
         start = max(0, stop - pipe.context)
-        yield ScoringWindow(start, stop, own - start)
+        yield ScoringWindow(start, stop, own_start - start)
 
 
 def estimate_likelihood(
@@ -153,7 +153,7 @@ def estimate_likelihood(
     )
     passes = estimator.has_ends + options.repeats * estimator.forward_passes_per_repeat(1)
     Budget.current().reserve(passes * sum(len(text.tokens) for text in texts))
-    found = estimate_nelbo(
+    estimate = estimate_nelbo(
         estimator,
         texts,
         repeats=options.repeats,
@@ -161,8 +161,8 @@ def estimate_likelihood(
         max_forward_passes=options.max_forward_passes,
         on_forward_passes=on_forward_passes,
     )
-    require_finite_predictions(bool(found.nelbo.isfinite().all()))
-    return found, estimator
+    require_finite_predictions(bool(estimate.nelbo.isfinite().all()))
+    return estimate, estimator
 
 
 def describe_estimate(options: LikelihoodOptions, repeats: int) -> ResultManifest:
@@ -201,17 +201,17 @@ def score_texts(
         )
     parts = [
         (owner, window, text)
-        for owner, each in enumerate(tokens)
-        for text in [torch.tensor([*prompt, *each])]
+        for owner, text_tokens in enumerate(tokens)
+        for text in [torch.tensor([*prompt, *text_tokens])]
         for window in _parts(pipe, len(text), len(prompt))
     ]
     cuts = [
         TextWindows(
-            [*prompt, *each],
-            [True] * len(prompt) + [*map(pipe.token_texts.is_fixed, each)],
+            [*prompt, *text_tokens],
+            [True] * len(prompt) + [*map(pipe.token_texts.is_fixed, text_tokens)],
             pipe.context,
         )
-        for each in (tokens if confidence and pipe.can_score_visible_tokens else ())
+        for text_tokens in (tokens if confidence and pipe.can_score_visible_tokens else ())
     ]
     # forward passes done and expected: of the likelihood, then of the confidence in each text
     expected_passes = partial(expected_forward_passes, pipe.window_reader())
@@ -224,17 +224,17 @@ def score_texts(
 
     Budget.current().reserve(sum(reading_cost(pipe.window_reader(), cut) for cut in cuts))
     windows = [window.text(text, index) for index, (_, window, text) in enumerate(parts)]
-    found, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
+    estimate, _ = estimate_likelihood(pipe, windows, options, on_forward_passes=partial(report, 0))
     owners = torch.tensor([owner for owner, _, _ in parts])
 
     def totals(values: Tensor) -> list[float]:
         zeros = torch.zeros(len(texts), dtype=torch.float64)
         return zeros.index_add(0, owners, values.double()).tolist()
 
-    nelbo, variance = totals(found.nelbo), totals(found.standard_error.square())
-    reconstruction, prior = totals(found.draws[..., 1].mean(0)), totals(found.prior)
-    forward_passes = totals(torch.full(owners.shape, found.forward_passes / len(parts)))
-    task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(found.draws))
+    nelbo, variance = totals(estimate.nelbo), totals(estimate.standard_error.square())
+    reconstruction, prior = totals(estimate.draws[..., 1].mean(0)), totals(estimate.prior)
+    forward_passes = totals(torch.full(owners.shape, estimate.forward_passes / len(parts)))
+    task = {"task": "score", "parts": PARTS_RULE} | describe_estimate(options, len(estimate.draws))
     readings = run_sync(
         gather([_read(pipe, cut, partial(report, i)) for i, cut in enumerate(cuts, start=1)])
     ) or [(None, None)] * len(texts)
@@ -242,7 +242,7 @@ def score_texts(
         Scores(
             text=texts[i],
             tokens=tuple(tokens[i]),
-            confidence=own and own[len(prompt) :],
+            confidence=probabilities and probabilities[len(prompt) :],
             noise_level=noise,
             nelbo=nelbo[i],
             standard_error=math.sqrt(variance[i]),
@@ -251,7 +251,7 @@ def score_texts(
             forward_passes=int(forward_passes[i]),
             manifest=task,
         )
-        for i, (own, noise) in enumerate(readings)
+        for i, (probabilities, noise) in enumerate(readings)
     ]
 
 

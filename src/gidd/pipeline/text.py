@@ -99,16 +99,16 @@ class TokenDecoder:
         """Whether correction skips the token: line breaks, tabs, parts of characters, unknown."""
         return token in self.tokenizer.unknown_ids or _has_layout(self.decode_one(token))
 
-    def encode_with_offsets(self, text: str, what: str) -> EncodedText:
-        """Return the tokens of a text with the text of each; `what` names it in error messages.
+    def encode_with_offsets(self, text: str, name: str) -> EncodedText:
+        """Return the tokens of a text with the text of each; errors call the text `name`.
 
         Raise if a text cannot be restored: with other tokens than characters, if decoding does not.
         """
         if not self.tokenizer.is_character_level:
-            tokens = tuple(self.encode(text, what))
+            tokens = tuple(self.encode(text, name))
             texts = self._as_begun(self(tokens), text)
             return EncodedText(tokens, tuple(texts), tuple(map(self.is_fixed, tokens)))
-        require_text(text, what)
+        require_text(text, name)
         tokens = tuple(self.tokenizer.encode(text))
         layout = {character for character in set(text) if _has_layout(character)}
         fixed = (v in self.fixed_ids or c in layout for v, c in zip(tokens, text, strict=True))
@@ -122,11 +122,11 @@ class TokenDecoder:
         fixed = (*map(self.is_fixed, sample.tokens), *rest.fixed)
         return EncodedText((*sample.tokens, *rest.tokens), (*texts, *rest.texts), fixed)
 
-    def decode_like(self, tokens: Sequence[int], given: EncodedText) -> list[str]:
+    def decode_like(self, tokens: Sequence[int], encoded: EncodedText) -> list[str]:
         """Return the texts of tokens at the positions of a text, its own where they are equal."""
         if not self.tokenizer.is_character_level:
-            return self._as_begun(self(tokens), "".join(given.texts[:1]))
-        old = zip(given.tokens, given.texts, strict=True)
+            return self._as_begun(self(tokens), "".join(encoded.texts[:1]))
+        old = zip(encoded.tokens, encoded.texts, strict=True)
         return [
             text if new == token else self.decode_one(new)
             for new, (token, text) in zip(tokens, old, strict=True)
@@ -143,12 +143,12 @@ class TokenDecoder:
         """Whether the beginning of a text is encoded as if a space were before it."""
         return self.tokenizer.kind == "WordLevel"
 
-    def encode(self, text: str, what: str) -> list[int]:
+    def encode(self, text: str, name: str) -> list[int]:
         """Return the tokens of a text; raise if decoding them does not restore it exactly.
 
-        `what` names the text in error messages.
+        Errors call the text `name`.
         """
-        require_text(text, what)
+        require_text(text, name)
         with _turn(text):
             tokens = self._encode(text)
             back = "".join(self._as_begun(self(tokens), text))
@@ -159,13 +159,13 @@ class TokenDecoder:
             similar = self.tokenizer.with_similar_characters(text[place])
             advice = "Remove it" if similar == text[place] else f"Write {similar!r}"
             raise DataError(
-                f"{what} must have characters of the model's vocabulary only, got {text[place]!r} "
+                f"{name} must have characters of the model's vocabulary only, got {text[place]!r} "
                 f"at character {place}. {advice}, or use a model of bytes."
             )
-        given, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
+        original, got = text[place : place + _EXCERPT], back[place : place + _EXCERPT]
         raise DataError(
-            f"{what} must be restored exactly by the model's tokenizer, but {given!r} at character "
-            f"{place} decodes to {got!r}. Write it so, or use a model of bytes."
+            f"{name} must be restored exactly by the model's tokenizer, but {original!r} at "
+            f"character {place} decodes to {got!r}. Write it so, or use a model of bytes."
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -189,13 +189,13 @@ class TokenDecoder:
     @cached_property
     def _first(self) -> tuple[int, str]:
         tokenizer = self.tokenizer
-        number = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
-        return number, tokenizer.decode([number])
+        token = (tokenizer.vocab.mask_id or 0) if tokenizer.end is None else tokenizer.end_id
+        return token, tokenizer.decode([token])
 
     def _decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens as inside a text: some decoders drop a leading space at its start."""
-        number, start = self._first
-        text = self.tokenizer.decode([number, *tokens])
+        token, start = self._first
+        text = self.tokenizer.decode([token, *tokens])
         if text.startswith(start):
             return text.removeprefix(start)
         return self.tokenizer.decode(tokens)
@@ -235,20 +235,20 @@ def _has_layout(text: str) -> bool:
     return any(c == _INVALID or category(c) in _LAYOUT for c in text)
 
 
-def require_text(text: object, what: str) -> None:
-    """Raise if a text is no string of valid Unicode; `what` names it in error messages."""
+def require_text(text: object, name: str) -> None:
+    """Raise if a text is no string of valid Unicode; errors call the text `name`."""
     if not isinstance(text, str):
-        raise ConfigError(f"{what} must be a string, got {shorten(text)}.")
+        raise ConfigError(f"{name} must be a string, got {shorten(text)}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         got = f"{text[error.start]!r} at character {error.start}"
-        raise DataError(f"{what} must be valid Unicode, got {got}. Remove it.") from error
+        raise DataError(f"{name} must be valid Unicode, got {got}. Remove it.") from error
 
 
-def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
+def protected_tokens(encoded: EncodedText, spans: Sequence[Span]) -> list[bool]:
     """Return for each token whether it overlaps a protected span or is never corrected."""
-    ends = list(accumulate(map(len, given.texts), initial=0))
+    ends = list(accumulate(map(len, encoded.texts), initial=0))
     changes = [0] * (ends[-1] + 1)  # of the number of spans around a character
     place = integer(0, ends[-1])
     for span in cast("Sequence[object]", spans if isinstance(spans, list | tuple) else [spans]):
@@ -259,7 +259,7 @@ def protected_tokens(given: EncodedText, spans: Sequence[Span]) -> list[bool]:
         changes[pair[0]] += 1
         changes[pair[1]] -= 1
     kept = list(accumulate(changes))
-    places = zip(given.fixed, pairwise(ends), strict=True)
+    places = zip(encoded.fixed, pairwise(ends), strict=True)
     return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]
 
 

@@ -121,10 +121,10 @@ class SampleFolder:
         plain = files.read_json(file, remedy, DataError) if file.exists() else {}
         settings: Any = plain.get("settings")
         match plain.get("format"), plain.get("num_samples"), settings:
-            case str(kind), int(number), {"start_index": int(first), "block_size": int(size)} if (
-                kind == _FORMAT and number > 0 and size > 0 and first >= 0
+            case str(kind), int(total), {"start_index": int(first), "block_size": int(size)} if (
+                kind == _FORMAT and total > 0 and size > 0 and first >= 0
             ):
-                return cls(Path(path), settings, number)
+                return cls(Path(path), settings, total)
             case _:
                 raise DataError(f"{file} must exist and have format {_FORMAT!r}. {remedy}")
 
@@ -143,8 +143,8 @@ class SampleFolder:
         """Raise `ConfigError` that names the settings in which the folder differs."""
         changed = changed_settings(self.settings, settings).items()
         if lines := [f"\n  {name}: {shorten(a)}, now {shorten(b)}" for name, (a, b) in changed]:
-            what = f"{self.path} has samples of other settings:{''.join(lines)}"
-            raise ConfigError(f"{what}\nResume with its settings, or name another folder.")
+            problem = f"{self.path} has samples of other settings:{''.join(lines)}"
+            raise ConfigError(f"{problem}\nResume with its settings, or name another folder.")
 
 
 def iterate_samples(folder: str | Path) -> Iterator[BulkSample]:
@@ -210,8 +210,8 @@ def sample_to_folder(
             written = map_on_ray(_start_actor, (job, str(folder.path)), items, actors)
         finished = job.num_samples - sum(map(len, blocks))
         try:
-            for _, number in chain([(0, 0)], written):
-                finished += number
+            for _, num_samples in chain([(0, 0)], written):
+                finished += num_samples
                 if on_block:
                     on_block(finished, job.num_samples)
         finally:
@@ -233,9 +233,9 @@ def _locked(folder: SampleFolder) -> Generator[None]:
         if shards:
             before = SampleFolder.read(path)
             before.require_same(folder.settings)
-            if (number := folder.num_samples) < before.num_samples:
+            if (num_samples := folder.num_samples) < before.num_samples:
                 least = f"at least {before.num_samples:,} to resume {path}"
-                raise ConfigError(f"num_samples must be {least}, got {number:,}.")
+                raise ConfigError(f"num_samples must be {least}, got {num_samples:,}.")
         files.remove_leftovers(path)
         manifest = {"num_samples": folder.num_samples, "settings": folder.settings}
         files.write_json(path / MANIFEST, {"format": _FORMAT} | manifest)
@@ -266,8 +266,9 @@ def _shard_writer(job: BulkJob, pipe: Pipeline, folder: SampleFolder) -> Callabl
             options=job.sampling,
         )
         with files.atomic_write(folder.shard(block)) as file:
-            for index, one in zip(block, made, strict=True):
-                sample = BulkSample(index, one.text, one.tokens, one.forward_passes)
+            for index, generation in zip(block, made, strict=True):
+                fields = generation.text, generation.tokens, generation.forward_passes
+                sample = BulkSample(index, *fields)
                 file.write(json.dumps(sample._asdict()).encode() + b"\n")
         return len(block)
 

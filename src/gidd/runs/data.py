@@ -184,8 +184,8 @@ def _require_same_settings(settings: dict[str, Any], folder: Path, has_checkpoin
         for name, value in settings.items()
         if prepared.get(name) != value and value is not None  # not given: as it was prepared
     ):
-        what = f"{folder} was prepared with other settings:{changed}"
-        raise DataError(f"{what}\nUse the same settings, or {remedy}.")
+        problem = f"{folder} was prepared with other settings:{changed}"
+        raise DataError(f"{problem}\nUse the same settings, or {remedy}.")
 
 
 def prepare_data(

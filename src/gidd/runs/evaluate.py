@@ -42,11 +42,11 @@ def build_evaluation(
         baseline["unigram_entropy"] = unigram_entropy(shards, tokenizer.vocab.size)
 
     def evaluate(state: TrainState) -> Evaluation:
-        found: Metrics = {}
+        metrics: Metrics = {}
         if shards is not None:
             samples, documents = validation_samples(shards, config, train.evaluate_samples)
             with state.ema_weights():
-                found = validate(
+                metrics = validate(
                     state,
                     samples,
                     world,
@@ -56,7 +56,7 @@ def build_evaluation(
                     on_batch=lambda: watchdog.phase(state.step, "evaluation"),
                 )
         texts = generate_samples(run, state, tokenizer, world, watchdog)
-        return Evaluation(found | baseline, texts)
+        return Evaluation(metrics | baseline, texts)
 
     return evaluate
 
@@ -131,15 +131,15 @@ def _likelihood(
     return metrics | per_unit(nelbo * tokens, tokens, size)
 
 
-def _scored_text(samples: Batch, number: int, hides_padding: bool) -> ScoredText:
+def _scored_text(samples: Batch, row: int, hides_padding: bool) -> ScoredText:
     """Return a sample as a text to score, without padding if the network does not read it."""
-    tokens, valid = samples.tokens[number], samples.valid[number]
-    given = None if samples.given is None else samples.given[number]
+    tokens, valid = samples.tokens[row], samples.valid[row]
+    given = None if samples.given is None else samples.given[row]
     if hides_padding:
         length = int(valid.sum())
         tokens, valid = tokens[:length], None
         given = None if given is None else given[:length]
-    return ScoredText(tokens, number, given, valid)
+    return ScoredText(tokens, row, given, valid)
 
 
 def ratio_of_sums(values: Tensor, sizes: Tensor, documents: Tensor) -> tuple[float, float | None]:

@@ -44,11 +44,11 @@ def export(run_folder: Path, out: Path, world: World, *, bf16: bool = False) -> 
     being read, the newest one is read instead. Returns the checkpoint, with notes on damage.
     """
     checkpoints = Checkpoints(run_folder / "checkpoints", world, read_only=True)
-    found = checkpoints.read_latest(lambda step: _read(checkpoints, step))
-    if found is None:
-        what = f"{checkpoints.folder} contains no checkpoint"
-        raise CheckpointError(f"{what}. Use --out of a `gidd train` that has saved.")
-    checkpoint, (run, tokenizer, step, source) = found
+    newest = checkpoints.read_latest(lambda step: _read(checkpoints, step))
+    if newest is None:
+        problem = f"{checkpoints.folder} contains no checkpoint"
+        raise CheckpointError(f"{problem}. Use --out of a `gidd train` that has saved.")
+    checkpoint, (run, tokenizer, step, source) = newest
     summary = training_summary(run, checkpoint.step, source)
     model = step.model.bfloat16() if bf16 else step.model
     save(out, model.denoiser, step.corrupt.schedule, summary)
@@ -107,9 +107,9 @@ def _require_sizes(run: RunConfig, folder: Path, step: int) -> None:
     most = len(read_manifest(folder, step).tensors)
     num_layers: object = run.backbone.options.get("num_layers")
     if isinstance(num_layers, int) and num_layers > most:
-        what = f"backbone.num_layers must be at most {most}, the number of tensors"
+        required = f"backbone.num_layers must be at most {most}, the number of tensors"
         got = shorten(num_layers)
-        raise CheckpointError(f"{folder / RUN_FILE}: {what}, got {got}. {_REMEDY}")
+        raise CheckpointError(f"{folder / RUN_FILE}: {required}, got {got}. {_REMEDY}")
     CONTEXT_TOKENS.require(run.max_length, f"{folder / RUN_FILE}: data.length", CheckpointError)
 
 

@@ -56,7 +56,7 @@ def fit(
     *,
     quiet: bool = False,
     trackers: Callable[[int], Trackers] = lambda start: ((), ()),
-    given: GivenComponents | None = None,
+    components: GivenComponents | None = None,
     stream: TokenStream | None = None,
     callbacks: Sequence[OnTrainStep] = (),
 ) -> FitResult:
@@ -72,13 +72,13 @@ def fit(
         run = replace(run, train=replace(run.train, autocast=saved.train.autocast))
     run = with_precision(run, sum(world.sum([has_bf16(world.device)])) == world.size)
     run.check(world.size)
-    given = given or GivenComponents()
+    components = components or GivenComponents()
     # constructors check options, before data is prepared
-    noise, schedule = run.objective.noise, given.schedule
+    noise, schedule = run.objective.noise, components.schedule
     is_ours = noise.name == UNREGISTERED or not find_component(noise.kind, noise.name).package
     if schedule is None and is_ours:  # others may name tokens, which are not known yet
         schedule = noise.build(vocab=Vocab(3, mask_id=2))
-    if schedule is not None and given.weighting is None:
+    if schedule is not None and components.weighting is None:
         run.objective.weighting.build(schedule=schedule)
     if saved is not None:
         require_same_training(saved, run)
@@ -92,7 +92,7 @@ def fit(
     ):
         num_bytes = torch.tensor(tokenizer.num_bytes())  # all 0 for a tokenizer without text
         num_bytes = num_bytes if num_bytes.any() else None
-        state = build_state(run, tokenizer.vocab, world, num_bytes, given)
+        state = build_state(run, tokenizer.vocab, world, num_bytes, components)
         notes = restore(run, state, checkpoints, tokenizer)
         if source is not None and not state.step:
             notes += source.initialize(state, tokenizer)
@@ -120,15 +120,15 @@ def fit(
 
 def warnings_of(run: RunConfig, device: torch.device) -> list[str]:
     """Return warnings about settings that waste time."""
-    found: list[str] = []
+    warnings: list[str] = []
     if run.train.autocast and not has_bf16(device):
-        found.append(f"no fast bfloat16 on {device.type}: without --train.autocast it is faster")
+        warnings.append(f"no fast bfloat16 on {device.type}: without --train.autocast it is faster")
     if run.train.steps < run.optim.warmup:
-        found.append(
+        warnings.append(
             f"train.steps = {run.train.steps} ends within optim.warmup = {run.optim.warmup}: the "
             f"learning rate stays below its peak. Use --optim.warmup {run.train.steps // 20}"
         )
-    return found
+    return warnings
 
 
 def restore(
@@ -136,26 +136,27 @@ def restore(
 ) -> list[str]:
     """Restore the newest valid checkpoint, if there is one; return notes for the report."""
     # without a checkpoint, an optimizer allocates its state in its first step
-    found = checkpoints.read_latest(lambda step: checkpoints.read(step, state.tensors()))
-    if found is None:
+    restored = checkpoints.read_latest(lambda step: checkpoints.read(step, state.tensors()))
+    if restored is None:
         return []
-    (step, restored_notes), record = found
+    (step, restored_notes), record = restored
     checkpoint = checkpoints.path(step)
     saved = run_from_plain(record.get("run"), f"{checkpoint / RECORD}: run")
     changed = require_same_training(saved, run)
-    own = Tokenizer.load(checkpoint)
-    if (own.fingerprint, own.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
+    other = Tokenizer.load(checkpoint)
+    if (other.fingerprint, other.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
         raise DataError(
             f"the data was prepared with the tokenizer {tokenizer.fingerprint[:12]}, but "
-            f"{checkpoint} was trained with {own.fingerprint[:12]}. Use its "
+            f"{checkpoint} was trained with {other.fingerprint[:12]}. Use its "
             f"{TOKENIZER_FILE}, or another --out to start a new run."
         )
     numbers = record.get("pending"), record.get("optimizer", {}), record.get("adamw_steps", {})
     if record.get("step") != step or not all(map(_are_numbers, numbers)):
-        got = ", ".join(shorten(each) for each in (record.get("step"), *numbers))
-        what = f"step must be {step}, pending, optimizer and adamw_steps objects of finite numbers"
-        what = f"{what}, got {got}"
-        raise CheckpointError(f"{checkpoint / RECORD}: {what}. Copy the checkpoint from a backup.")
+        got = ", ".join(shorten(value) for value in (record.get("step"), *numbers))
+        raise CheckpointError(
+            f"{checkpoint / RECORD}: step must be {step}, pending, optimizer and adamw_steps "
+            f"objects of finite numbers, got {got}. Copy the checkpoint from a backup."
+        )
     state.restore(record)
     if step > run.train.steps:
         raise ConfigError(
@@ -167,8 +168,8 @@ def restore(
 
 def _are_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(each, int | float) and abs(each) < sys.float_info.max  # NaN is not less
-        for each in cast("dict[str, Any]", value).values()
+        isinstance(item, int | float) and abs(item) < sys.float_info.max  # NaN is not less
+        for item in cast("dict[str, Any]", value).values()
     )
 
 

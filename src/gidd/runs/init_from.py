@@ -55,8 +55,8 @@ class InitialWeights:
             elif id(parameter) not in added:
                 missing.append(name)
         if missing:
-            what = f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network"
-            raise CheckpointError(f"{what}. Leave out --backbone.")
+            problem = f"{self.name} lacks the parameters {', '.join(missing[:5])} of this network"
+            raise CheckpointError(f"{problem}. Leave out --backbone.")
         if state.ema:
             for name, parameter in state.model.named_parameters():
                 state.ema.values[name].copy_(parameter.detach())
@@ -71,8 +71,8 @@ class InitialWeights:
         """Refuse data of another tokenizer than that of the source, if it has one."""
         folder, known = self.source.folder, self.source.num_tokens
         if (folder / TOKENIZER_FILE).is_file():
-            own = Tokenizer.load(folder)
-            is_same = (own.fingerprint, own.vocab) == (tokenizer.fingerprint, tokenizer.vocab)
+            saved = Tokenizer.load(folder)
+            is_same = (saved.fingerprint, saved.vocab) == (tokenizer.fingerprint, tokenizer.vocab)
         else:
             masks = (None, tokenizer.vocab.mask_id)
             is_same = tokenizer.vocab.size >= known and self.source.mask_id in masks
@@ -96,8 +96,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         return replace(run, backbone=backbone, data=data, context=saved.context), None
     source = load_network(run.init_from)
     config: Any = source.network.config
-    found = name_of(type(config))
-    if found is None:
+    registered = name_of(type(config))
+    if registered is None:
         kind, families = type(source.network).__name__, ", ".join(FAMILIES)
         raise ConfigError(
             f"init_from must be a model that can be trained here, got {run.init_from}, a {kind}, "
@@ -113,7 +113,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         options["predicts_first"] = True  # training includes the first token
     if "shifted" in options and not source.is_denoiser:
         options["shifted"] = True  # the output at a position goes on predicting the next token
-    backbone, data = _with_own(run.backbone, Component("backbone", found[1], options)), run.data
+    replaced = Component("backbone", registered[1], options)
+    backbone, data = _with_own(run.backbone, replaced), run.data
     if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(source.folder))
     # a causal or masked language model becomes a denoiser of data.length only
@@ -124,8 +125,8 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
 
 def _with_own(run: Component, source: Component) -> Component:
     """Return the source's network with those options of the run's that have no weights."""
-    own = {k: v for k, v in run.options.items() if k in OF_THE_RUN and k in source.options}
-    return source.changed(**own)
+    options = {k: v for k, v in run.options.items() if k in OF_THE_RUN and k in source.options}
+    return source.changed(**options)
 
 
 def _token_tables(network: nn.Module) -> set[int]:

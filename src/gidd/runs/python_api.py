@@ -129,7 +129,7 @@ def train(
         raise ConfigError(f"model must be left out: the network is that of init_from, {init_from}.")
     if isinstance(run.parallel, FSDP) and run.backbone.name == UNREGISTERED:
         raise ConfigError("parallel must be ddp for a network that is not registered.")
-    given = GivenComponents(
+    components = GivenComponents(
         network=copied(model) if isinstance(model, nn.Module) else None,
         schedule=schedule if isinstance(schedule, MixingSchedule) else None,
         weighting=weighting if isinstance(weighting, Weighting) else None,
@@ -141,7 +141,7 @@ def train(
     with open_world(device) as world:
         run, stream = _with_data(run, base, data, tokenizer, out, world)
         options: Any = {"quiet": quiet, "trackers": open_all, "callbacks": callbacks}
-        done = fit(run, out, world, given=given, stream=stream, **options)
+        done = fit(run, out, world, components=components, stream=stream, **options)
         return _pipeline(done, out, world)
 
 
@@ -185,13 +185,13 @@ def _with_settings(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         if setting in groups:
             groups[setting] = _changed_group(setting, groups[setting], value)
             continue
-        found = [name for name, names in owners.items() if setting in names]
-        if len(found) > 1:
-            choices = " or ".join(f"{name}={{{setting!r}: {value!r}}}" for name in found)
-            raise ConfigError(f"{setting} is a setting of {' and '.join(found)}. Use {choices}.")
-        if not found:
+        tables = [name for name, names in owners.items() if setting in names]
+        if len(tables) > 1:
+            choices = " or ".join(f"{name}={{{setting!r}: {value!r}}}" for name in tables)
+            raise ConfigError(f"{setting} is a setting of {' and '.join(tables)}. Use {choices}.")
+        if not tables:
             raise _unknown("train()", setting, set[str]().union(*owners.values()))
-        groups[found[0]] = replace(groups[found[0]], **{setting: value})
+        groups[tables[0]] = replace(groups[tables[0]], **{setting: value})
     return replace(run, **groups)
 
 
@@ -258,8 +258,8 @@ def _with_data(
     first = next(batches, None)
     tokens = first[0] if isinstance(first, tuple) else first
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-        what = "int64 tensors [global batch, length], or pairs of them and the given tokens"
-        raise ConfigError(f"data must yield {what}, got {type(first).__name__}.")
+        required = "int64 tensors [global batch, length], or pairs of them and the given tokens"
+        raise ConfigError(f"data must yield {required}, got {type(first).__name__}.")
     unused = ["data.packing", "data.validation", "data.workers", "train.evaluate_samples"]
     unused += [] if run.data.length == tokens.shape[1] else ["data.length"]
     unused += [] if run.train.global_batch == len(tokens) else ["train.global_batch"]

@@ -327,7 +327,7 @@ class _Rows:
         output = step(self._schedule, s, t, state, predict)
         output.check(state, members[0].next_step.name)
         tokens = torch.where(state.protected, state.tokens, output.tokens)
-        if self._constrained is not None and any(one.next_step.s == 0 for one in members):
+        if self._constrained is not None and any(member.next_step.s == 0 for member in members):
             tokens = self._constrained.finish(state, t, tokens, is_member)
         was_read = self._network.was_read.clone()
         frames = _frames(members, indices, state, t, predict)  # may read more
@@ -367,7 +367,7 @@ def _frames(
 ) -> list[Frame | None]:
     """Return the state and the prediction before the step, for requests that record frames."""
     frames: list[Frame | None] = [None] * len(members)
-    recorded = [k for k, one in zip(indices, members, strict=True) if one.record_frames]
+    recorded = [k for k, member in zip(indices, members, strict=True) if member.record_frames]
     if not recorded:
         return frames
     everywhere = torch.zeros_like(state.protected)

@@ -75,7 +75,7 @@ class Constrained:
         choices: Sequence[tuple[Choices, ...]],
     ) -> None:
         self._predict, self._schedule, self._s = predict, schedule, s
-        self._slots = [(k, each) for k, own in enumerate(choices) for each in own]
+        self._slots = [(k, choice) for k in range(len(choices)) for choice in choices[k]]
 
     def __call__(self, state: State, t: Times, where: Bool[Tensor, "B L"]) -> Rows:
         """Return the rows; outside of slots those of the wrapped function."""
@@ -90,10 +90,10 @@ class Constrained:
 
     def _table(self, state: State) -> Int[Tensor, "B L C"]:
         """Return the tokens of the options at each position, -1 if there is no other."""
-        number = max(len(each.options) for _, each in self._slots)
-        table = np.full((*state.tokens.shape, number), -1, np.int64)
-        for k, each in self._slots:
-            table[k, each.slot, : len(each.options)] = np.array(each.options).T
+        max_options = max(len(choice.options) for _, choice in self._slots)
+        table = np.full((*state.tokens.shape, max_options), -1, np.int64)
+        for k, choice in self._slots:
+            table[k, choice.slot, : len(choice.options)] = np.array(choice.options).T
         return torch.from_numpy(table).to(state.tokens.device)
 
     def _draw(self, state: State, t: Times, where: Tensor, table: Tensor) -> Int[Tensor, "B L"]:
@@ -106,19 +106,19 @@ class Constrained:
         rows = self._predict(state, t, positions)
         (x,) = rows.read(lambda rows, i: (rows.gather(-1, columns[i]),))
         chosen, u = torch.full_like(state.tokens, -1), state.random(Stream.CHOICE)
-        for k, each in self._slots:
-            options = _options(table, k, each)
-            z = state.tokens[k, each.slot].expand_as(options)
+        for k, choice in self._slots:
+            options = _options(table, k, choice)
+            z = state.tokens[k, choice.slot].expand_as(options)
             is_same = z == options
             q = marginal_at(self._schedule, t[k].expand(len(z)), z, is_same.to(t))
-            x_theta = x[k, each.slot, : len(options)].T.contiguous().to(t)
+            x_theta = x[k, choice.slot, : len(options)].T.contiguous().to(t)
             p = (q.log() + x_theta.clamp_min(TINY).log()).sum(-1).softmax(-1)
             # a corrector may replace some tokens of a slot only: it keeps an option that is there
             is_there = is_same.all(-1)
             is_kept = is_there.any() & (self._s[k] == t[k])
             p = torch.where(is_kept, is_there.to(p), p)
-            index = draw(p[None], u[k, each.start].view(1, 1))[0]
-            chosen[k, each.slot] = options[index].squeeze(0)
+            index = draw(p[None], u[k, choice.start].view(1, 1))[0]
+            chosen[k, choice.slot] = options[index].squeeze(0)
         return chosen
 
     def finish(
@@ -134,9 +134,9 @@ class Constrained:
         """
         table = self._table(state)
         is_open = (table[..., 0] >= 0) & (is_member & (self._s == 0))[:, None]
-        for k, each in self._slots:
-            is_there = (tokens[k, each.slot] == _options(table, k, each)).all(-1)
-            is_open[k, each.slot] &= ~is_there.any()
+        for k, choice in self._slots:
+            is_there = (tokens[k, choice.slot] == _options(table, k, choice)).all(-1)
+            is_open[k, choice.slot] &= ~is_there.any()
         return torch.where(is_open, self._draw(state, t, is_open, table), tokens)
 
 

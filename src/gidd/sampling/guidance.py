@@ -65,7 +65,7 @@ def guided(predict: Predict, guidances: Sequence[Guidance]) -> Predict:
         padded = [row + [-1] * (length - len(row)) for row in rows]
         tokens = torch.tensor(padded, dtype=torch.int64, device=device)
         without = state._replace(tokens=torch.where(tokens < 0, state.tokens, tokens)).tensors
-        pairs = {name: (own, without[name]) for name, own in state.tensors.items()}
+        pairs = {name: (conditional, without[name]) for name, conditional in state.tensors.items()}
         both = state._replace(**{name: torch.cat(pair) for name, pair in pairs.items()})
         doubled[:] = [(state, both, t.repeat(2))]
         return doubled[0][1:]

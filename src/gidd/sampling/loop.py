@@ -17,11 +17,11 @@ def sample(predict: Predict, schedule: MixingSchedule, state: State, plan: Plan)
     device, dtype = state.tokens.device, time_dtype(state.tokens.device)
     for phase in plan.phases:
         is_done = torch.zeros_like(state.is_converged)
-        for number in phase:
-            step, t, s = plan.steps[number]
+        for step_index in phase:
+            step, t, s = plan.steps[step_index]
             times = torch.tensor([[t], [s]], dtype=dtype).to(device).expand(2, len(state.tokens))
             free = state._replace(
-                step_index=torch.full_like(state.seed, number),
+                step_index=torch.full_like(state.seed, step_index),
                 protected=state.protected | is_done[:, None],
             )
             new = step(schedule, times[1], times[0], free, predict)

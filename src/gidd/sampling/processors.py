@@ -83,16 +83,16 @@ class Temperature(_RowProcessor):
 @final
 @dataclass(frozen=True)
 class TopK(_RowProcessor):
-    """Keep the `number` most likely tokens, and tokens tied with the last of them."""
+    """Keep the `k` most likely tokens, and tokens tied with the last of them."""
 
-    number: int
+    k: int
 
     def __post_init__(self) -> None:
-        require_arguments(top_k=(self.number, TOP_K))
+        require_arguments(top_k=(self.k, TOP_K))
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
-        least = p.topk(min(self.number, p.shape[-1]), dim=-1).values[..., -1:]
+        least = p.topk(min(self.k, p.shape[-1]), dim=-1).values[..., -1:]
         return _normalise(torch.where(p >= least, p, 0))
 
 
@@ -172,8 +172,8 @@ class _TokenSet(_RowProcessor):
     @property
     def num_allowed(self) -> int:
         """Number of tokens that may be predicted; the mask never is."""
-        number = len(self.tokens - {self.vocab.mask_id})
-        return number if self.are_allowed else self.vocab.num_data_tokens - number
+        num_tokens = len(self.tokens - {self.vocab.mask_id})
+        return num_tokens if self.are_allowed else self.vocab.num_data_tokens - num_tokens
 
     def check(self, vocab: Vocab) -> None:
         """Raise `ConfigError` if the tokens belong to another vocabulary."""
@@ -281,11 +281,11 @@ def _bias_row(processor: LogitBias, device: torch.device) -> Float[Tensor, " V"]
     return row.to(device)
 
 
-def _require_vocab(name: str, own: Vocab, vocab: Vocab) -> None:
-    if (own.size, own.mask_id) != (vocab.size, vocab.mask_id):
+def _require_vocab(name: str, token_vocab: Vocab, vocab: Vocab) -> None:
+    if (token_vocab.size, token_vocab.mask_id) != (vocab.size, vocab.mask_id):
         raise ConfigError(
-            f"{name} must belong to the model's vocabulary, {vocab}, got tokens of {own}. Encode "
-            "the text with the model's own tokenizer."
+            f"{name} must belong to the model's vocabulary, {vocab}, got tokens of "
+            f"{token_vocab}. Encode the text with the model's own tokenizer."
         )
 
 

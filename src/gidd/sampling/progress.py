@@ -76,7 +76,7 @@ class Progress:
         limits: Limits,
         shape: Shape,
         cost: int,
-        number: int,
+        order: int,
         index: int,
         call: Any,
         *,
@@ -86,8 +86,8 @@ class Progress:
         is_watched: bool = False,
     ) -> None:
         self.request, self.limits, self.shape, self.cost = request, limits, shape, cost
-        self.number, self.index = number, index
-        """Index among all requests of the session, its age; and among those of its call."""
+        self.order, self.index = order, index
+        """Index among all requests of the session, oldest first; and among those of its call."""
         self.call, self.budget = call, cast(Budget, call.budget)
         """The call of the session that awaits it."""
         self.priority, self.record_frames = priority, record_frames

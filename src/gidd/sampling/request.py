@@ -114,7 +114,7 @@ class Request:
                 f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
             )
         unconditional = () if self.guidance is None else self.guidance.tokens
-        options = (v for each in self.choices for option in each.options for v in option)
+        options = (v for choice in self.choices for option in choice.options for v in option)
         tokens = (*self.tokens, *self.stop, *unconditional, *options)
         given = [v for v in tokens if v is not None]
         if unknown := [v for v in given if not 0 <= v < vocab.size]:
@@ -279,8 +279,8 @@ def parse_template(
     for i, piece in enumerate(pieces):
         if i % 2 == 0:
             is_taken = takes_space and i + 1 < len(pieces) and piece.endswith(" ")
-            given = piece[:-1] if is_taken else piece
-            tokens.extend(encode(given) if given else ())
+            prefix = piece[:-1] if is_taken else piece
+            tokens.extend(encode(prefix) if prefix else ())
             if is_taken:
                 spaced.add(len(tokens))
             continue
@@ -299,16 +299,16 @@ def parse_template(
     return Template(tuple(tokens), frozenset(spaced))
 
 
-def _blank_length(number: str) -> int:
+def _blank_length(suffix: str) -> int:
     """Return the number of tokens of "3]", what follows "[MASK:" in a template."""
-    digits = number.removesuffix("]")
-    if number != digits and digits.isdecimal() and len(digits) < 8:
+    digits = suffix.removesuffix("]")
+    if suffix != digits and digits.isdecimal() and len(digits) < 8:
         length = int(digits)
         if 1 <= length <= _MAX_BLANKS:
             return length
     raise DataError(
         "a blank must be [MASK] or [MASK:n] with n an integer number of tokens from 1 to "
-        f"{_MAX_BLANKS:,}, got [MASK:{number}. Write [MASK:3] for three tokens."
+        f"{_MAX_BLANKS:,}, got [MASK:{suffix}. Write [MASK:3] for three tokens."
     )
 
 

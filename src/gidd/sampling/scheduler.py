@@ -93,9 +93,9 @@ class _Queue:
         for queue, place in zip((self._shortest, self._oldest), places, strict=True):
             del queue[bisect_left(queue, place)]
 
-    def oldest(self, number: int) -> list[Progress]:
+    def oldest(self, count: int) -> list[Progress]:
         """Return the waiting requests that come first."""
-        return [place[-1] for place in self._oldest[:number]]
+        return [place[-1] for place in self._oldest[:count]]
 
     def first_places(self) -> tuple[_Place, _Place]:
         """Return the first place by each rule, of active and waiting requests."""
@@ -104,11 +104,11 @@ class _Queue:
 
 
 def _shortest(progress: Progress) -> _Place:
-    return -progress.priority, progress.work_left, progress.number, progress
+    return -progress.priority, progress.work_left, progress.order, progress
 
 
 def _oldest(progress: Progress, *, is_next: bool = False) -> _Place:
-    return -progress.priority, not is_next, progress.number, progress
+    return -progress.priority, not is_next, progress.order, progress
 
 
 class Scheduler:
@@ -134,7 +134,7 @@ class Scheduler:
     @property
     def reserved(self) -> int:
         """Tokens that the calls of other passes have reserved for their next ones."""
-        return sum(budget.unused for budget in {one.budget for one in list(self._passes)})
+        return sum(budget.unused for budget in {waiting.budget for waiting in list(self._passes)})
 
     def has(self, shape: Shape) -> bool:
         """Whether there are requests of a shape."""
@@ -167,7 +167,9 @@ class Scheduler:
 
         Other requests make their last step, and have the next free row.
         """
-        late: list[Progress | Pass] = [one for one in self._passes if not one.budget.seconds_left]
+        late: list[Progress | Pass] = [
+            waiting for waiting in self._passes if not waiting.budget.seconds_left
+        ]
         for forward_pass in late:
             forward_pass.error = forward_pass.budget.late_error
         if now < self._next_deadline:
@@ -196,8 +198,8 @@ class Scheduler:
         return self._next_turn() if self._queues else None
 
     def _next_pass(self) -> Pass:
-        shortest = min(self._passes, key=lambda one: one.budget.computed)
-        oldest = min(self._passes, key=lambda one: one.budget.start)
+        shortest = min(self._passes, key=lambda waiting: waiting.budget.computed)
+        oldest = min(self._passes, key=lambda waiting: waiting.budget.start)
         chosen, rule = self._choose(shortest, oldest, self._work_of_rules[1])
         self._passes.remove(chosen)
         self._passes_ahead += chosen.cost

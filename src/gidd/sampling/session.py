@@ -110,7 +110,9 @@ class _Call:
 
     def notify(self, members: Sequence[Progress | Pass]) -> BaseException | None:
         """Call `on_step`; return what it raises."""
-        live = [one for one in members if isinstance(one, Progress) and not one.is_cancelled]
+        live = [
+            member for member in members if isinstance(member, Progress) and not member.is_cancelled
+        ]
         if self.on_step is not None and live:
             try:
                 self.context.run(self.on_step, [progress.event for progress in live])
@@ -488,7 +490,10 @@ class Session:
         elif turn is not None:
             with turn.shape.settings.applied(device):
                 batch = self._join(turn)
-                stepped += [*turn.failed, *(one for one in turn.joining if one.is_done)]
+                stepped += [
+                    *turn.failed,
+                    *(progress for progress in turn.joining if progress.is_done),
+                ]
                 if batch is not None and (num_active := batch.num_active):
                     stepped += batch.step()
                     self._count(turn, num_active, batch.num_rows(num_active))

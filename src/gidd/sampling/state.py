@@ -84,11 +84,11 @@ class State(NamedTuple):
         """Raise `ConfigError` for a wrong shape or type, which torch might broadcast or cast."""
         names = ("tokens", "best", "best_score", "best_age", "is_converged")
         expected = [(name, getattr(before, name)) for name in names]
-        found = [(name, getattr(self, name), old.shape, old.dtype) for name, old in expected]
+        fields = [(name, getattr(self, name), old.shape, old.dtype) for name, old in expected]
         shape = before.tokens.shape
-        found += [("probability", self.probability, shape, None)]
-        found += [("values", value, shape, None) for value in self.values]
-        for field, tensor, shape, dtype in found:
+        fields += [("probability", self.probability, shape, None)]
+        fields += [("values", value, shape, None) for value in self.values]
+        for field, tensor, shape, dtype in fields:
             actual = tensor.shape[: len(shape)] if field == "values" else tensor.shape
             if actual != shape or dtype not in (None, tensor.dtype):
                 raise ConfigError(

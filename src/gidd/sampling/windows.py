@@ -41,7 +41,7 @@ class Window(NamedTuple):
     """Every token of the text is owned by exactly one window."""
 
     @property
-    def own(self) -> slice:
+    def own_slice(self) -> slice:
         """The window's own tokens, relative to its start."""
         return slice(self.own_start - self.start, self.own_stop - self.start)
 
@@ -56,16 +56,16 @@ def windows(num_tokens: int, context: int) -> list[Window]:
         return [Window(0, num_tokens, 0, num_tokens)]
     margin = context // 4
     stride = context - 2 * margin
-    found: list[Window] = []
+    result: list[Window] = []
     own_start = 0
     while own_start < num_tokens:
         start = min(max(own_start - margin, 0), num_tokens - context)
         own_stop = own_start + stride if own_start else context - margin
         if start + context >= num_tokens:
             own_stop = num_tokens
-        found.append(Window(start, start + context, own_start, own_stop))
+        result.append(Window(start, start + context, own_start, own_stop))
         own_start = own_stop
-    return found
+    return result
 
 
 PASSES_AT_ONCE: Final = 4
@@ -97,7 +97,9 @@ class TextWindows:
         for start, stop, own_start, own_stop in self.parts:
             is_own = (own_start <= i < own_stop for i in range(start, stop))
             fixed = self.fixed[start:stop]
-            editable = (own and not kept for own, kept in zip(is_own, fixed, strict=True))
+            editable = (
+                is_inside and not kept for is_inside, kept in zip(is_own, fixed, strict=True)
+            )
             yield WindowTokens(tuple(self.tokens[start:stop]), tuple(editable))
 
 
@@ -156,7 +158,7 @@ class WindowReader:
         """
         step = ReadValues(function)
         plans: dict[float, Plan] = {}
-        found: list[tuple[Tensor, ...]] = []
+        results: list[tuple[Tensor, ...]] = []
         for chunk in self._chunks(windows):
             plans |= {t: corrector_plan(step, 1, t) for _, t in chunk if t not in plans}
             requests = [
@@ -172,10 +174,12 @@ class WindowReader:
             samples = iter(await self.session.run_all(requests, batch_size=self.batch_size))
             for window, t in chunk:
                 is_read = any(window.editable)
-                found.append(next(samples).values if is_read else self._empty(window, t, function))
+                results.append(
+                    next(samples).values if is_read else self._empty(window, t, function)
+                )
                 if on_window is not None:
                     on_window()
-        return found
+        return results
 
     def _chunks(
         self, windows: Iterable[tuple[WindowTokens, float]]
@@ -208,7 +212,7 @@ class WindowReader:
 class WindowPosterior(NamedTuple):
     """The posterior of the tokens of one window; 0 at positions that are not editable."""
 
-    found: Float[Tensor, " L"]
+    current: Float[Tensor, " L"]
     """Probability that the token of the text is right."""
     x_theta: Float[Tensor, " L"]
     """Probability of the token given all other tokens of the window."""
@@ -219,7 +223,7 @@ class WindowPosterior(NamedTuple):
 
     def replaced(self, min_confidence: float | None = None) -> Bool[Tensor, " L"]:
         """Return where the best other token replaces the token of the text: `is_replaced`."""
-        return is_replaced(self.found, self.probabilities[:, 0], min_confidence)
+        return is_replaced(self.current, self.probabilities[:, 0], min_confidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +256,7 @@ class PosteriorPass:
         time = self.time(error_rate)
         items = ((window, time) for window in windows)
         values = await self.reader.read(items, _ReadPosteriors(self, error_rate), on_window)
-        return [WindowPosterior(*each) for each in values]
+        return [WindowPosterior(*fields) for fields in values]
 
 
 @dataclass(frozen=True)

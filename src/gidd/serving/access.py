@@ -36,17 +36,18 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
     """
     keys: dict[str, str] = {}
     if path is not None:
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for line_number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             words = line.split()
             if not words or words[0].startswith("#"):
                 continue
             digest = words[0].lower()
             if len(digest) != _SHA256_DIGITS or not all(c in "0123456789abcdef" for c in digest):
                 raise ConfigError(
-                    f"{path}, line {number}: must be a SHA-256 in {_SHA256_DIGITS} hexadecimal "
-                    "digits and a name. Write the hash of the key with: printf %s KEY | sha256sum"
+                    f"{path}, line {line_number}: must be a SHA-256 in {_SHA256_DIGITS} "
+                    "hexadecimal digits and a name. Write the hash of the key with: "
+                    "printf %s KEY | sha256sum"
                 )
-            keys[digest] = words[1] if len(words) > 1 else f"key {number}"
+            keys[digest] = words[1] if len(words) > 1 else f"key {line_number}"
         if not keys:
             raise ConfigError(f"{path}: must have a key, got none. Omit it to serve everybody.")
     if key := os.environ.get(KEY_VARIABLE):
@@ -62,20 +63,20 @@ class Allowance:
         self._most = max(1, per_minute)
         self._left, self._last = self._most, clock()
 
-    def take(self, amount: float, what: str) -> None:
+    def take(self, amount: float, unit: str) -> None:
         """Use an amount, or raise if less is left; a negative amount is given back."""
         now = self._clock()
         refilled = self._left + (now - self._last) / 60 * self._per_minute
         self._left, self._last = min(self._most, refilled), now
         if amount > self._most:
             raise ConfigError(
-                f"{what} of a request must be at most {self._per_minute:,.0f}, which this key may "
+                f"{unit} of a request must be at most {self._per_minute:,.0f}, which this key may "
                 f"use in a minute, got {amount:,.0f}. Use fewer steps, or a shorter text."
             )
         if amount > self._left:
             seconds = (amount - self._left) / self._per_minute * 60
             raise Overloaded(
-                f"this key may use {self._per_minute:,.0f} {what} a minute. Try again in "
+                f"this key may use {self._per_minute:,.0f} {unit} a minute. Try again in "
                 f"{seconds:.0f} seconds.",
                 seconds,
             )

@@ -151,7 +151,7 @@ class Service:
 
     async def ready(self) -> Response:
         """Tell whether requests are accepted now."""
-        is_ready = all(one.is_alive and not one.is_full for one in self.workers.values())
+        is_ready = all(worker.is_alive and not worker.is_full for worker in self.workers.values())
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     async def show_metrics(self) -> Response:
@@ -244,8 +244,8 @@ def _text_choice(choice: Json) -> Json:
 def _message_choice(choice: Json) -> Json:
     """Return a choice of /v1/chat/completions."""
     message = {"role": "assistant", "content": choice["text"]}
-    own = {name: choice.get(name) for name in ("index", "logprobs", "finish_reason")}
-    return own | {"message": message}
+    listed = {name: choice.get(name) for name in ("index", "logprobs", "finish_reason")}
+    return listed | {"message": message}
 
 
 def _delta_choice(choice: Json) -> Json:
@@ -313,8 +313,8 @@ class Call:
     ) -> Response:
         """Return the choices of all jobs, or stream finished blocks, or frames of a single job."""
         if not body.stream:
-            found = await self.run_all([partial(job, None) for job in jobs])
-            choices = [choice for own in found for choice in own]
+            results = await self.run_all([partial(job, None) for job in jobs])
+            choices = [choice for result in results for choice in result]
             listed = {"choices": [to_choice(choice) for choice in choices]}
             head = self._head(is_chunk=False)
             return JSONResponse({**head, **listed, "usage": _usage(choices), "seed": self.seed})
@@ -322,8 +322,8 @@ class Call:
         if not body.diffusing:
             return await self._event_stream(self._blocks(blocks, to_chunk, body.n, has_usage))
         if len(jobs) > 1:
-            one = "n = 1" if isinstance(body, ChatBody) else "a single prompt"
-            raise ServiceError(400, f"diffusing: needs {one}.", param="diffusing")
+            required = "n = 1" if isinstance(body, ChatBody) else "a single prompt"
+            raise ServiceError(400, f"diffusing: needs {required}.", param="diffusing")
         return await self._event_stream(self._texts(jobs[0], to_chunk, has_usage))
 
     def _head(self, *, is_chunk: bool) -> Json:
@@ -348,8 +348,8 @@ class Call:
             if not isinstance(piece, str):
                 choice["finish_reason"] = "stop" if piece.is_stopped else "length"
                 choice["text"] = None
-                given = 0 if index % num_samples else piece.num_given  # once per prompt
-                ended.append({"tokens": piece.num_tokens, "prompt_tokens": given})
+                num_given = 0 if index % num_samples else piece.num_given  # once per prompt
+                ended.append({"tokens": piece.num_tokens, "prompt_tokens": num_given})
             yield head | {"choices": [to_chunk(choice)]}
         if has_usage:
             yield head | {"choices": [], "usage": _usage(ended)}
@@ -363,9 +363,9 @@ class Call:
             if isinstance(item, Frame):
                 request = item.request
                 end = request.first_blank + sum(token is None for token in request.tokens)
-                own = describe_frame(self.pipe, item, item.start, end)
+                frame = describe_frame(self.pipe, item, item.start, end)
                 progress = item.step / max(1, item.steps)
-                yield _mercury(head, own["index"], own.pop("text"), progress, to_chunk, own)
+                yield _mercury(head, frame["index"], frame.pop("text"), progress, to_chunk, frame)
                 continue
             for choice in item:
                 index, text = choice["index"], choice["text"]
@@ -378,8 +378,8 @@ class Call:
     async def result_or_frames(self, run: Callable[[Any], Json], *, is_stream: bool) -> Response:
         """Return a result or, as a stream, frames and then the result."""
         if not is_stream:
-            (found,) = await self.run_all([partial(run, None)])
-            return JSONResponse({"model": self.model, **found})
+            (result,) = await self.run_all([partial(run, None)])
+            return JSONResponse({"model": self.model, **result})
 
         async def chunks() -> AsyncGenerator[Json]:
             async for item in self._frames(run):
@@ -423,22 +423,22 @@ class Call:
 
 
 def _mercury(
-    head: Json, index: int, text: str, progress: float, to_chunk: _ToChoice, own: Json
+    head: Json, index: int, text: str, progress: float, to_chunk: _ToChoice, frame: Json
 ) -> Json:
     """Return a chunk whose text replaces the text before."""
     choice = to_chunk({"index": index, "text": text, "finish_reason": None})
     meta = {"diffusion_content": True, "diffusion_progress": round(progress, 4)}
-    return head | {"choices": [choice], "diffusion_meta": meta, "gidd": own}
+    return head | {"choices": [choice], "diffusion_meta": meta, "gidd": frame}
 
 
 def _usage(choices: list[Json]) -> Json:
-    given = sum(choice.get("prompt_tokens", 0) for choice in choices)
+    prompt_tokens = sum(choice.get("prompt_tokens", 0) for choice in choices)
     new = sum(choice["tokens"] for choice in choices)
     passes = sum(choice.get("forward_passes", 0) for choice in choices)
     return {
-        "prompt_tokens": given,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": new,
-        "total_tokens": given + new,
+        "total_tokens": prompt_tokens + new,
         "forward_passes": passes,
     }
 

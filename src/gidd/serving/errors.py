@@ -93,24 +93,26 @@ def error_body(error: ServiceError) -> dict[str, Any]:
 
 def error_response(error: BaseException) -> JSONResponse:
     """Return the answer to a request that failed."""
-    found, headers = as_service_error(error), dict[str, str]()
+    service_error, headers = as_service_error(error), dict[str, str]()
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.seconds)))
-    if found.status == 401:
+    if service_error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(found), found.status, headers)
+    return JSONResponse(error_body(service_error), service_error.status, headers)
 
 
 def invalid_request(error: RequestValidationError) -> ServiceError:
     """Name the fields that are invalid and why, without their values."""
     problems, params = list[str](), list[str]()
-    for found in error.errors()[:_MAX_PROBLEMS]:
-        context: dict[str, Any] = found.get("ctx", {})
+    for detail in error.errors()[:_MAX_PROBLEMS]:
+        context: dict[str, Any] = detail.get("ctx", {})
         # without the members of unions: names of fields and numbers of items
-        loc = () if found["type"] == "json_invalid" else found["loc"]
+        loc = () if detail["type"] == "json_invalid" else detail["loc"]
         names = [part for part in loc if isinstance(part, int) or part in FIELD_NAMES]
         place = ".".join(map(str, [*names, *filter(None, [context.get("field")])]))
-        problem = _PROBLEMS.get(found["type"], "is invalid").format(**context, message=found["msg"])
+        problem = _PROBLEMS.get(detail["type"], "is invalid").format(
+            **context, message=detail["msg"]
+        )
         params.append(place)
         problems.append(f"{place or 'the body'}: {problem}")
     message = "; ".join(problems)

@@ -93,13 +93,13 @@ class Fields(BaseModel):
     def _check_names(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        given, known = cast("dict[str, Any]", body), cls.model_fields
-        for name in [name for name in given if name not in known]:
+        values, known = cast("dict[str, Any]", body), cls.model_fields
+        for name in [name for name in values if name not in known]:
             if name not in cls.unsupported.split():
                 raise _refusal(f"unknown field.{did_you_mean(name, known)}", name)
-            if given[name] not in _NOTHING:
+            if values[name] not in _NOTHING:
                 raise _refusal("is not supported. Omit it", name)
-        return {name: value for name in known if (value := given.get(name)) is not None}
+        return {name: value for name in known if (value := values.get(name)) is not None}
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Any:

@@ -89,8 +89,8 @@ def serve_replicas(application: Any, *, host: str, port: int, seconds: float) ->
                     "processors or use fewer --replicas, and try again."
                 ) from error
             stop = threading.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
-                signal.signal(number, lambda *_: stop.set())  # pyright: ignore
+            for signum in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
+                signal.signal(signum, lambda *_: stop.set())  # pyright: ignore
             print_message(f"serving replicas at http://{host}:{port} (Ctrl+C ends it).")
             stop.wait()
         finally:

@@ -116,7 +116,7 @@ def complete(
 
 def _choice(generation: Generation, index: int, text: str, num_given: int) -> Json:
     """Return a sample of a prompt with some tokens, which are counted once, for the first one."""
-    blanks = sum(not given for given in generation.trace.protected)
+    blanks = sum(not is_given for is_given in generation.trace.protected)
     is_stopped = len(generation.tokens) < len(generation.trace.tokens)
     return {
         "index": index,
@@ -134,10 +134,10 @@ def _stop(body: WrittenBody) -> tuple[str, ...]:
 
 def complete_in_blocks(pipe: Pipeline, body: CompletionBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each choice."""
-    prompts = [_text_of(pipe, each) for each in prompts_of(body) for _ in range(body.n)]
+    prompts = [_text_of(pipe, item) for item in prompts_of(body) for _ in range(body.n)]
     streams = [_pieces(pipe, body, prompt, k, seed) for k, prompt in enumerate(prompts)]
-    for number, (prompt, pieces) in enumerate(zip(prompts, streams, strict=True)):
-        _emit_pieces(pieces, number, emit, skipped=0 if body.echo else len(prompt))
+    for index, (prompt, pieces) in enumerate(zip(prompts, streams, strict=True)):
+        _emit_pieces(pieces, index, emit, skipped=0 if body.echo else len(prompt))
 
 
 def _emit_pieces(
@@ -156,24 +156,24 @@ def _emit_pieces(
 
 
 def _pieces(
-    pipe: Pipeline, body: CompletionBody, prompt: str, number: int, seed: int
+    pipe: Pipeline, body: CompletionBody, prompt: str, index: int, seed: int
 ) -> Generator[str, None, StreamEnd]:
     settings: Json = sampling_settings(pipe, body) | {"prompt": prompt, "seed": seed}
     settings["max_tokens"] = body.max_tokens or 16
     if not body.suffix:  # here, so that the cost of all streams is reserved before the first
-        return pipe.stream(stop=_stop(body), sample_index=number, **settings).pieces()
+        return pipe.stream(stop=_stop(body), sample_index=index, **settings).pieces()
     settings |= {"suffix": body.suffix, "stop": _stop(body)}
-    return _piece_between(pipe, prompt, number, settings)
+    return _piece_between(pipe, prompt, index, settings)
 
 
 def _piece_between(
-    pipe: Pipeline, prompt: str, number: int, settings: Json
+    pipe: Pipeline, prompt: str, index: int, settings: Json
 ) -> Generator[str, None, StreamEnd]:
-    (generation,) = pipe.generate(start_index=number, **settings)
+    (generation,) = pipe.generate(start_index=index, **settings)
     yield prompt + generation.filled[0]
     protected = generation.trace.protected
-    given = len(pipe.token_texts.encode(prompt, "the prompt"))
-    return StreamEnd(given, len(protected) - sum(protected), is_stopped=False)
+    num_given = len(pipe.token_texts.encode(prompt, "the prompt"))
+    return StreamEnd(num_given, len(protected) - sum(protected), is_stopped=False)
 
 
 def _chat_settings(pipe: Pipeline, body: ChatBody, seed: int) -> Json:
@@ -188,15 +188,15 @@ def _chat_settings(pipe: Pipeline, body: ChatBody, seed: int) -> Json:
 def answer(pipe: Pipeline, body: ChatBody, index: int, seed: int, emit: Emit | None) -> list[Json]:
     """Return the answer with this index to a conversation; emit frames if asked for."""
     settings = _chat_settings(pipe, body, seed + index)
-    found = pipe.chat(on_step=frame_emitter(emit), **settings)
-    num_given = sum(found.generation.trace.protected)
-    return [_choice(found.generation, index, found.text, num_given)]
+    reply = pipe.chat(on_step=frame_emitter(emit), **settings)
+    num_given = sum(reply.generation.trace.protected)
+    return [_choice(reply.generation, index, reply.text, num_given)]
 
 
 def answer_in_blocks(pipe: Pipeline, body: ChatBody, seed: int, emit: Emit) -> None:
     """Emit (index, piece of text) for each block, and (index, how it ended) after each answer."""
     settings = [_chat_settings(pipe, body, seed + index) for index in range(body.n)]
-    for index, stream in enumerate([pipe.stream_chat(**each) for each in settings]):
+    for index, stream in enumerate([pipe.stream_chat(**options) for options in settings]):
         _emit_pieces(stream.pieces(), index, emit)
 
 
@@ -214,12 +214,12 @@ def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Js
     choices = [
         {
             "index": k,
-            "text": one.text,
-            "filled": list(one.filled),
-            "tokens": _scored_tokens(pipe, one.tokens, one.confidence),
-            "forward_passes": one.forward_passes,
+            "text": generation.text,
+            "filled": list(generation.filled),
+            "tokens": _scored_tokens(pipe, generation.tokens, generation.confidence),
+            "forward_passes": generation.forward_passes,
         }
-        for k, one in enumerate(generations)
+        for k, generation in enumerate(generations)
     ]
     return {"seed": seed, "choices": choices}
 
@@ -236,7 +236,8 @@ def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
             forward_passes=body.forward_passes,
         )
         edits = [
-            _edit(one.start, one.old, one.new, one.confidence_after) for one in changed.replacements
+            _edit(replacement.start, replacement.old, replacement.new, replacement.confidence_after)
+            for replacement in changed.replacements
         ]
         return {
             "text": changed.text,
@@ -245,25 +246,25 @@ def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
             "self_accuracy": list(changed.self_accuracy),
             "forward_passes": changed.forward_passes,
         }
-    found = pipe.correct(
+    correction = pipe.correct(
         body.text,
         protected=body.protected,
         min_confidence=body.min_confidence,
         error_rate=body.error_rate,
     )
-    noise = found.noise_level
+    noise = correction.noise_level
     places = [
-        _edit(one.start, one.old, one.new, one.confidence)
-        | {"alternatives": [other._asdict() for other in one.alternatives]}
-        for one in found.edits
+        _edit(edit.start, edit.old, edit.new, edit.confidence)
+        | {"alternatives": [other._asdict() for other in edit.alternatives]}
+        for edit in correction.edits
     ]
     return {
-        "text": found.text,
-        "edits": [one for one in places if one["new"] != one["old"]],
-        "suggestions": [one for one in places if one["new"] == one["old"]],
-        "error_rate": found.error_rate,
+        "text": correction.text,
+        "edits": [edit for edit in places if edit["new"] != edit["old"]],
+        "suggestions": [edit for edit in places if edit["new"] == edit["old"]],
+        "error_rate": correction.error_rate,
         "error_rate_interval": None if noise is None else [noise.low, noise.high],
-        "forward_passes": found.forward_passes,
+        "forward_passes": correction.forward_passes,
     }
 
 
@@ -274,16 +275,18 @@ def _edit(start: int, old: str, new: str, confidence: float) -> Json:
 
 def score(pipe: Pipeline, body: ScoreBody) -> Json:
     """Return the likelihood of a text, and the probability of each of its tokens."""
-    given = pipe.token_texts.encode(body.prompt, "the prompt")
+    prompt_tokens = pipe.token_texts.encode(body.prompt, "the prompt")
     tokens = pipe.encode(body.text, "the text")
-    found: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
+    result: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
     if pipe.can_score_visible_tokens:
-        cut = TextWindows([*given, *tokens], [False] * (len(given) + len(tokens)), pipe.context)
+        cut = TextWindows(
+            [*prompt_tokens, *tokens], [False] * (len(prompt_tokens) + len(tokens)), pipe.context
+        )
         cost = reading_cost(pipe.window_reader(), cut, has_noise_level=body.likelihood)
         Budget.current().reserve(cost)
     if body.likelihood:
         scores = pipe.score(body.text, prompt=body.prompt, confidence=False, seed=body.seed)
-        found |= {
+        result |= {
             "nelbo": scores.nelbo,
             "standard_error": scores.standard_error,
             "nats_per_token": scores.nats_per_token,
@@ -291,22 +294,23 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
             "forward_passes": scores.forward_passes,
         }
     if not pipe.can_score_visible_tokens:
-        return found | {"tokens": _scored_tokens(pipe, tokens, None)}
-    probabilities = pipe.token_probabilities([*given, *tokens], body.top)
-    own = probabilities[len(given) :]
-    listed = _scored_tokens(pipe, tokens, [each.probability for each in own])
-    for one, each in zip(listed, own, strict=True):
-        one["alternatives"] = [
-            {"text": pipe.token_texts.decode_one(token), "probability": p} for token, p in each.top
+        return result | {"tokens": _scored_tokens(pipe, tokens, None)}
+    probabilities = pipe.token_probabilities([*prompt_tokens, *tokens], body.top)
+    token_scores = probabilities[len(prompt_tokens) :]
+    listed = _scored_tokens(pipe, tokens, [entry.probability for entry in token_scores])
+    for entry, token_score in zip(listed, token_scores, strict=True):
+        entry["alternatives"] = [
+            {"text": pipe.token_texts.decode_one(token), "probability": p}
+            for token, p in token_score.top
         ]
-    found["error_rate"] = pipe.noise_level(body.text).error_rate if body.likelihood else None
-    return found | {"tokens": listed}
+    result["error_rate"] = pipe.noise_level(body.text).error_rate if body.likelihood else None
+    return result | {"tokens": listed}
 
 
 def _scored_tokens(pipe: Pipeline, tokens: Any, probabilities: Any) -> list[Json]:
     texts = pipe.token_texts(tokens)
-    found = probabilities or [None] * len(texts)
-    return [{"text": text, "probability": p} for text, p in zip(texts, found, strict=True)]
+    values = probabilities or [None] * len(texts)
+    return [{"text": text, "probability": p} for text, p in zip(texts, values, strict=True)]
 
 
 def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top: int) -> Json:
@@ -319,15 +323,17 @@ def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top:
     texts = pipe.token_texts(tokens[:end])[start:]
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     if pipe.can_score_visible_tokens:
-        found = pipe.token_probabilities(tokens, top)[start:end]
+        token_scores = pipe.token_probabilities(tokens, top)[start:end]
     else:
         written = generation.confidence or ()
-        found = [TokenProbability(p, ((tokens[i], p),)) for i, p in enumerate(written)][start:end]
+        token_scores = [TokenProbability(p, ((tokens[i], p),)) for i, p in enumerate(written)][
+            start:end
+        ]
     decode = pipe.token_texts.decode_one
     return {
         "tokens": texts,
-        "token_logprobs": [_log(each.probability) for each in found],
-        "top_logprobs": [{decode(v): _log(p) for v, p in each.top} for each in found],
+        "token_logprobs": [_log(score.probability) for score in token_scores],
+        "top_logprobs": [{decode(v): _log(p) for v, p in score.top} for score in token_scores],
         "text_offset": offsets,
     }
 

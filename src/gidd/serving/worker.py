@@ -55,7 +55,7 @@ class Worker:
         """Whether a further call would be refused."""
         return self.num_open >= self.options.max_requests
 
-    def require_room(self, number: int = 1, key: str | None = None) -> None:
+    def require_room(self, num_jobs: int = 1, key: str | None = None) -> None:
         """Raise `Overloaded` if this many further functions are too many.
 
         Those of one key may be as many as there are free places left: one key alone holds half of
@@ -63,15 +63,15 @@ class Worker:
         """
         of_key = [budget for budget, name in self._open if name == key]
         free = self.options.max_requests - self.num_open
-        if number <= free - (0 if key is None else len(of_key)):
+        if num_jobs <= free - (0 if key is None else len(of_key)):
             return
         self.num_refused += 1
-        blocking = of_key if number <= free else [budget for budget, _ in self._open]
+        blocking = of_key if num_jobs <= free else [budget for budget, _ in self._open]
         # a place is free when one of these is done, or its time is over
         wait = self.session.expected_wait / max(1, len(blocking))
         seconds = min([max(1.0, wait), *(budget.seconds_left for budget in blocking)])
         is_full = f"{self.num_open} requests are open, at most {self.options.max_requests} may be."
-        if number <= free:
+        if num_jobs <= free:
             is_full = f"{len(of_key)} requests of this key are open, as many as others may yet be."
         raise Overloaded(f"{is_full} Try again in {seconds:.0f} seconds.", seconds)
 

@@ -42,12 +42,15 @@ _NONE = GivenComponents()
 
 
 def build_step(
-    run: RunConfig, vocab: Vocab, token_bytes: Tensor | None = None, given: GivenComponents = _NONE
+    run: RunConfig,
+    vocab: Vocab,
+    token_bytes: Tensor | None = None,
+    components: GivenComponents = _NONE,
 ) -> TrainStep:
     """Build the model on the meta device, shapes without memory, and what is computed with it."""
     objective = run.objective
     with torch.device("meta"):
-        network = given.network or run.network_config(vocab.size).build()
+        network = components.network or run.network_config(vocab.size).build()
         require_no_buffers(network)
         if run.lora.rank:
             with next(network.parameters()).device:  # a given network has its weights
@@ -68,7 +71,7 @@ def build_step(
             "objective.attention_warmup must be 0 for a network that is not a causal model of "
             f"transformers, got {objective.attention_warmup}. Use --init-from a causal model."
         )
-    schedule = given.schedule or objective.noise.build(vocab=vocab)
+    schedule = components.schedule or objective.noise.build(vocab=vocab)
     if schedule.vocab != vocab:
         raise ConfigError(f"schedule.vocab must be tokenizer.vocab, {vocab}, got {schedule.vocab}.")
     loss: LossFunction = objective.loss.build()
@@ -76,7 +79,7 @@ def build_step(
         check(schedule)
     corrupt = Corruption(
         schedule=schedule,
-        weighting=given.weighting or objective.weighting.build(schedule=schedule),
+        weighting=components.weighting or objective.weighting.build(schedule=schedule),
         seed=run.train.seed,
         eps=objective.eps,
         compiled=bool(run.train.compile),
@@ -108,7 +111,7 @@ def build_state(
     vocab: Vocab,
     world: World,
     token_bytes: Tensor | None = None,
-    given: GivenComponents = _NONE,
+    components: GivenComponents = _NONE,
 ) -> TrainState:
     """Build the state at step 0. All ranks enter.
 
@@ -117,7 +120,7 @@ def build_state(
     """
     compiled = is_compiled(run.train.compile, world.device)
     compiled_run = replace(run, train=replace(run.train, compile=compiled))
-    step = build_step(compiled_run, vocab, token_bytes, given)
+    step = build_step(compiled_run, vocab, token_bytes, components)
     model, network = step.model, step.model.network
     blocks = blocks_of(network)
     if compiled:
@@ -126,11 +129,11 @@ def build_state(
             # graph are an error only if the setting was given
             block.compile(fullgraph=run.train.compile is True)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
-    if given.network is not None and world.size > 1:
+    if components.network is not None and world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):
             dist.broadcast(tensor.detach(), 0)  # ranks may have built other weights
     place(run.parallel, model, blocks, world, precision)
-    if given.network is None:
+    if components.network is None:
         initialize(network, run.train.seed, lambda: run.network_config(vocab.size).build())
     if run.lora.rank:
         reset_lora(network, Initializer(run.train.seed))

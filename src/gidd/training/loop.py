@@ -107,14 +107,14 @@ def training_loop(
     unread: deque[Gradients] = deque()
     while state.step < config.steps:
         watchdog.phase(state.step, "step")
-        found = gradients(run, world, state, batch, watchdog.stop_requested)
-        unread.append(found)
+        outcome = gradients(run, world, state, batch, watchdog.stop_requested)
+        unread.append(outcome)
         if state.step % config.save_every >= config.max_steps_ahead_of_save:
             # bounds the steps that a kill loses: no further update before the save is complete
             watchdog.phase(state.step, "writing")
             with speed.paused():
                 checkpoints.wait()
-        learning_rate = update(run, state, found)
+        learning_rate = update(run, state, outcome)
         speed.step()
 
         # all ranks enter; only rank 0 reports
@@ -216,16 +216,16 @@ def gradients(
     return Gradients(state.step, stats)
 
 
-def update(run: RunConfig, state: TrainState, found: Gradients) -> float:
+def update(run: RunConfig, state: TrainState, outcome: Gradients) -> float:
     """Take an optimiser step, unless this or an earlier step diverged; return the learning rate."""
     learning_rate = run.optim.learning_rate_at(state.step, run.train.steps)
     # fused optimizers, as `torch.amp.GradScaler` knows them; on Apple GPUs they ignore `found_inf`
-    can_skip = found.stats.norm.device.type != "mps" and all(
+    can_skip = outcome.stats.norm.device.type != "mps" and all(
         getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in state.optimizers
     )
     if not can_skip:
-        found.read()  # waits for the device, and raises before the update
-    invalid, before = found.are_invalid, state.has_diverged
+        outcome.read()  # waits for the device, and raises before the update
+    invalid, before = outcome.are_invalid, state.has_diverged
     state.has_diverged = invalid if before is None else torch.maximum(invalid, before)
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:

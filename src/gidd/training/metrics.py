@@ -24,7 +24,7 @@ _KINDS = ("masked", "replaced", "kept")
 
 NAMES: Final = (
     *("loss", "tokens", "nelbo", "valid", "bytes", "kl", "itakura_saito"),
-    *(f"{what}_{kind}" for what in ("nelbo", "num") for kind in _KINDS),
+    *(f"{prefix}_{kind}" for prefix in ("nelbo", "num") for kind in _KINDS),
 )
 """Names of the sums."""
 

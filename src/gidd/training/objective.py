@@ -74,7 +74,7 @@ def predict(denoiser: Denoiser, noisy: NoisyBatch) -> Int[Tensor, "B L"]:
         denoiser.gather_head()
         u = noisy.random(Stream.TOKEN).flatten()[:, None]
         rows = zip(hidden.split(CHUNK_TOKENS), u.split(CHUNK_TOKENS), strict=True)
-        drawn = [draw(denoiser.distribution(states), each).squeeze(-1) for states, each in rows]
+        drawn = [draw(denoiser.distribution(states), u).squeeze(-1) for states, u in rows]
         return torch.cat(drawn).view_as(noisy.z)
 
 

@@ -148,11 +148,12 @@ def build_optimizers(
     """Build the optimizers of a network whose parameters are on their devices."""
     from torch.optim import Optimizer
 
-    built: Any = chosen.build(network=network, optim=optim)
-    found = tuple(cast("Sequence[Any]", built)) if isinstance(built, list | tuple) else (built,)
-    if not found or not all(isinstance(each, Optimizer) for each in found):
-        kinds = ", ".join(type(each).__name__ for each in found) or "nothing"
+    returned: Any = chosen.build(network=network, optim=optim)
+    is_sequence = isinstance(returned, list | tuple)
+    optimizers = tuple(cast("Sequence[Any]", returned)) if is_sequence else (returned,)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "nothing"
         raise ConfigError(
             f"optimizer {chosen.name} must return a torch.optim.Optimizer or several, got {kinds}."
         )
-    return found
+    return optimizers

@@ -90,10 +90,10 @@ def _untied_head(model: nn.Module) -> nn.Module | None:
     head = _head_of(model)
     if head is None:
         return None
-    own = {id(parameter) for parameter in head.parameters()}
+    parameters = {id(parameter) for parameter in head.parameters()}
     uses = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
-    is_untied = sum(use in own for use in uses) == len(own)
-    return head if is_untied and id(head.weight) in own else None
+    is_untied = sum(use in parameters for use in uses) == len(parameters)
+    return head if is_untied and id(head.weight) in parameters else None
 
 
 def sync_gradients_if_last(module: nn.Module, last: bool) -> AbstractContextManager[object]:

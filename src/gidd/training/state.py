@@ -86,8 +86,8 @@ class TrainState:
         tensors, saved = dict[str, Tensor](), self._optimizer_entries()
         for name, parameter in self.model.named_parameters():
             tensors[f"model.{name}"] = parameter.detach()
-            found = saved.get(name, {}).items()  # frozen parameters have none
-            tensors |= {key: value for key, value in found if isinstance(value, Tensor)}
+            entries = saved.get(name, {}).items()  # frozen parameters have none
+            tensors |= {key: value for key, value in entries if isinstance(value, Tensor)}
         if self.ema:
             tensors |= {f"ema.{name}": value for name, value in self.ema.values.items()}
         return tensors
@@ -99,16 +99,16 @@ class TrainState:
 
     def _optimizer_entries(self) -> dict[str, dict[str, Any]]:
         """Return the state of optimizers, not copied, by parameter and by name in a checkpoint."""
-        adamw = {p for each in self.optimizers if isinstance(each, AdamW) for p in each.state}
+        adamw = {p for opt in self.optimizers if isinstance(opt, AdamW) for p in opt.state}
         entries: dict[str, dict[str, Any]] = {}
         state = self._optimizer_state()["state"]
         for name, parameter in self.model.named_parameters():
-            entries[name] = own = {}
+            entries[name] = entry = {}
             for key, value in state.get(name, {}).items():
                 if parameter in adamw:
-                    own |= {_ADAMW[key].format(name): value} if key in _ADAMW else {}
+                    entry |= {_ADAMW[key].format(name): value} if key in _ADAMW else {}
                 elif isinstance(value, Tensor | int | float):
-                    own[f"optim.{name}.{key}"] = value
+                    entry[f"optim.{name}.{key}"] = value
                 else:
                     raise ConfigError(
                         f"optimizer must have a state of tensors and numbers, got {key} of type "
@@ -122,8 +122,8 @@ class TrainState:
     def record(self) -> dict[str, Any]:
         """Return everything else as JSON-serialisable values."""
         source = {} if self.source is None else {"init_from": self.source}
-        found = [own.items() for own in self._optimizer_entries().values()]
-        numbers = {k: v for own in found for k, v in own if not isinstance(v, Tensor)}
+        entries = self._optimizer_entries().values()
+        numbers = {k: v for entry in entries for k, v in entry.items() if not isinstance(v, Tensor)}
         others = {"optimizer": numbers} if numbers else {}
         # of parameters that were frozen in some steps
         counts = {name: count for name, count in self._adamw_steps().items() if count != self.step}
@@ -133,10 +133,10 @@ class TrainState:
     def _adamw_steps(self) -> dict[str, int]:
         """Return the number of updates of each parameter of AdamW."""
         moments = {
-            p: own
-            for each in self.optimizers
-            if isinstance(each, AdamW)
-            for p, own in each.state.items()
+            p: moment
+            for optimizer in self.optimizers
+            if isinstance(optimizer, AdamW)
+            for p, moment in optimizer.state.items()
         }
         named = [(n, moments[p]["step"]) for n, p in self.model.named_parameters() if p in moments]
         if not named:

@@ -42,7 +42,7 @@ class Watchdog:
         """Handle SIGTERM and SIGINT, and exit this process if a phase exceeds the timeout."""
         is_main = threading.current_thread() is threading.main_thread()  # others get no signals
         numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-        previous = {number: signal.signal(number, self._handle_signal) for number in numbers}
+        previous = {signum: signal.signal(signum, self._handle_signal) for signum in numbers}
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -50,11 +50,11 @@ class Watchdog:
         finally:
             self._closed.set()
             thread.join()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
 
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_requested and number == signal.SIGINT:
+    def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.stop_requested and signum == signal.SIGINT:
             raise KeyboardInterrupt  # a second Ctrl-C stops at once
         self.stop_requested = True
 
@@ -69,7 +69,7 @@ class Watchdog:
 
     def _exit_hung(self, idle: float) -> None:
         """Name the rank that is most likely stuck and exit without running any handlers."""
-        found: list[tuple[float, int, int, str]] = []  # the most likely culprit is smallest
+        candidates: list[tuple[float, int, int, str]] = []  # the most likely culprit is smallest
         for rank in range(self._world.size):
             name = f"watch/{rank}"
             if rank != self._world.rank and self._world.store.check([name]):
@@ -77,8 +77,8 @@ class Watchdog:
                 step, phase, silent = beat["step"], beat["phase"], time.time() - beat["at"]
                 text = f"rank {rank}: step {step}, {phase} for {beat['since']:.0f} s"
                 text += f", last heartbeat {silent:.0f} s ago"
-                found.append((-(silent // 5), step, _PHASES.index(phase), text))
-        ranks = [text for *_, text in sorted(found)]
+                candidates.append((-(silent // 5), step, _PHASES.index(phase), text))
+        ranks = [text for *_, text in sorted(candidates)]
         print(
             f"gidd: rank {self._world.rank} has been in phase {self._phase} of step {self._step} "
             f"for {idle:.0f} s, longer than train.timeout = {self._timeout:.0f}.\n"

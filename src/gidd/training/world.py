@@ -168,10 +168,10 @@ def _device(name: str | torch.device | None, local_rank: int, size: int) -> torc
             f"device must be {device.type} for {size} processes, each of which has the GPU of its "
             f"local rank, got {device}. Choose GPUs with CUDA_VISIBLE_DEVICES."
         )
-    if local_rank >= (number := torch.cuda.device_count()):
+    if local_rank >= (num_devices := torch.cuda.device_count()):
         raise ConfigError(
             f"every process on a machine needs its own GPU, got local rank {local_rank} on a "
-            f"machine with {number}. Give torchrun a smaller --nproc-per-node."
+            f"machine with {num_devices}. Give torchrun a smaller --nproc-per-node."
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

@@ -39,12 +39,12 @@ def token_posterior(
     `noise` is the probability to find z in place of v: a single number where it does not depend on
     v. A token that cannot have been found, given x_theta and the noise, is kept.
     """
-    found = z[:, None]
+    current = z[:, None]
     x_theta = x_theta.to(keep)
-    kept = torch.zeros_like(x_theta).scatter(-1, found, keep[:, None])
+    kept = torch.zeros_like(x_theta).scatter(-1, current, keep[:, None])
     weight = x_theta * (kept + noise)
     total = weight.sum(-1, keepdim=True)
-    certain = torch.zeros_like(weight).scatter(-1, found, 1)
+    certain = torch.zeros_like(weight).scatter(-1, current, 1)
     return torch.where(total > 0, weight / total.where(total > 0, 1), certain)
 
 
@@ -116,14 +116,14 @@ def read_posterior(
 
 
 def is_replaced(
-    found: Float[Tensor, ...], other: Float[Tensor, ...], min_confidence: float | None = None
+    current: Float[Tensor, ...], other: Float[Tensor, ...], min_confidence: float | None = None
 ) -> Bool[Tensor, ...]:
     """Whether to replace a token, given its posterior and the best other token's.
 
     It is replaced if the other one is more likely. That minimises the expected number of wrong
     tokens; with `min_confidence`, the other one must also be right with that probability.
     """
-    return (other > found) & (other >= (min_confidence or 0.0))
+    return (other > current) & (other >= (min_confidence or 0.0))
 
 
 @final
@@ -152,9 +152,9 @@ class PosteriorCorrection:
         """Replace the tokens that are more likely wrong than right."""
         likelihood = likelihood_of(schedule, t, state.tokens, self.error_rate)
         rows = predict(state, t, state.free)
-        found, _, tokens, probabilities = read_posterior(rows, likelihood)
+        current, _, tokens, probabilities = read_posterior(rows, likelihood)
         other, probability = tokens[..., 0], probabilities[..., 0]
-        changed = state.free & is_replaced(found, probability, self.min_confidence)
+        changed = state.free & is_replaced(current, probability, self.min_confidence)
         return state._replace(
             tokens=torch.where(changed, other, state.tokens),
             probability=probability * changed,

@@ -87,8 +87,8 @@ def render_texts(record: Mapping[str, Any], files: Mapping[str, str]) -> dict[st
     try:
         text = json.dumps(dict(record), indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        what = "only finite numbers, strings, lists and dictionaries can be saved"
-        raise ConfigError(f"{RECORD}: {what} ({error}).") from error
+        problem = "only finite numbers, strings, lists and dictionaries can be saved"
+        raise ConfigError(f"{RECORD}: {problem} ({error}).") from error
     return {RECORD: text + "\n", **files}
 
 
@@ -182,16 +182,16 @@ def damage(folder: Path, step: int, part: int, parts: int) -> list[str]:
     unsafe = [name for name in manifest.files if not PLAIN_NAME.fullmatch(name)]
     if unsafe:
         return [f"{folder / MANIFEST} names {name!r}: not a plain file name" for name in unsafe]
-    found = [f"{folder / name} is missing" for name in manifest.files.keys() - present]
+    problems = [f"{folder / name} is missing" for name in manifest.files.keys() - present]
     extra = present - manifest.files.keys()
-    found += [f"{folder / name} is not part of the checkpoint" for name in extra]
+    problems += [f"{folder / name} is not part of the checkpoint" for name in extra]
     for name in sorted(present & manifest.files.keys())[part::parts]:
         reason = _mismatch(folder / name, manifest.files[name])
-        found += [f"{folder / name} {reason}"] if reason else []
-    if part == 0 and not found:
+        problems += [f"{folder / name} {reason}"] if reason else []
+    if part == 0 and not problems:
         reason = missing_tensors(folder, manifest.tensors, manifest.files)
-        found += [reason] if reason else []
-    return sorted(found)
+        problems += [reason] if reason else []
+    return sorted(problems)
 
 
 def _mismatch(path: Path, expected: Mapping[str, Any]) -> str | None:
@@ -231,15 +231,15 @@ class CheckpointDirectory:
     @contextmanager
     def lock(self) -> Generator[None]:
         """Lock the folder against other runs, and delete temporary folders of killed runs."""
-        what = f"{self.folder} is being written by another run"
-        busy = CheckpointError(f"{what}. Wait for it or stop it, or use another folder.")
+        problem = f"{self.folder} is being written by another run"
+        busy = CheckpointError(f"{problem}. Wait for it or stop it, or use another folder.")
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(file_lock(self.folder / LOCK, busy))
             except OSError as error:
-                what = f"{self.folder} cannot be written: {error.strerror}"
-                raise CheckpointError(f"{what}. Choose a writable folder with --out.") from error
+                problem = f"{self.folder} cannot be written: {error.strerror}"
+                raise CheckpointError(f"{problem}. Choose a writable folder with --out.") from error
             for path in self.folder.glob(f".step-*{TEMPORARY}"):
                 shutil.rmtree(path, ignore_errors=True)
             self._empty_trash()

@@ -170,19 +170,20 @@ class Checkpoints:
             steps = self._run_on_all_ranks(self.steps)[0]
             for step in reversed(steps):
                 work = partial(damage, self.path(step), step, self.world.rank, self.world.size)
-                found = self._run_on_all_ranks(work)  # each rank verifies some of the files
-                if not any(found):
+                # each rank verifies some of the files
+                notes_of_ranks = self._run_on_all_ranks(work)
+                if not any(notes_of_ranks):
                     return ValidCheckpoint(step, notes)
                 if not self._run_on_all_ranks(self.path(step).is_dir)[0]:
                     is_deleted = True
                     continue
                 self._damaged.add(step)
-                notes += sorted({note for part in found for note in part})
+                notes += sorted({note for part in notes_of_ranks for note in part})
             if not steps:
                 return None
             if not is_deleted:
-                what = f"every checkpoint in {self.folder} is damaged: {abbreviate(notes)}"
-                raise CheckpointError(f"{what}. Copy one from a backup, or use another folder.")
+                problem = f"every checkpoint in {self.folder} is damaged: {abbreviate(notes)}"
+                raise CheckpointError(f"{problem}. Copy one from a backup, or use another folder.")
         raise CheckpointError(f"{self.folder}: {_TOO_FAST}")
 
     def read(
@@ -209,8 +210,8 @@ class Checkpoints:
         def check() -> None:
             problems = differences(describe(tensors), read_manifest(path, step).tensors, partial)
             if problems:
-                what = f"{path} holds another model: {abbreviate(problems)}"
-                raise CheckpointError(f"{what}. Use its configuration, or another folder.")
+                problem = f"{path} holds another model: {abbreviate(problems)}"
+                raise CheckpointError(f"{problem}. Use its configuration, or another folder.")
 
         self._run_on_all_ranks(check)  # before any rank changes a tensor
 
@@ -227,8 +228,8 @@ class Checkpoints:
         try:
             self._run_on_rank_zero(lambda: directory.begin(step), group)
             write_tensors(temporary, tensors, copies, group)
-            own = files_of_rank(temporary, world.rank)
-            entries = self._run_on_all_ranks(lambda: {p.name: entry(p) for p in own}, group)
+            paths = files_of_rank(temporary, world.rank)
+            entries = self._run_on_all_ranks(lambda: {p.name: entry(p) for p in paths}, group)
             shards = {name: file for part in entries for name, file in part.items()}
             self._run_on_rank_zero(
                 lambda: directory.commit(step, describe(tensors), shards, texts), group

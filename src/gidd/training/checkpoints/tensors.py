@@ -39,15 +39,15 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def differences(expected: Mapping[str, str], saved: Mapping[str, str], partial: bool) -> list[str]:
     """Return why tensors cannot be filled; with `partial`, the checkpoint may hold more of them."""
-    found = [f"{name} is missing" for name in expected if name not in saved]
-    found += [
+    problems = [f"{name} is missing" for name in expected if name not in saved]
+    problems += [
         f"{name} is {saved[name]}, expected {text}"
         for name, text in expected.items()
         if saved.get(name, text) != text
     ]
     if not partial:
-        found += [f"{name} is not part of this model" for name in saved if name not in expected]
-    return found
+        problems += [f"{name} is not part of this model" for name in saved if name not in expected]
+    return problems
 
 
 def incomplete_tensors(paths: Iterable[Path], expected: Mapping[str, str]) -> list[str]:
@@ -129,12 +129,12 @@ def write_tensors(
     `tensors` give dtypes, shapes and placements, `copies` the values (`HostBuffers.take`).
     """
     numbers = dict[str, int]()  # of the file, from 1, that a rank writes its shard to
-    number, filled = 1, 0.0
+    file_number, filled = 1, 0.0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size() / group.size()
         if filled and filled + size > FILE_BYTES:
-            number, filled = number + 1, 0.0
-        numbers[name] = number
+            file_number, filled = file_number + 1, 0.0
+        numbers[name] = file_number
         filled += size
     writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
     planner = _CopyPlanner(copies)
@@ -155,7 +155,7 @@ class _VisibleFiles(FileSystem):
     """Ignores hidden files of the operating system, which are not part of a checkpoint."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [found for found in super().ls(path) if not Path(found).name.startswith(".")]
+        return [name for name in super().ls(path) if not Path(name).name.startswith(".")]
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

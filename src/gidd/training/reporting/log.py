@@ -47,8 +47,8 @@ class MetricsLog:
             # one unbuffered write per line: a kill truncates at most the line being written
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
-            what = f"{self.path} cannot be written: {error.strerror}"
-            raise DataError(f"{what}. Choose a writable folder with --out.") from error
+            problem = f"{self.path} cannot be written: {error.strerror}"
+            raise DataError(f"{problem}. Choose a writable folder with --out.") from error
 
     def write(
         self, kind: LineKind, step: int, metrics: Mapping[str, float], samples: Sequence[str] = ()
@@ -85,14 +85,14 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} does not exist. Give the folder of a run of `gidd train`.")
     lines: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        for number, data in enumerate(_bounded_lines(file), start=1):
+        for line_number, data in enumerate(_bounded_lines(file), start=1):
             try:
                 lines.append(_parse_line(data))
             except ValueError as error:
                 if not data.endswith(b"\n") and len(data) <= RECORD_BYTES.value:
                     break  # the run is writing it, or was killed
-                what = f"{path}, line {number} is damaged: {error}"
-                raise DataError(f"{what}. Delete it to read the others.") from error
+                problem = f"{path}, line {line_number} is damaged: {error}"
+                raise DataError(f"{problem}. Delete it to read the others.") from error
     if not lines:
         raise DataError(f"{path} has no lines yet. Wait for the first step of the run.")
     return lines

@@ -74,8 +74,8 @@ class Report:
             return
         self._log.write("evaluation", step, metrics, samples)
         self._track_scalars("validation", step, metrics)
-        for number, sample in enumerate(samples):
-            name = f"sample/{number}"
+        for index, sample in enumerate(samples):
+            name = f"sample/{index}"
             self._track(lambda tracker, name=name, text=sample: tracker.text(step, name, text))
         self._view.evaluation(step, metrics, samples)
 
@@ -148,8 +148,8 @@ class View:
 
     def evaluation(self, step: int, metrics: Mapping[str, float], samples: Sequence[str]) -> None:
         """Print a line, and one for each of the first samples."""
-        what = "validation" if metrics else "samples"
-        self.note(f"{what} at step {step:,}  {format_metrics(metrics)}".rstrip())
+        label = "validation" if metrics else "samples"
+        self.note(f"{label} at step {step:,}  {format_metrics(metrics)}".rstrip())
         for sample in samples[:_SAMPLES]:
             self.note(f"  sample: {excerpt(sample)}")
 

@@ -25,16 +25,16 @@ def training_flops_per_token(network: nn.Module, length: int) -> float:
         return transformer_flops_per_token(model, length)
     tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
     head = getattr(network, "head", None)
-    own = list(head.parameters()) if isinstance(head, nn.Module) else []
-    looked_up = set(map(id, tables)) - set(map(id, own))
+    head_parameters = list(head.parameters()) if isinstance(head, nn.Module) else []
+    looked_up = set(map(id, tables)) - set(map(id, head_parameters))
     return 6.0 * sum(w.numel() for w in network.parameters() if id(w) not in looked_up)
 
 
 def transformer_flops_per_token(model: DiTConfig, length: int) -> float:
     """Return the training FLOPs of a token of a DiT."""
     weights = model.num_block_parameters + model.width * model.vocab_size
-    one = model.width * (model.time_width + 1)  # a shift, a scale or a gate
-    blocks, last = 6 * model.num_layers * one, 2 * one
+    modulation = model.width * (model.time_width + 1)  # a shift, a scale or a gate
+    blocks, last = 6 * model.num_layers * modulation, 2 * modulation
     weights += (blocks + last) / length - blocks
     return 6 * weights + 12 * model.num_layers * model.width * length
 
