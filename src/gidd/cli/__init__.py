@@ -178,7 +178,7 @@ def choose_command(
     Without a word, or for --help, this prints the help, with {commands}, and returns None.
     """
     width = max(map(len, commands))
-    lines = (f"  {name:{width}} {what}" for name, what in commands.items())
+    lines = (f"  {name:{width}} {summary}" for name, summary in commands.items())
     help_text = help_text.format(commands="\n".join(lines))
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):

@@ -73,8 +73,8 @@ def main(arguments: Sequence[str]) -> None:
     if sys.stdin.isatty() and sys.stdout.isatty() and not options.jsonl:
         _run_terminal(chat)
         return
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        if message := decode_utf8(line, f"line {number} of standard input").strip():
+    for line_number, line in enumerate(sys.stdin.buffer, start=1):
+        if message := decode_utf8(line, f"line {line_number} of standard input").strip():
             answer = chat.ask(chat.messages, message)
             if options.jsonl:
                 print_json(messages=chat.messages)

@@ -91,20 +91,20 @@ def _numbers(comparison: Comparison) -> Table:
     for name in ("A", "B", "B - A", "p", *(["Holm"] * is_adjusted)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("5%", no_wrap=True)
-    for number in comparison.numbers:
-        change, is_significant = number.difference, number.is_significant
-        difference = number.first._replace(value=change.value, standard_error=change.standard_error)
+    for row in comparison.numbers:
+        change, is_significant = row.difference, row.is_significant
+        difference = row.first._replace(value=change.value, standard_error=change.standard_error)
         sign = "+" if change.value > 0 else ""
-        cells = [number.name, _measured(number.first), _measured(number.second)]
+        cells = [row.name, _measured(row.first), _measured(row.second)]
         cells += [sign + _measured(difference), _p(change.p_value)]
-        cells += [_p(number.adjusted_p_value)] * is_adjusted
+        cells += [_p(row.adjusted_p_value)] * is_adjusted
         cells.append("-" if is_significant is None else "yes" if is_significant else "no")
         table.add_row(*map(plain, cells), style="bold" if is_significant else None)
     return table
 
 
-def _measured(number: Measurement) -> str:
-    return str(number) if number.standard_error else f"{number.value:.4g}"
+def _measured(measurement: Measurement) -> str:
+    return str(measurement) if measurement.standard_error else f"{measurement.value:.4g}"
 
 
 def _p(value: float | None) -> str:
@@ -119,7 +119,7 @@ def _legend(comparison: Comparison) -> str:
     from gidd.evaluation.compare import FEW_ROWS, HAS_SCIPY
 
     tests = comparison.num_tests
-    paired = [number for number in comparison.numbers if number.difference.is_paired]
+    paired = [row for row in comparison.numbers if row.difference.is_paired]
     adjusted = f"Holm: p adjusted for {tests} tests; 5%: Holm < 5%."
     lines = [f"± standard error; p: two-sided; {adjusted if tests > 1 else '5%: whether p < 5%.'}"]
     if paired:
@@ -129,7 +129,7 @@ def _legend(comparison: Comparison) -> str:
     if len(paired) < tests:
         which = "The others are" if paired else "The results are"
         lines.append(f"{which} compared as independent (Welch's t-test).")
-    sizes = [number.num_rows for number in comparison.numbers if number.num_rows > 1]
+    sizes = [row.num_rows for row in comparison.numbers if row.num_rows > 1]
     if tests and sizes and min(sizes) < FEW_ROWS:
         lines.append(
             f"Warning: {min(sizes)} rows are too few to trust a test: a t-test needs about "
@@ -147,4 +147,4 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _names(numbers: Iterable[ComparedNumber]) -> str:
-    return ", ".join(number.name for number in numbers)
+    return ", ".join(row.name for row in numbers)

@@ -77,11 +77,11 @@ def next_words(before: Sequence[str], current: str) -> Iterable[str]:
         return _subcommands(before[0])
     option = before[-1] if before[-1].startswith("--") else ""
     text = _help([*before[:-1], *([] if option else before[-1:])])
-    found = [match.groups() for match in _OPTION.finditer(text)]
-    for name, _, choices, value in found:
+    rows = [match.groups() for match in _OPTION.finditer(text)]
+    for name, _, choices, value in rows:
         if name == option and (choices or value):
             return choices.split(",") if choices else ()
-    names = (name for each in found for name in each[:2] if name)
+    names = (name for row in rows for name in row[:2] if name)
     return names if current.startswith("-") else ()
 
 

@@ -190,8 +190,8 @@ def require_patterns(patterns: Sequence[str]) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            what = f"--protect must be a regular expression, got {pattern!r}: {error}."
-            raise ConfigError(what) from error
+            problem = f"--protect must be a regular expression, got {pattern!r}: {error}."
+            raise ConfigError(problem) from error
 
 
 def replace_file(path: Path, before: str, after: str) -> None:
@@ -202,12 +202,12 @@ def replace_file(path: Path, before: str, after: str) -> None:
         raise DataError(f"{path} changed while it was being corrected: not written. Run it again.")
     if after == before:
         return
-    found = path.stat()
+    status = path.stat()
     with atomic_path(path, mode=0o600) as temporary:  # private until its permissions are set
         temporary.write_bytes(after.encode())
         with suppress(PermissionError, AttributeError):  # only root gives files away
-            os.chown(temporary, found.st_uid, found.st_gid)
-        temporary.chmod(found.st_mode & 0o777)  # without setuid and setgid
+            os.chown(temporary, status.st_uid, status.st_gid)
+        temporary.chmod(status.st_mode & 0o777)  # without setuid and setgid
 
 
 def show_changes(name: str | None, correction: Correction) -> None:

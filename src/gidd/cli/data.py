@@ -223,8 +223,8 @@ def show_command(folder: Folder, /) -> None:
         about += f"\nexact source: {figures} (nats)"
     console.print(plain(about))
     console.print(_histogram(shards))
-    for number, document in ((0, 0), (-1, len(train[-1]) - 1)):
-        shard, name = train[number], manifest.splits[TRAIN].shards[number].file
+    for index, document in ((0, 0), (-1, len(train[-1]) - 1)):
+        shard, name = train[index], manifest.splits[TRAIN].shards[index].file
         start, stop = shard.bounds(document)
         ids: list[int] = shard.tokens[start : min(stop, start + _EXAMPLE_TOKENS)].tolist()
         if max(ids, default=0) >= vocab.size:

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str]) -> None:
     console.print(plain(options.infill), style="dim")
     console.print(plain(filled[0].text), "\n")
     console.print("Go on:")
-    for command, what in _NEXT.items():
-        console.print(plain(f"  gidd {command.format(options.model):42} {what}"))
+    for command, summary in _NEXT.items():
+        console.print(plain(f"  gidd {command.format(options.model):42} {summary}"))
 
 
 def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -> None:
@@ -80,17 +80,17 @@ def show_correction(console: CliConsole, pipe: Pipeline, options: DemoOptions) -
     console.print(plain(sample.text))
     console.print("\n2. It reads the text again and replaces what it doubts:\n", style="bold")
     with show_steps("correcting", pipe, 1, live=console.is_terminal) as on_step:
-        given = [(0, len(options.prompt))]
+        protected = [(0, len(options.prompt))]
         after = pipe.self_correct(
             sample.text,
-            protected=given,
+            protected=protected,
             score="gain",
             temperature=0.1,
             forward_passes=_CORRECTIONS,
             seed=options.seed,
             on_step=on_step,
         )
-    changes = [TextChange(one.start, one.old, one.new) for one in after.replacements]
+    changes = [TextChange(edit.start, edit.old, edit.new) for edit in after.replacements]
     colours = console.color_system is not None and not console.no_color
     console.print(readable(after.original, changes, colours=colours))
     console.print("\n", plain(after.text), sep="")

@@ -56,8 +56,8 @@ def export_command(
         print_text(f"{out}: the model of {run}")
         return
     if not (model / "checkpoints").is_dir():
-        what = f"{model / 'checkpoints'} contains no checkpoint"
-        raise CheckpointError(f"{what}. Use --out of a `gidd train` that has saved.")
+        problem = f"{model / 'checkpoints'} contains no checkpoint"
+        raise CheckpointError(f"{problem}. Use --out of a `gidd train` that has saved.")
     from gidd.runs.export import export
     from gidd.training.world import open_world
 

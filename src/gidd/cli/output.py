@@ -72,7 +72,7 @@ def show_samples(
 ) -> None:
     """Print the samples, then write the page: writing it may fail."""
     output = options.output
-    for number, generation in enumerate(generations, start=1):
+    for index, generation in enumerate(generations, start=1):
         if output.jsonl:
             names = ("text", "filled", "tokens", "confidence", "forward_passes")
             row: dict[str, Any] = {name: getattr(generation, name) for name in names}
@@ -81,7 +81,7 @@ def show_samples(
             print_json(**row, manifest=generation.manifest)
             continue
         if len(generations) > 1:
-            print_text(f"--- {number} of {len(generations)}")
+            print_text(f"--- {index} of {len(generations)}")
         print_text(generation.text)
     if output.html is not None:
         _write_page(output.html, pipe, generations, title)
@@ -94,8 +94,8 @@ def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], t
     phases = ", ".join(f"{phase['steps']} × {phase['step']}" for phase in manifest["plan"])
     name = manifest["model"].get("name", "")
     replays = [
-        Replay(f"{i} of {len(generations)}", each.trace.frames, each.trace.protected)
-        for i, each in enumerate(generations, start=1)
+        Replay(f"{i} of {len(generations)}", generation.trace.frames, generation.trace.protected)
+        for i, generation in enumerate(generations, start=1)
     ]
     write_page(
         path,
@@ -105,7 +105,7 @@ def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], t
         kind="sample",
         title=title,
         about=f"{name} · {phases} · seed {manifest['seed']}",
-        text="\n\n".join(each.text for each in generations),
+        text="\n\n".join(generation.text for generation in generations),
         manifest=manifest,
     )
     print_message(f"wrote {path}, a page that replays every step.")

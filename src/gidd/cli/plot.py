@@ -83,8 +83,8 @@ def _plot_runs(sources: Sequence[Path], out: Path, mean: str) -> None:
     from gidd.viz.run_plot import RunGroup, RunLog, plot_runs
 
     logs: dict[object, list[RunLog]] = {}
-    for number, source in enumerate(sources):
-        key: object = "all" if mean == "all" else number
+    for index, source in enumerate(sources):
+        key: object = "all" if mean == "all" else index
         if mean == "seeds":
             with suppress(GiddError):  # the curves of a run need no checkpoint
                 _, run = read_run_config(source if source.is_dir() else source.parent)
@@ -107,8 +107,8 @@ def _plot_results(
 
     kinds = sorted({result.kind for result in results})
     if len(kinds) > 1:
-        found = ", ".join(map(printable, kinds))
-        raise ConfigError(f"results must be of one kind, got {found}.")
+        listed = ", ".join(map(printable, kinds))
+        raise ConfigError(f"results must be of one kind, got {listed}.")
     # labels are the names of the models or, if these do not differ, of the files
     models = [result.manifest.get("model") for result in results]
     names = [str(cast(Any, m).get("name")) if isinstance(m, dict) else "" for m in models]

@@ -132,10 +132,10 @@ def _lines(score: Scores) -> dict[str, str]:
 
 def _table(names: Sequence[str], scores: Sequence[Scores]) -> Table:
     lines = [_lines(score) for score in scores]
-    shown = [label for label in _COLUMNS if any(label in each for each in lines)]
+    shown = [label for label in _COLUMNS if any(label in line for line in lines)]
     table = Table(box=None, pad_edge=False)
     for label in ("file", *shown):
         table.add_column(label, no_wrap=True)
-    for name, each in zip(names, lines, strict=True):
-        table.add_row(*map(plain, (name, *(each.get(label, "unknown") for label in shown))))
+    for name, line in zip(names, lines, strict=True):
+        table.add_row(*map(plain, (name, *(line.get(label, "unknown") for label in shown))))
     return table

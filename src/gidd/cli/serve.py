@@ -109,8 +109,8 @@ def main(arguments: Sequence[str]) -> None:
         address = f"http://{options.host}:{socket.getsockname()[1]}"
         print_message(f"serving {', '.join(options.names)} at {address} (Ctrl+C ends it).")
         # uvicorn finishes what was accepted, and then sends itself the signal again
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, signal.SIG_IGN)
         sys.setswitchinterval(_SWITCH_SECONDS)
         uvicorn.Server(config).run([socket])
     print_message("stopped.")

@@ -54,10 +54,11 @@ class ActorOptions:
         fit = min(int(resources.get(name, 0) / n) for name, n in needed.items() if n)
         can_grow = self.address or os.environ.get("RAY_ADDRESS")  # a cluster may autoscale
         if not fit and not (can_grow and self.num_actors):
-            found = ", ".join(f"{resources.get(name, 0):g} {name}s" for name in needed)
+            available = ", ".join(f"{resources.get(name, 0):g} {name}s" for name in needed)
             raise ConfigError(
                 f"ray.num_cpus {self.num_cpus:g} and ray.num_gpus {self.num_gpus:g} per actor must "
-                f"be available on the Ray cluster, which has {found}, unless it grows on demand: "
+                f"be available on the Ray cluster, which has {available}, unless it "
+                "grows on demand: "
                 "set ray.num_actors."
             )
         return self.num_actors or fit

@@ -47,12 +47,12 @@ class Limit:
             )
         return int(text)
 
-    def require(self, amount: int, what: str, error: type[GiddError]) -> None:
-        """Raise `error` if an amount exceeds the limit; `what` names what has that amount."""
+    def require(self, amount: int, name: str, error: type[GiddError]) -> None:
+        """Raise `error` if an amount exceeds the limit; `name` is what has that amount."""
         if amount > self.value:
             fix = f" If you trust it, raise the limit: {self.variable}={amount}."
             raise error(
-                f"{what} must have at most {self.value:,} {self.unit}, got {amount:,}."
+                f"{name} must have at most {self.value:,} {self.unit}, got {amount:,}."
                 + (fix if self.variable else "")
             )
 
@@ -252,9 +252,9 @@ def _most_values(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
-def parse_json(data: bytes, what: str) -> object:
+def parse_json(data: bytes, name: str) -> object:
     """Parse JSON with a limited number of values and limited nesting, or raise `ValueError`."""
-    JSON_VALUES.require(_most_values(data), what, ConfigError)
+    JSON_VALUES.require(_most_values(data), name, ConfigError)
     try:
         value: object = json.loads(data, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -278,7 +278,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 @contextmanager
-def explain_damage(what: str, remedy: str, error: type[GiddError]) -> Generator[None]:
+def explain_damage(name: str, remedy: str, error: type[GiddError]) -> Generator[None]:
     """Raise `error` for any exception of the block, because a damaged file can cause any.
 
     Compiled libraries also raise subclasses of `BaseException` (a panic in Rust). As a decorator,
@@ -291,7 +291,7 @@ def explain_damage(what: str, remedy: str, error: type[GiddError]) -> Generator[
     except BaseException as reason:
         shown = " ".join(str(reason).split())[:300]
         raise error(
-            f"{what} is damaged or invalid: {type(reason).__name__}: {shown}. {remedy}"
+            f"{name} is damaged or invalid: {type(reason).__name__}: {shown}. {remedy}"
         ) from reason
 
 

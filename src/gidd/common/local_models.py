@@ -17,8 +17,8 @@ def local_model(name: str | Path) -> Path | None:
     """Return the folder of a model by its path or, if there is none, by its installed name."""
     if Path(name).is_dir():
         return Path(name)
-    found = next(iter(entry_points(group=INSTALLED_MODELS, name=str(name))), None)
-    return None if found is None else Path(found.load())
+    entry_point = next(iter(entry_points(group=INSTALLED_MODELS, name=str(name))), None)
+    return None if entry_point is None else Path(entry_point.load())
 
 
 def require_model_name(name: str) -> None:

@@ -49,13 +49,13 @@ def redacted(text: str) -> str:
     """Apply `without_credentials` to every URL in a text."""
     text = re.sub(r"\b(https?):/(?=[^/\s])", r"\1://", text)  # `Path` makes http:/ of http://
     url = r"[\w+.-]+://(?:\$\{[^{}]*\}|[^\s'\"<>])+"
-    return re.sub(url, lambda found: without_credentials(found[0]), text)
+    return re.sub(url, lambda match: without_credentials(match[0]), text)
 
 
 def redacted_argument(word: str) -> str:
     """Apply `without_credentials` to the URL at the end of a word of a command line."""
-    found = re.search(r"(?:[\w+.-]+::)*[\w+.-]+://", word)
-    start = len(word) if found is None else found.start()
+    match = re.search(r"(?:[\w+.-]+::)*[\w+.-]+://", word)
+    start = len(word) if match is None else match.start()
     return word[:start] + without_credentials(word[start:])
 
 
@@ -92,8 +92,8 @@ def expand_secrets(url: str) -> str:
 def restore_references(names: Iterable[str], url: str) -> list[str]:
     """Return URLs that a server listed below `url`, with the references of `url` for secrets."""
     names = map(require_no_references, names)
-    given, used = _split(url).credentials, _split(expand_secrets(url)).credentials
-    return [name.replace(f"://{used}@", f"://{given}@", 1) if used else name for name in names]
+    written, used = _split(url).credentials, _split(expand_secrets(url)).credentials
+    return [name.replace(f"://{used}@", f"://{written}@", 1) if used else name for name in names]
 
 
 def require_no_references(name: str) -> str:
@@ -115,12 +115,12 @@ def _split(url: str) -> _Url:
 
     Everything counts as credentials if what precedes the path is not a host.
     """
-    masked = _REFERENCE.sub(lambda found: "_" * len(found[0]), url)
-    found = re.fullmatch(r"(.*?://)(?:([^/?#]*)@)?([^?#]*)(.*)", masked, re.DOTALL)
-    if found is None:
+    masked = _REFERENCE.sub(lambda match: "_" * len(match[0]), url)
+    match = re.fullmatch(r"(.*?://)(?:([^/?#]*)@)?([^?#]*)(.*)", masked, re.DOTALL)
+    if match is None:
         return _Url("", "", url, "")
-    scheme, credentials, place, query = (url[slice(*found.span(group))] for group in range(1, 5))
-    is_host = _HOST.fullmatch(found[3].partition("/")[0])
+    scheme, credentials, place, query = (url[slice(*match.span(group))] for group in range(1, 5))
+    is_host = _HOST.fullmatch(match[3].partition("/")[0])
     if is_host or not (scheme.startswith("http") or "@" in masked):
         return _Url(scheme, credentials, place, query)
     return _Url(scheme, url[len(scheme) :], _HIDDEN, "")
@@ -128,19 +128,19 @@ def _split(url: str) -> _Url:
 
 def _secrets(url: str) -> list[str]:
     """Return user, password and the values of the query, as written."""
-    found: list[str] = []
+    secrets: list[str] = []
     for part in _parts(url) if is_url(url) else ():
-        found += re.findall(r"(?:\$\{[^{}]*\}|[^:])+", part.credentials)
-        found += re.findall(r"[?&#](?:[^=&#$]*=)?((?:\$\{[^{}]*\}|[^&#])*)", part.query)
-    return found
+        secrets += re.findall(r"(?:\$\{[^{}]*\}|[^:])+", part.credentials)
+        secrets += re.findall(r"[?&#](?:[^=&#$]*=)?((?:\$\{[^{}]*\}|[^&#])*)", part.query)
+    return secrets
 
 
 def _expand(text: str, forbidden: str) -> str:
-    def value(found: re.Match[str]) -> str:
-        secret = _secret(found[1])
+    def value(match: re.Match[str]) -> str:
+        secret = _secret(match[1])
         if wrong := re.findall(rf"[{forbidden}\s\x00-\x1f]", secret):
             raise ConfigError(
-                f"{found[0]} in a URL has a value with {wrong[0]!r}: percent-encode it as "
+                f"{match[0]} in a URL has a value with {wrong[0]!r}: percent-encode it as "
                 f"%{ord(wrong[0]):02X}."
             )
         return secret

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     def split(self, parts: int) -> list[Batch]:
         """Split into `parts` batches of nearly equal size, in order."""
-        pieces = ([None] * parts if one is None else one.tensor_split(parts) for one in self)
+        pieces = ([None] * parts if field is None else field.tensor_split(parts) for field in self)
         return [Batch(*piece) for piece in zip(*pieces, strict=True)]  # pyright: ignore[reportArgumentType]
 
     def pin_memory(self) -> Batch:

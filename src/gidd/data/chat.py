@@ -53,7 +53,8 @@ def chat_texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     for source in map(whole_lines, resolve(sources)):
         for line in source.read(0, source.count()):
             messages = parse_chat(line, source.name)
-            yield "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
+            turns = ((turn["role"].capitalize(), turn["content"]) for turn in messages)
+            yield "\n".join(f"{role}: {content}" for role, content in turns)
 
 
 def parse_chat(line: str, place: str) -> Messages:
@@ -162,9 +163,9 @@ def _pieces(
     pieces, start, text = list[tuple[str, bool]](), 0, ""
     for end, message in enumerate(messages, start=1):
         if message["role"] == "assistant":
-            own = [*stand_in, *messages[start:end]] if start and stand_in else messages[:end]
-            prompt = render(tokenizer, own[:-1], add_generation_prompt=True)
-            answered = render(tokenizer, own)
+            turns = [*stand_in, *messages[start:end]] if start and stand_in else messages[:end]
+            prompt = render(tokenizer, turns[:-1], add_generation_prompt=True)
+            answered = render(tokenizer, turns)
             if not (prompt.startswith(text) and answered.startswith(prompt)):
                 raise DataError(
                     "the chat template must write a conversation so that it continues the "
@@ -199,12 +200,12 @@ def render_prompt(tokenizer: Tokenizer, messages: Messages) -> str:
 
 def _require_no_special_tokens(tokenizer: Tokenizer, messages: Messages) -> None:
     """Refuse the names of special tokens in any field of a message: a template may write it."""
-    for number, message in enumerate(messages, start=1):
+    for index, message in enumerate(messages, start=1):
         for text in _strings(message):
-            PIECE_CHARACTERS.require(len(text), f"message {number}", DataError)
+            PIECE_CHARACTERS.require(len(text), f"message {index}", DataError)
             if name := tokenizer.special_name_in(text):
                 raise DataError(
-                    f"message {number} must not contain the special token {name}, got "
+                    f"message {index} must not contain the special token {name}, got "
                     f"{shorten(text)}. Write it differently, or leave the chat out."
                 )
 

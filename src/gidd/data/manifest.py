@@ -62,8 +62,8 @@ class ShardRecord:
             self.file: (num_bytes, self.tokens_sha256),
             self.file + INDEX: (self.documents * 8, self.index_sha256),
         }
-        given = self.given_sha256
-        return files if given is None else files | {self.file + GIVEN: (self.tokens, given)}
+        digest = self.given_sha256
+        return files if digest is None else files | {self.file + GIVEN: (self.tokens, digest)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that have a value."""

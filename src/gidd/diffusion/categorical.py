@@ -72,13 +72,13 @@ def draw_flat(
 def _draw_flat(
     entries: Int[Tensor, "B 3"], mask_id: int, size: int, u: Int[Tensor, "B K"]
 ) -> Int[Tensor, "B K"]:
-    keep, mask, each = (entry[:, None] for entry in entries.unbind(1))
+    keep, mask, other = (entry[:, None] for entry in entries.unbind(1))
     num_others = size - (mask_id >= 0)
     if mask_id < 0:
         mask_id, mask = size, torch.zeros_like(mask)  # behind all tokens
-    above = _scaled(u, keep + num_others * each + mask) - keep
-    before_mask = mask_id * each
-    divisor = each.clamp_min(1)
+    above = _scaled(u, keep + num_others * other + mask) - keep
+    before_mask = mask_id * other
+    divisor = other.clamp_min(1)
     left = above.div(divisor, rounding_mode="floor")
     right = (above - before_mask - mask).div(divisor, rounding_mode="floor") + mask_id + 1
     token = torch.where(above < before_mask + mask, mask_id, right)

@@ -83,8 +83,8 @@ def time_at_error_rate(
     wanted = torch.as_tensor(error_rate, dtype=torch.float64, device="cpu").reshape(-1)
     rows = max(1, _SEARCH_ENTRIES // schedule.vocab.size)
     parts = [_search(schedule, part, min_time, max_time) for part in wanted.split(rows)]
-    found, device = torch.cat(parts), torch.as_tensor(error_rate).device
-    return found.float().to(device) if device.type == "mps" else found.to(device)
+    times, device = torch.cat(parts), torch.as_tensor(error_rate).device
+    return times.float().to(device) if device.type == "mps" else times.to(device)
 
 
 def _search(schedule: MixingSchedule, wanted: Tensor, low: float, high: float) -> Tensor:
@@ -101,5 +101,5 @@ def _search(schedule: MixingSchedule, wanted: Tensor, low: float, high: float) -
         above = times.gather(-1, first + 1).squeeze(-1)
     ends = wanted.new_tensor([low, high])
     lowest, highest = error_rate_at(schedule, ends)
-    found = torch.where(wanted >= highest, ends[1], (below + above) / 2)
-    return torch.where(wanted <= lowest, ends[0], found)
+    middle = torch.where(wanted >= highest, ends[1], (below + above) / 2)
+    return torch.where(wanted <= lowest, ends[0], middle)

@@ -63,11 +63,11 @@ def sample_prior(
     schedule: MixingSchedule, u: Int[Tensor, "B L"], dtype: torch.dtype = torch.float32
 ) -> Int[Tensor, "B L"]:
     """Draw z_1 ~ p_1 with fixed-point uniforms `u`."""
-    one = torch.ones(1, device=u.device, dtype=dtype)
-    flat = schedule.flat_beta_pi(one)
+    end = torch.ones(1, device=u.device, dtype=dtype)
+    flat = schedule.flat_beta_pi(end)
     if flat is None:
-        return draw(prior(schedule, one).expand(len(u), -1), u)
-    entries = flat_entries(torch.zeros_like(one), flat.mask, flat.other)
+        return draw(prior(schedule, end).expand(len(u), -1), u)
+    entries = flat_entries(torch.zeros_like(end), flat.mask, flat.other)
     return draw_flat(entries, schedule.vocab.size, flat.mask_id, u) - 1
 
 

@@ -116,8 +116,8 @@ def check(schedule: MixingSchedule) -> None:
 
     times = sine_times(_CHECK_STEPS).flip(0)
     parts = times.split(max(1, _CHECK_ENTRIES // schedule.vocab.size))
-    for check_part, each in ((_alpha_problems, [times]), (_noise_problems, parts)):
-        for t in each:
+    for check_part, times_to_check in ((_alpha_problems, [times]), (_noise_problems, parts)):
+        for t in times_to_check:
             for problem in check_part(schedule, t):
                 raise ScheduleError(f"{type(schedule).__name__}: {problem}")
 

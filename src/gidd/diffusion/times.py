@@ -134,10 +134,10 @@ def _evenly_spaced(num_nodes: int, shift: float | Tensor) -> Tensor:
     return (k + shift) / num_nodes % 1
 
 
-def _require_steps(number: int) -> int:
-    if number < 1:
-        raise ConfigError(f"steps or nodes must be at least 1, got {number}. 128 are common.")
-    return number
+def _require_steps(num_steps: int) -> int:
+    if num_steps < 1:
+        raise ConfigError(f"steps or nodes must be at least 1, got {num_steps}. 128 are common.")
+    return num_steps
 
 
 def _require_eps(eps: float) -> None:

@@ -79,10 +79,10 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     values = np.array([d for d in differences if d], dtype=np.float64)
     if len(values) < 2:
         return 1.0
-    found = optional_package("scipy.stats", "eval").permutation_test(
+    test = optional_package("scipy.stats", "eval").permutation_test(
         (values,), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS, batch=1000, rng=0
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:
@@ -118,13 +118,13 @@ class ComparedNumber(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        found: dict[str, Any] = {}
-        for name, number in (("first", self.first), ("second", self.second)):
-            found |= {name: number.value, f"{name}_standard_error": number.standard_error}
-        found |= {"difference": self.difference.value} | self.difference._asdict()
-        del found["value"]
-        found |= {"adjusted_p_value": self.adjusted_p_value, "is_significant": self.is_significant}
-        return plain_data(found)
+        values: dict[str, Any] = {}
+        for name, result in (("first", self.first), ("second", self.second)):
+            values |= {name: result.value, f"{name}_standard_error": result.standard_error}
+        values |= {"difference": self.difference.value} | self.difference._asdict()
+        del values["value"]
+        values |= {"adjusted_p_value": self.adjusted_p_value, "is_significant": self.is_significant}
+        return plain_data(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Comparison:
     @property
     def num_tests(self) -> int:
         """Number of measurements that were tested."""
-        return sum(number.adjusted_p_value is not None for number in self.numbers)
+        return sum(row.adjusted_p_value is not None for row in self.numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; numbers that JSON cannot hold are None."""
@@ -150,7 +150,7 @@ class Comparison:
             "kind": self.kind,
             "significance_level": SIGNIFICANCE_LEVEL,
             "num_tests": self.num_tests,
-            "measurements": {number.name: number.to_dict() for number in self.numbers},
+            "measurements": {row.name: row.to_dict() for row in self.numbers},
             "only_first": list(self.only_first),
             "only_second": list(self.only_second),
             "settings": {name: {"first": a, "second": b} for name, a, b in self.settings},
@@ -164,23 +164,23 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> Compar
         raise ConfigError(f"both results must be of one kind of evaluation, got {kinds}.")
     # p-values cannot be compared by subtraction
     left, right = (
-        {name: value for name, value in found.measurements.items() if not name.endswith("_p_value")}
-        for found in (first, second)
+        {name: value for name, value in run.measurements.items() if not name.endswith("_p_value")}
+        for run in (first, second)
     )
     numbers = [
         ComparedNumber(name, value, right[name], _difference(name, first, second))
         for name, value in left.items()
         if name in right
     ]
-    p_values = [number.difference.p_value for number in numbers]
+    p_values = [row.difference.p_value for row in numbers]
     adjusted = iter(holm_p_values([p_value for p_value in p_values if p_value is not None]))
     before, after = dict(_flat(first.manifest)), dict(_flat(second.manifest))
     pairs = {key: (before.get(key, ABSENT), after.get(key, ABSENT)) for key in before | after}
     return Comparison(
         kind=first.kind,
         numbers=[
-            number._replace(adjusted_p_value=None if p_value is None else next(adjusted))
-            for number, p_value in zip(numbers, p_values, strict=True)
+            row._replace(adjusted_p_value=None if p_value is None else next(adjusted))
+            for row, p_value in zip(numbers, p_values, strict=True)
         ],
         settings=[(name, a, b) for name, (a, b) in pairs.items() if a != b],
         only_first=[name for name in left if name not in right],
@@ -208,12 +208,12 @@ def _difference(name: str, first: EvaluationResult, second: EvaluationResult) ->
         return unpaired
     shift, influences = 0.0, np.zeros(len(by_id[0]))
     for sign, result, rows in zip((-1, 1), (first, second), by_id, strict=True):
-        found = result.ratios.get(name, RowRatio(name)).over([rows[key] for key in by_id[0]])
+        ratio = result.ratios.get(name, RowRatio(name)).over([rows[key] for key in by_id[0]])
         value = result.measurements[name].value
-        if not math.isclose(found.value, value, rel_tol=_TOLERANCE, abs_tol=1e-9):
+        if not math.isclose(ratio.value, value, rel_tol=_TOLERANCE, abs_tol=1e-9):
             return unpaired
         shift += sign * value
-        influences += sign * np.array(found.influences)
+        influences += sign * np.array(ratio.influences)
     if not np.isfinite(influences + shift).all():
         return unpaired
     return mean_difference((influences + shift).tolist())._replace(value=shift)

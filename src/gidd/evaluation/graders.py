@@ -144,8 +144,8 @@ class CausalScorer:
             max_rows=self.batch_size,
             on_rows=on_text and (lambda done, _: on_text(done + num_short, len(rows))),
         )
-        found = zip(values, scored, strict=True)
-        graded = ((nll, len(row) - 1) for nll, row in found)
+        pairs = zip(values, scored, strict=True)
+        graded = ((nll, len(row) - 1) for nll, row in pairs)
         return [
             GradedText(*(next(graded) if len(row) > 1 else (0.0, 0)), len(row) > self.max_length)
             for row in rows
@@ -165,11 +165,11 @@ class CausalScorer:
         `max_rows` and `max_tokens` are per forward pass. `on_rows` is called with the number of
         rows that are scored, and of all rows.
         """
-        found, done = [0.0] * len(rows), 0
+        nlls, done = [0.0] * len(rows), 0
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
         batches = self._batches([len(row.inputs) for row in rows], max_rows, max_tokens)
-        for number, batch in enumerate(batches):
-            if number % size == rank:
+        for index, batch in enumerate(batches):
+            if index % size == rank:
                 ids, mask = self._pad([rows[i].inputs for i in batch])
                 with torch.inference_mode():
                     logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -177,15 +177,15 @@ class CausalScorer:
                     start, targets = rows[i].start, torch.tensor(rows[i].targets, device=ids.device)
                     at_targets = scores[start : start + len(targets)].float()
                     losses = functional.cross_entropy(at_targets, targets, reduction="none")
-                    found[i] = float(losses.cpu().double().sum())
+                    nlls[i] = float(losses.cpu().double().sum())
             done += len(batch)
             if on_rows is not None:
                 on_rows(done, len(rows))
         if ranks is not None:
-            found = ranks.sum(found)
-        if not all(map(math.isfinite, found)):
+            nlls = ranks.sum(nlls)
+        if not all(map(math.isfinite, nlls)):
             raise DataError(f"{self.name} gives a likelihood that is not a number. Use float32.")
-        return found
+        return nlls
 
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         """Return the last hidden state at the last token of each text, as MAUVE uses it.
@@ -195,15 +195,15 @@ class CausalScorer:
         rows = [(self.bos + row)[: self.max_length] for row in self.encode(texts) if row]
         if not rows:
             raise DataError("features need at least one text that is not empty.")
-        found: dict[int, Tensor] = {}
+        features: dict[int, Tensor] = {}
         for batch in self._batches(list(map(len, rows)), self.batch_size):
             ids, mask = self._pad([rows[i] for i in batch])
             with torch.inference_mode():
                 backbone = self.model.base_model
                 hidden = backbone(input_ids=ids, attention_mask=mask, use_cache=False)[0]
             for k, i in enumerate(batch):
-                found[i] = hidden[k, len(rows[i]) - 1].float().cpu()
-        return torch.stack([found[i] for i in range(len(rows))]).numpy()
+                features[i] = hidden[k, len(rows[i]) - 1].float().cpu()
+        return torch.stack([features[i] for i in range(len(rows))]).numpy()
 
     def _batches(
         self, lengths: Sequence[int], max_rows: int | None, max_tokens: int | None = None
@@ -228,8 +228,8 @@ def generative_perplexity(scores: Sequence[GradedText]) -> Measurement:
     """Return exp(sum of NLL / number of scored tokens); NaN if no token was scored."""
     scored = [score for score in scores if score.num_tokens]
     nlls, counts = [s.nll for s in scored], [s.num_tokens for s in scored]
-    found = ratio_of_sums(nlls, counts, exponential=True)
-    return Measurement(found.value, found.standard_error, len(scored))
+    ratio = ratio_of_sums(nlls, counts, exponential=True)
+    return Measurement(ratio.value, ratio.standard_error, len(scored))
 
 
 def load_grader(
@@ -269,8 +269,9 @@ def load_grader(
         )
     # transformers draws missing weights at random
     if absent := [*loading.get("missing_keys", ()), *loading.get("mismatched_keys", ())]:
-        what = f"{shorten(sorted(map(str, absent)))} are missing or have another shape"
-        raise CheckpointError(f"the grader {name} is not a causal language model: {what}. {_AGAIN}")
+        problem = f"{shorten(sorted(map(str, absent)))} are missing or have another shape"
+        text = f"the grader {name} is not a causal language model: {problem}"
+        raise CheckpointError(f"{text}. {_AGAIN}")
     _require_causal(name, model.eval())
     digest = sha256(files[0])
     if len(files) > 1:  # of the names and digests of all files

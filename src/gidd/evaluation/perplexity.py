@@ -83,13 +83,13 @@ def evaluate_perplexity(
         last=[end] if options.end_of_text and end is not None else (),
     )
     windows = [
-        (number, window)
-        for number, document in enumerate(corpus.documents)
+        (i, window)
+        for i, document in enumerate(corpus.documents)
         for window in _windows(document, length, stride)
     ]
     texts = [
-        window.text(corpus.documents[number].tokens, index, corpus.documents[number].given)
-        for index, (number, window) in enumerate(windows)
+        window.text(corpus.documents[i].tokens, index, corpus.documents[i].given)
+        for index, (i, window) in enumerate(windows)
     ]
     if not texts:
         raise DataError(_NOTHING)
@@ -119,9 +119,9 @@ def evaluate_perplexity(
     }
     units = rows
     if len(rows) == 1:  # the windows of a single document, each with its part of the bytes
-        each = rows[0]["bytes"] / rows[0]["tokens"]
+        ratio = rows[0]["bytes"] / rows[0]["tokens"]
         pairs = zip(scores.nelbo.tolist(), scores.num_scored.tolist(), strict=True)
-        units = [{"nelbo": nelbo, "tokens": n, "bytes": n * each} for nelbo, n in pairs if n]
+        units = [{"nelbo": nelbo, "tokens": n, "bytes": n * ratio} for nelbo, n in pairs if n]
     numbers = _measure(rows, units, scores)
     return EvaluationResult(kind="ppl", measurements=numbers, manifest=manifest, rows=rows)
 
@@ -158,7 +158,7 @@ def _document_rows(
             # an autoregressive model could not score the first token
             first = int(corpus.documents[i].tokens[window.start])
             num_bytes[i] -= len(token_texts.decode_one(first).encode())
-    ids, names = [each.id for each in corpus.documents], ("tokens", "bytes", "nelbo")
+    ids, names = [document.id for document in corpus.documents], ("tokens", "bytes", "nelbo")
     columns = zip(ids, tokens, num_bytes, nelbo, errors, strict=True)
     rows = [dict(zip(("id", *names, "standard_error"), row, strict=True)) for row in columns]
     return [row for row in rows if row["tokens"]]
@@ -189,18 +189,20 @@ def _measure(
         measured["reconstruction"] = Measurement(middle / tokens, spread / tokens or None, draws)
         measured["prior"] = Measurement(float(scores.prior.sum()) / tokens)
     for name in ("nelbo", "ppl", "bits_per_byte"):
-        over, own = RATIOS[name].over(units).standard_error, measured[name].standard_error
-        if over is not None and own is not None:
-            over = max(over, own)  # it contains the Monte Carlo error, which few units may not show
+        over, monte_carlo = RATIOS[name].over(units).standard_error, measured[name].standard_error
+        if over is not None and monte_carlo is not None:
+            # it contains the Monte Carlo error, which few units may not show
+            over = max(over, monte_carlo)
         measured[f"{name}_corpus"] = Measurement(values[name], over, len(units))
     return measured
 
 
 def window_length(length: int | None, stride: int | None, context: int) -> tuple[int, int]:
     """Return length and stride of windows; raise if the model has a smaller context."""
-    found = min(context, MAX_DEFAULT_LENGTH) if length is None else length
-    if found > context:
-        raise ConfigError(f"length must be at most the model's context {context:,}, got {found:,}.")
-    if stride is not None and stride > found:
-        raise ConfigError(f"stride must be at most the length {found:,}, got {stride:,}.")
-    return found, stride or found
+    chosen = min(context, MAX_DEFAULT_LENGTH) if length is None else length
+    if chosen > context:
+        got = f"got {chosen:,}"
+        raise ConfigError(f"length must be at most the model's context {context:,}, {got}.")
+    if stride is not None and stride > chosen:
+        raise ConfigError(f"stride must be at most the length {chosen:,}, got {stride:,}.")
+    return chosen, stride or chosen

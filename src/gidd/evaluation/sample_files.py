@@ -40,9 +40,9 @@ def read_text_samples(path: Path) -> list[TextSample]:
     elif path.is_file() and path.suffix.lower() == ".txt":
         samples = [_text_file(path)]
     else:
-        what = file_kind(path) if path.exists() else "nothing of that name"
+        kind = file_kind(path) if path.exists() else "nothing of that name"
         raise DataError(
-            f"{path} must be a .jsonl or .txt file, or a folder of .txt files, got {what}."
+            f"{path} must be a .jsonl or .txt file, or a folder of .txt files, got {kind}."
         )
     if not samples:
         raise DataError(f"{path} has no samples. {WRITE_SAMPLES}")
@@ -60,8 +60,8 @@ def json_objects(path: Path, fix: str = WRITE_SAMPLES) -> Iterator[tuple[dict[st
     """Yield the objects of a file with one per line, and their places; skip empty lines."""
     longest = DOCUMENT_BYTES.value
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
-            place = f"{path}, line {number}"
+        for line_number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), start=1):
+            place = f"{path}, line {line_number}"
             DOCUMENT_BYTES.require(len(line), place, DataError)
             if not line.strip():
                 continue

@@ -106,18 +106,18 @@ def evaluate_samples(
     own tokens, otherwise the grader's. `metric`, a name or a `gidd.component`, is one more number
     of each sample, reported as their mean. `manifest` is added to the manifest of the result.
     """
-    found = [TextSample(s) if isinstance(s, str) else s for s in samples]
-    if not found:
+    text_samples = [TextSample(s) if isinstance(s, str) else s for s in samples]
+    if not text_samples:
         raise DataError("there must be at least one sample to measure, got none.")
     if reference and grader is None:
         raise ConfigError("reference texts are for MAUVE, which needs a grader. Name a grader.")
-    texts = [sample.text for sample in found]
-    own = [list(sample.tokens) for sample in found if sample.tokens is not None]
+    texts = [sample.text for sample in text_samples]
+    sample_tokens = [list(sample.tokens) for sample in text_samples if sample.tokens is not None]
     if tokenizer is not None:
         tokens = tokenizer.encode_batch(texts)
         rule = f"texts encoded by tokenizer {tokenizer.fingerprint}"
-    elif len(own) == len(found):
-        tokens, rule = own, "the tokens that were sampled"
+    elif len(sample_tokens) == len(text_samples):
+        tokens, rule = sample_tokens, "the tokens that were sampled"
     elif grader is not None:
         tokens = grader.encode(texts)
         rule = "texts encoded by the grader's tokenizer, not truncated"
@@ -126,11 +126,11 @@ def evaluate_samples(
         raise ConfigError(f"entropy needs the tokens of every sample. {fix}")
     on_text = on_progress and partial(on_progress, "scoring")
     scores = None if grader is None else grader.score(texts, on_text)
-    measurements = _measure(found, tokens, scores)
+    measurements = _measure(text_samples, tokens, scores)
     described: dict[str, Any] = {
         "gidd": gidd.__version__,
         "torch": str(torch.__version__),
-        "num_samples": len(found),
+        "num_samples": len(text_samples),
         **(manifest or {}),
         "texts_sha256": texts_digest(texts),
         "grader": grader and grader.manifest,
@@ -141,7 +141,7 @@ def evaluate_samples(
         measurements["mauve"] = mauve_score(grader, texts, reference)
         described["mauve"] = {"rule": _MAUVE_RULE, "num_reference": len(reference)}
         described["mauve"]["reference_sha256"] = texts_digest(reference)
-    columns = list[dict[str, Any]]([{} for _ in found])
+    columns = list[dict[str, Any]]([{} for _ in text_samples])
     if metric is not None:
         chosen = component("metric", metric) if isinstance(metric, str) else metric
         if chosen.name in measurements:
@@ -151,14 +151,15 @@ def evaluate_samples(
         measurements[chosen.name] = mean_of_defined(values)
         described["metric"] = to_plain(chosen)
         columns = [{chosen.name: value} for value in values]
-    graded, rows = scores or [None] * len(found), list[dict[str, Any]]()
-    for sample, own, score, column in zip(found, tokens, graded, columns, strict=True):
+    graded, rows = scores or [None] * len(text_samples), list[dict[str, Any]]()
+    samples_with_scores = zip(text_samples, tokens, graded, columns, strict=True)
+    for sample, sequence, score, column in samples_with_scores:
         row: dict[str, Any] = {
             "id": len(rows),
-            "tokens": len(own),
+            "tokens": len(sequence),
             "gen_nll": score.nll / score.num_tokens if score and score.num_tokens else None,
             "grader_tokens": score and score.num_tokens,
-            "entropy": sequence_entropy(own),
+            "entropy": sequence_entropy(sequence),
             "self_accuracy": sample.self_accuracy,
             "text": sample.text,
         }
@@ -173,24 +174,24 @@ def _measure(
     tokens: Sequence[Sequence[int]],
     scores: Sequence[GradedText] | None,
 ) -> dict[str, Measurement]:
-    found, total = dict[str, Measurement](), len(samples)
+    measurements, total = dict[str, Measurement](), len(samples)
     if scores is not None:
-        found["gen_ppl"] = generative_perplexity(scores)
-    found["entropy"] = mean_of_defined(map(sequence_entropy, tokens))
+        measurements["gen_ppl"] = generative_perplexity(scores)
+    measurements["entropy"] = mean_of_defined(map(sequence_entropy, tokens))
     for name, field in (("self_accuracy", "self_accuracy"), ("nfe", "forward_passes")):
         values = [getattr(sample, field) for sample in samples]
         if any(value is not None for value in values):
-            found[name] = mean_of_defined(values)
+            measurements[name] = mean_of_defined(values)
     for n in _DISTINCT:
-        found[f"distinct_{n}"] = Measurement(distinct_ngrams(tokens, n), None, total)
+        measurements[f"distinct_{n}"] = Measurement(distinct_ngrams(tokens, n), None, total)
     repeated = mean_of_defined([repetition(sequence, _REPETITION) for sequence in tokens])
-    found[f"repetition_{_REPETITION}"] = repeated
-    found["tokens"] = Measurement.mean([float(len(sequence)) for sequence in tokens])
+    measurements[f"repetition_{_REPETITION}"] = repeated
+    measurements["tokens"] = Measurement.mean([float(len(sequence)) for sequence in tokens])
     counts = {"empty": [not sequence for sequence in tokens]}
     if scores is not None:
         counts["unscored"] = [not score.num_tokens for score in scores]
         counts["truncated"] = [score.is_truncated for score in scores]
-    return found | {n: Measurement(float(sum(v)), None, total) for n, v in counts.items()}
+    return measurements | {n: Measurement(float(sum(v)), None, total) for n, v in counts.items()}
 
 
 def generate_text_samples(
@@ -235,13 +236,13 @@ def self_accuracies(pipe: Pipeline, samples: Sequence[Generation]) -> list[float
     """
     if not pipe.can_score_visible_tokens:
         return [None] * len(samples)
-    found: list[float | None] = []
+    values: list[float | None] = []
     frames = clean_frames(pipe, [sample.trace.tokens for sample in samples])
     for sample, frame in zip(samples, frames, strict=True):
         free = ~torch.tensor(sample.trace.protected, device=frame.tokens.device)
         free[len(sample.tokens) :] = False
-        found.append(frame.self_accuracy(free) if bool(free.any()) else None)
-    return found
+        values.append(frame.self_accuracy(free) if bool(free.any()) else None)
+    return values
 
 
 def clean_frames(pipe: Pipeline, sequences: Iterable[Sequence[int]]) -> Sequence[Frame]:
@@ -275,15 +276,16 @@ def mauve_score(
     """Return MAUVE of samples and reference texts, in (0, 1]; 1 if they cannot be told apart."""
     library = optional_package("mauve", "mauve")
     features: list[Any] = []
-    for what, texts in (("samples", samples), ("reference texts", reference)):
+    for name, texts in (("samples", samples), ("reference texts", reference)):
         filled = [text for text in texts if text]
         if len(filled) < _FEWEST:
-            raise DataError(f"MAUVE needs {_FEWEST} or more {what} with text, got {len(filled)}.")
+            raise DataError(f"MAUVE needs {_FEWEST} or more {name} with text, got {len(filled)}.")
         features.append(grader.features(filled))
     with warnings.catch_warnings():  # of k-means about few points
         warnings.simplefilter("ignore")
-        found = library.compute_mauve(p_features=features[0], q_features=features[1], verbose=False)
-    return Measurement(float(found.mauve), None, min(map(len, features)))
+        p, q = features
+        result = library.compute_mauve(p_features=p, q_features=q, verbose=False)
+    return Measurement(float(result.mauve), None, min(map(len, features)))
 
 
 def mean_of_defined(values: Iterable[float | None]) -> Measurement:

@@ -73,9 +73,9 @@ def correction_curve(
     Without a grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
-    found = *options.problems(), *sampling.problems(), *options.sampling_problems(sampling)
-    if found:
-        raise ConfigError("\n".join(found))
+    problems = *options.problems(), *sampling.problems(), *options.sampling_problems(sampling)
+    if problems:
+        raise ConfigError("\n".join(problems))
     budgets = sorted(options.forward_passes)
     plain = replace(sampling, self_correction=SelfCorrectionOptions(forward_passes=0))
     measured: dict[tuple[float, int], list[_Measured]] = {}
@@ -86,15 +86,15 @@ def correction_curve(
             n=count, length=options.length, seed=options.seed, start_index=start, options=plain
         )
         tokens = [sample.trace.tokens for sample in generated]
-        initial = [CorrectedState(each, 0) for each in tokens]
+        initial = [CorrectedState(sequence, 0) for sequence in tokens]
         states: dict[tuple[float, int], list[CorrectedState]] = {}
         for temperature in options.temperatures:
             setting = replace(
                 sampling.self_correction, temperature=temperature, forward_passes=budgets[-1]
             )
-            found = correct_samples(pipe, tokens, setting, budgets, options.seed, start)
+            corrected = correct_samples(pipe, tokens, setting, budgets, options.seed, start)
             states |= {(temperature, 0): initial}
-            states |= {(temperature, budget): part for budget, part in found.items()}
+            states |= {(temperature, budget): part for budget, part in corrected.items()}
         scores = score_sequences(pipe, {s.tokens for part in states.values() for s in part}, grader)
         for key, part in states.items():
             measured.setdefault(key, [])
@@ -168,7 +168,7 @@ def score_sequences(
     """Return the scores of complete sequences; text after end-of-text is not measured."""
     tokens = sorted(sequences)
     is_end = pipe.tokenizer.terminator_ids.__contains__
-    texts = [tuple(takewhile(lambda token: not is_end(token), one)) for one in tokens]
+    texts = [tuple(takewhile(lambda token: not is_end(token), sequence)) for sequence in tokens]
     graded: Sequence[GradedText | None] = [None] * len(texts)
     if grader is not None:
         graded = grader.score(["".join(pipe.token_texts(text)) for text in texts])
@@ -186,12 +186,12 @@ def _measure(states: Sequence[_Measured]) -> dict[str, Measurement]:
         [a != b for a, b in zip(before.tokens, after.tokens, strict=True)]
         for before, after, _ in states
     ]
-    found = {
-        "changed_tokens": Measurement.mean([sum(each) / len(each) for each in changed]),
-        "num_changed": Measurement.mean([sum(each) for each in changed]),
+    measurements = {
+        "changed_tokens": Measurement.mean([sum(flags) / len(flags) for flags in changed]),
+        "num_changed": Measurement.mean([sum(flags) for flags in changed]),
         "self_accuracy": mean_of_defined(scores.self_accuracy for _, _, scores in states),
         "entropy": mean_of_defined(scores.entropy for _, _, scores in states),
         "nfe": Measurement.mean([after.forward_passes for _, after, _ in states]),
     }
     graded = [scores.graded for _, _, scores in states if scores.graded is not None]
-    return ({"gen_ppl": generative_perplexity(graded)} if graded else {}) | found
+    return ({"gen_ppl": generative_perplexity(graded)} if graded else {}) | measurements

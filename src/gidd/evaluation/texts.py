@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,9 +70,9 @@ def documents(
     require_arguments(max_documents=(max_documents, optional(integer(1))))
     if not sources:
         raise ConfigError("sources must be one or more files, folders, URLs or corpora, got none.")
-    texts = (one for source in sources for one in _documents_of(source, tokenizer) if one.text)
+    all_documents = chain.from_iterable(_documents_of(source, tokenizer) for source in sources)
     is_empty = True
-    for document in islice(texts, max_documents):
+    for document in islice((item for item in all_documents if item.text), max_documents):
         is_empty = False
         yield document
     if is_empty:
@@ -101,7 +101,7 @@ def encode_corpus(
     last: Sequence[int] = (),
 ) -> EncodedCorpus:
     """Read and encode documents, whose texts must be restored exactly; append `last` to each."""
-    found: list[EncodedDocument] = []
+    encoded: list[EncodedDocument] = []
     num_skipped = 0
 
     def texts() -> Iterator[str]:
@@ -116,16 +116,16 @@ def encode_corpus(
                 tokenizer = token_texts.tokenizer
                 answers = [v for v in ids[~given].tolist() if v not in tokenizer.special_ids]
                 num_bytes = len(tokenizer.decode(answers).encode())
-                found.append(EncodedDocument(document.id, ids, num_bytes, given))
+                encoded.append(EncodedDocument(document.id, ids, num_bytes, given))
             elif tokens:
                 ids = torch.tensor([*tokens, *last])
-                found.append(EncodedDocument(document.id, ids, len(document.text.encode())))
+                encoded.append(EncodedDocument(document.id, ids, len(document.text.encode())))
             else:
                 num_skipped += 1
             yield document.text
 
     digest = texts_digest(texts())  # reads them one after the other: only tokens are kept
-    return EncodedCorpus(found, num_skipped, digest)
+    return EncodedCorpus(encoded, num_skipped, digest)
 
 
 def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
@@ -133,10 +133,10 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
         yield from _prepared(Path(source), tokenizer)
         return
     (corpus,) = corpora_of([source])
-    own = corpus.tokenizer()
-    if own is not None and own.fingerprint != tokenizer.fingerprint:
-        what = "a model with its own tokenizer: its tokens are symbols of an exact source"
-        raise ConfigError(f"{corpus.name} must be evaluated by {what}.")
+    corpus_tokenizer = corpus.tokenizer()
+    if corpus_tokenizer is not None and corpus_tokenizer.fingerprint != tokenizer.fingerprint:
+        required = "a model with its own tokenizer: its tokens are symbols of an exact source"
+        raise ConfigError(f"{corpus.name} must be evaluated by {required}.")
     name, parts, left = without_credentials(corpus.name), corpus.documents(), corpus.validation()
     ranges: list[tuple[Documents, int, int]] = []
     if not left:
@@ -146,8 +146,8 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
             count = part.count()
             ranges.insert(0, (part, max(0, count - left), count))
             left -= count
-    for number, (_, text) in enumerate(read_ranges(ranges)):
-        yield Document(f"{name}#{number}", text)
+    for index, (_, text) in enumerate(read_ranges(ranges)):
+        yield Document(f"{name}#{index}", text)
 
 
 def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
@@ -157,8 +157,8 @@ def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
     if not is_same:
         tokenizer = Tokenizer.load(folder)
         manifest.require_tokenizer(tokenizer, folder)
-    for number in range(len(shards)):
-        shard, index = shards.locate(number)
+    for document in range(len(shards)):
+        shard, index = shards.locate(document)
         start, stop = shard.bounds(index)
         tokens: list[int] = shard.tokens[start:stop].tolist()
         if max(tokens, default=0) >= manifest.vocab.size:
@@ -167,8 +167,8 @@ def _prepared(folder: Path, tokenizer: Tokenizer) -> Iterator[Document]:
         if shard.given is not None:
             if not is_same:
                 raise DataError(f"{folder}: chats must be of the model's tokenizer, not another.")
-            given = tuple(bool(one) for one in shard.given[start:stop])
+            given = tuple(bool(flag) for flag in shard.given[start:stop])
         elif tokens[-1:] == [manifest.end_id]:
             tokens.pop()
         text = tokenizer.decode(tokens)
-        yield Document(f"{folder}#{number}", text, tuple(tokens) if is_same else None, given)
+        yield Document(f"{folder}#{document}", text, tuple(tokens) if is_same else None, given)

@@ -97,8 +97,8 @@ class CausalModel:
             ranks=ranks,
             on_rows=on_forward_passes,
         )
-        found = torch.zeros(len(texts), dtype=torch.float64)
-        found[scored] = torch.tensor(nll, dtype=torch.float64)
+        nelbo = torch.zeros(len(texts), dtype=torch.float64)
+        nelbo[scored] = torch.tensor(nll, dtype=torch.float64)
         num_scored = torch.tensor([sum(x != NOT_SCORED for x in row.targets) for row in rows])
         kind = "bos" if self.scorer.bos else ("end" if self.end_id is not None else None)
         manifest = {
@@ -113,7 +113,7 @@ class CausalModel:
             "objective": "autoregressive: exact negative log-likelihood",
             "first_token": _FIRST[kind],
         }
-        return WindowScores(found, num_scored, len(scored), manifest)
+        return WindowScores(nelbo, num_scored, len(scored), manifest)
 
     def _row(self, text: ScoredText) -> CausalRow:
         """Return inputs that end before the last token, so that none is longer than the window."""
@@ -183,8 +183,8 @@ class ModelSource(NamedTuple):
             return from_pretrained(name, device=device, precision=precision, tokenizer=tokenizer)
         if self.tokenizer is not None or self.precision == "tf32":
             got = f"tokenizer {self.tokenizer}, precision {self.precision}"
-            what = "an autoregressive model has its own tokenizer and runs in float32 or bf16"
-            raise ConfigError(f"{what}, got {got}.")
+            problem = "an autoregressive model has its own tokenizer and runs in float32 or bf16"
+            raise ConfigError(f"{problem}, got {got}.")
         precision = self.precision or "float32"
         return load_causal_model(self.name, device=self.device, precision=precision)
 
@@ -199,23 +199,23 @@ def score_windows(
     """Return likelihoods of windows; all ranks call this and get the same result."""
     if isinstance(model, CausalModel):
         return model.score(texts, ranks, on_forward_passes)
-    found, estimator = estimate_likelihood(model, texts, options, ranks, on_forward_passes)
+    estimate, estimator = estimate_likelihood(model, texts, options, ranks, on_forward_passes)
     manifest = {
         **model.describe(),
         "tokens_per_batch": estimator.tokens_per_batch,
         "objective": "diffusion: upper bound on the negative log-likelihood (NELBO)",
         "first_token": "scored like all others",
-        **describe_estimate(options, len(found.draws)),
+        **describe_estimate(options, len(estimate.draws)),
     }
     return WindowScores(
-        found.nelbo,
+        estimate.nelbo,
         torch.tensor([text.num_scored for text in texts]),
-        found.forward_passes,
+        estimate.forward_passes,
         manifest,
-        len(found.draws),
-        found.standard_error,
-        found.draws[..., 1] if estimator.has_ends else None,
-        found.prior if estimator.has_ends else None,
+        len(estimate.draws),
+        estimate.standard_error,
+        estimate.draws[..., 1] if estimator.has_ends else None,
+        estimate.prior if estimator.has_ends else None,
     )
 
 
@@ -235,24 +235,24 @@ def score_on_ray(
     windows = [(text.tokens.tolist(), text.index, text.scored.tolist()) for text in texts]
     starts = range(0, len(windows), _WINDOWS_PER_ITEM)
     items = [windows[start : start + _WINDOWS_PER_ITEM] for start in starts]
-    found: list[Mapping[str, Any]] = [{} for _ in items]
+    results: list[Mapping[str, Any]] = [{} for _ in items]
     done = 0
     for position, scores in map_on_ray(_WindowWorker, (source, options), items, actors):
-        found[position] = scores
+        results[position] = scores
         done += len(scores["nelbo"])
         if on_forward_passes is not None:
             on_forward_passes(done, len(texts))
 
-    joined = dict(found[0])
-    if any(scores["manifest"] != joined["manifest"] for scores in found):
+    joined = dict(results[0])
+    if any(scores["manifest"] != joined["manifest"] for scores in results):
         fix = "Set --device and --precision, and install one version on all machines."
         raise DataError(f"all actors must run the same model on equal devices. {fix}")
     for name in ("nelbo", "num_scored", "standard_error", "reconstruction", "prior"):
         if joined[name] is not None:
             kind = torch.int64 if name == "num_scored" else torch.float64
-            parts = [torch.tensor(scores[name], dtype=kind) for scores in found]
+            parts = [torch.tensor(scores[name], dtype=kind) for scores in results]
             joined[name] = torch.cat(parts, dim=-1)
-    joined["forward_passes"] = sum(scores["forward_passes"] for scores in found)
+    joined["forward_passes"] = sum(scores["forward_passes"] for scores in results)
     return WindowScores(**joined)
 
 

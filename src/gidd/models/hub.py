@@ -228,8 +228,10 @@ def _load_gidd(folder: Path) -> Pretrained:
     vocab = vocab_from(record["vocabulary"], f"{path}: vocabulary")
     digests = record["files"]
     require_network(config, _read_shapes(folder / WEIGHTS, digests[WEIGHTS]), folder / WEIGHTS)
-    what = f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the embedding"
-    require_valid(vocab.size <= config.vocab_size, what, vocab.size)
+    required = (
+        f"{path}: vocabulary.size must be at most {config.vocab_size}, the rows of the embedding"
+    )
+    require_valid(vocab.size <= config.vocab_size, required, vocab.size)
     CONTEXT_TOKENS.require(config.max_length, f"{path}: model.max_length", CheckpointError)
     noise: dict[str, Tensor] = {}
     if SCHEDULE_TENSORS in digests:
@@ -257,18 +259,18 @@ def _read_record(path: Path) -> dict[str, Any]:
     training, files = record["training"], record["files"]
     require_valid(isinstance(training, dict), f"{path}: training must be an object", training)
     names = cast("set[object]", set(files)) if isinstance(files, dict) else set[object]()
-    what = f"{path}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}"
-    require_valid({WEIGHTS} <= names <= {WEIGHTS, SCHEDULE_TENSORS}, what, files)
+    required = f"{path}: files must list {WEIGHTS} and may list {SCHEDULE_TENSORS}"
+    require_valid({WEIGHTS} <= names <= {WEIGHTS, SCHEDULE_TENSORS}, required, files)
     for name, digest in cast("dict[str, object]", files).items():
         is_digest = isinstance(digest, str) and bool(re.fullmatch("[0-9a-f]{64}", digest))
-        what = f"{path}: files: the SHA-256 of {name} must have 64 hexadecimal digits"
-        require_valid(is_digest, what, digest)
+        required = f"{path}: files: the SHA-256 of {name} must have 64 hexadecimal digits"
+        require_valid(is_digest, required, digest)
     return record
 
 
 def _read_shapes(file: Path, expected: str) -> dict[str, Shape]:
     shapes = read_shapes(file)
     if sha256(file) != expected:
-        what = f"does not match the SHA-256 in {MODEL_RECORD}: an interrupted save, or damage"
-        raise CheckpointError(f"{file} {what}. Save or copy it again.")
+        problem = f"does not match the SHA-256 in {MODEL_RECORD}: an interrupted save, or damage"
+        raise CheckpointError(f"{file} {problem}. Save or copy it again.")
     return shapes

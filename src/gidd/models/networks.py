@@ -63,7 +63,7 @@ class Initializer:
     def _fill(
         self, parameter: Tensor, draw: Callable[[Tensor, torch.Generator | None], Tensor]
     ) -> None:
-        number, generator = self._num_filled, None
+        index, generator = self._num_filled, None
         self._num_filled += 1
         if parameter.is_meta:
             return
@@ -71,7 +71,7 @@ class Initializer:
 
         if self._seed is not None:
             # torch's CPU generator uses 32 bits of its seed: hash, so that all depend on both
-            key = f"{self._seed}:{number}".encode()
+            key = f"{self._seed}:{index}".encode()
             seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
             generator = torch.Generator(parameter.device).manual_seed(seed)
         if not isinstance(parameter, DTensor):
@@ -113,18 +113,18 @@ def initialize(network: nn.Module, seed: int, build: Callable[[], nn.Module]) ->
 
 
 def require_network(
-    config: Any, found: Mapping[str, Shape], file: Path, name_in_file: Callable[[str], str] = str
+    config: Any, shapes: Mapping[str, Shape], file: Path, name_in_file: Callable[[str], str] = str
 ) -> None:
     """Refuse a file whose tensors are not those of the network with this configuration.
 
-    `found` holds the shapes in the file, `name_in_file` converts names of parameters to names in
+    `shapes` are those in the file, `name_in_file` converts names of parameters to names in
     it. The configuration is not trusted: nothing is allocated, and no more layers are built than
     the file has tensors; a single one, if its class has `equal_blocks`, the name of their list.
     """
     num_layers: object = getattr(config, "num_layers", 0)
-    if type(num_layers) is int and num_layers > len(found):
-        what = f"must have the tensors of num_layers = {shorten(num_layers)} layers"
-        raise CheckpointError(f"{file} {what}, got {len(found)} tensors. {COPY_BOTH_AGAIN}")
+    if type(num_layers) is int and num_layers > len(shapes):
+        required = f"must have the tensors of num_layers = {shorten(num_layers)} layers"
+        raise CheckpointError(f"{file} {required}, got {len(shapes)} tensors. {COPY_BOTH_AGAIN}")
     blocks: str | None = getattr(config, "equal_blocks", None)
     with torch.device("meta"):
         network = (config if blocks is None else replace(config, num_layers=1)).build()
@@ -134,7 +134,7 @@ def require_network(
         for i in range(config.num_layers if name.startswith(first) else 1):
             of_block = name.replace(first, f"{blocks}.{i}.", 1)
             expected[name_in_file(of_block)] = tuple(parameter.shape)
-    require_tensors(expected, found, file)
+    require_tensors(expected, shapes, file)
 
 
 def network_from_tensors(

@@ -67,8 +67,8 @@ def _from_file(read: Callable[..., _T], *arguments: Any, **supplied: Any) -> _T:
 
 
 def _registered(value: object, kind: str) -> object:
-    found = name_of(type(value))
-    if found is None or found[0] != kind:
+    registered = name_of(type(value))
+    if registered is None or registered[0] != kind:
         raise cannot_be_saved(value, kind)
     return value
 
@@ -77,9 +77,9 @@ def record_schedule(schedule: MixingSchedule) -> tuple[dict[str, Any], dict[str,
     """Convert a schedule to plain data, without its vocabulary, and tensors that the data names."""
     if not isinstance(schedule, schedules.MixtureSchedule):
         return to_plain(_registered(schedule, "schedule")), {}
-    if (number := len(schedule.components)) > _MAX_COMPONENTS:
+    if (count := len(schedule.components)) > _MAX_COMPONENTS:
         most = f"at most {_MAX_COMPONENTS} components"
-        raise ConfigError(f"a saved mixture can have {most}, got {number}.")
+        raise ConfigError(f"a saved mixture can have {most}, got {count}.")
     tensors = {f"noise.{k}": noise for k, (noise, _) in enumerate(schedule.components)}
     components = [
         {"noise": name, "amount": to_plain(_registered(amount, "amount"))}
@@ -116,12 +116,12 @@ def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> sch
 
 def _fields(record: object, names: set[str], where: str) -> dict[str, Any]:
     fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
-    what = f"{where} must be an object with {', '.join(sorted(names))}"
-    require_valid(set(fields) == names, what, record)
+    required = f"{where} must be an object with {', '.join(sorted(names))}"
+    require_valid(set(fields) == names, required, record)
     return fields
 
 
-def require_valid(is_valid: bool, what: str, got: object) -> None:
+def require_valid(is_valid: bool, required: str, got: object) -> None:
     """Raise `CheckpointError` for a value of a file, unless it is valid."""
     if not is_valid:
-        raise CheckpointError(f"{what}, got {shorten(got)}. {_AGAIN}")
+        raise CheckpointError(f"{required}, got {shorten(got)}. {_AGAIN}")

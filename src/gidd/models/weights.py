@@ -101,8 +101,8 @@ def read_shapes(path: Path) -> dict[str, Shape]:
                 dtype = str(part.get_dtype())
                 if dtype not in _DTYPES:
                     must = "float32, float64, float16 or bfloat16"
-                    what = f"tensor {shorten(name)} must be {must}, got {shorten(dtype)}"
-                    raise CheckpointError(f"{path}: {what}. Convert the weights.")
+                    required = f"tensor {shorten(name)} must be {must}, got {shorten(dtype)}"
+                    raise CheckpointError(f"{path}: {required}. Convert the weights.")
                 shapes[name] = tuple(part.get_shape())
     return shapes
 
@@ -122,9 +122,9 @@ def _require_safetensors(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} must be a regular file, got a {file_kind(path)}.")
     if not path.is_file():
-        found = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLE_SUFFIXES)
-        pickles = f"{', '.join(found[:_SHOWN])} in the same folder {_PICKLE}"
-        hint = pickles if found else "Check the path, or download the checkpoint again."
+        pickled = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLE_SUFFIXES)
+        pickles = f"{', '.join(pickled[:_SHOWN])} in the same folder {_PICKLE}"
+        hint = pickles if pickled else "Check the path, or download the checkpoint again."
         raise CheckpointError(f"{path} does not exist. {hint}")
 
 
@@ -133,22 +133,22 @@ def require_finite(tensors: Mapping[str, Tensor], file: Path | str) -> None:
     for name, tensor in tensors.items():
         # extremes are NaN if any element is; unlike isfinite() this makes no copy
         if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
-            what = f"tensor {shorten(name)} holds NaN or infinity"
-            raise CheckpointError(f"{file}: {what}. Use a checkpoint from before it diverged.")
+            problem = f"tensor {shorten(name)} holds NaN or infinity"
+            raise CheckpointError(f"{file}: {problem}. Use a checkpoint from before it diverged.")
 
 
-def require_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], file: Path) -> None:
+def require_tensors(expected: Mapping[str, Shape], shapes: Mapping[str, Shape], file: Path) -> None:
     """Refuse missing and unexpected tensors, and other shapes than expected."""
 
     def wrong() -> Iterator[str]:
-        for name in (name for name in expected if name not in found):
+        for name in (name for name in expected if name not in shapes):
             yield f"tensor {shorten(name)} is missing"
-        for name, shape in found.items():
+        for name, shape in shapes.items():
             if name not in expected:
                 yield f"tensor {shorten(name)} is not part of this model"
             elif shape != expected[name]:
-                right, given = (shorten(list(sizes)) for sizes in (expected[name], shape))
-                yield f"tensor {shorten(name)} must have shape {right}, got {given}"
+                right, got = (shorten(list(sizes)) for sizes in (expected[name], shape))
+                yield f"tensor {shorten(name)} must have shape {right}, got {got}"
 
     if problems := list(islice(wrong(), _SHOWN + 1)):
         shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > _SHOWN else "")

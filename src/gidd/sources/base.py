@@ -106,17 +106,18 @@ class Source(ABC):
         """p(x_i | Z_t): the ordinary posterior, which is also conditioned on z_i itself."""
         t = t.to(self.initial)
         kept = schedule.alpha(t)[:, None, None] * F.one_hot(z, schedule.vocab.size)
-        own = kept + at_token(schedule.beta_pi(t), z)[..., None]  # q_t(z_i | v) for every token v
-        joint = self.leave_one_out(schedule, t, z) * own
+        # q_t(z_i | v) for every token v
+        likelihood = kept + at_token(schedule.beta_pi(t), z)[..., None]
+        joint = self.leave_one_out(schedule, t, z) * likelihood
         return joint / joint.sum(-1, keepdim=True)
 
     def _evidence(self, schedule: MixingSchedule, t: Tensor, z: Tensor) -> Tensor:
         """q_t(z_i | state) [B, L, K]: the emission probability of z_i, mixed with noise."""
         if schedule.vocab.size < self.num_tokens:
-            number, got = self.num_tokens, schedule.vocab.size
+            num_tokens, got = self.num_tokens, schedule.vocab.size
             raise ConfigError(
-                f"schedule.vocab.size must be at least the source's {number} tokens, got {got}. "
-                f"Use Vocab({number + 1}, mask_id={number})."
+                f"schedule.vocab.size must be at least the source's {num_tokens} tokens, "
+                f"got {got}. Use Vocab({num_tokens + 1}, mask_id={num_tokens})."
             )
         t = t.to(self.initial)
         noise = at_token(schedule.beta_pi(t), z)

@@ -87,8 +87,8 @@ class SmallWorld:
     def leave_one_out(self, z: Tensor, t: Tensor) -> Tensor:
         """p(x_i | Z without z_i) by enumeration; 0 where the rest of Z has probability 0."""
         q = self._token_noising(z, t)
-        own = torch.eye(self.length, dtype=torch.bool)
-        others = torch.where(own, 1, q[..., None, :]).prod(-1)  # [X, Z, L, L] -> [X, Z, L]
+        is_same = torch.eye(self.length, dtype=torch.bool)
+        others = torch.where(is_same, 1, q[..., None, :]).prod(-1)  # [X, Z, L, L] -> [X, Z, L]
         return _normalised(self._token_mass(others))
 
     def posterior(self, z: Tensor, t: Tensor) -> Tensor:

@@ -37,12 +37,12 @@ _END: Final[_State] = (".",)
 
 def _agreement(links: dict[_State, list[_State]]) -> list[_State]:
     first: list[_State] = []
-    for number in _NUMBERS:
-        nouns = [("noun", number, words[number]) for words in _NOUNS]
-        verbs = [("verb", number, words[number]) for words in _VERBS]
-        adjectives = [("adjective", number, word) for word in _ADJECTIVES]
-        adverbs = [("adverb", number, word) for word in _ADVERBS]
-        first.append(("article", number, "the"))
+    for plurality in _NUMBERS:
+        nouns = [("noun", plurality, words[plurality]) for words in _NOUNS]
+        verbs = [("verb", plurality, words[plurality]) for words in _VERBS]
+        adjectives = [("adjective", plurality, word) for word in _ADJECTIVES]
+        adverbs = [("adverb", plurality, word) for word in _ADVERBS]
+        first.append(("article", plurality, "the"))
         links[first[-1]] = [*adjectives, *nouns]
         links |= {state: nouns for state in adjectives}
         links |= {state: [*adverbs, *verbs] for state in nouns}
@@ -59,7 +59,8 @@ def _names(links: dict[_State, list[_State]]) -> list[_State]:
             if b != a:
                 words = (b, "and", b, "greeted", a)
                 path = [("met", a, b, b), *(("met", a, b, i, w) for i, w in enumerate(words[1:]))]
-                links |= {one: [other] for one, other in zip(path, [*path[1:], _END], strict=True)}
+                following = [*path[1:], _END]
+                links |= {state: [other] for state, other in zip(path, following, strict=True)}
     return [("met", a) for a in _NAMES]
 
 
@@ -100,15 +101,15 @@ def sentence_source(noise: float = 0.01) -> tuple[HiddenMarkovSource, tuple[str,
     links: dict[_State, list[_State]] = {}
     kinds = [_agreement(links), _names(links), _sums(links), _brackets(links)]
     states = [_END, *links]
-    number = {state: k for k, state in enumerate(states)}
+    index = {state: k for k, state in enumerate(states)}
     words = tuple(sorted({state[-1] for state in states}))
     transition = torch.zeros(len(states), len(states), dtype=torch.float64)
     for state, following in links.items():
         for other in following:
-            transition[number[state], number[other]] += 1 / len(following)
+            transition[index[state], index[other]] += 1 / len(following)
     for first in kinds:  # each kind of sentence is as frequent as the others
         for state in first:
-            transition[0, number[state]] += 1 / len(kinds) / len(first)
+            transition[0, index[state]] += 1 / len(kinds) / len(first)
     emission = torch.full((len(states), len(words)), noise / len(words), dtype=torch.float64)
     for k, state in enumerate(states):
         emission[k, words.index(state[-1])] += 1 - noise

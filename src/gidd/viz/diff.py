@@ -45,12 +45,12 @@ def readable(original: str, changes: Sequence[TextChange], *, colours: bool) -> 
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for number, segments in _lines(_segments(original, changes)):
+    for line_number, segments in _lines(_segments(original, changes)):
         if any(kind != "same" for kind, _ in segments):
             line = Text()
             for kind, text in _shortened(segments):
                 line.append(forms[kind].format(text), _STYLES[kind])
-            table.add_row(f"{number} │", line)
+            table.add_row(f"{line_number} │", line)
     return table
 
 
@@ -93,7 +93,7 @@ def _merged(changes: Sequence[TextChange]) -> Iterator[_Segment]:
 
 def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]:
     """Yield the numbered lines of the original, safe to print; replaced line ends become signs."""
-    number, following = 1, 1
+    line_number, following = 1, 1
     line: list[_Segment] = []
     for kind, text in segments:
         if kind != "same":
@@ -105,10 +105,10 @@ def _lines(segments: Iterable[_Segment]) -> Iterator[tuple[int, list[_Segment]]]
         first, *others = printable(text).split("\n")
         line.append(("same", first))
         for other in others:
-            yield number, line
+            yield line_number, line
             following += 1
-            number, line = following, [("same", other)]
-    yield number, line
+            line_number, line = following, [("same", other)]
+    yield line_number, line
 
 
 def _shortened(segments: Sequence[_Segment]) -> Iterator[_Segment]:

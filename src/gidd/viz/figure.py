@@ -49,10 +49,10 @@ def drawing(out: Path, inches: tuple[float, float]) -> Generator[Any]:
             figure.savefig(file, format=out.suffix.lower()[1:], dpi=DPI)
 
 
-def require_few(num: int, what: str) -> None:
+def require_few(num: int, items: str) -> None:
     """Refuse a plot with more curves than there are colours."""
     if not 1 <= num <= len(COLOURS):
-        raise ConfigError(f"a plot must have 1 to {len(COLOURS)} {what}, got {num}.")
+        raise ConfigError(f"a plot must have 1 to {len(COLOURS)} {items}, got {num}.")
 
 
 def finish(axes: Any, x: str, y: str) -> None:

@@ -99,7 +99,7 @@ def _packed(
         frames.append(
             {name: getattr(frame, name) for name in ("step_index", "step", "time")}
             | {
-                "cells": [number for triple in changed for number in triple],
+                "cells": [value for triple in changed for value in triple],
                 "confidence": _permille(frame.probability),
                 "top": _other_choices(frame, free, token_texts, strings),
                 "accuracy": frame.self_accuracy(free.to(frame.tokens.device)),
@@ -116,11 +116,11 @@ def _other_choices(
     """Return position, text and probability of the most likely token where it is another one."""
     other = (frame.top != frame.tokens).cpu() & free
     confidence = _permille(frame.top_probability)
-    found: list[int] = []
+    cells: list[int] = []
     for i in other.nonzero().flatten().tolist():
         (text,) = token_texts([int(frame.top[i])])
-        found += [i, strings.setdefault(text, len(strings)), confidence[i]]
-    return found
+        cells += [i, strings.setdefault(text, len(strings)), confidence[i]]
+    return cells
 
 
 def _permille(probability: torch.Tensor) -> list[int]:

@@ -81,11 +81,11 @@ def plot_results(
         if panel is not None:
             _check_columns(panel, rows, columns)
         varying = {name for name in columns if len({str(row.get(name)) for row in rows}) > 1}
-        for number, each in enumerate(panels):
-            along = (each.x,) if each.along is None else each.along
+        for index, shown in enumerate(panels):
+            along = (shown.x,) if shown.along is None else shown.along
             along = tuple(name for name in along if name in varying)[:1]
-            group = tuple(name for name in each.group if name in varying and name not in along)
-            panels[number] = each._replace(group=group, along=along)
+            group = tuple(name for name in shown.group if name in varying and name not in along)
+            panels[index] = shown._replace(group=group, along=along)
         width, height = min(len(panels), 2), (len(panels) + 1) // 2
         with drawing(out, (5.5 * width + 1.5, 4.0 * height + 1.0)) as figure:
             grid = figure.subplots(height, width, squeeze=False).flat
@@ -148,19 +148,19 @@ def _draw_panel(axes: Any, panel: Panel, results: Sequence[ResultTable]) -> dict
     is_text = any(isinstance(row.get(panel.x), str) for row in rows)
     groups = list(dict.fromkeys(_group(row, panel) for row in rows))
     legend: dict[str, Any] = {}
-    for number, (place, group) in product(range(len(results)), enumerate(groups)):
-        result = results[number]
+    for index, (place, group) in product(range(len(results)), enumerate(groups)):
+        result = results[index]
         points = [row for row in result.rows if _group(row, panel) == group]
         if not points:
             continue
-        colour = number if len(results) > 1 else place
+        colour = index if len(results) > 1 else place
         style = {
             "color": COLOURS[colour % len(COLOURS)],
             "marker": _MARKERS[place % len(_MARKERS)],
             "linestyle": _LINES[place // len(_MARKERS) % len(_LINES)] if panel.along else "",
         }
         if is_text:  # points of several curves stand beside each other
-            curve = (number * len(groups) + place + 0.5) / (len(results) * len(groups))
+            curve = (index * len(groups) + place + 0.5) / (len(results) * len(groups))
             shift = 0.6 * (curve - 0.5)
             points = [{**p, panel.x: names.index(str(p.get(panel.x))) + shift} for p in points]
         _draw_curve(axes, points, panel, style)
@@ -190,9 +190,9 @@ def _draw_curve(axes: Any, rows: Sequence[Row], panel: Panel, style: dict[str, A
     if not keep.any():
         return
     errors = {
-        f"{axis}err": np.nan_to_num(np.abs(found[keep]))
+        f"{axis}err": np.nan_to_num(np.abs(column[keep]))
         for axis, name in (("x", panel.x), ("y", panel.y))
-        if np.isfinite(found := _column(rows, f"{name}_se")).any()
+        if np.isfinite(column := _column(rows, f"{name}_se")).any()
     }
     bars = {"capsize": 2.5, "elinewidth": 1.0, "markersize": 6}
     is_best = np.array([row.get("on_frontier") is not False for row in rows])[keep]
@@ -264,11 +264,11 @@ def _weights(schedule: MixingSchedule, times: Values) -> dict[str, Values]:
     """Return w_t(z_t, x) (Eq. 13) of every kind of noisy token."""
     mask_id = schedule.vocab.mask_id
     x, other = [token for token in range(3) if token != mask_id][:2]
-    found: dict[str, Values] = {}
+    values: dict[str, Values] = {}
     for kind, token in {"clean": x, "masked": mask_id, "replaced": other}.items():
         if token is not None:
             parts = torch.from_numpy(times).split(16)
             tokens = [(torch.full((len(t), 1), x), torch.full((len(t), 1), token)) for t in parts]
             weights = [elbo_weight(schedule, t, *z) for t, z in zip(parts, tokens, strict=True)]
-            found[kind] = torch.cat(weights)[:, 0].numpy()
-    return found
+            values[kind] = torch.cat(weights)[:, 0].numpy()
+    return values

@@ -80,11 +80,11 @@ class RunGroup(NamedTuple):
         steps = reduce(np.intersect1d, [curve.steps for curve in curves]) if curves else []
         if not len(steps):
             return None
-        found: list[Values] = []
+        columns: list[Values] = []
         for curve in curves:
             unique, first = np.unique(curve.steps, return_index=True)
-            found.append(curve.values[first[np.searchsorted(unique, steps)]])
-        rows = np.stack(found)
+            columns.append(curve.values[first[np.searchsorted(unique, steps)]])
+        rows = np.stack(columns)
         return MetricBand(np.asarray(steps), rows.mean(0), rows.min(0), rows.max(0))
 
 
@@ -118,8 +118,8 @@ def _plot_likelihood(axes: Any, groups: Sequence[RunGroup], figure: Any) -> None
                 if len(group.runs) > 1:
                     below, above = validation.mean - validation.low, validation.high
                     errors = np.stack([below, above - validation.mean])
-                elif (found := group.band("evaluation", f"{name}_se")) is not None:
-                    pairs = zip(found.steps.tolist(), np.abs(found.mean).tolist(), strict=True)
+                elif (band := group.band("evaluation", f"{name}_se")) is not None:
+                    pairs = zip(band.steps.tolist(), np.abs(band.mean).tolist(), strict=True)
                     error_at = dict(pairs)
                     errors = np.array([error_at.get(step, 0.0) for step in steps])
                 style = {"color": colour, "fmt": "o", **_POINTS}

@@ -136,12 +136,12 @@ def _report(result: EvaluationResult, options: PerplexityCommand) -> None:
         print()
     report(result, options.result)
     if is_table:
-        found = result.manifest
-        skipped = found["skipped_documents"]
+        manifest = result.manifest
+        skipped = manifest["skipped_documents"]
         line = (
-            f"{found['num_documents']:,} documents, {found['tokens']:,} tokens, "
-            f"{found['bytes']:,} bytes; {found['num_windows']:,} windows of at most "
-            f"{found['length']:,} tokens, {found['forward_passes']:,} forward passes of a window"
-            + (f"; {skipped:,} documents without a scored token" if skipped else "")
+            f"{manifest['num_documents']:,} documents, {manifest['tokens']:,} tokens, "
+            f"{manifest['bytes']:,} bytes; {manifest['num_windows']:,} windows of at most "
+            f"{manifest['length']:,} tokens, {manifest['forward_passes']:,} forward passes of a "
+            "window" + (f"; {skipped:,} documents without a scored token" if skipped else "")
         )
         CliConsole(highlight=False).print(plain(line), soft_wrap=True)

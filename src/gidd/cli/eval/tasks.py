@@ -51,11 +51,11 @@ class TasksCommand(CheckedCommand):
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, score, report."""
-    given = "gidd eval tasks", __doc__, arguments
-    options = parse_checked(TasksCommand, *given)
+    command = "gidd eval tasks", __doc__, arguments
+    options = parse_checked(TasksCommand, *command)
     if options.scoring.rule == "paper":  # which has other defaults
         default = replace(options, scoring=TaskOptions.of_rule("paper"))
-        options = parse_checked(TasksCommand, *given, default)
+        options = parse_checked(TasksCommand, *command, default)
     if not options.tasks:
         raise ConfigError("TASK must be at least one task, file or folder, such as paper.")
     for task in options.tasks:

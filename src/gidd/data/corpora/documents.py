@@ -132,14 +132,14 @@ def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:
 def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[str, str]]:
     """Yield place and text of the documents of (source, start, stop) ranges, which must exist."""
     for documents, start, stop in parts:
-        found = 0
+        count = 0
         for text in _read_on(documents, start, stop):
-            found += 1
-            yield f"{documents.name}, document {start + found}", text
-        if found != stop - start:
+            count += 1
+            yield f"{documents.name}, document {start + count}", text
+        if count != stop - start:
             raise DataError(
                 f"{documents.name} must have documents {start} to {stop - 1}, but has only "
-                f"{start + found}: it changed after it was counted. Prepare into a new folder."
+                f"{start + count}: it changed after it was counted. Prepare into a new folder."
             )
 
 

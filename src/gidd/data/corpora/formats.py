@@ -138,9 +138,9 @@ class _JsonLines(_File):
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         mark = max((mark for mark in self.marks if mark[0] <= start), default=_START)
-        for number, _, line in islice(self._lines(mark), start - mark[0], stop - mark[0]):
-            place = f"{self.name}, line {number}"
-            text = _decode(line, self.name, number)
+        for line_number, _, line in islice(self._lines(mark), start - mark[0], stop - mark[0]):
+            place = f"{self.name}, line {line_number}"
+            text = _decode(line, self.name, line_number)
             if not self.column:
                 yield text
                 continue
@@ -157,10 +157,11 @@ class _JsonLines(_File):
             if byte:
                 file.seek(byte)
             longest = DOCUMENT_BYTES.value
-            for number, line in enumerate(iter(partial(file.readline, longest + 1), b""), first):
-                require_document_size(len(line), f"{self.name}, line {number}")
+            lines = iter(partial(file.readline, longest + 1), b"")
+            for line_number, line in enumerate(lines, first):
+                require_document_size(len(line), f"{self.name}, line {line_number}")
                 if line.strip():
-                    yield number, byte, line
+                    yield line_number, byte, line
                 byte += len(line)
 
 
@@ -184,9 +185,9 @@ class ParquetFile(_File):
                 rows = table.metadata.row_group(group).num_rows
                 if row < stop and row + rows > start:
                     values = self._values(table, group, kind, file)
-                    for number, value in enumerate(islice(values, stop - row), start=row):
-                        if number >= start:
-                            place, data = f"{self.name}, row {number + 1}", value.as_buffer()
+                    for index, value in enumerate(islice(values, stop - row), start=row):
+                        if index >= start:
+                            place, data = f"{self.name}, row {index + 1}", value.as_buffer()
                             require_document_size(0 if data is None else data.size, place)
                             yield text_of({self.column: value.as_py()}, self.column, place)
                 row += rows
@@ -211,8 +212,8 @@ class ParquetFile(_File):
         hence batches of few rows. With a dictionary, every batch copies it.
         """
         about = table.metadata.row_group(group)
-        columns = [about.column(number) for number in range(about.num_columns)]
-        (column,) = (each for each in columns if each.path_in_schema == self.column)
+        columns = [about.column(index) for index in range(about.num_columns)]
+        (column,) = (column for column in columns if column.path_in_schema == self.column)
         size = column.total_uncompressed_size
         _require_expansion(size, file, self.name)
         least = 64 if optional_package("pyarrow.types", "data").is_dictionary(kind) else 1

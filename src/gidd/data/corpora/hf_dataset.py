@@ -77,7 +77,7 @@ class HubCorpus(Corpus):
             files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
         if files and all(file.endswith(".parquet") for file in files):
             return [reader(require_no_references(file), self.text_field) for file in files]
-        return [_Shard(self, split, number, num_shards) for number in range(num_shards)]
+        return [_Shard(self, split, index, num_shards) for index in range(num_shards)]
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class _Shard(Documents):
 
     corpus: HubCorpus
     split: str
-    number: int
+    index: int
     num_shards: int
 
     quick_count = False
 
     @property
     def name(self) -> str:
-        shard = f"shard {self.number + 1} of {self.num_shards}"
+        shard = f"shard {self.index + 1} of {self.num_shards}"
         return f"{self.corpus.dataset}:{self.split}, {shard}"
 
     def stamp(self) -> list[int]:
@@ -114,17 +114,17 @@ class _Shard(Documents):
         column = self.corpus.text_field
         with wrap_errors(self.name, _REMEDY):
             stream = self._stream().skip(start).take(stop - start)
-            for number, row in enumerate(stream, start=start + 1):
+            for position, row in enumerate(stream, start=start + 1):
                 if column not in row:
                     raise no_column(self.name, column, list(row))
-                place = f"{self.name}, document {number}"
+                place = f"{self.name}, document {position}"
                 text = text_of(row, column, place)
                 require_document_size(len(text.encode()), place)
                 yield text
 
     def _stream(self) -> Any:
         stream = _builder(self.corpus).as_streaming_dataset(split=self.split)
-        return stream.shard(num_shards=self.num_shards, index=self.number)
+        return stream.shard(num_shards=self.num_shards, index=self.index)
 
 
 @lru_cache(maxsize=32)

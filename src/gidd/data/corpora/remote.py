@@ -35,12 +35,12 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
     place = without_credentials(url)
     with _connect(url) as (system, path):
         if "*" in place:
-            found = system.glob(path)
+            paths = system.glob(path)
         elif place.endswith(endings):
             return [url]
         else:
-            found = system.find(path)
-        files = restore_references(map(system.unstrip_protocol, found), url)
+            paths = system.find(path)
+        files = restore_references(map(system.unstrip_protocol, paths), url)
     files = [file for file in files if without_credentials(file).endswith(endings)]
     if not files:
         raise DataError(
@@ -59,8 +59,8 @@ def stamp(url: str) -> list[int]:
 
 def make_stamp(size: int | None, version: object) -> list[int]:
     """Return the size in bytes (-1 if unknown) and a hash of the version."""
-    number = int.from_bytes(hashlib.sha256(repr(version).encode()).digest()[:6])
-    return [-1 if size is None else int(size), number]
+    fingerprint = int.from_bytes(hashlib.sha256(repr(version).encode()).digest()[:6])
+    return [-1 if size is None else int(size), fingerprint]
 
 
 @contextmanager

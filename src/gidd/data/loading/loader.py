@@ -117,11 +117,11 @@ class BatchSource:
             at = 0
             for document in range(first, end):
                 shard, start, stop = self._window(document, float(where))
-                own = slice(at, at := at + stop - start)
-                tokens[row, own] = shard.tokens[start:stop]
-                segments[row, own] = document - first
+                columns = slice(at, at := at + stop - start)
+                tokens[row, columns] = shard.tokens[start:stop]
+                segments[row, columns] = document - first
                 if shard.given is not None:
-                    given[row, own] = shard.given[start:stop]
+                    given[row, columns] = shard.given[start:stop]
         self._require_valid_tokens(tokens, firsts[:, None] + segments)
         arrays = {"tokens": tokens, "valid": segments >= 0, "sample_index": sample}
         arrays |= {"given": given} if self.shards.has_given else {}
@@ -147,8 +147,8 @@ class BatchSource:
 
     def _window(self, document: int, where: float) -> tuple[TokenShard, int, int]:
         """Return the shard of a document, and start and end of the window of a sample in it."""
-        shard, number = self.shards.locate(document)
-        start, stop = shard.bounds(number)
+        shard, index = self.shards.locate(document)
+        start, stop = shard.bounds(index)
         spare = stop - start - self.config.length
         if spare > 0:
             is_chat = shard.given is not None  # a chat without its last answer is of no use
@@ -160,8 +160,8 @@ class BatchSource:
         if tokens.min() >= 0 and tokens.max() < self.config.vocab_size:
             return
         bad = (tokens < 0) | (tokens >= self.config.vocab_size)
-        shard, number = self.shards.locate(int(documents[bad][0]))
-        raise invalid_tokens(f"{shard.file}: document {number}", self.config.vocab_size)
+        shard, index = self.shards.locate(int(documents[bad][0]))
+        raise invalid_tokens(f"{shard.file}: document {index}", self.config.vocab_size)
 
 
 def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
@@ -254,7 +254,7 @@ def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDAr
     bits = max(2, (size - 1).bit_length())
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
-    words = (philox((number, *counter), key) for number in range(_ROUNDS))
+    words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
     keys = [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]
     result = _feistel(place.astype(np.uint64), bits, keys)
     while (outside := result >= size).any():
@@ -268,8 +268,8 @@ def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDA
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high, low = value >> low_bits, value & low_mask
-    for number, key in enumerate(keys):
-        if number % 2:
+    for round_index, key in enumerate(keys):
+        if round_index % 2:
             low = low ^ (_mix(high, key) & low_mask)
         else:
             high = high ^ (_mix(low, key) & high_mask)

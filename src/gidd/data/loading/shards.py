@@ -111,8 +111,8 @@ class ShardSet:
 
     def locate(self, document: int) -> tuple[TokenShard, int]:
         """Return the shard of a document and its index in that shard."""
-        number = int(np.searchsorted(self._first, document, side="right")) - 1
-        return self.shards[number], document - int(self._first[number])
+        index = int(np.searchsorted(self._first, document, side="right")) - 1
+        return self.shards[index], document - int(self._first[index])
 
 
 def open_shard(

@@ -84,7 +84,7 @@ def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) 
     """Run the unfinished tasks on `workers` processes of this machine; write the manifest."""
     remove_leftovers(preparation.out)
     left = preparation.unfinished()
-    total, done = sum(one.documents(split) for one in left for split in one.parts), 0
+    total, done = sum(item.documents(split) for item in left for split in item.parts), 0
     with nullcontext() if quiet else show_counts("preparing documents") as show:
 
         def advance(documents: int) -> None:
@@ -106,11 +106,11 @@ class Preparation:
 
     def unfinished(self) -> list[Work]:
         """Return the tasks that are not finished."""
-        return [one for one in self.work if finished(one) is None]
+        return [item for item in self.work if finished(item) is None]
 
     def finish(self) -> DataManifest:
         """Write the manifest; raise `DataError` if a task is not finished."""
-        records = {one.name: finished(one) for one in self.work}
+        records = {item.name: finished(item) for item in self.work}
         if missing := [name for name, record in records.items() if record is None]:
             names = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
             raise DataError(
@@ -128,7 +128,7 @@ class Preparation:
             vocab=tokenizer.vocab,
             end_id=tokenizer.end_id,
             dtype=self.work[0].dtype,
-            splits={name: Split.of(found) for name, found in shards.items() if found},
+            splits={name: Split.of(listed) for name, listed in shards.items() if listed},
             sources=tuple(plan["sources"]),
             command=plan["command"],
             known=plan["known"],
@@ -165,11 +165,11 @@ def start_preparation(
             "of an exact source. Leave --tokenizer out, or use the corpus's `tokenizer()`."
         )
     # the last documents are held out, so the last corpus sets the default
-    own = last.validation() if validation in (None, "auto") else 0
-    if validation == "auto" and not own:
+    held_out = last.validation() if validation in (None, "auto") else 0
+    if validation == "auto" and not held_out:
         validation_order = "spaced"
     elif validation in (None, "auto"):
-        validation = own
+        validation = held_out
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     busy = f"{out} is being written by another `gidd data prepare`. Wait for it, or stop it."
     with file_lock(out / TASKS / "lock", DataError(busy)):
@@ -179,7 +179,7 @@ def start_preparation(
         plan = load_or_create_plan(out, documents, settings, notes, workers)
         tokenizer.save(out)
         work = make_work(out, plan, documents, tokenizer)
-        for folder in {out / split for one in work for split in one.parts}:
+        for folder in {out / split for item in work for split in item.parts}:
             folder.mkdir(exist_ok=True)
         if format == "text" and not any((out / TASKS).glob("[0-9]*.json")):
             _warn_if_lossy(tokenizer, documents)

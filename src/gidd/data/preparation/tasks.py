@@ -82,14 +82,14 @@ def make_tasks(
     ends = [0, *accumulate(counts)]
     total = ends[-1]
     result: list[Task] = []
-    for number in range(tasks):
-        start, stop = total * number // tasks, total * (number + 1) // tasks
+    for index in range(tasks):
+        start, stop = total * index // tasks, total * (index + 1) // tasks
         if order == "last":
             border = min(max(start, total - held_out), stop)
         else:
             border = stop - (stop * held_out // total - start * held_out // total)
         ranges = {TRAIN: _ranges(ends, start, border), VALIDATION: _ranges(ends, border, stop)}
-        result.append({split: found for split, found in ranges.items() if found})
+        result.append({split: parts for split, parts in ranges.items() if parts})
     return result
 
 
@@ -156,7 +156,7 @@ def read_plan(out: Path) -> dict[str, Any]:
     """Read the plan of a folder; its settings are compared with those of the run."""
     path, remedy = out / TASKS / PLAN, f"Delete the folder {out} and prepare again."
     plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
-    known = {one.name: plan[one.name] for one in fields(_Notes) if one.name in plan}
+    known = {field.name: plan[field.name] for field in fields(_Notes) if field.name in plan}
     try:
         if min(from_plain(_Notes, known, "plan", has_kinds=False).counts, default=0) < 0:
             raise ConfigError(f"counts must not be negative, got {shorten(plan['counts'])}.")
@@ -204,10 +204,10 @@ def load_or_create_plan(
 
 def tasks_of(plan: dict[str, Any]) -> list[Task]:
     """Return the tasks of a plan: as many as given, else 8, or one per 256 MB above 2 GB."""
-    given, total = plan["tasks"], sum(plan["counts"])
-    if given is not None and given < 1:
-        raise ConfigError(f"tasks must be at least 1, got {given}. Omit it to use the default.")
-    tasks = min(total, given or max(8, math.ceil(_size(plan) / _BYTES_PER_TASK)))
+    num_tasks, total = plan["tasks"], sum(plan["counts"])
+    if num_tasks is not None and num_tasks < 1:
+        raise ConfigError(f"tasks must be at least 1, got {num_tasks}. Omit it to use the default.")
+    tasks = min(total, num_tasks or max(8, math.ceil(_size(plan) / _BYTES_PER_TASK)))
     held_out = num_held_out(plan["validation"], total)
     return make_tasks(plan["counts"], held_out, tasks, plan["validation_order"])
 
@@ -257,12 +257,12 @@ def make_work(
     digest, work = plan_digest(plan), list[Work]()
     marks = plan.get("marks", [()] * len(documents))
     documents = [source.with_marks(places) for source, places in zip(documents, marks, strict=True)]
-    for number, task in enumerate(tasks_of(plan)):
+    for index, task in enumerate(tasks_of(plan)):
         parts = {
             split: [(documents[source], start, stop) for source, start, stop in ranges]
             for split, ranges in task.items()
         }
-        name, form = f"{number:05d}", plan.get("format", "text")
+        name, form = f"{index:05d}", plan.get("format", "text")
         work.append(Work(out=out, name=name, dtype=dtype, plan=digest, format=form, parts=parts))
     return tuple(work)
 

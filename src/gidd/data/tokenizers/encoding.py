@@ -112,7 +112,7 @@ def _has_no_merges(tokenizer: Mapping[str, Any]) -> bool:
 def _character_encoder(model: Mapping[str, Any]) -> Encode:
     vocab: Mapping[str, int] = model["vocab"]
     unknown = vocab.get(model.get("unk_token") or "", -1)
-    known = {ord(token): number for token, number in vocab.items() if len(token) == 1}
+    known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
     similar = SimilarCharacters(map(chr, known))
     last = max(known, default=0) + 1
     table = np.full(last + 1, unknown)
@@ -153,8 +153,8 @@ def cut(text: str, longest: int) -> Iterator[str]:
     while len(text) - start > longest:
         stop = _last_cut(text, start + 1, start + longest)
         if not stop:
-            found = _CUT.search(text, start + longest + 1)
-            stop = found.start() if found else len(text)
+            match = _CUT.search(text, start + longest + 1)
+            stop = match.start() if match else len(text)
         yield text[start:stop]
         start = stop
     if start < len(text) or not text:
@@ -162,10 +162,10 @@ def cut(text: str, longest: int) -> Iterator[str]:
 
 
 def _last_cut(text: str, start: int, stop: int) -> int:
-    while (found := max(text.rfind(" ", start, stop + 1), text.rfind("\n", start, stop + 1))) > 0:
-        if text[found - 1].isalnum():
-            return found
-        stop = found - 1
+    while (at := max(text.rfind(" ", start, stop + 1), text.rfind("\n", start, stop + 1))) > 0:
+        if text[at - 1].isalnum():
+            return at
+        stop = at - 1
     return 0
 
 

@@ -98,21 +98,21 @@ def check_vocabulary(vocab: object, added: Iterable[object] = (), most: int = _M
         ids = list(cast("dict[object, Any]", vocab).values())
     every: list[Any] = [*ids, *added]
     largest = 2 * len(every) + 1023  # lists as long as the largest id are made
-    if wrong := [each for each in every if type(each) is not int or not 0 <= each <= largest]:
+    if wrong := [index for index in every if type(index) is not int or not 0 <= index <= largest]:
         raise ValueError(f"ids of tokens must be integers up to {largest}, got {shorten(wrong[0])}")
-    if (found := len(set(ids))) < size:  # which token is decoded and saved would be random
-        raise ValueError(f"ids of tokens must be distinct, got {found:,} for {size:,} tokens")
+    if (distinct := len(set(ids))) < size:  # which token is decoded and saved would be random
+        raise ValueError(f"ids of tokens must be distinct, got {distinct:,} for {size:,} tokens")
 
 
-def _check_tokens(tokens: Collection[object], what: str, most: int | None = None) -> None:
+def _check_tokens(tokens: Collection[object], name: str, most: int | None = None) -> None:
     if wrong := set(map(type, tokens)) - {str}:
-        raise ValueError(f"{what} must have strings as tokens, got {wrong.pop().__name__}")
+        raise ValueError(f"{name} must have strings as tokens, got {wrong.pop().__name__}")
     texts = cast("Collection[str]", tokens)
     if (longest := max(map(len, texts), default=0)) > _MAX_TOKEN:
-        raise ValueError(f"{what} must have at most {_MAX_TOKEN:,} characters, got {longest:,}")
+        raise ValueError(f"{name} must have at most {_MAX_TOKEN:,} characters, got {longest:,}")
     total = len("".join(texts).encode("utf-8", "replace"))
     if most is not None and total > most:
-        raise ValueError(f"{what} must have at most {most:,} bytes of tokens, got {total:,}")
+        raise ValueError(f"{name} must have at most {most:,} bytes of tokens, got {total:,}")
 
 
 def _check_rest(value: object) -> None:
@@ -212,9 +212,9 @@ def ensure_special_tokens(
     """
     end, pad, mask = (_find(inner, name, names.get(name)) for name in SPECIAL_FIELDS)
     notes: list[str] = []
-    number = inner.get_vocab_size(with_added_tokens=True)
+    size = inner.get_vocab_size(with_added_tokens=True)
     if end is None and (
-        model is None or (number < model.size and (mask is not None or number != model.mask_id))
+        model is None or (size < model.size and (mask is not None or size != model.mask_id))
     ):
         end = END
         notes.append(_add(inner, "end-of-text", "end", END))
@@ -230,10 +230,10 @@ def ensure_special_tokens(
     return end, pad or end, mask or MASK, tuple(notes)
 
 
-def _add(inner: Any, what: str, name: str, token: str) -> str:
+def _add(inner: Any, role: str, name: str, token: str) -> str:
     inner.add_special_tokens([token])
     return (
-        f"the tokenizer has no {what} token; {token} was added as token "
+        f"the tokenizer has no {role} token; {token} was added as token "
         f"{inner.token_to_id(token):,}, which a model trained before with this tokenizer has not "
         f"learned. If another token is meant, name it as {SPECIAL_FIELDS[name]} in "
         f"{SETTINGS_FILES[0]}, or load the tokenizer with Tokenizer.load(NAME, {name}=TOKEN)."

@@ -98,7 +98,7 @@ def byte_level() -> Tokenizer:
     from tokenizers import models
 
     symbols = sorted(byte_characters())  # the ids of a trained one without merges
-    vocab = {symbol: number for number, symbol in enumerate(symbols)}
+    vocab = {symbol: index for index, symbol in enumerate(symbols)}
     return _with_special_tokens(_byte_level(models.BPE(vocab=vocab, merges=[])))
 
 
@@ -138,7 +138,7 @@ def character_level(symbols: str, *, has_unknown: bool = False) -> Tokenizer:
 
     unknown = UNKNOWN if has_unknown else None
     names = [*symbols, UNKNOWN] if has_unknown else symbols
-    vocab = {token: number for number, token in enumerate(names)}
+    vocab = {token: index for index, token in enumerate(names)}
     inner = Inner(models.BPE(vocab=vocab, merges=[], unk_token=unknown, fuse_unk=False))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([UNKNOWN] if has_unknown else [])
@@ -192,9 +192,9 @@ def _with_special_tokens(inner: Any, pad: str = PAD) -> Tokenizer:
 
 
 def _read(texts: Iterable[str | Path]) -> Iterator[str]:
-    found = False
+    has_text = False
     for text in texts:
-        found = True
+        has_text = True
         try:
             whole = text if isinstance(text, str) else text.read_bytes().decode()
             for piece in cut(whole, _LONGEST):
@@ -205,5 +205,5 @@ def _read(texts: Iterable[str | Path]) -> Iterator[str]:
             raise DataError(
                 f"{name} cannot be read as UTF-8 text: {error}. Convert it or leave it out."
             ) from error
-    if not found:
+    if not has_text:
         raise DataError("there is no text to train a tokenizer on. Give at least one file.")

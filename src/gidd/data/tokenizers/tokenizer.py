@@ -115,8 +115,8 @@ class Tokenizer:
         """
         from gidd.data.tokenizers import kinds  # they build this class
 
-        given = _given(end=end, pad=pad, mask=mask)
-        is_plain = not given and revision is None
+        named = _given(end=end, pad=pad, mask=mask)
+        is_plain = not named and revision is None
         if is_plain and name in kinds.GPT2_VOCAB_SIZES and not Path(name).exists():
             return kinds.gpt2(own_padding=name == "gpt2+pad")
         if name in kinds.BUILT_KINDS and not is_plain:
@@ -138,7 +138,7 @@ class Tokenizer:
             chat_template=template,
             named_tokens=tokens,
             copy=False,
-            **given,
+            **named,
         )
 
     @_explain_failure
@@ -167,8 +167,8 @@ class Tokenizer:
         text = self.with_similar_characters(text)
         if self._inner.normalizer is None:
             return next((name for name in self._special_names if name in text), None)
-        found = (self.special_ids - self.unknown_ids).intersection(self.encode_with_special(text))
-        return self._inner.id_to_token(min(found)) if found else None
+        ids = (self.special_ids - self.unknown_ids).intersection(self.encode_with_special(text))
+        return self._inner.id_to_token(min(ids)) if ids else None
 
     @cached_property
     def _special_names(self) -> list[str]:
@@ -184,8 +184,8 @@ class Tokenizer:
     @property
     def named_tokens(self) -> dict[str, str]:
         """Special tokens by the names that chat templates use, such as eos_token."""
-        own = {field: getattr(self, name) for name, field in SPECIAL_FIELDS.items()}
-        return self._named_tokens | {field: token for field, token in own.items() if token}
+        tokens = {field: getattr(self, name) for name, field in SPECIAL_FIELDS.items()}
+        return self._named_tokens | {field: token for field, token in tokens.items() if token}
 
     @_explain_failure
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -305,9 +305,9 @@ class Tokenizer:
         sizes = [0] * self.vocab.size
         if is_byte_level or is_character_level(definition):
             special = (self.end, self.pad, self.mask, definition["model"].get("unk_token"))
-            for token, number in self._inner.get_vocab(with_added_tokens=False).items():
+            for token, index in self._inner.get_vocab(with_added_tokens=False).items():
                 if token not in special:
-                    sizes[number] = len(token) if is_byte_level else len(token.encode())
+                    sizes[index] = len(token) if is_byte_level else len(token.encode())
         return sizes
 
     @cached_property
@@ -332,8 +332,8 @@ class Tokenizer:
         """Return the texts of the files of a saved tokenizer by name."""
         settings = dict(sorted(self.named_tokens.items()))
         if self.chat_template is None:
-            own = SPECIAL_FIELDS.values()
-            settings = {field: token for field, token in settings.items() if field in own}
+            special = SPECIAL_FIELDS.values()
+            settings = {field: token for field, token in settings.items() if field in special}
         else:
             settings["chat_template"] = self.chat_template
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -299,10 +299,10 @@ def itakura_saito_at_z(p_z, log_z, alpha, b_x, b_z, is_kept):
 
 
 @triton.jit
-def gradient_at(own, others, p, log_p, alpha, b):
-    """Return the gradient at x or z for c = 1: g is `own` there, of `others` in the mean.
+def gradient_at(g, others, p, log_p, alpha, b):
+    """Return the gradient at x or z for c = 1: `g` there, `others` in the mean of tokens.
 
     g - mean x_theta - alpha r, without the cancellation of g - g x_theta where x_theta is near 1.
     """
     alpha_r = alpha * b / tl.maximum(alpha * p + b, SMALLEST)  # over x_theta
-    return -own * minus_one(p, log_p) - p * (others + alpha_r)
+    return -g * minus_one(p, log_p) - p * (others + alpha_r)

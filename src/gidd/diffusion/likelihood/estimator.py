@@ -99,9 +99,9 @@ def estimate_nelbo(
     per_repeat = estimator.forward_passes_per_repeat(len(texts))
     forward_passes, draws = 0, list[Tensor]()
 
-    def count(number: int) -> None:
+    def count(num_passes: int) -> None:
         nonlocal forward_passes
-        forward_passes += number
+        forward_passes += num_passes
         if on_forward_passes is not None:
             on_forward_passes(forward_passes, first + max(repeats, len(draws) + 1) * per_repeat)
 
@@ -111,11 +111,11 @@ def estimate_nelbo(
     while True:
         draws.append(estimator.draw(texts, len(draws), count))
         if len(draws) >= repeats:
-            found = NelboEstimate(torch.stack(draws), prior, forward_passes)
+            estimate = NelboEstimate(torch.stack(draws), prior, forward_passes)
             # the error of a prediction that is NaN never falls
-            is_precise = max_se is None or not found.total_error > max_se * num_scored
+            is_precise = max_se is None or not estimate.total_error > max_se * num_scored
             if is_precise or forward_passes + per_repeat > limit:
-                return found
+                return estimate
 
 
 NUM_NODES = 12
@@ -225,8 +225,8 @@ class NelboEstimator:
     def _times(self, texts: Sequence[ScoredText], repeat: int) -> Nodes:
         """Return times and weights [B, T] in float64 on the CPU, in increasing order of t."""
         index = torch.tensor([text.index for text in texts])
-        own = index if self.strata is None else torch.zeros_like(index)
-        address = self.seed, Stream.TIMES, repeat, own, index.new_zeros(1)
+        group = index if self.strata is None else torch.zeros_like(index)
+        address = self.seed, Stream.TIMES, repeat, group, index.new_zeros(1)
         shift = uniforms(*address, dtype=torch.float64)
         if self.strata is not None:
             shift = (shift + index[:, None] / self.strata) % 1
@@ -246,7 +246,7 @@ class NelboEstimator:
 
         As ranks of a sharded model synchronize, a rank without a batch repeats the last one.
         """
-        found = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
+        values_at = torch.zeros(len(texts), len(nodes), dtype=torch.float64)
         rank, size = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
         results: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = pair_batches(texts, nodes, self.tokens_per_batch)
@@ -261,11 +261,11 @@ class NelboEstimator:
             if on_forward_passes is not None:
                 on_forward_passes(sum(map(len, batches[start : start + size])))
         for text, node, values in results:  # at the end: one synchronization
-            found[text, node] = values.double().cpu()
+            values_at[text, node] = values.double().cpu()
         if self.ranks is not None and batches:
-            total = self.ranks.sum(found.flatten().tolist())
-            found = torch.tensor(total, dtype=torch.float64).view_as(found)
-        return found.sum(-1)
+            total = self.ranks.sum(values_at.flatten().tolist())
+            values_at = torch.tensor(total, dtype=torch.float64).view_as(values_at)
+        return values_at.sum(-1)
 
     def _integrand(self, rows: ScoringBatch, repeat: int, t: Tensor) -> Float[Tensor, " N"]:
         """Eq. 14 at one time and one noisy text for each row, summed over the text."""
@@ -287,11 +287,11 @@ class NelboEstimator:
 
     def _prior_kl(self, rows: ScoringBatch) -> Float[Tensor, " N"]:
         """`elbo.prior_kl`, summed over the text: the KL term at 1 - eps of a prediction at 1."""
-        one = torch.ones(len(rows.x), device=self.device)
+        end = torch.ones(len(rows.x), device=self.device)
         u = random_integers(self.seed, Stream.PRIOR, 0, rows.index, rows.position)
         z = rows.keep_given(sample_prior(self.schedule, u))
-        hidden = self.model.hidden(z, one)
-        return self._terms(rows, one - TRAINING_EPS, z, hidden, force=True).kl.sum(-1)
+        hidden = self.model.hidden(z, end)
+        return self._terms(rows, end - TRAINING_EPS, z, hidden, force=True).kl.sum(-1)
 
     def _terms(
         self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False
@@ -310,7 +310,8 @@ class NelboEstimator:
         scored = torch.ones_like(z, dtype=torch.bool) if rows.scored is None else rows.scored
         index = scored.flatten().nonzero().squeeze(-1)
         t = t[:, None].expand_as(z)
-        values = (each.flatten(0, 1)[index].split(_DENSE_TOKENS) for each in (t, rows.x, z, hidden))
+        dense = (tensor.flatten(0, 1)[index] for tensor in (t, rows.x, z, hidden))
+        values = (tensor.split(_DENSE_TOKENS) for tensor in dense)
         predict: Any = cast(Any, self.model).distribution
         parts = [
             elbo_terms(self.schedule, t, x[:, None], z[:, None], predict(states)[:, None])
@@ -365,7 +366,7 @@ def _log_x_theta(
     """Return log x_theta of some tokens at each position, in chunks: no [N, L, V] tensor."""
     weight, bias = model.head() if _has_linear_head(model) else (None, None)
     parts: list[Tensor] = []
-    wanted = torch.stack([each.flatten() for each in tokens], dim=-1)
+    wanted = torch.stack([ids.flatten() for ids in tokens], dim=-1)
     with torch.autocast(hidden.device.type, enabled=False):
         for states, columns in zip(
             hidden.flatten(0, 1).split(CHUNK_TOKENS), wanted.split(CHUNK_TOKENS), strict=True

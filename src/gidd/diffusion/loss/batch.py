@@ -93,7 +93,7 @@ def diffusion_loss(
     require_clean(schedule.vocab, tokens, fixed)
     scale = 1 / tokens.numel() if fixed is None else 1 / (~fixed).sum().clamp_min(1)
     z = noisy_tokens(schedule, t, tokens, u, fixed)
-    found = loss_at(
+    terms = loss_at(
         denoiser,
         schedule,
         weighting,
@@ -105,8 +105,8 @@ def diffusion_loss(
         valid=valid,
         segments=segments,
     )
-    nelbo = (found.weight * (found.kl + found.itakura_saito)).sum() * scale
-    return DiffusionLoss(found.loss, nelbo)
+    nelbo = (terms.weight * (terms.kl + terms.itakura_saito)).sum() * scale
+    return DiffusionLoss(terms.loss, nelbo)
 
 
 def _require_shapes(tokens: Sequences, **flags: Tensor | None) -> None:
@@ -127,14 +127,14 @@ def require_clean(vocab: Vocab, tokens: Sequences, fixed: Flags | None) -> None:
     if vocab.mask_id is not None:
         is_mask = tokens == vocab.mask_id
         is_wrong |= is_mask if fixed is None else is_mask & ~fixed
-    what = (
+    problem = (
         f"tokens must be clean text: ids in [0, {vocab.size}) other than the mask {vocab.mask_id}"
     )
     if tokens.device.type == "cuda":  # the device stops there: the host does not wait for it
-        torch._assert_async(~is_wrong.any(), what)  # pyright: ignore[reportPrivateUsage]
+        torch._assert_async(~is_wrong.any(), problem)  # pyright: ignore[reportPrivateUsage]
     elif is_wrong.any():
         got = tokens[is_wrong][0].item()
-        raise DataError(f"{what}, got {got}. Encode with the tokenizer of schedule.vocab.")
+        raise DataError(f"{problem}, got {got}. Encode with the tokenizer of schedule.vocab.")
 
 
 def noisy_tokens(

@@ -76,8 +76,8 @@ def fused_loss(
     and do not train in fp16, whose gradients a scaler would multiply too late.
     """
     if len(head_weight) != (size := schedule.vocab.size):
-        what = f"the head must have a row for each of the {size} tokens of schedule.vocab"
-        raise ConfigError(f"{what}, got {len(head_weight)}. Build both with one vocabulary.")
+        required = f"the head must have a row for each of the {size} tokens of schedule.vocab"
+        raise ConfigError(f"{required}, got {len(head_weight)}. Build both with one vocabulary.")
     chunk_tokens = _chunk_tokens(chunk_tokens, hidden)
     with record_function(HEAD_AND_LOSS):
         weight = elbo_weight(schedule, t, x, z)
@@ -145,12 +145,13 @@ def _in_autocast(hidden: Tensor) -> Tensor:
     return hidden.to(torch.get_autocast_dtype(device)) if is_autocast else hidden
 
 
-def _chunk_tokens(given: int | None, hidden: Tensor) -> int:
-    if given is None:
+def _chunk_tokens(chunk_tokens: int | None, hidden: Tensor) -> int:
+    if chunk_tokens is None:
         return CHUNK_TOKENS_OF_KERNELS if has_kernels(hidden) else CHUNK_TOKENS
-    if given < 1:
-        raise ConfigError(f"chunk_tokens must be at least 1, got {given}. Use {CHUNK_TOKENS}.")
-    return given
+    if chunk_tokens < 1:
+        got = f"chunk_tokens must be at least 1, got {chunk_tokens}"
+        raise ConfigError(f"{got}. Use {CHUNK_TOKENS}.")
+    return chunk_tokens
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -168,15 +169,16 @@ class _HeadLoss(torch.autograd.Function):
         is_training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = _head_of(head_weight, head_bias, hidden)
-        number, size, dtype = len(tokens.row), len(head_weight), tokens.alpha.dtype
+        num_tokens, size, dtype = len(tokens.row), len(head_weight), tokens.alpha.dtype
         kl, itakura_saito = tokens.alpha.new_zeros(2, len(hidden))
         d_hidden = d_weight = d_bias = None
         if is_training:
-            new = torch.empty_like if number else torch.zeros_like  # the first chunk overwrites it
+            # the first chunk overwrites it
+            new = torch.empty_like if num_tokens else torch.zeros_like
             d_hidden, d_weight = torch.zeros_like(hidden), new(weight, dtype=dtype)
             d_bias = torch.zeros_like(bias, dtype=dtype)
-        buffer = hidden.new_empty(min(chunk_tokens, number), len(weight))
-        for start in range(0, number, chunk_tokens):
+        buffer = hidden.new_empty(min(chunk_tokens, num_tokens), len(weight))
+        for start in range(0, num_tokens, chunk_tokens):
             chunk = tokens.rows(slice(start, start + chunk_tokens))
             states = hidden[chunk.row]
             logits = torch.addmm(bias, states, weight.T, out=buffer[: len(states)])
@@ -240,10 +242,10 @@ def _to_gradient(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return KL and IS; overwrite logits by the gradient and add its sum to `d_bias`, if any."""
     if has_kernels(logits) and tokens.alpha.dtype == torch.float32:
-        found = loss_rows(logits, tokens, d_bias is not None)
+        loss = loss_rows(logits, tokens, d_bias is not None)
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=d_bias.dtype)
-        return found
+        return loss
     terms = _compiled_token_terms() if compiled else token_terms
     kl, itakura_saito = torch.empty_like(tokens.alpha), torch.empty_like(tokens.alpha)
     for rows in _blocks(tokens, logits, with_gradient=d_bias is not None):

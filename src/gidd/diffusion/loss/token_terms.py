@@ -62,15 +62,15 @@ class LossTokens(NamedTuple):
             noise = None if flat.other is None else flat.other[sample, None]
         places = (x, z, noise_at(schedule, t, x), noise_at(schedule, t, z), loss_weight.to(t.dtype))
         at_x, at_z, noise_x, noise_z, weight = (part.flatten()[row] for part in places)
-        alpha, own = schedule.alpha(t)[sample], sample if flat is None else None
-        return cls(row, at_x, at_z, alpha, noise_x, noise_z, weight, noise, own)
+        alpha, sample_of_token = schedule.alpha(t)[sample], sample if flat is None else None
+        return cls(row, at_x, at_z, alpha, noise_x, noise_z, weight, noise, sample_of_token)
 
     @classmethod
     def clean(cls, x: Int[Tensor, " N"], loss_weight: Float[Tensor, " N"]) -> LossTokens:
         """Build the inputs of plain cross-entropy (autoregressive model)."""
-        one, zero = torch.ones_like(loss_weight), torch.zeros_like(loss_weight)
+        ones, zeros = torch.ones_like(loss_weight), torch.zeros_like(loss_weight)
         row = torch.arange(len(x), device=x.device)
-        return cls(row, x, None, one, zero, zero, loss_weight, None, None)
+        return cls(row, x, None, ones, zeros, zeros, loss_weight, None, None)
 
     def rows(self, rows: slice) -> LossTokens:
         """Select some of the tokens."""
@@ -227,6 +227,6 @@ def select(touched: Flags, few: bool, kind: str) -> Int[Tensor, " N"]:
         return everywhere.nonzero().squeeze(-1)
     if not few:
         return torch.arange(len(everywhere), device=everywhere.device)
-    number = int(everywhere.sum())
+    count = int(everywhere.sum())
     first = everywhere.to(torch.uint8).argsort(descending=True, stable=True)
-    return first[: min(-(-number // 256) * 256, len(first))]
+    return first[: min(-(-count // 256) * 256, len(first))]

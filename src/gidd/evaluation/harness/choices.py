@@ -63,7 +63,7 @@ class EarlyStop:
         if not question.can_stop or len(choices) < 2 or len(draws) < max(self.min_repeats, 2):
             return False
         drawn = torch.tensor(draws, dtype=torch.float64)
-        lengths = torch.tensor([[1.0, *each.lengths] for each in choices], dtype=torch.float64)
+        lengths = torch.tensor([[1.0, *choice.lengths] for choice in choices], dtype=torch.float64)
         return all(self._has_best(drawn / scale) for scale in lengths.T)
 
     def _has_best(self, draws: Float[Tensor, "R C"]) -> bool:
@@ -104,15 +104,15 @@ def score_questions(
         numbers.append([[] for _ in question.choices])
         for of_choice, choice in zip(numbers[-1], question.choices, strict=True):
             for part in choice.parts:
-                given = None if part.given is None else tuple(part.given.tolist())
-                key = (tuple(part.tokens.tolist()), part.index, given)
+                condition = None if part.given is None else tuple(part.given.tolist())
+                key = (tuple(part.tokens.tolist()), part.index, condition)
                 of_choice.append(place.setdefault(key, len(texts)))
                 texts += [part] if of_choice[-1] == len(texts) else []
     done, expected = 0, len(texts) + repeats * estimator.forward_passes_per_repeat(len(texts))
 
-    def count(number: int) -> None:
+    def count(num_passes: int) -> None:
         nonlocal done
-        done += number
+        done += num_passes
         if on_passes is not None:
             on_passes(done, max(done, expected))
 
@@ -123,14 +123,14 @@ def score_questions(
         needed = sorted({i for q in undecided for parts in numbers[q] for i in parts})
         expected = done + (repeats - repeat) * estimator.forward_passes_per_repeat(len(needed))
         drawn = estimator.draw([texts[i] for i in needed], repeat, count).sum(-1).tolist()
-        value = {i: -each - prior[i] for i, each in zip(needed, drawn, strict=True)}
+        value = {i: -nelbo - prior[i] for i, nelbo in zip(needed, drawn, strict=True)}
         for q in undecided:
             draws[q].append([sum(value[i] for i in parts) for parts in numbers[q]])
         if stop is not None and repeat + 1 < repeats:
             undecided = [q for q in undecided if not stop.is_decided(questions[q], draws[q])]
         if not undecided:
             break
-    found: list[ChoiceScores] = []
+    scores: list[ChoiceScores] = []
     for q, drawn in enumerate(draws):
         table, num_texts = torch.tensor(drawn, dtype=torch.float64), sum(map(len, numbers[q]))
         errors: list[float | None] = [None] * len(numbers[q])
@@ -140,8 +140,8 @@ def score_questions(
         passes += len(table) * estimator.forward_passes_per_repeat(num_texts)
         values = tuple(table.mean(0).tolist())
         is_decided = len(table) < repeats
-        found.append(ChoiceScores(values, tuple(errors), len(table), is_decided, passes))
-    return found, done
+        scores.append(ChoiceScores(values, tuple(errors), len(table), is_decided, passes))
+    return scores, done
 
 
 _MAX_GENERATED = 256  # default number of blanks, as in lm_eval; at most half the context
@@ -169,9 +169,9 @@ def encode_continuation(texts: TokenDecoder, context: str, continuation: str) ->
     return Continuation(tuple(whole), min(start, len(whole) - 1))
 
 
-def stable_index(texts: Iterable[str], number: int = 0) -> int:
+def stable_index(texts: Iterable[str], index: int = 0) -> int:
     """Return an index of random numbers that depends on the set of texts, not on their order."""
-    digest = hashlib.sha256(number.to_bytes(8, "big"))
+    digest = hashlib.sha256(index.to_bytes(8, "big"))
     for text in sorted(set(texts)):
         data = text.encode()
         digest.update(len(data).to_bytes(8, "big") + data)
@@ -188,7 +188,7 @@ def conditional_parts(
     """
     text = torch.tensor(tokens)
     windows = scoring_windows(len(tokens), size, size - size // 2, first=start, fill=True)
-    return tuple(w.text(text, stable_index(question, number)) for number, w in enumerate(windows))
+    return tuple(w.text(text, stable_index(question, index)) for index, w in enumerate(windows))
 
 
 def joint_parts(
@@ -238,18 +238,18 @@ def generate_texts(
         tokens = pipe.token_texts.encode(context, "a context")
         wanted = settings.get("max_gen_toks", settings.get("max_new_tokens"))
         wanted = min(_MAX_GENERATED, max_length // 2) if wanted is None else wanted
-        number = max(1, min(int(wanted), max_length - 1))
-        kept = tokens[-(max_length - number) :]
+        num_new = max(1, min(int(wanted), max_length - 1))
+        kept = tokens[-(max_length - num_new) :]
         truncated += len(kept) < len(tokens)
         # by default a step per blank, at most the default of `generate`
-        values: dict[str, Any] = {"steps": min(SamplingOptions().steps, number)}
+        values: dict[str, Any] = {"steps": min(SamplingOptions().steps, num_new)}
         values |= {n: v for n, v in settings.items() if n in _SAMPLING and v is not None}
         if not settings.get("do_sample", "temperature" in values):
             values["temperature"] = 0.0
         options = SamplingOptions(**values)
         made.append(
             Request(
-                tokens=(*kept, *[None] * number),
+                tokens=(*kept, *[None] * num_new),
                 plan=options.plan(),
                 seed=seed,
                 sample_index=stable_index([context]),

@@ -78,10 +78,10 @@ class GiddLM(_Base):
         self.max_length: int = max_length or self.pipe.context
         self.batch_size, tokens_per_batch = batch_size, None
         if batch_size is not None and not str(batch_size).startswith("auto"):
-            number = int(batch_size) if str(batch_size).isdecimal() else batch_size
+            size = int(batch_size) if str(batch_size).isdecimal() else batch_size
             fix = "Use a number of texts, or auto."
-            require_arguments(batch_size=(number, integer(1, fix=fix)))
-            tokens_per_batch = int(number) * self.max_length
+            require_arguments(batch_size=(size, integer(1, fix=fix)))
+            tokens_per_batch = int(size) * self.max_length
         self.estimator: NelboEstimator = self.pipe.nelbo_estimator(
             grid=self.options.grid,
             nodes=self.options.nodes,
@@ -130,9 +130,9 @@ class GiddLM(_Base):
             pair: choices.encode_continuation(decoder, *pair)
             for pair in [request.args[:2] for request in requests]
         }
-        self.truncated += sum(len(each.tokens) > self.max_length for each in encoded.values())
+        self.truncated += sum(len(part.tokens) > self.max_length for part in encoded.values())
         questions = _group(requests)
-        found, forward_passes = choices.score_questions(
+        all_scores, forward_passes = choices.score_questions(
             self.estimator,
             [self._question(pairs, encoded) for pairs in questions.values()],
             repeats=self.options.repeats,
@@ -141,7 +141,7 @@ class GiddLM(_Base):
         )
         self.forward_passes += forward_passes
         results: dict[tuple[QuestionKey, tuple[str, str]], tuple[float, bool]] = {}
-        for (key, pairs), scores in zip(questions.items(), found, strict=True):
+        for (key, pairs), scores in zip(questions.items(), all_scores, strict=True):
             require_finite_predictions(all(map(math.isfinite, scores.loglikelihood)))
             self.scores[key] = scores
             for pair, value in zip(pairs, scores.loglikelihood, strict=True):
@@ -156,9 +156,9 @@ class GiddLM(_Base):
         for owner, text in enumerate(texts):
             tokens = self.pipe.token_texts.encode(text, "a text")
             self.truncated += len(tokens) > self.max_length
-            found = conditional_parts(tokens, 0, self.max_length, [text]) if tokens else ()
-            parts += found
-            owners += [owner] * len(found)
+            windows = conditional_parts(tokens, 0, self.max_length, [text]) if tokens else ()
+            parts += windows
+            owners += [owner] * len(windows)
         totals = torch.zeros(len(texts), dtype=torch.float64)
         if parts:
             repeats = max(self.options.repeats, 2)  # which a standard error needs
@@ -173,7 +173,8 @@ class GiddLM(_Base):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return what fills the blanks after each context, up to the first stop string."""
-        pairs, settings = [one.args for one in requests], (self.max_length, self.options.seed)
+        pairs = [request.args for request in requests]
+        settings = self.max_length, self.options.seed
         texts, passes, truncated = choices.generate_texts(self.pipe, pairs, *settings)
         self.forward_passes += passes
         self.truncated += truncated
@@ -194,14 +195,14 @@ class GiddLM(_Base):
         """Return the question of some pairs; its contexts are the address of random numbers."""
         contexts = [context for context, _ in pairs]
         make = choices.joint_parts if self.options.rule == "paper" else conditional_parts
-        found = list[choices.Choice]()
+        listed = list[choices.Choice]()
         for pair in pairs:
             parts = make(encoded[pair].tokens, encoded[pair].start, self.max_length, contexts)
             # acc_norm and acc_bytes count the characters and bytes without the delimiter
             text = pair[1].lstrip() or pair[1]
-            found.append(choices.Choice(parts, (float(len(text)), float(len(text.encode())))))
+            listed.append(choices.Choice(parts, (float(len(text)), float(len(text.encode())))))
         # continuations without their context are there to compute a difference (mutual information)
-        return choices.Question(tuple(found), can_stop=all(contexts) or not any(contexts))
+        return choices.Question(tuple(listed), can_stop=all(contexts) or not any(contexts))
 
     def _is_greedy(self, encoded: Continuation, context: str) -> bool:
         parts = conditional_parts(encoded.tokens, encoded.start, self.max_length, [context])
@@ -242,8 +243,8 @@ def _options(values: Mapping[str, Any]) -> TaskOptions:
             f"{', '.join(known)}, got {', '.join(unknown)}."
         )
     options = replace(TaskOptions.of_rule(values.get("rule", "conditional")), **values)
-    if found := list(options.problems()):
-        raise ConfigError("\n".join(found))
+    if problems := list(options.problems()):
+        raise ConfigError("\n".join(problems))
     return options
 
 

@@ -64,18 +64,18 @@ def evaluate_tasks(
         task.set_fewshot_seed(seed=_FEWSHOT_SEED)
     model = GiddLM(pipe, on_passes=on_passes, **asdict(options))
     # `simple_evaluate` also runs pip and lscpu, to describe the machine
-    found = lm_eval.evaluate(model, loaded, limit=limit, bootstrap_iters=0)
-    samples = cast("dict[str, list[dict[str, Any]]]", found["samples"])
+    output = lm_eval.evaluate(model, loaded, limit=limit, bootstrap_iters=0)
+    samples = cast("dict[str, list[dict[str, Any]]]", output["samples"])
     measurements, rows = dict[str, Measurement](), list[dict[str, Any]]()
     for name in loaded["tasks"]:
-        measurements |= _measurements(name, found["results"][name], samples[name])
-        scores = {key[1]: each for key, each in model.scores.items() if key[0] == name}
+        measurements |= _measurements(name, output["results"][name], samples[name])
+        scores = {key[1]: score for key, score in model.scores.items() if key[0] == name}
         rows += _rows(name, samples[name], scores)
     manifest = {
         **pipe.describe(),
         **model.describe(),
         "lm_eval": str(optional_package("lm_eval", "eval").__version__),
-        "tasks": {n: _describe(task, found) for n, task in loaded["tasks"].items()},
+        "tasks": {n: _describe(task, output) for n, task in loaded["tasks"].items()},
         "limit": limit,
         "forward_passes": model.forward_passes,
         "truncated_requests": model.truncated,
@@ -85,21 +85,21 @@ def evaluate_tasks(
 
 def resolve_names(names: Sequence[str]) -> list[str]:
     """Return tasks and files without repetition: names of the paper as lm_eval spells them."""
-    found: list[str] = []
+    resolved: list[str] = []
     for name in names:
         key, path = name.lower(), Path(name)
         if key == "paper":
-            found += PAPER_TASKS
+            resolved += PAPER_TASKS
         elif key in _ALIASES or key in PAPER_TASKS:
-            found.append(_ALIASES.get(key, key))
+            resolved.append(_ALIASES.get(key, key))
         elif path.is_dir():
             files = sorted(path.glob("*.yaml")) or sorted(path.glob("*.jsonl"))
             if not files:
                 raise DataError(f"{path} has no .yaml or .jsonl file. Name a folder with tasks.")
-            found += map(str, files)
+            resolved += map(str, files)
         else:
-            found.append(name)
-    return list(dict.fromkeys(found))
+            resolved.append(name)
+    return list(dict.fromkeys(resolved))
 
 
 def read_questions(path: Path) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
     files = [name for name in names if Path(name).suffix in (".yaml", ".yml", ".jsonl")]
     if absent := [name for name in files if not Path(name).is_file()]:
         raise DataError(f"{absent[0]} is not a file. Name a .yaml or .jsonl file, or a folder.")
-    own = [Path(module.__file__).parent / PAPER_TASKS[n] for n in names if n in PAPER_TASKS]
-    needs_all = len(own) + len(files) < len(names) or not all(map(Path.is_dir, own))
-    folders = None if needs_all else own
+    paper = [Path(module.__file__).parent / PAPER_TASKS[n] for n in names if n in PAPER_TASKS]
+    needs_all = len(paper) + len(files) < len(names) or not all(map(Path.is_dir, paper))
+    folders = None if needs_all else paper
     manager = module.TaskManager(include_path=folders, include_defaults=needs_all)
     for name in names:
         if name not in files and name not in manager.task_index:
-            what = "a task of lm_eval (`lm_eval ls tasks`), paper, or a .yaml or .jsonl file"
-            raise ConfigError(f"TASK must be {what}, got {name!r}.")
+            allowed = "a task of lm_eval (`lm_eval ls tasks`), paper, or a .yaml or .jsonl file"
+            raise ConfigError(f"TASK must be {allowed}, got {name!r}.")
     specs = [read_questions(Path(n)) if n.endswith(".jsonl") else n for n in names]
     try:
         return manager.load(specs)
@@ -170,20 +170,20 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
         ) from error
 
 
-def _describe(task: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(task: Any, output: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a task: version, data, number of examples, hash of its questions."""
     name, config = task.task_name, task.config
     parts = ("doc_hash", "prompt_hash", "target_hash")
-    hashes = [[sample[part] for part in parts] for sample in found["samples"][name]]
+    hashes = [[sample[part] for part in parts] for sample in output["samples"][name]]
     metadata: dict[str, Any] = config.metadata if isinstance(config.metadata, dict) else {}
     return {
-        "version": found["versions"].get(name),
+        "version": output["versions"].get(name),
         "output_type": config.output_type,
         "dataset": [config.dataset_path, config.dataset_name],
         "file": metadata.get("file"),
         "num_fewshot": config.num_fewshot,
         "fewshot_seed": _FEWSHOT_SEED,
-        "num_questions": len({sample["doc_id"] for sample in found["samples"][name]}),
+        "num_questions": len({sample["doc_id"] for sample in output["samples"][name]}),
         "questions_sha256": hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
     }
 
@@ -192,29 +192,30 @@ def _measurements(
     task: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
 ) -> dict[str, Measurement]:
     """Return the metrics of a task with standard errors over its questions, by `METRIC_TASK`."""
-    found: dict[str, Measurement] = {}
+    measurements: dict[str, Measurement] = {}
     for key, value in results.items():
         metric, comma, filtered = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
         values = [sample[metric] for sample in samples if sample["filter"] == filtered]
         error = _standard_error(float(value), values)
-        found[_column(metric, filtered, task)] = Measurement(float(value), error, len(values))
-    return found
+        measurement = Measurement(float(value), error, len(values))
+        measurements[_column(metric, filtered, task)] = measurement
+    return measurements
 
 
 def _standard_error(value: float, values: Sequence[Any]) -> float | None:
     """Return the error of a mean, of nats per unit in bits, or of a perplexity; otherwise None."""
-    if all(isinstance(each, int | float) for each in values):
+    if all(isinstance(v, int | float) for v in values):
         mean = Measurement.mean(values)
         return mean.standard_error if math.isclose(mean.value, value, abs_tol=1e-9) else None
-    if not all(isinstance(each, tuple) and len(cast("Any", each)) == 2 for each in values):
+    if not all(isinstance(v, tuple) and len(cast("Any", v)) == 2 for v in values):
         return None
-    units = [each[1] for each in values]
-    bits = ratio_of_sums([-each[0] / math.log(2) for each in values], units)
-    perplexity = ratio_of_sums([-each[0] for each in values], units, exponential=True)
-    found = [ratio for ratio in (bits, perplexity) if math.isclose(ratio.value, value)]
-    return found[0].standard_error if found else None
+    units = [v[1] for v in values]
+    bits = ratio_of_sums([-v[0] / math.log(2) for v in values], units)
+    perplexity = ratio_of_sums([-v[0] for v in values], units, exponential=True)
+    matches = [ratio for ratio in (bits, perplexity) if math.isclose(ratio.value, value)]
+    return matches[0].standard_error if matches else None
 
 
 def _column(metric: str, filtered: str, task: str) -> str:
@@ -227,16 +228,16 @@ def _rows(
     """Return a row per question; the columns of its metrics are named like the measurements."""
     rows: dict[int, dict[str, Any]] = {}
     for sample in samples:
-        number = sample["doc_id"]
-        row = rows.setdefault(number, {"id": f"{task}/{number}", "task": task})
+        doc_id = sample["doc_id"]
+        row = rows.setdefault(doc_id, {"id": f"{task}/{doc_id}", "task": task})
         row["answer"] = sample["target"]
         for metric in sample["metrics"]:
             if isinstance(sample[metric], int | float):
                 row[_column(metric, sample["filter"], task)] = float(sample[metric])
-        if number in scores:
-            values = scores[number].loglikelihood
+        if doc_id in scores:
+            values = scores[doc_id].loglikelihood
             best = max(range(len(values)), key=values.__getitem__)
-            row |= {"choice": best, **asdict(scores[number])}
+            row |= {"choice": best, **asdict(scores[doc_id])}
         else:
             row["output"] = sample["filtered_resps"][0]
     return list(rows.values())

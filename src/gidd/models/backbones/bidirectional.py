@@ -67,8 +67,10 @@ class BidirectionalConfig:
         sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
         require_sizes(self, *sizes, "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
-            what = f"num_heads must be a multiple of num_kv_heads = {shorten(self.num_kv_heads)}"
-            raise ConfigError(f"{what}, got {shorten(self.num_heads)}.")
+            kv_heads, got = shorten(self.num_kv_heads), shorten(self.num_heads)
+            raise ConfigError(
+                f"num_heads must be a multiple of num_kv_heads = {kv_heads}, got {got}."
+            )
 
     def build(self) -> BidirectionalTransformer:
         """Build the network."""

@@ -38,15 +38,15 @@ def field_names(family: str) -> set[str]:
     """
     library, is_causal = optional_package("transformers", "hf"), family in CAUSAL
     shared = library.PretrainedConfig().to_dict().keys()
-    own = library.AutoConfig.for_model(family).to_dict().keys() - shared | {"tie_word_embeddings"}
-    own |= {"head_dim"} if is_causal else set()
-    return own - _WITHOUT_EFFECT - {*_SIZES} - ({"layer_types"} if is_causal else set())
+    names = library.AutoConfig.for_model(family).to_dict().keys() - shared | {"tie_word_embeddings"}
+    names |= {"head_dim"} if is_causal else set()
+    return names - _WITHOUT_EFFECT - {*_SIZES} - ({"layer_types"} if is_causal else set())
 
 
 def _transformers_config(config: HFConfig) -> Any:
-    width, heads, given = config.width, config.num_heads, config.fields
+    width, heads, settings = config.width, config.num_heads, config.fields
     allowed = field_names(config.family)
-    if unknown := sorted(given.keys() - allowed):
+    if unknown := sorted(settings.keys() - allowed):
         names = ", ".join(sorted(allowed))
         raise ConfigError(f"hf has {shorten(unknown)}, which cannot be set. Allowed: {names}.")
     fields: dict[str, Any] = {
@@ -59,7 +59,7 @@ def _transformers_config(config: HFConfig) -> Any:
     if config.family == "bert":
         fields |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         fields["intermediate_size"] = 4 * width
-    fields |= given
+    fields |= settings
     if config.max_length > (most := fields["max_position_embeddings"]):
         raise ConfigError(
             f"max_length must be at most max_position_embeddings = {most}, got {config.max_length}."
@@ -86,8 +86,8 @@ class HFNetwork(Network):
         self.config, self.uses_time = config, config.time_embedding
         library, is_causal = optional_package("transformers", "hf"), config.family in CAUSAL
         kind = library.AutoModelForCausalLM if is_causal else library.AutoModelForMaskedLM
-        what, remedy = f"hf = {shorten(config.hf)}", f"Use fields of a {config.family}."
-        with explain_damage(what, remedy, ConfigError):
+        field, remedy = f"hf = {shorten(config.hf)}", f"Use fields of a {config.family}."
+        with explain_damage(field, remedy, ConfigError):
             model = kind.from_config(_transformers_config(config), attn_implementation="sdpa")
             model.tie_weights()  # transformers 5.0 does not on the meta device
         names: dict[int, list[str]] = {}

@@ -135,8 +135,8 @@ class _Attention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), first)
-        own, rest = (first - total).exp(), (scores - total).exp()
-        return rest.to(v.dtype) @ v + (own * self.v_bias[:, None]).to(v.dtype)
+        bias_weight, rest = (first - total).exp(), (scores - total).exp()
+        return rest.to(v.dtype) @ v + (bias_weight * self.v_bias[:, None]).to(v.dtype)
 
     def _capped(self, scores: Tensor) -> Tensor:
         return self.soft_cap * (scores * (self.k_bias.shape[-1] ** -0.5 / self.soft_cap)).tanh()

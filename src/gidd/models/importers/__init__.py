@@ -88,8 +88,8 @@ def read_foreign(folder: Path, p_uniform: float | None = None) -> Pretrained:
     """Read a checkpoint of another project, whose layout is told by its `config.json`."""
     checkpoint = read_checkpoint(folder, p_uniform)
     checkpoint.require("quantization_config", None)
-    if found := find_importer(checkpoint):
-        name, importer = found
+    if entry := find_importer(checkpoint):
+        name, importer = entry
         if p_uniform is not None and name != "gidd":
             raise ConfigError(
                 f"p_uniform is a setting of checkpoints of gidd, got {p_uniform} for one of "

@@ -70,10 +70,10 @@ class Weights:
 
     def shape(self, name: str, dims: int) -> Shape:
         """Return the shape of a tensor, which must have this number of dimensions."""
-        if len(found := self.shapes.get(name, ())) != dims:
-            what = f"tensor {name} is missing or does not have {dims} dimensions"
-            raise CheckpointError(f"{self.file}: {what}. {COPY_AGAIN}")
-        return found
+        if len(shape := self.shapes.get(name, ())) != dims:
+            problem = f"tensor {name} is missing or does not have {dims} dimensions"
+            raise CheckpointError(f"{self.file}: {problem}. {COPY_AGAIN}")
+        return shape
 
     def count(self, name: str) -> int:
         """Return the number of tensors with a name like this one of block 0."""
@@ -84,16 +84,16 @@ class Weights:
         self, config: Any, name_in_file: Callable[[str], str], constants: Constants | None = None
     ) -> nn.Module:
         """Build a network of all tensors, but of `constants`, which must have their values."""
-        own = constants or Constants({}, dict)
-        found = {name: shape for name, shape in self.shapes.items() if name in own.shapes}
-        require_tensors(own.shapes, found, self.file)
-        rest = {name: shape for name, shape in self.shapes.items() if name not in found}
+        stored = constants or Constants({}, dict)
+        present = {name: shape for name, shape in self.shapes.items() if name in stored.shapes}
+        require_tensors(stored.shapes, present, self.file)
+        rest = {name: shape for name, shape in self.shapes.items() if name not in present}
         require_network(config, rest, self.file, name_in_file)
         tensors = self.read()
-        for name, value in own.values().items():
-            if not torch.allclose(tensors.pop(name).float(), value, rtol=1e-2, atol=own.atol):
-                what = f"tensor {name} does not hold the rotary constants of base 10000"
-                raise CheckpointError(f"{self.file}: {what}. {COPY_AGAIN}")
+        for name, value in stored.values().items():
+            if not torch.allclose(tensors.pop(name).float(), value, rtol=1e-2, atol=stored.atol):
+                problem = f"tensor {name} does not hold the rotary constants of base 10000"
+                raise CheckpointError(f"{self.file}: {problem}. {COPY_AGAIN}")
         return network_from_tensors(config, tensors, name_in_file)
 
     def pretrained(self, network: nn.Module, schedule: MixingSchedule, *notes: str) -> Pretrained:
@@ -226,15 +226,15 @@ def _open_shards(index: Path) -> Weights:
     shards = sorted(set(map(str, names.values())))
     wrong = [name for name in shards if not re.fullmatch(_SHARD, name)]
     if not names or wrong:
-        what = "weight_map must map tensors to files model-00001-of-00002.safetensors"
-        raise CheckpointError(f"{index}: {what}, got {shorten(wrong or listed)}. {COPY_AGAIN}")
+        required = "weight_map must map tensors to files model-00001-of-00002.safetensors"
+        raise CheckpointError(f"{index}: {required}, got {shorten(wrong or listed)}. {COPY_AGAIN}")
     shapes: dict[str, Shape] = {}
     for shard in shards:
-        found = read_shapes(index.parent / shard)
-        if found.keys() != {name for name, place in names.items() if place == shard}:
-            what = f"must hold the tensors that {index.name} lists for it"
-            raise CheckpointError(f"{index.parent / shard} {what}. {COPY_AGAIN}")
-        shapes |= found
+        shapes_of_shard = read_shapes(index.parent / shard)
+        if shapes_of_shard.keys() != {name for name, place in names.items() if place == shard}:
+            required = f"must hold the tensors that {index.name} lists for it"
+            raise CheckpointError(f"{index.parent / shard} {required}. {COPY_AGAIN}")
+        shapes |= shapes_of_shard
 
     def read() -> dict[str, Tensor]:
         files = [read_safetensors(index.parent / shard) for shard in shards]
@@ -282,19 +282,19 @@ def _ema(content: object, file: Path) -> dict[str, Tensor]:
     shadow = cast("dict[str, Any]", ema).get("shadow_params") if isinstance(ema, dict) else None
     if not isinstance(raw, dict) or not isinstance(shadow, list):
         got = shorten(sorted(map(str, parts)))
-        what = "must hold state_dict or model, and ema with shadow_params"
-        raise CheckpointError(f"{file} {what}, got {got}. {_CONVERT}")
+        required = "must hold state_dict or model, and ema with shadow_params"
+        raise CheckpointError(f"{file} {required}, got {got}. {_CONVERT}")
     named = {str(name): tensor for name, tensor in cast("dict[object, Any]", raw).items()}
     trained = [name for name in named if not name.endswith(ROTARY_BUFFER)]
     averages = cast("list[Any]", shadow)
     if len(trained) != len(averages):
-        what = f"ema.shadow_params must have one tensor for each of the {len(trained)} weights"
-        raise CheckpointError(f"{file}: {what}, got {len(averages)}. {_CONVERT}")
+        required = f"ema.shadow_params must have one tensor for each of the {len(trained)} weights"
+        raise CheckpointError(f"{file}: {required}, got {len(averages)}. {_CONVERT}")
     merged = named | dict(zip(trained, averages, strict=True))
     for name, tensor in merged.items():
         is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
         is_plain = is_dense and tensor.device.type == "cpu" and tensor.is_contiguous()
         if not is_plain or tensor.dtype not in _DTYPES:
-            what = f"{shorten(name)} must be a dense tensor of float32, float16 or bfloat16"
-            raise CheckpointError(f"{file}: {what}. {_CONVERT}")
+            required = f"{shorten(name)} must be a dense tensor of float32, float16 or bfloat16"
+            raise CheckpointError(f"{file}: {required}. {_CONVERT}")
     return {name: tensor.detach() for name, tensor in merged.items()}

@@ -131,8 +131,8 @@ def _import_dit(checkpoint: ForeignCheckpoint, time: str) -> tuple[Weights, DiT]
     prefix = "backbone." if all(name.startswith("backbone.") for name in weights.shapes) else ""
     conditioning = f"{prefix}sigma_map.mlp.2.weight"
     if conditioning not in weights.shapes and f"{prefix}blocks.0.norm1.weight" in weights.shapes:
-        what = f"tensor {conditioning} is missing: this is an autoregressive baseline"
-        raise CheckpointError(f"{weights.file}: {what}, not a diffusion model.")
+        problem = f"tensor {conditioning} is missing: this is an autoregressive baseline"
+        raise CheckpointError(f"{weights.file}: {problem}, not a diffusion model.")
     vocab_size, width = weights.shape(f"{prefix}vocab_embed.embedding", 2)
     (half,) = weights.shape(prefix + ROTARY_BUFFER, 1)
     with blame_file(weights.file):

@@ -128,8 +128,9 @@ def read_training(file: Path, schedule: MixingSchedule) -> Pretrained:
         if weights.shapes.pop(_LOGIT_BIAS, None) is not None:
             bias = weights.read()[_LOGIT_BIAS]
             if bias.any():
-                what = f"tensor {_LOGIT_BIAS} must be zero, got {shorten(bias.flatten().tolist())}"
-                raise CheckpointError(f"{file}: {what}. Add it to output_layer.linear.bias.")
+                got = shorten(bias.flatten().tolist())
+                required = f"tensor {_LOGIT_BIAS} must be zero, got {got}"
+                raise CheckpointError(f"{file}: {required}. Add it to output_layer.linear.bias.")
         return weights.pretrained(_network(config, weights), schedule)
 
 

@@ -35,15 +35,15 @@ def read_hf(folder: Path) -> tuple[HFConfig, dict[str, Tensor], str]:
     with blame_file(checkpoint.path), damage, torch.device("meta"):
         config = _read_config(checkpoint, len(weights.shapes))
         network = HFNetwork(config)
-    names, found = dict[str, str](), weights.shapes
+    names, shapes = dict[str, str](), weights.shapes
     for ours, theirs in network.names_in_files.items():
         old = [n.replace("Norm.weight", "Norm.gamma") for n in theirs]
         old = [n.replace("Norm.bias", "Norm.beta") for n in old]
-        names[ours] = next((name for name in (*theirs, *old) if name in found), theirs[0])
+        names[ours] = next((name for name in (*theirs, *old) if name in shapes), theirs[0])
     expected = {names[name]: tuple(p.shape) for name, p in network.named_parameters()}
     tied = {name for theirs in network.names_in_files.values() for name in theirs}
-    unused = {n for n in found if n not in expected and (n in tied or _UNUSED.fullmatch(n))}
-    require_tensors(expected, {n: found[n] for n in found if n not in unused}, weights.file)
+    unused = {n for n in shapes if n not in expected and (n in tied or _UNUSED.fullmatch(n))}
+    require_tensors(expected, {n: shapes[n] for n in shapes if n not in unused}, weights.file)
     tensors = weights.read()
     return config, {ours: tensors[name] for ours, name in names.items()}, weights.sha256
 
@@ -53,14 +53,14 @@ def _read_config(checkpoint: ForeignCheckpoint, num_tensors: int) -> HFConfig:
     checkpoint.require("position_embedding_type", "absolute", None)
     checkpoint.require("is_decoder", False, None)
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    given = {name: checkpoint.integer(name) for name in (*sizes, "max_position_embeddings")}
-    if given["num_hidden_layers"] > num_tensors:  # before a list with an entry per layer is made
-        what = f"num_hidden_layers must be at most {num_tensors}, the number of tensors"
-        raise CheckpointError(f"{checkpoint.path}: {what}. {COPY_BOTH_AGAIN}")
+    settings = {name: checkpoint.integer(name) for name in (*sizes, "max_position_embeddings")}
+    if settings["num_hidden_layers"] > num_tensors:  # before a list with an entry per layer is made
+        required = f"num_hidden_layers must be at most {num_tensors}, the number of tensors"
+        raise CheckpointError(f"{checkpoint.path}: {required}. {COPY_BOTH_AGAIN}")
     family = str(checkpoint.field("model_type"))
     names = field_names(family)
-    given |= {n: v for n, v in checkpoint.config.items() if n in names or _COMPUTED.search(n)}
-    full = optional_package("transformers", "hf").AutoConfig.for_model(family, **given).to_dict()
+    settings |= {n: v for n, v in checkpoint.config.items() if n in names or _COMPUTED.search(n)}
+    full = optional_package("transformers", "hf").AutoConfig.for_model(family, **settings).to_dict()
     length, window = full["max_position_embeddings"], full.get("sliding_window")
     is_windowed = family == "mistral" or "sliding_attention" in full.get("layer_types", ())
     if family in CAUSAL and is_windowed and window:  # all tokens of a window are attended to

@@ -204,7 +204,7 @@ def _gemma_settings(checkpoint: ForeignCheckpoint, weights: Weights) -> dict[str
         name = f"{stack}.layers.{layer}.self_attn"
         (head_width,) = weights.shape(f"{name}.q_norm.weight", 1)
         rows = (weights.shape(f"{name}.{part}_proj.weight", 2)[0] for part in "qk")
-        num_heads, num_kv_heads = (number // max(1, head_width) for number in rows)
+        num_heads, num_kv_heads = (num_rows // max(1, head_width) for num_rows in rows)
         return head_width, num_heads, num_kv_heads
 
     types: list[str] | None = checkpoint.field(f"{where}layer_types")
@@ -231,8 +231,8 @@ def _gemma_settings(checkpoint: ForeignCheckpoint, weights: Weights) -> dict[str
         "num_global_key_value_heads": num_full_kv_heads,
         "global_head_dim": full_width,
     }
-    given = [name for name in sizes if checkpoint.field(f"{where}{name}") is not None]
-    checkpoint.require_sizes({f"{where}{name}": sizes[name] for name in given})
+    present = [name for name in sizes if checkpoint.field(f"{where}{name}") is not None]
+    checkpoint.require_sizes({f"{where}{name}": sizes[name] for name in present})
     full = {"num_key_value_heads": num_full_kv_heads, "head_dim": full_width}
     for_layers = {str(i): full for i, kind in enumerate(types) if kind == _FULL}
     if checkpoint.field(f"{where}per_layer_config") not in (None, for_layers):
